@@ -209,12 +209,18 @@ def logging_to(path: Path) -> Iterator[None]:
     handler.addFilter(lambda entry: entry.name != "absl" or entry.levelno >= logging.WARNING)
     root = logging.getLogger()
     level = root.level
+    # Handlers that are there, such as the one of absl on standard error, show no more than before.
+    others = {other: other.level for other in root.handlers}
+    for other in others:
+        other.setLevel(max(other.level, level))
     root.addHandler(handler)
     root.setLevel(min(level, logging.INFO) or logging.INFO)
     try:
         yield
     finally:
         root.setLevel(level)
+        for other, own in others.items():
+            other.setLevel(own)
         root.removeHandler(handler)
         handler.close()
 

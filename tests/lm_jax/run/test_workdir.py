@@ -203,6 +203,23 @@ def test_the_lock_ends_with_its_context_even_by_an_exception(tmp_path):
     _open(tmp_path / "run")
 
 
+def test_a_handler_that_was_there_shows_no_more_than_before(tmp_path):
+    """absl puts one on standard error as soon as a library logs through it."""
+    shown = []
+    handler = logging.Handler()
+    handler.emit = lambda entry: shown.append(entry.getMessage())
+    logging.getLogger().addHandler(handler)
+    try:
+        with open_workdir(tmp_path / "run", {"lr": 1}):
+            logging.getLogger("some.module").info("a detail")
+            logging.getLogger("some.module").warning("a warning")
+        assert handler.level == logging.NOTSET
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert shown == ["a warning"]
+    assert "a detail" in (tmp_path / "run" / "log.txt").read_text()
+
+
 def test_the_log_holds_what_was_logged_inside_and_the_level_is_put_back(tmp_path):
     before = logging.getLogger().level
     with open_workdir(tmp_path / "run", {"lr": 1}):
