@@ -14,6 +14,7 @@ ProtoT writes to all its channels by one softmax and reads them by another; here
 its own key.
 """
 
+import abc
 import dataclasses
 from typing import Any, ClassVar
 
@@ -32,7 +33,7 @@ from protot_jax.gated_deltanet import step_log_decay, step_spec
 
 
 @dataclasses.dataclass(frozen=True)
-class SlotMixer:
+class SlotMixer(abc.ABC):
     """What mixers of slots share; `heads` and `log_decay` are those of a subclass.
 
     Attributes:
@@ -65,17 +66,17 @@ class SlotMixer:
         slots_BNMH = jnp.zeros((batch, cfg.num_heads, self.num_slots, cfg.head_dim), jnp.float32)
         return {"state": Slots(slots_BNMH, slots_BNMH)}
 
+    @abc.abstractmethod
     def scale(self, cfg: DecoderConfig) -> float:
         """Factor of the scores."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def heads(self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig) -> dict[str, jax.Array]:
         """Queries, keys and values `[B, T, N, H]` by name."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def log_decay(self, p: ParamTree, x_BTD: jax.Array) -> jax.Array:
         """Logarithm `[B, T, N, M]`, float32, of what a step leaves of each slot."""
-        raise NotImplementedError
 
     def apply(
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax.errors import BadInputError, UserError
+from lm_jax.errors import BadInputError
 from lm_jax.text import corpora
 from polyattn_jax import measure
 from polyattn_jax.row_maps import RECIPES, Recipe, resolve_bias
@@ -109,22 +109,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bias", type=float, default=1.56, help="for recipes with b=auto")
     parser.add_argument("--repeats", type=int, default=5, help="turns of the pair")
     arguments = parser.parse_args(argv)
-    try:
-        if reason := torch_llama.missing():
-            print(f"ours / transformers: not measured, as {reason}")
-            return 0
-        model = lm_jax.load_pretrained(arguments.model)
-        if model.tokenizer is None:
-            raise BadInputError("--model has no tokenizer.json; name a model that has one")
-        suite = niah(
-            model.tokenizer, haystack=corpora.essays(), length=arguments.length, n=arguments.prompts
-        )
-        print(f"{arguments.model}, float32, {conditions(PACKAGES)}\n")
-        good = against_hooks(model, suite, arguments.batch, arguments.bias, arguments.repeats)
-        return 0 if good else 1
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    if reason := torch_llama.missing():
+        print(f"ours / transformers: not measured, as {reason}")
+        return 0
+    model = lm_jax.load_pretrained(arguments.model)
+    if model.tokenizer is None:
+        raise BadInputError("--model has no tokenizer.json; name a model that has one")
+    suite = niah(
+        model.tokenizer, haystack=corpora.essays(), length=arguments.length, n=arguments.prompts
+    )
+    print(f"{arguments.model}, float32, {conditions(PACKAGES)}\n")
+    good = against_hooks(model, suite, arguments.batch, arguments.bias, arguments.repeats)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
