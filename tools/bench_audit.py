@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax.errors import BadInputError, UserError
+from lm_jax.errors import BadInputError
 from polyattn_jax import measure, model_calibration
 from polyattn_jax.diagnostic import relative_error_bound, row_stats
 from polyattn_jax.probe import DEGREES
@@ -266,25 +266,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=7, help="turns of each pair")
     parser.add_argument("--peak-of", choices=PASSES, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.peak_of:
-            print(peak_of(arguments.peak_of, arguments.model, arguments.memory_length))
-            return 0
-        model = lm_jax.load_pretrained(arguments.model)
-        text = ", ".join(f"{key} {value}" for key, value in conditions(PACKAGES).items())
-        print(f"{arguments.model}, float32, {text}\n")
-        good = against_torch(model, arguments.length, arguments.repeats)
-        many = arguments.prompts, arguments.prompt_length
-        good = against_hooks(model, *many, arguments.repeats) and good
-        good = diagnosing(model, arguments.length, arguments.repeats) and good
-        for length in (arguments.memory_length, arguments.longest):
-            program_memory(model, length)
-        process_memory(arguments.model, arguments.memory_length)
-        print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
-        return 0 if good else 1
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    if arguments.peak_of:
+        print(peak_of(arguments.peak_of, arguments.model, arguments.memory_length))
+        return 0
+    model = lm_jax.load_pretrained(arguments.model)
+    text = ", ".join(f"{key} {value}" for key, value in conditions(PACKAGES).items())
+    print(f"{arguments.model}, float32, {text}\n")
+    good = against_torch(model, arguments.length, arguments.repeats)
+    many = arguments.prompts, arguments.prompt_length
+    good = against_hooks(model, *many, arguments.repeats) and good
+    good = diagnosing(model, arguments.length, arguments.repeats) and good
+    for length in (arguments.memory_length, arguments.longest):
+        program_memory(model, length)
+    process_memory(arguments.model, arguments.memory_length)
+    print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
