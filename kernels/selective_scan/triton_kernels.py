@@ -58,6 +58,21 @@ def store_tile(base, at, I, J, tile, BI: tl.constexpr, BJ: tl.constexpr):  # noq
 
 
 @triton.jit
+def load_step(base, first, t, steps, x, WIDTH):
+    """The float32 numbers `x` of step `t` of a chunk that begins with row `first`; zero outside."""
+    return tl.load(base + (first + t) * WIDTH + x, (x < WIDTH) & (t < steps), 0.0).to(tl.float32)
+
+
+@triton.jit
+def step(h_JI, A_JI, u_BTI, delta_BTI, B_BTJ, first, t, steps, i, j, I, J):  # noqa: E741
+    """The state after step `t`, and the delta of that step."""
+    delta_I = load_step(delta_BTI, first, t, steps, i, I)
+    x_I = delta_I * load_step(u_BTI, first, t, steps, i, I)
+    B_J = load_step(B_BTJ, first, t, steps, j, J)
+    return exp(delta_I[None, :] * A_JI) * h_JI + x_I[None, :] * B_J[:, None], delta_I
+
+
+@triton.jit
 def end_kernel(
     u_BTI,
     delta_BTI,
@@ -79,12 +94,7 @@ def end_kernel(
     h_JI = tl.full([BJ, BI], 0.0, tl.float32)
     total_I = tl.full([BI], 0.0, tl.float32)
     for t in range(C):
-        there_I, mask_I = (first + t) * I + i, (i < I) & (t < steps)
-        there_J, mask_J = (first + t) * J + j, (j < J) & (t < steps)
-        delta_I = tl.load(delta_BTI + there_I, mask_I, 0.0).to(tl.float32)
-        x_I = delta_I * tl.load(u_BTI + there_I, mask_I, 0.0).to(tl.float32)
-        B_J = tl.load(B_BTJ + there_J, mask_J, 0.0).to(tl.float32)
-        h_JI = exp(delta_I[None, :] * A_JI) * h_JI + x_I[None, :] * B_J[:, None]
+        h_JI, delta_I = step(h_JI, A_JI, u_BTI, delta_BTI, B_BTJ, first, t, steps, i, j, I, J)
         total_I += delta_I
     chunk = b * tl.num_programs(1) + z
     store_tile(ends_BZJI + chunk * J * I, at, I, J, h_JI, BI, BJ)
@@ -143,12 +153,8 @@ def output_kernel(
     h_JI = load_tile(starts_BZJI + (b * tl.num_programs(1) + z) * J * I, at, I, J, BI, BJ)
     for t in range(C):
         there_I, mask_I = (first + t) * I + i, (i < I) & (t < steps)
-        there_J, mask_J = (first + t) * J + j, (j < J) & (t < steps)
-        delta_I = tl.load(delta_BTI + there_I, mask_I, 0.0).to(tl.float32)
-        x_I = delta_I * tl.load(u_BTI + there_I, mask_I, 0.0).to(tl.float32)
-        B_J = tl.load(B_BTJ + there_J, mask_J, 0.0).to(tl.float32)
-        C_J = tl.load(C_BTJ + there_J, mask_J, 0.0).to(tl.float32)
-        h_JI = exp(delta_I[None, :] * A_JI) * h_JI + x_I[None, :] * B_J[:, None]
+        h_JI, _ = step(h_JI, A_JI, u_BTI, delta_BTI, B_BTJ, first, t, steps, i, j, I, J)
+        C_J = load_step(C_BTJ, first, t, steps, j, J)
         y_I = tl.sum(h_JI * C_J[:, None], 0)
         tl.store(y_BTI + there_I, y_I, mask_I)
 
@@ -174,11 +180,9 @@ def adjoint_kernel(
     g_JI = tl.full([BJ, BI], 0.0, tl.float32)
     for back in range(C):
         t = C - 1 - back
-        there_I, mask_I = (first + t) * I + i, (i < I) & (t < steps)
-        there_J, mask_J = (first + t) * J + j, (j < J) & (t < steps)
-        delta_I = tl.load(delta_BTI + there_I, mask_I, 0.0).to(tl.float32)
-        dy_I = tl.load(dy_BTI + there_I, mask_I, 0.0).to(tl.float32)
-        C_J = tl.load(C_BTJ + there_J, mask_J, 0.0).to(tl.float32)
+        delta_I = load_step(delta_BTI, first, t, steps, i, I)
+        dy_I = load_step(dy_BTI, first, t, steps, i, I)
+        C_J = load_step(C_BTJ, first, t, steps, j, J)
         g_JI = exp(delta_I[None, :] * A_JI) * (g_JI + C_J[:, None] * dy_I[None, :])
     chunk = b * tl.num_programs(1) + z
     store_tile(added_BZJI + chunk * J * I, at, I, J, g_JI, BI, BJ)
@@ -220,12 +224,7 @@ def gradient_kernel(
         store_tile(groups_GJI + group * J * I, at, I, J, h_JI, BI, BJ)
         for own in range(GROUP):
             t = group * GROUP + own
-            there_I, mask_I = (first + t) * I + i, (i < I) & (t < steps)
-            there_J, mask_J = (first + t) * J + j, (j < J) & (t < steps)
-            delta_I = tl.load(delta_BTI + there_I, mask_I, 0.0).to(tl.float32)
-            x_I = delta_I * tl.load(u_BTI + there_I, mask_I, 0.0).to(tl.float32)
-            B_J = tl.load(B_BTJ + there_J, mask_J, 0.0).to(tl.float32)
-            h_JI = exp(delta_I[None, :] * A_JI) * h_JI + x_I[None, :] * B_J[:, None]
+            h_JI, delta_I = step(h_JI, A_JI, u_BTI, delta_BTI, B_BTJ, first, t, steps, i, j, I, J)
     # Every thread sees what the others have stored.
     tl.debug_barrier()
     g_JI = load_tile(dends_BZJI + chunk * J * I, at, I, J, BI, BJ)
@@ -237,21 +236,16 @@ def gradient_kernel(
         for own in tl.static_range(GROUP):
             before = before + (h_JI,)  # noqa: RUF005 - Triton has no starred expression
             t = group * GROUP + own
-            there_I, mask_I = (first + t) * I + i, (i < I) & (t < steps)
-            there_J, mask_J = (first + t) * J + j, (j < J) & (t < steps)
-            delta_I = tl.load(delta_BTI + there_I, mask_I, 0.0).to(tl.float32)
-            x_I = delta_I * tl.load(u_BTI + there_I, mask_I, 0.0).to(tl.float32)
-            B_J = tl.load(B_BTJ + there_J, mask_J, 0.0).to(tl.float32)
-            h_JI = exp(delta_I[None, :] * A_JI) * h_JI + x_I[None, :] * B_J[:, None]
+            h_JI, delta_I = step(h_JI, A_JI, u_BTI, delta_BTI, B_BTJ, first, t, steps, i, j, I, J)
         for own in tl.static_range(GROUP):
             t = group * GROUP + GROUP - 1 - own
             there_I, mask_I = (first + t) * I + i, (i < I) & (t < steps)
-            there_J, mask_J = (first + t) * J + j, (j < J) & (t < steps)
-            u_I = tl.load(u_BTI + there_I, mask_I, 0.0).to(tl.float32)
-            delta_I = tl.load(delta_BTI + there_I, mask_I, 0.0).to(tl.float32)
-            dy_I = tl.load(dy_BTI + there_I, mask_I, 0.0).to(tl.float32)
-            B_J = tl.load(B_BTJ + there_J, mask_J, 0.0).to(tl.float32)
-            C_J = tl.load(C_BTJ + there_J, mask_J, 0.0).to(tl.float32)
+            mask_J = (j < J) & (t < steps)
+            u_I = load_step(u_BTI, first, t, steps, i, I)
+            delta_I = load_step(delta_BTI, first, t, steps, i, I)
+            dy_I = load_step(dy_BTI, first, t, steps, i, I)
+            B_J = load_step(B_BTJ, first, t, steps, j, J)
+            C_J = load_step(C_BTJ, first, t, steps, j, J)
             g_JI += C_J[:, None] * dy_I[None, :]
             dC_J = tl.sum(h_JI * dy_I[None, :], 1)
             dB_J = tl.sum(g_JI * (delta_I * u_I)[None, :], 1)
