@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 MOST_POINTS = 20_000
 # lines of up to this many points show them, longer ones that under the pointer
 FEW_POINTS = 24
-_BAR = 25
+# pixels: a row of bars, the longest label beside it, and a letter of one in a wide font
+_BAR, _LABEL, _LETTER = 25, 170, 7
 
 
 class Series(NamedTuple):
@@ -282,7 +283,12 @@ def bars(
         field="row",
         type="nominal",
         scale=alt.Scale(domain=names),
-        axis=alt.Axis(title=None, labelLimit=170),
+        # A picture is laid out with one font and may be shown with a wider one: room for that.
+        axis=alt.Axis(
+            title=None,
+            labelLimit=_LABEL,
+            minExtent=min(_LABEL, _LETTER * max(map(len, names), default=0)),
+        ),
     )
     base = alt.Chart().encode(y, tooltip=layers.tooltip(columns, {"row"}))
     drawn = [base.mark_bar(style="count", clip=True).encode(x.x(value))]

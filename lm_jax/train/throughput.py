@@ -134,7 +134,12 @@ def format_rates(rates: Mapping[str, Any]) -> str:
 
 
 def _share(flops: float, share: float) -> str:
-    of_peak = "" if math.isnan(share) else f" = {share:.1%} of peak"
+    if math.isnan(share):
+        of_peak = ""
+    elif share > 1:  # other processes ran while it was measured
+        of_peak = " (peak measured too low)"
+    else:
+        of_peak = f" = {share:.1%} of peak"
     return f"{format_flops(flops)}/s{of_peak}"
 
 

@@ -245,6 +245,18 @@ def test_bars_whiskers_and_references_share_one_scale():
     assert not marks(without_intervals, "rule") and not marks(without_intervals, "point")
 
 
+def test_labels_of_bars_have_room_in_a_font_wider_than_that_of_the_layout():
+    def room(*labels: str) -> float:
+        chart = report.bars([report.Bar(label, 1) for label in labels], caption="c", x_label="x")
+        axis = marks(chart, "bar")[0]["encoding"]["y"]["axis"]
+        return min(axis["minExtent"], axis["labelLimit"])
+
+    # DejaVu Sans at 12 pixels, the widest of common fonts: 0.58 em for each character of this one.
+    label = "neuron 0.120 at 15 to"
+    assert room("a", label) >= 0.58 * 12 * len(label)
+    assert room("a" * 200) == room("a" * 201)  # longer ones are cut
+
+
 def test_heat_map_cells_are_the_matrix_and_its_colours_follow_sign_and_size():
     chart = report.heat_map([[-4.0, 2.0], [1.0, np.nan]], **LABELS, value_label="v")
     assert column(chart, "v") == [-4.0, 2.0, 1.0, None]

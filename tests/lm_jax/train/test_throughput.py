@@ -70,6 +70,12 @@ def test_rates_are_of_all_steps_of_their_seconds():
     assert format_rates(result) == (
         "300 tokens/s, 6 TFLOP/s = 60.0% of peak (visible pairs alone: 4.5 TFLOP/s = 45.0% of peak)"
     )
+    # No share above the whole is printed.
+    busy = Throughput(flops, Peak(5e12, "made")).rates(tokens=600, seconds=2.0, steps=3)
+    assert format_rates(busy) == (
+        "300 tokens/s, 6 TFLOP/s (peak measured too low) "
+        "(visible pairs alone: 4.5 TFLOP/s = 90.0% of peak)"
+    )
 
 
 def test_utilisation_of_a_step_of_known_time():
