@@ -77,6 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips a test whose torch, Triton, GPU compiler or assets are not here, and says so."""
     has_torch = importlib.util.find_spec("torch") is not None
     for item in items:
+        if item.get_closest_marker("nightly") and not item.get_closest_marker("slow"):
+            raise pytest.UsageError(f"{item.nodeid}: a test marked nightly is marked slow as well")
         if item.get_closest_marker("torch") and not has_torch:
             item.add_marker(
                 pytest.mark.skip(reason="needs torch: pip install -r requirements/torch.txt")

@@ -81,6 +81,7 @@ def test_a_killed_audit_resumes_and_ends_with_the_same_rows(audited, start, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_kills_at_any_moment_leave_the_same_rows(audited, start, tmp_path):
     folder, draw = tmp_path / "run", random.Random(0)
 

@@ -119,6 +119,7 @@ def test_one_process_then_two_then_one_end_in_the_bits_of_one(start, straight, f
     tiny.assert_bitwise(parameters(run, cluster.STEPS), parameters(straight, cluster.STEPS))
 
 
+@pytest.mark.nightly
 def test_a_stopped_process_is_found_and_the_others_end_with_their_stacks(
     start, tmp_path, monkeypatch
 ):
@@ -139,6 +140,7 @@ def test_a_stopped_process_is_found_and_the_others_end_with_their_stacks(
     assert "in train" in said and "loop.py" in said
 
 
+@pytest.mark.nightly
 def test_four_processes_wait_for_a_late_one(start, folder, tmp_path):
     """Two nodes of two, of which one process starts 20 seconds after the others."""
     run = tmp_path / "run"
@@ -174,6 +176,7 @@ def numbers(pids):
     return [int(file.read_text() or 0) if file.exists() else 0 for file in files]
 
 
+@pytest.mark.nightly
 def test_a_supervised_run_killed_ten_times_ends_in_the_bits_of_one(
     folder, straight, compiled, tmp_path, monkeypatch
 ):
@@ -209,6 +212,7 @@ def test_a_supervised_run_killed_ten_times_ends_in_the_bits_of_one(
     tiny.assert_bitwise(parameters(run, cluster.STEPS), parameters(straight, cluster.STEPS))
 
 
+@pytest.mark.nightly
 def test_it_resumes_from_the_newest_step_that_both_nodes_hold_else_from_the_shared_one(
     start, folder, straight, tmp_path
 ):

@@ -122,6 +122,7 @@ def test_the_bidirectional_study_runs_and_says_what_it_is(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.optimised  # thousands of updates of one program
 def test_the_sparse_model_learns_to_add_from_random_weights(tmp_path):
     """By the recipe in fewer updates: the strength rises once the sums are known."""
