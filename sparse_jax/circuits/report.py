@@ -14,8 +14,8 @@ from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from sparse_jax.circuits import paper, report_figures
 from sparse_jax.circuits.parts import ranked_by
-from sparse_jax.circuits.report_lead import count_spec, interval_cell, lead, ratio_cell
-from sparse_jax.circuits.report_text import COMPONENT, curve, format_interval
+from sparse_jax.circuits.report_lead import interval_cell, lead, ratio_cell
+from sparse_jax.circuits.report_text import COMPONENT, count_spec, curve, format_interval
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, TaskResult
 
 _PROSE = Prose("sparse_jax.circuits")

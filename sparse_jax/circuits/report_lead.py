@@ -5,9 +5,16 @@ import itertools
 
 from lm_jax import report
 from lm_jax.report import Cell, cell, table
-from lm_jax.report.markup import Markup, number
+from lm_jax.report.markup import Markup
 from lm_jax.statistics import Interval
-from sparse_jax.circuits.report_text import COMPONENT, curve, format_interval, unsolved
+from sparse_jax.circuits.report_text import (
+    COMPONENT,
+    count_spec,
+    curve,
+    format_count,
+    format_interval,
+    unsolved,
+)
 from sparse_jax.circuits.results import CircuitSummary, Ratio
 
 
@@ -33,17 +40,14 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     }
     shown = [roles[0], "sparse"] if "sparse" in roles[1:] else roles[:1]
     component = "token_edges" if "token_edges" in config.components else config.components[0]
-    parts = [
-        f"{task} " + " : ".join(_estimate(sizes[task, component, role]) for role in shown)
-        for task in tasks
-    ]
+    needed = {task: [_count(sizes[task, component, role]) for role in shown] for task in tasks}
     explained = f"{100 * config.fraction:g}\u00a0%"
     references = [role for role in roles if role != "sparse" and "sparse" in roles]
     rows = [
         [
             task,
             COMPONENT[kind],
-            *(interval_cell(sizes[task, kind, role]) for role in roles),
+            *(_count_cell(sizes[task, kind, role]) for role in roles),
             *(ratio_cell(ratios.get((task, kind, role))) for role in references),
         ]
         for task in tasks
@@ -51,11 +55,20 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     ]
     reasons = [text for task in tasks for text in unsolved(summary, task)]
     prompts = {task: results[task, roles[0]].clean.n for task in tasks}
+    if len(shown) > 1:
+        parts = "; ".join(f"{task} {' : '.join(counts)}" for task, counts in needed.items())
+        answer = f"{explained} of a prompt's metric, {' : '.join(shown)}: {parts}."
+        answer = f"{COMPONENT[component].capitalize()} that explain {answer}"
+    else:
+        parts = ", ".join(
+            f"{count} of {results[task, roles[0]].components[component]:,} on {task}"
+            for task, (count,) in needed.items()
+        )
+        answer = f"{explained} of a prompt's metric take so many {COMPONENT[component]}: {parts}."
     fewer = ", and how many times fewer the sparse model needs" if references else ""
     return [
         report.verdict(
-            f"{COMPONENT[component].capitalize()} that explain {explained} of a prompt's metric, "
-            f"{' : '.join(shown)}: {'; '.join(parts)}.",
+            answer,
             *(text.replace(" %", "\u00a0%") for text in reasons),
             tone="warn" if reasons else "none",
         ),
@@ -69,8 +82,12 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     ]
 
 
-def _estimate(interval: Interval | None) -> str:
-    return "–" if interval is None else number(interval.estimate)
+def _count(interval: Interval | None) -> str:
+    return "–" if interval is None else format_count(interval.estimate)
+
+
+def _count_cell(interval: Interval | None) -> Cell:
+    return cell("–") if interval is None else interval_cell(interval, count_spec(interval.estimate))
 
 
 def ratio_cell(ratio: Ratio | None) -> Cell:
@@ -80,11 +97,6 @@ def ratio_cell(ratio: Ratio | None) -> Cell:
     return interval_cell(ratio.ratio, ".2f")
 
 
-def count_spec(count: float) -> str:
-    """How a count of components is written that may be a mean: whole from a hundred on."""
-    return ",.0f" if count >= 100 else ".3g"
-
-
-def interval_cell(interval: Interval | None, spec: str = ".3g") -> Cell:
+def interval_cell(interval: Interval | None, spec: str = "") -> Cell:
     """An estimate with its interval."""
     return cell(format_interval(interval, spec))

@@ -47,6 +47,16 @@ def curve(
     return None
 
 
+def count_spec(count: float) -> str:
+    """How a count of components is written that may be a mean: whole from a hundred on."""
+    return ",.0f" if count >= 100 else ""
+
+
+def format_count(count: float) -> str:
+    """A count of components that may be a mean."""
+    return number(count, count_spec(count))
+
+
 def format_interval(interval: Interval | None, spec: str = "") -> str:
     """An estimate with its interval."""
     if interval is None:
@@ -54,6 +64,10 @@ def format_interval(interval: Interval | None, spec: str = "") -> str:
     ends = (number(end, spec) for end in (interval.estimate, interval.low, interval.high))
     estimate, low, high = ends
     return f"{estimate} [{low}, {high}]"
+
+
+def _size(interval: Interval | None) -> str:
+    return format_interval(interval, count_spec(interval.estimate) if interval else "")
 
 
 def unsolved(summary: CircuitSummary, task: str) -> Iterator[str]:
@@ -79,9 +93,9 @@ def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
             own = curve(each, component, ablation)
             random = curve(each, component, ablation, "random")
             assert own is not None and random is not None, "measured for every component"
-            chance = "–" if random.crossing is None else number(random.crossing.estimate)
+            chance = "–" if random.crossing is None else format_count(random.crossing.estimate)
             parts.append(
-                f"{each.model} {format_interval(own.crossing)} of "
+                f"{each.model} {_size(own.crossing)} of "
                 f"{number(each.components[component])} (random order: {chance})"
             )
         yield (

@@ -3,7 +3,7 @@
 import itertools
 
 from lm_jax.statistics import Interval
-from sparse_jax.circuits.report_text import ratio_sentences
+from sparse_jax.circuits.report_text import format_count, ratio_sentences
 from sparse_jax.circuits.results import Ratio
 
 MODELS = ("dense", "control", "sparse")
@@ -14,6 +14,15 @@ def ratio(reference, model, ranking, scope, value):
     interval = None if value is None else Interval(value, value - 0.5, value + 0.5, 20)
     why = "" if value else "control does not solve copy"
     return Ratio("copy", "heads", "zero", ranking, scope, model, reference, interval, why)
+
+
+def test_counts_are_whole_from_a_hundred_on_and_means_have_three_digits():
+    assert [format_count(count) for count in (2.1, 36.04, 248.4, 32_227.3)] == [
+        "2.10",
+        "36.0",
+        "248",
+        "32,227",
+    ]
 
 
 def test_one_sentence_for_each_pair_with_the_sparse_model():
