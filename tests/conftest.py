@@ -24,12 +24,11 @@ os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 # It would win over the flag below.
 os.environ.pop("JAX_NUM_CPU_DEVICES", None)
 # Small programs, and a worker for each core: splitting one for several threads only costs time.
-for flag, value in (
-    ("xla_force_host_platform_device_count", 4),
-    ("xla_cpu_parallel_codegen_split_count", 1),
-):
-    if flag not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{flag}={value}"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_cpu_parallel_codegen_split_count=1"
+)
+if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
+    os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=4"
 
 from absl import flags
 import hypothesis
