@@ -3,7 +3,7 @@
 `pip install 'interpretable-attention-jax[eval]'` brings the harness, which is imported inside these
 functions alone.
 
-    model(scorer)                a model that `lm_eval.simple_evaluate` and `lm_eval.evaluate` take
+    model(scorer, generate)      a model that `lm_eval.simple_evaluate` and `lm_eval.evaluate` take
     evaluate(scorer, questions)  our questions through the harness, without network or remote code
 
 The harness makes the requests, picks the answers and takes the means; tokens and log-likelihoods
@@ -11,7 +11,7 @@ are those of `likelihood`, with its cache. The harness's own cache (`use_cache`)
 and knows requests but no models: leave it off.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import importlib.resources
 import importlib.util
@@ -21,22 +21,34 @@ from lm_jax.errors import UsageError
 from lm_jax.evaluate.multiple_choice.comparison import DELIMITER, METRICS
 from lm_jax.evaluate.multiple_choice.likelihood import Pair, Scorer, encode, pair, score
 from lm_jax.evaluate.multiple_choice.questions import Question
+from lm_jax.text.tokenizer import Tokenizer
+
+# Prompts of ids and the most new tokens, to the new ids of every prompt, each the likeliest.
+Generate = Callable[[Sequence[Sequence[int]], int], Sequence[Sequence[int]]]
 
 _SPLIT = "questions"
+# Of a task that does not say, as the harness's own models have it.
+_NEW_TOKENS = 256
 
 
-def model(scorer: Scorer) -> Any:
-    """A `lm_eval.api.model.TemplateLM` that scores continuations and generates nothing.
+def model(scorer: Scorer, generate: Generate | None = None) -> Any:
+    """A `lm_eval.api.model.TemplateLM` that scores continuations and texts, and generates.
+
+    Args:
+      scorer: the model.
+      generate: the same model's greedy decoding, as `lm_jax.generate` does it:
+        `lambda prompts, most: lm_jax.generate(params, prompts, cfg, max_new_tokens=most)`.
 
     Raises:
-      UsageError: the harness is not installed; and from the model, for a request to generate or
-        for the perplexity of whole texts.
+      UsageError: the harness is not installed; and from the model, for a request to generate where
+        `generate` is None, or to sample.
     """
     _require()
+    from lm_eval import utils
     from lm_eval.api.model import TemplateLM
 
     class Decoder(TemplateLM):
-        """Multiple choice needs `_encode_pair` and `_loglikelihood_tokens` alone."""
+        """Requests of the harness as token ids."""
 
         @property
         def eot_token_id(self) -> int:
@@ -63,13 +75,29 @@ def model(scorer: Scorer) -> Any:
             return [tuple(each) for each in score(scorer, pairs, quiet=disable_tqdm)]
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-            raise UsageError(
-                "this model scores choices only; for the perplexity of texts use "
-                "lm_jax.train.evaluate"
-            )
+            """Sums over disjoint windows, each read after as much of the text as fits."""
+            pairs, owners = [], []
+            for owner, request in enumerate(requests):
+                windows = utils.get_rolling_token_windows(
+                    token_list=encode(scorer.tokenizer, request.args[0], begin=False),
+                    prefix_token=self.prefix_token_id,
+                    max_seq_len=scorer.max_length,
+                    context_len=1,
+                )
+                for context, text in map(utils.make_disjoint_window, windows):
+                    pairs.append(Pair(tuple(context), tuple(text)))
+                    owners.append(owner)
+            sums = [0.0] * len(requests)
+            for owner, result in zip(owners, score(scorer, pairs, quiet=disable_tqdm), strict=True):
+                sums[owner] += result.log_likelihood
+            return sums
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-            raise UsageError("this model scores choices only; to generate use lm_jax.generate")
+            if generate is None:
+                raise UsageError(
+                    "the task generates text; give harness.model a generate, as lm_jax.generate"
+                )
+            return _texts(scorer, generate, [request.args for request in requests])
 
     return Decoder()
 
@@ -121,6 +149,55 @@ def truthfulqa_preset() -> str:
     if not result:
         raise UsageError(f"{file} has another prompt; install lm-eval 0.4.13, or give the preset")
     return before.strip()
+
+
+def _texts(
+    scorer: Scorer, generate: Generate, requests: Sequence[tuple[str, Mapping[str, Any]]]
+) -> list[str]:
+    """The text that follows each context, up to the first of its `until`."""
+    prompts, limits = [], []
+    for context, options in requests:
+        if options.get("do_sample") or options.get("temperature"):
+            raise UsageError(
+                "the task samples; give gen_kwargs do_sample=False and temperature=0, for "
+                "harness.model decodes greedily"
+            )
+        most = int(options.get("max_gen_toks", _NEW_TOKENS))
+        if not 0 < most < scorer.max_length:
+            raise UsageError(
+                f"max_gen_toks = {most} leaves no place for a prompt in a context of "
+                f"{scorer.max_length} tokens; lower it in gen_kwargs"
+            )
+        prompts.append(encode(scorer.tokenizer, context)[most - scorer.max_length :])
+        limits.append(most)
+    texts = [""] * len(requests)
+    for most, rows in _batches(prompts, limits, scorer.batch_tokens):
+        for row, ids in zip(rows, generate([prompts[r] for r in rows], most), strict=True):
+            texts[row] = _cut(scorer.tokenizer, ids, requests[row][1].get("until") or [])
+    return texts
+
+
+def _batches(
+    prompts: Sequence[Sequence[int]], limits: Sequence[int], batch_tokens: int
+) -> Iterator[tuple[int, list[int]]]:
+    """A limit and the numbers of prompts that share it, of like lengths."""
+    order = sorted(range(len(prompts)), key=lambda r: (limits[r], len(prompts[r])), reverse=True)
+    while order:
+        most = limits[order[0]]
+        rows = max(1, batch_tokens // (len(prompts[order[0]]) + most))
+        batch = [r for r in order[:rows] if limits[r] == most]
+        yield most, batch
+        order = order[len(batch) :]
+
+
+def _cut(tokenizer: Tokenizer, ids: Sequence[int], until: str | Sequence[str]) -> str:
+    known = list(ids)
+    if tokenizer.eos_id in known:
+        known = known[: known.index(tokenizer.eos_id)]
+    text = tokenizer.decode(known)
+    for end in [until] if isinstance(until, str) else until:
+        text = text.split(end)[0] if end else text
+    return text
 
 
 def _require() -> None:

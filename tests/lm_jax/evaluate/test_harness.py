@@ -4,15 +4,20 @@ import dataclasses
 import functools
 import importlib.resources
 import importlib.util
+import itertools
 
 import jinja2
+import numpy as np
 import pytest
 import yaml
 
+import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.evaluate import harness
 from lm_jax.evaluate.multiple_choice import TASKS, compare, open_cache
 from lm_jax.evaluate.multiple_choice.comparison import DELIMITER, METRICS
+from lm_jax.evaluate.multiple_choice.likelihood import encode
+from tests import tiny
 from tests.lm_jax.evaluate import tiny_multiple_choice
 from tests.lm_jax.evaluate.tiny_multiple_choice import QUESTIONS
 
@@ -71,13 +76,79 @@ def test_the_harness_and_we_share_a_cache(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [3, 60])
+def test_a_text_is_scored_in_disjoint_windows(lm_eval, words):
+    """Against a pass for each token: after the prefix token, or the 64 tokens before it."""
+    scorer = tiny_multiple_choice.scorer()
+    text = " ".join(itertools.islice(itertools.cycle(tiny_multiple_choice.TEXT.split()), words))
+    ids = np.array([scorer.tokenizer.bos_id, *encode(scorer.tokenizer, text, begin=False)])
+    expected = 0.0
+    for end in range(1, len(ids)):
+        # The window that scores this token ends at a multiple of 64, or with the text.
+        last = min(-(-end // 64) * 64, len(ids) - 1)
+        first = max(0, last - 64)
+        logits = np.asarray(scorer.logits(padded(ids[first:end])))[0, end - first - 1]
+        expected += logits[ids[end]] - np.logaddexp.reduce(logits.astype(np.float64))
+    assert (len(ids) > 65) == (words == 60)
+    empty, result = harness.model(scorer).loglikelihood_rolling(
+        [request("loglikelihood_rolling", ""), request("loglikelihood_rolling", text)]
+    )
+    assert empty == 0.0 and result == pytest.approx(expected, rel=1e-5)
+
+
+def padded(ids):
+    """A row of the lengths that `Scorer.logits` takes."""
+    return np.pad(ids, (0, -len(ids) % 32))[None].astype(np.int32)
+
+
+def request(kind, *arguments):
+    from lm_eval.api.instance import Instance
+
+    return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("lm_eval")
-def test_what_is_no_multiple_choice_is_refused():
+def test_generated_text_is_greedy_and_ends_where_the_task_says():
+    scorer = tiny_multiple_choice.scorer(batch_tokens=64)
+    (params,) = scorer.logits.args
+    cfg = tiny.decoder(vocab_size=params["embed"]["tokens"].shape[0])
+
+    def generate(prompts, most):
+        assert len(prompts) == 1 or max(map(len, prompts)) + most <= 32
+        return lm_jax.generate(params, prompts, cfg, max_new_tokens=most)
+
+    def greedy(context, most):
+        ids = encode(scorer.tokenizer, context)[most - 64 :]
+        for _ in range(most):
+            ids.append(
+                int(np.asarray(scorer.logits(padded(np.array(ids))))[0, len(ids) - 1].argmax())
+            )
+        return scorer.tokenizer.decode(ids[-most:])
+
+    model = harness.model(scorer, generate)
+    contexts = ["the cat", "a bird sang a song", "", tiny_multiple_choice.TEXT * 3]
+    asked = [(contexts[0], 6), (contexts[1], 6), (contexts[3], 12), (contexts[0], 12)]
+    whole = [greedy(*each) for each in asked]
+    end = whole[3][2:5]
+    options = [{"max_gen_toks": most, "until": []} for _, most in asked]
+    options[3]["until"] = ["no such end", end]
+    got = model.generate_until(
+        [request("generate_until", text, o) for (text, _), o in zip(asked, options, strict=True)]
+    )
+    assert got == [*whole[:3], whole[3][: whole[3].index(end)]]
+    with pytest.raises(UsageError, match="do_sample=False"):
+        model.generate_until([request("generate_until", "a", {"do_sample": True})])
+    with pytest.raises(UsageError, match="max_gen_toks = 256 leaves no place"):
+        model.generate_until([request("generate_until", "a", {})])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lm_eval")
+def test_what_cannot_be_is_refused():
     model = harness.model(tiny_multiple_choice.scorer())
-    with pytest.raises(UsageError, match=r"lm_jax\.generate"):
+    with pytest.raises(UsageError, match=r"give harness\.model a generate"):
         model.generate_until([])
-    with pytest.raises(UsageError, match=r"lm_jax\.train\.evaluate"):
-        model.loglikelihood_rolling([])
     with pytest.raises(UsageError, match="made has no questions"):
         harness.evaluate(tiny_multiple_choice.scorer(), {"made": []})
 
