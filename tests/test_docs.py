@@ -5,14 +5,21 @@ import importlib
 import importlib.util
 from pathlib import Path
 import re
+import shlex
 
 import pytest
 import yaml
 
 from kernels.suites import SUITES
 from lm_jax import errors
+from lm_jax.run import config_files
+from lm_jax.run.config import config_difference, from_plain, to_plain
 from polyattn_jax import schema
+from polyattn_jax.config import AuditConfig
 from polyattn_jax.paper_study.items import ITEMS
+from protot_jax.config import PretrainConfig
+from protot_jax.glue.config import GlueConfig
+from sparse_jax.config import PosttrainConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -241,3 +248,32 @@ def test_the_messages_of_the_questions_are_messages_of_the_code():
         parts = map(re.escape, re.split(r"'?\.\.\.'?", message))
         pattern = re.compile(r"'?\.\.\.'?".join(parts))
         assert any(pattern.search(text) for text in known), message
+
+
+CONFIGS = {
+    "protot/default": PretrainConfig,
+    "protot/glue": GlueConfig,
+    "sparse/smollm2": PosttrainConfig,
+    "polyattn/smollm2": AuditConfig,
+}
+CHOICES = re.findall(
+    r"^\| `([a-z0-9_/]+)` \| `(.+?)` \| `(.+?)` \|",
+    (DOCS / "choices.md").read_text("utf-8"),
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(("name", "switch", "default"), CHOICES)
+def test_a_switch_is_accepted_and_is_not_what_the_config_has(name, switch, default):
+    config = config_files.load_config(name)
+    before = to_plain(config)
+    assert config_files.override(config, ["command", *shlex.split(switch)]) == ["command"]
+    field = switch.split("=")[0].removeprefix("--config.")
+    assert config_difference(before, to_plain(config)), f"{name} has {switch} already"
+    value = dict(config_files.fields(config_files.load_config(name)))[field]
+    assert repr(value) == default
+    from_plain(config, CONFIGS[name])
+
+
+def test_every_table_of_choices_is_read():
+    assert {name for name, _, _ in CHOICES} == set(CONFIGS) and len(CHOICES) >= 25
