@@ -178,7 +178,11 @@ class FrozenLayers:
 
     def apply(self, x_XSD: jax.Array) -> jax.Array:
         """What the mixer adds to the stream `[X, T, D]`, of the block's input."""
-        o_XTD = self.mixer.mix(self.values(x_XSD))
+        return self.mix(self.values(x_XSD))
+
+    def mix(self, value_XS: jax.Array) -> jax.Array:
+        """What the mixer adds to the stream, of values."""
+        o_XTD = self.mixer.mix(value_XS)
         if self.post_norm_LTD is not None:
             o_XTD = centre(o_XTD, self.centred) * self.post_norm_LTD[None]
         return o_XTD

@@ -103,20 +103,36 @@ def below_attention(
     return (c_out_XTD if layer.parallel else c_skip_XTD), c_skip_XTD
 
 
-def tangents(replacement: Replacement, sources: Sources) -> tuple[jax.Array, jax.Array]:
-    """Tangents of sources at the input of blocks `[X, L, T, D]`, and after all `[X, T, D]`."""
+@struct.dataclass
+class Tangents:
+    """What sources add to the residual stream.
+
+    Attributes:
+      input_LXTD: at the input of each block.
+      value_LXS: values of its mixer there.
+      last_XTD: after all blocks.
+    """
+
+    input_LXTD: jax.Array
+    value_LXS: jax.Array
+    last_XTD: jax.Array
+
+
+def tangents(replacement: Replacement, sources: Sources) -> Tangents:
+    """Tangents of sources, layer by layer upwards."""
     T = replacement.read_LTD.shape[1]
     at_XT1 = (sources.position_X[:, None] == jnp.arange(T)[None])[:, :, None]
 
     def up(x_XTD, each):
         layer, write_XD = each
-        above_XTD = x_XTD + layer.apply(x_XTD)
-        return above_XTD + jnp.where(at_XT1, write_XD[:, None], 0.0), x_XTD
+        value_XS = layer.values(x_XTD)
+        above_XTD = x_XTD + layer.mix(value_XS)
+        return above_XTD + jnp.where(at_XT1, write_XD[:, None], 0.0), (x_XTD, value_XS)
 
     start_XTD = jnp.where(at_XT1, sources.embedding_XD[:, None], 0.0)
     each = replacement.layers, jnp.swapaxes(sources.write_XLD, 0, 1)
-    last_XTD, x_LXTD = jax.lax.scan(up, start_XTD, each)
-    return jnp.swapaxes(x_LXTD, 0, 1), last_XTD
+    last_XTD, (input_LXTD, value_LXS) = jax.lax.scan(up, start_XTD, each)
+    return Tangents(input_LXTD, value_LXS, last_XTD)
 
 
 @struct.dataclass

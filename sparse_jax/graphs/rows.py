@@ -187,6 +187,7 @@ def feature_rows(
     chosen = np.arange(count if count == total else 0)
     if count == total:
         weights[logits:], biases[logits:] = filler.of_features(chosen)
+    size_R = influence.row_sizes(logit_rows)
     while len(chosen) < count:
         row = logits + len(chosen)
         edges = influence.Edges(
@@ -196,10 +197,11 @@ def feature_rows(
             kind_S=np.full(columns, influence.FEATURE),
             error_S=np.full(columns, -1),
         )
-        of_features = influence.influence(edges)[:total]
+        of_features = influence.influence(edges, size_R)[:total]
         of_features[chosen] = -1.0
         size = min(filler.chunk, count - len(chosen))
-        next_X = np.argsort(-of_features, kind="stable")[:size]
+        next_X = influence.highest(of_features, size)
         weights[row : row + size], biases[row : row + size] = filler.of_features(next_X)
+        size_R = np.concatenate([size_R, influence.row_sizes(weights[row : row + size])])
         chosen = np.concatenate([chosen, next_X])
     return FeatureRows(chosen, weights, biases)
