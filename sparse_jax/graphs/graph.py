@@ -17,7 +17,6 @@ to the reading.
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
-import operator
 import os
 from pathlib import Path
 
@@ -173,7 +172,7 @@ class Graph:
                 for start in range(0, len(source_X), size):
                     at_X = source_X[start : start + size]
                     some = pairs[block][start : start + size]
-                    nodes, target_X = _filled_up(some[:, 1], -(-size // 8), size)
+                    nodes, target_X = _filled_up(some[:, 1], -(-size // 4), size)
                     missing = size - len(some)
                     mediated = _mediate_edges(
                         self.replacement,
@@ -181,7 +180,8 @@ class Graph:
                         *(self.targets(nodes), np.pad(target_X, (0, missing))),
                         self._open_pairs,
                     )
-                    yield jax.tree.map(operator.itemgetter(slice(len(some))), mediated)
+                    # As numpy, whose slices are not compiled.
+                    yield jax.tree.map(lambda x, n=len(some): np.asarray(x)[:n], mediated)
 
     def qk(self, layer: int, head: int, query: int, key: int) -> QK:
         """Why a head looked there: the score by sources at the query and at the key (Fig. 8).

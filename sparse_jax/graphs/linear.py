@@ -12,7 +12,7 @@ layer after another for a whole batch (axis X), without automatic differentiatio
 c_attn = c_skip = c_out + readings of the layer's MLP; in parallel blocks c_attn = c_out.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from flax import struct
 import jax
@@ -159,6 +159,10 @@ class Written(Protocol):
         """Data with a leading axis L."""
         ...
 
+    def first(self, positions: int) -> Self:
+        """What those at the first positions write."""
+        ...
+
     def start(self, X: int) -> tuple[Any, Any]:
         """Sums over layers of X targets, and what a layer without cotangents gives, both zero."""
         ...
@@ -186,6 +190,10 @@ class Writes:
     def layers(self) -> Any:
         """Data with a leading axis L."""
         return self.write_LTZD
+
+    def first(self, positions: int) -> "Writes":
+        """What those at the first positions write."""
+        return Writes(self.write_LTZD[:, :positions])
 
     def start(self, X: int) -> tuple[Any, Any]:
         """Sums over layers, and what a layer without cotangents gives, both zero."""
@@ -217,6 +225,10 @@ class OwnLayerWrites:
         """Data with a leading axis L."""
         return self.decoder_LFD, self.activation_LTF
 
+    def first(self, positions: int) -> "OwnLayerWrites":
+        """What those at the first positions write."""
+        return OwnLayerWrites(self.decoder_LFD, self.activation_LTF[:, :positions])
+
     def start(self, X: int) -> tuple[Any, Any]:
         """Sums over layers, and what a layer without cotangents gives, both zero."""
         return (), jnp.zeros((X, *self.activation_LTF.shape[1:]), self.activation_LTF.dtype)
@@ -238,17 +250,21 @@ def attribution_rows(
     targets: Targets,
     *,
     entering: bool = False,
+    positions: int | None = None,
 ) -> Rows:
     """Attributions to targets, layer by layer from the highest of them down.
+
+    Mixers are causal: no source after a target reaches it.
 
     Args:
       replacement: the model.
       writes: of the features.
       targets: what is attributed. Layers above all of them are skipped.
       entering: targets read the input of their block, before its attention, not of its MLP.
+      positions: all targets are at the first so many; None for all.
     """
-    L, T, _ = replacement.error_LTD.shape
-    X = len(targets.layer_X)
+    L, length, _ = replacement.error_LTD.shape
+    X, T = len(targets.layer_X), positions or length
     top = targets.layer_X.max()
 
     def down(carry, each):
@@ -271,17 +287,23 @@ def attribution_rows(
 
         return jax.lax.cond(each[1] <= top, step, skip)
 
-    r = replacement
+    r, writes = replacement, writes.first(T)
     none, nothing = writes.start(X)
     start = readings(targets, L, T), none, targets.constant_X
     each = (
-        *(r.layers, jnp.arange(L), writes.layers, r.error_LTD),
-        *(r.attention_bias_LTD, r.decoder_bias_LD),
+        *(r.layers.first(T), jnp.arange(L), writes.layers, r.error_LTD[:, :T]),
+        *(r.attention_bias_LTD[:, :T], r.decoder_bias_LD),
     )
     (c_XTD, features, bias_X), (error_LXT, own) = jax.lax.scan(down, start, each, reverse=True)
+
+    def of_all(x: jax.Array, axis: int) -> jax.Array:
+        later = list(x.shape)
+        later[axis] = length - T
+        return jnp.concatenate([x, jnp.zeros(later, x.dtype)], axis) if length > T else x
+
     return Rows(
-        writes.attributions(features, own),
-        jnp.swapaxes(error_LXT, 0, 1),
-        jnp.einsum("XTD,TD->XT", c_XTD, r.token_TD),
-        bias_X + jnp.einsum("XTD,TD->X", c_XTD, r.position_TD),
+        of_all(writes.attributions(features, own), -2),
+        of_all(jnp.swapaxes(error_LXT, 0, 1), -1),
+        of_all(jnp.einsum("XTD,TD->XT", c_XTD, r.token_TD[:T]), -1),
+        bias_X + jnp.einsum("XTD,TD->X", c_XTD, r.position_TD[:T]),
     )
