@@ -17,6 +17,7 @@ to the reading.
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import operator
 import os
 from pathlib import Path
 
@@ -181,7 +182,8 @@ class Graph:
                         self._open_pairs,
                     )
                     # As numpy, whose slices are not compiled.
-                    yield jax.tree.map(lambda x, n=len(some): np.asarray(x)[:n], mediated)
+                    leaves = jax.tree.map(np.asarray, mediated)
+                    yield jax.tree.map(operator.itemgetter(slice(len(some))), leaves)
 
     def qk(self, layer: int, head: int, query: int, key: int) -> QK:
         """Why a head looked there: the score by sources at the query and at the key (Fig. 8).

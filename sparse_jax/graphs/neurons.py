@@ -40,7 +40,6 @@ from sparse_jax.graphs.attribute import (
 from sparse_jax.graphs.graph import PRECISION, Graph
 from sparse_jax.graphs.interventions import ScaledActivations, responding
 from sparse_jax.graphs.linear import OwnLayerWrites, Targets
-from sparse_jax.graphs.replacement import encoded
 from sparse_jax.graphs.rows import ActiveFeatures, FeatureRows, feature_rows
 from sparse_jax.transcoders.activations import products_of_some
 
@@ -133,8 +132,11 @@ class Neurons:
 
     def decode(self, features_LXF: jax.Array) -> jax.Array:
         """MLP outputs `[L, T, D]` of activations."""
-        written_LXD = jnp.einsum("LXF,LFD->LXD", features_LXF, self.params["down"])
-        return written_LXD + self.decoder_bias_LD[:, None]
+        return self.written(features_LXF) + self.decoder_bias_LD[:, None]
+
+    def written(self, features_LXF: jax.Array) -> jax.Array:
+        """What neurons of these activations write, without biases."""
+        return jnp.einsum("LXF,LFD->LXD", features_LXF, self.params["down"])
 
     def readings(
         self, layer_X: jax.Array, position_X: jax.Array, feature_X: jax.Array
@@ -227,11 +229,14 @@ def graph(
 
 
 def _with_features(prompt: Prompt, kept_LTF: np.ndarray) -> Prompt:
-    """The prompt with some neurons for features."""
+    """The prompt with some neurons for features; errors are what the others write."""
     features = dataclasses.replace(prompt.features, kept_LTF=jnp.asarray(kept_LTF))
-    replacement = prompt.replacement
-    fields = _encoded(features, replacement.input_LTD, replacement.output_LTD)
-    return dataclasses.replace(prompt, replacement=replacement.replace(**fields), features=features)
+    pre_LTF = prompt.replacement.pre_LTF
+    replacement = prompt.replacement.replace(
+        feature_LTF=jnp.where(kept_LTF, pre_LTF, 0.0),
+        error_LTD=_written(features, jnp.where(kept_LTF, 0.0, pre_LTF)),
+    )
+    return dataclasses.replace(prompt, replacement=replacement, features=features)
 
 
 def _others_as_errors(
@@ -276,7 +281,12 @@ class _NeuronRows:
 
 
 _targets = jax.jit(linear.feature_targets)
-_encoded = jax.jit(encoded)
+
+
+@jax.jit
+def _written(features, activation_LTF):
+    """What neurons of these activations write `[L, T, D]`."""
+    return features.written(activation_LTF)
 
 
 @jax.jit

@@ -107,14 +107,6 @@ def check_ids(name: str, ids: Any, cfg: DecoderConfig) -> None:
             )
 
 
-def encoded(
-    features: Features, input_LTD: jax.Array, output_LTD: jax.Array
-) -> dict[str, jax.Array]:
-    """The fields `feature_LTF` and `error_LTD` of inputs and outputs of MLPs."""
-    feature_LTF = features.encode(input_LTD)
-    return {"feature_LTF": feature_LTF, "error_LTD": output_LTD - features.decode(feature_LTF)}
-
-
 def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Replacement:
     """The replacement model of a prompt, from one forward pass in float32.
 
@@ -141,6 +133,7 @@ def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Repl
     if cfg.rope is None:
         position_TD = rows(params["embed"]["positions"], jnp.arange(tokens_T.size))
     features = features.for_prompt(records["mlp.in"])
+    feature_LTF = features.encode(records["mlp.in"])
     return Replacement(
         layers=layers,
         read_LTD=read_LTD,
@@ -152,9 +145,10 @@ def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Repl
         attention_bias_LTD=layers.constants(),
         decoder_bias_LD=features.decoder_bias_LD,
         pre_LTF=features.pre_activations(records["mlp.in"]),
+        feature_LTF=feature_LTF,
         input_LTD=records["mlp.in"],
         output_LTD=records["mlp.out"],
-        **encoded(features, records["mlp.in"], records["mlp.out"]),
+        error_LTD=records["mlp.out"] - features.decode(feature_LTF),
         logits_V=unembedding(params, cfg) @ run.hidden[0, -1],
         probability_V=jax.nn.softmax(run.logits[0, -1]),
         scores=freeze_scores(blocks["mixer"], layers.norm_bias_LD, records, cfg, model.mixer),
