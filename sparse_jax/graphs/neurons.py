@@ -168,7 +168,7 @@ class Neurons:
         weight_YD = self.params[name][layer_Y, :, feature_Y]
         product_XY = products_of_some(input_LXD, layer_Y, weight_YD)
         bias_LF = self.params.get(f"{name}_bias")
-        return product_XY if bias_LF is None else product_XY + bias_LF[layer_Y, feature_Y]
+        return product_XY if bias_LF is None else product_XY + bias_LF[layer_Y, feature_Y][None]
 
     def _frozen(self) -> jax.Array:
         if self.quotient_LTF is None:

@@ -28,7 +28,7 @@ def products_of_some(input_LXD: jax.Array, layer_Y: jax.Array, weight_YD: jax.Ar
     def add(product_XY: jax.Array, each: Any) -> tuple[jax.Array, None]:
         input_XD, layer = each
         own_XY = jnp.einsum("XD,YD->XY", input_XD, weight_YD)
-        return jnp.where(layer_Y == layer, own_XY, product_XY), None
+        return jnp.where((layer_Y == layer)[None], own_XY, product_XY), None
 
     L, X, _ = input_LXD.shape
     start_XY = jnp.zeros((X, len(layer_Y)), input_LXD.dtype)

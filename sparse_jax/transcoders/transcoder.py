@@ -196,10 +196,10 @@ class Transcoder:
         """Some features `[X, Y]`, by layer and index, of MLP inputs `[L, X, D]`."""
         at = layer_Y, feature_Y
         pre_XY = products_of_some(input_LXD, layer_Y, self.params["encoder"][at])
-        pre_XY = pre_XY + self.params["encoder_bias"][at]
+        pre_XY = pre_XY + self.params["encoder_bias"][at][None]
         if not self.cfg.has_thresholds:
             return jax.nn.relu(pre_XY)
-        return jumprelu(pre_XY, self.theta_LF[at], self.cfg.bandwidth)
+        return jumprelu(pre_XY, self.theta_LF[at][None], self.cfg.bandwidth)
 
     def decode(self, features_LXF: jax.Array) -> jax.Array:
         """Reconstructed MLP outputs `[L, X, D]` of features `[L, X, F]`."""
