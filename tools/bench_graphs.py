@@ -2,6 +2,7 @@
 
     python -m tools.bench_graphs               four layers of width 256, 16 tokens, 2,000 features
     python -m tools.bench_graphs --neurons     neurons of 30 layers of SmolLM2's shape
+    python -m tools.bench_graphs --rows --length 128 --active 4000
     python -m tools.bench_graphs --edges 1 --repeats 1
 
 Weights are random. A graph has a row for every active feature, and the mediation of its edges with
@@ -34,7 +35,9 @@ from lm_jax.run.files import write_json
 from sparse_jax import transcoders
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import Graph, attribute, linear, mediation, neurons
+from sparse_jax.graphs.graph import PRECISION
 from sparse_jax.graphs.replacement import record
+from sparse_jax.graphs.rows import POSITIONS, ActiveFeatures, RowFiller
 from sparse_jax.transcoders.transcoder import Transcoder
 from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
 from tools.bench_posttrain import SHAPE
@@ -82,11 +85,12 @@ def mediated(graph: Graph) -> float:
     at = np.argsort(-pruned.score_RS, axis=None)[:_PAIRS]
     rows, sources = np.unravel_index(at, pruned.score_RS.shape)
     edges = np.stack([sources, graph.row_nodes[rows]], 1)
-    weights = np.split(graph.edge_weights(edges), range(256, len(edges), 256))
-    mediations = graph.mediations(edges)
-    return max(
-        each.certificate(weight_X).max() for each, weight_X in zip(mediations, weights, strict=True)
-    )
+    largest = 0.0
+    for part in mediation.by_source(edges, 256):
+        weights = np.split(graph.edge_weights(part), range(256, len(part), 256))
+        for each, weight_X in zip(graph.mediations(part), weights, strict=True):
+            largest = max(largest, each.certificate(weight_X).max())
+    return largest
 
 
 @jax.jit
@@ -95,7 +99,7 @@ def _edges_without(replacement, sources, vector_XD, entry_4):
     pattern_LNTS = replacement.layers.pattern_LNTS.at[tuple(entry_4)].set(0.0)
     layers = replacement.layers
     layers = layers.replace(mixer=layers.mixer.replace(pattern_LNTS=pattern_LNTS))
-    _, last_XTD = linear.tangents(replacement.replace(layers=layers), sources)
+    last_XTD = linear.tangents(replacement.replace(layers=layers), sources).last_XTD
     return (last_XTD[:, -1] * vector_XD).sum(-1)
 
 
@@ -126,10 +130,16 @@ def bench_open_pairs(graph: Graph, edges: np.ndarray, share: float, repeats: int
     sources, source_X = np.unique(edges[:, 0], return_inverse=True)
     targets, target_X = np.unique(edges[:, 1], return_inverse=True)
     ends = graph.sources(sources), source_X, graph.targets(targets), target_X
-    mediate = jax.jit(mediation.mediate_edges)
+
+    @jax.jit
+    def mediate(sources, source_X, targets, target_X, open_L3P=None):
+        tangents = linear.tangents(replacement, sources)
+        ends = sources, tangents, source_X, targets, target_X
+        return mediation.mediate_edges(replacement, *ends, open_L3P)
+
     runs = [
-        lambda: jax.block_until_ready(mediate(replacement, *ends).score_XLNTS),
-        lambda: jax.block_until_ready(mediate(replacement, *ends, open_L3P).score_XLNTS),
+        lambda: jax.block_until_ready(mediate(*ends).score_XLNTS),
+        lambda: jax.block_until_ready(mediate(*ends, open_L3P).score_XLNTS),
     ]
     all_pairs, alone = (np.asarray(run()) for run in runs)
     off, largest = np.abs(all_pairs - alone).max(), np.abs(all_pairs).max()
@@ -142,6 +152,33 @@ def bench_open_pairs(graph: Graph, edges: np.ndarray, share: float, repeats: int
         f"{np.median(seconds[0]):.3f} s, {ratio(*seconds)} times the time of the open ones alone"
     )
     return seconds
+
+
+def bench_rows(length: int, features: int, active: int, repeats: int) -> dict[str, Any]:
+    """Times rows of all features without the positions after theirs, and with all; {} if unlike."""
+    model = random_model(PAIR)
+    tokens = np.random.default_rng(0).integers(0, PAIR.vocab_size, length)
+    transcoder = random_transcoder(model, tokens, features, active)
+    with jax.default_matmul_precision(PRECISION):
+        replacement = jax.jit(record)(model, transcoder, jnp.asarray(tokens))
+        table = ActiveFeatures(np.asarray(replacement.feature_LTF))
+        every = np.arange(len(table.layer_X))
+        runs = [
+            functools.partial(RowFiller(replacement, transcoder, table, step).of_features, every)
+            for step in (POSITIONS, length)
+        ]
+        (some, _), (whole, _) = (run() for run in runs)
+        off, largest = np.abs(some - whole).max(), np.abs(whole).max()
+        if off > TOLERANCE * largest:
+            print(f"rows up to {largest:.1e} differ by {off:.1e}, not timed")
+            return {}
+        seconds = in_turns(runs, repeats)
+    print(
+        f"rows of {len(every)} features, {length} tokens, without the positions after theirs in "
+        f"steps of {POSITIONS}: {np.median(seconds[0]):.2f} s; with all positions "
+        f"{ratio(seconds[1], seconds[0])} times the time"
+    )
+    return dict(zip(("to_position", "all_positions"), seconds, strict=True))
 
 
 def bench(length: int, features: int, active: int, edges: int, repeats: int) -> dict[str, Any]:
@@ -223,6 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--edges", type=int, default=4, help="whose shares removal gives")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--neurons", action="store_true", help="a graph of neurons instead")
+    parser.add_argument("--rows", action="store_true", help="rows of features alone instead")
     parser.add_argument("--layers", type=int, default=SHAPE.num_layers, help="for --neurons")
     parser.add_argument("--max_features", type=int, default=neurons.MAX_FEATURES)
     parser.add_argument("--json", type=Path, help="file for the raw figures")
@@ -233,12 +271,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             cfg = dataclasses.replace(SHAPE, num_layers=arguments.layers)
             results["neurons"] = bench_neurons(cfg, arguments.length, arguments.max_features)
         else:
-            results["seconds"] = bench(
-                arguments.length,
-                arguments.features,
-                arguments.active,
-                arguments.edges,
-                arguments.repeats,
+            given = arguments.length, arguments.features, arguments.active
+            results["seconds"] = (
+                bench_rows(*given, arguments.repeats)
+                if arguments.rows
+                else bench(*given, arguments.edges, arguments.repeats)
             )
             if not results["seconds"]:
                 return 1

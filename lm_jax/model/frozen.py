@@ -172,13 +172,26 @@ class FrozenLayers:
         """Weight of every key position at every query position, by head or prototype."""
         return self.mixer.pattern_LNTS
 
+    def first(self, positions: int) -> "FrozenLayers":
+        """The maps between the first positions alone, of all layers."""
+        T, post_LTD = positions, self.post_norm_LTD
+        return self.replace(
+            mixer=self.mixer.replace(pattern_LNTS=self.pattern_LNTS[..., :T, :T]),
+            norm_LTD=self.norm_LTD[:, :T],
+            post_norm_LTD=None if post_LTD is None else post_LTD[:, :T],
+        )
+
     def values(self, x_XSD: jax.Array) -> jax.Array:
         """Values of the block's input."""
         return self.mixer.values(centre(x_XSD, self.centred) * self.norm_LTD[None])
 
     def apply(self, x_XSD: jax.Array) -> jax.Array:
         """What the mixer adds to the stream `[X, T, D]`, of the block's input."""
-        o_XTD = self.mixer.mix(self.values(x_XSD))
+        return self.mix(self.values(x_XSD))
+
+    def mix(self, value_XS: jax.Array) -> jax.Array:
+        """What the mixer adds to the stream, of values."""
+        o_XTD = self.mixer.mix(value_XS)
         if self.post_norm_LTD is not None:
             o_XTD = centre(o_XTD, self.centred) * self.post_norm_LTD[None]
         return o_XTD

@@ -26,7 +26,7 @@ from sparse_jax.graphs.graph import PRECISION, SCHEMA, Graph
 from sparse_jax.graphs.influence import BIAS, ERROR, FEATURE, LOGIT, TOKEN
 from sparse_jax.graphs.linear import Targets
 from sparse_jax.graphs.replacement import Replacement, check, check_ids, record
-from sparse_jax.graphs.rows import ActiveFeatures, RowFiller, feature_rows
+from sparse_jax.graphs.rows import ActiveFeatures, FeatureRows, RowFiller, feature_rows
 from sparse_jax.model import SparseModel
 from sparse_jax.source_model import SourceModel
 
@@ -74,6 +74,18 @@ def attribute(
         computed = feature_rows(
             rows, *rows.of(prompt.logit_targets()), prompt.probabilities, max_features
         ).in_order()
+    return assemble(prompt, table, computed)
+
+
+def assemble(prompt: "Prompt", table: ActiveFeatures, computed: FeatureRows) -> Graph:
+    """The graph of a prompt.
+
+    Args:
+      prompt: the frozen model.
+      table: its features, the first columns.
+      computed: rows, with columns for features, errors and tokens, features in order.
+    """
+    replacement = prompt.replacement
     pre_X = np.asarray(replacement.pre_LTF)[
         table.layer_X[computed.chosen],
         table.position_X[computed.chosen],
@@ -92,7 +104,7 @@ def attribute(
         probabilities=prompt.probabilities,
         directions=prompt.directions,
         replacement=replacement,
-        transcoder=features,
+        transcoder=prompt.features,
     )
 
 

@@ -35,6 +35,12 @@ class Features(Protocol):
         """Activations `[L, X, F]`."""
         ...
 
+    def encode_some(
+        self, input_LXD: jax.Array, layer_Y: jax.Array, feature_Y: jax.Array
+    ) -> jax.Array:
+        """Activations `[X, Y]` of some features, on inputs where nothing is frozen."""
+        ...
+
     def decode(self, features_LXF: jax.Array) -> jax.Array:
         """MLP outputs `[L, X, D]` of activations, biases included."""
         ...

@@ -141,8 +141,7 @@ def _activations(model, basis, layer_X, index_X, tokens_BS):
     input_LBTD = model.forward(batch.input_BT, batch.input_mask_BT, record=record).records["mlp.in"]
     L, B, T, D = input_LBTD.shape
     input_LXD = input_LBTD.reshape(L, B * T, D).astype(jnp.float32)
-    feature_LXF = basis.for_prompt(input_LXD).encode(input_LXD)
-    act_XBT = feature_LXF[layer_X, :, index_X].reshape(-1, B, T)
+    act_XBT = basis.encode_some(input_LXD, layer_X, index_X).T.reshape(-1, B, T)
     mask_BT = batch.input_mask_BT & (jnp.arange(T) >= SKIPPED_START)[None]
     return jnp.where(mask_BT[None], act_XBT, 0.0), mask_BT
 
@@ -151,8 +150,7 @@ def _activations(model, basis, layer_X, index_X, tokens_BS):
 def _logits(model, basis, layer_X, index_X):
     """Direct effects on the logits `[X, V]` of one unit of each feature."""
     cfg, params = model.cfg, model.params
-    one_X = jnp.ones(len(layer_X), jnp.float32)
-    write_XD = basis.writes(layer_X, index_X, one_X).sum(0)
+    write_XD = _unit_writes(basis, layer_X, index_X).sum(0)
     final = params.get("final") or {}
     direction_XD = centre(write_XD, cfg.norm == "layer")
     if "scale" in final:
@@ -221,9 +219,14 @@ def decoders(basis: Features, features: Sequence[Feature]) -> dict[Feature, np.n
     if not features:
         return {}
     layer_X, index_X = (jnp.asarray(each, jnp.int32) for each in zip(*features, strict=True))
-    one_X = jnp.ones(len(features), jnp.float32)
-    write_LXD = np.asarray(basis.writes(layer_X, index_X, one_X))
+    write_LXD = np.asarray(_unit_writes(basis, layer_X, index_X))
     return {feature: write_LXD[:, x].reshape(-1) for x, feature in enumerate(features)}
+
+
+@jax.jit
+def _unit_writes(basis, layer_X, index_X):
+    """What one unit of each feature writes `[L, X, D]`."""
+    return basis.writes(layer_X, index_X, jnp.ones(len(layer_X), jnp.float32))
 
 
 def document(feature: Feature, data: FeatureData, *, scan: str) -> dict[str, Any]:

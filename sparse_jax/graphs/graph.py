@@ -148,12 +148,13 @@ class Graph:
     ) -> Iterator[Mediation]:
         """Mediation of many edges, in order, in batches of this size (the last may be smaller).
 
-        A batch has its own passes for its ends: of edges sorted by target there are fewer.
+        Batches with at most as many different sources together share the passes upwards from these;
+        each has its own downwards from its targets. `mediation.by_source` makes both few.
 
         Args:
           edges: pairs of source and target, indices in `nodes`.
           batch: edges at a time; memory is that of their scores, `[batch, L, N, T, T]`, and of the
-            tangents of as many sources, `[batch, L, T, D]`.
+            tangents and values of as many sources, `[batch, L, T, D]`.
 
         Raises:
           UsageError: a source is a logit or the bias, a target neither feature nor logit.
@@ -161,20 +162,28 @@ class Graph:
         pairs = np.asarray(edges, np.int64).reshape(-1, 2)
         self.check_kinds(pairs[:, 0], SOURCE_KINDS, "source")
         self.check_kinds(pairs[:, 1], (FEATURE, LOGIT), "target")
+        if not len(pairs):
+            return
         size = min(batch, len(pairs))
         with jax.default_matmul_precision(PRECISION):
-            for start in range(0, len(pairs), batch):
-                some = pairs[start : start + batch]
-                # Filled up, so that few sizes are compiled: of targets, a quarter to the whole.
-                sources, source_X = _filled_up(some[:, 0], size, size)
-                targets, target_X = _filled_up(some[:, 1], -(-size // 4), size)
-                mediated = _mediate_edges(
-                    self.replacement,
-                    *(self.sources(sources), source_X),
-                    *(self.targets(targets), target_X),
-                    self._open_pairs,
-                )
-                yield jax.tree.map(operator.itemgetter(slice(len(some))), mediated)
+            for block in mediation.batches_with_few_sources(pairs[:, 0], size):
+                nodes, source_X = _filled_up(pairs[block, 0], size, size)
+                sources = self.sources(nodes)
+                tangents = _tangents(self.replacement, sources)
+                for start in range(0, len(source_X), size):
+                    at_X = source_X[start : start + size]
+                    some = pairs[block][start : start + size]
+                    nodes, target_X = _filled_up(some[:, 1], -(-size // 4), size)
+                    missing = size - len(some)
+                    mediated = _mediate_edges(
+                        self.replacement,
+                        *(sources, tangents, np.pad(at_X, (0, missing))),
+                        *(self.targets(nodes), np.pad(target_X, (0, missing))),
+                        self._open_pairs,
+                    )
+                    # As numpy, whose slices are not compiled.
+                    leaves = jax.tree.map(np.asarray, mediated)
+                    yield jax.tree.map(operator.itemgetter(slice(len(some))), leaves)
 
     def qk(self, layer: int, head: int, query: int, key: int) -> QK:
         """Why a head looked there: the score by sources at the query and at the key (Fig. 8).
@@ -302,49 +311,24 @@ class Graph:
 
     def sources(self, nodes: np.ndarray) -> Sources:
         """What nodes add to the residual stream."""
-        L = self.replacement.error_LTD.shape[0]
         kind, layer, position, feature, activation = (
             self._column(name)[nodes] for name in SCHEMA.names
         )
-        is_feature, is_error = kind == FEATURE, kind == ERROR
-        write_LXD = np.asarray(
-            self.transcoder.writes(
-                jnp.asarray(np.where(is_feature, layer, 0)),
-                jnp.asarray(np.where(is_feature, feature, 0)),
-                jnp.asarray(np.where(is_feature, activation, 0.0).astype(self.adjacency.dtype)),
-            )
-        )
-        errors_LTD = np.asarray(self.replacement.error_LTD)
-        own_LX = np.arange(L)[:, None] == layer[None]
-        own_LX &= is_error[None]
-        write_LXD = np.where(own_LX[:, :, None], errors_LTD[:, position], write_LXD)
-        tokens_TD = np.asarray(self.replacement.token_TD)
-        embedding_XD = np.where((kind == TOKEN)[:, None], tokens_TD[position], 0.0)
-        return Sources(
-            jnp.asarray(position),
-            jnp.asarray(write_LXD.swapaxes(0, 1)),
-            jnp.asarray(embedding_XD.astype(tokens_TD.dtype)),
+        return _sources(
+            self.replacement,
+            self.transcoder,
+            {each: kind == each for each in SOURCE_KINDS},
+            *(layer, position, feature, activation.astype(self.adjacency.dtype)),
         )
 
     def targets(self, nodes: np.ndarray) -> Targets:
         """What nodes read of the residual stream."""
         kind, layer, position, feature, _ = (self._column(name)[nodes] for name in SCHEMA.names)
         is_logit = kind == LOGIT
-        features = linear.feature_targets(
-            self.replacement,
-            self.transcoder,
-            *(jnp.asarray(np.where(is_logit, 0, x)) for x in (layer, position, feature)),
-        )
         first_logit = int(np.argmax(self._column("kind") == LOGIT))
         direction_XD = self.directions[np.where(is_logit, nodes - first_logit, 0)]
-        logits = linear.logit_targets(self.replacement, jnp.asarray(direction_XD))
-
-        def choose(feature_X: jax.Array, logit_X: jax.Array) -> jax.Array:
-            return jnp.where(
-                is_logit if feature_X.ndim == 1 else is_logit[:, None], logit_X, feature_X
-            )
-
-        return jax.tree.map(choose, features, logits)
+        places = layer, position, feature
+        return _targets(self.replacement, self.transcoder, direction_XD, is_logit, *places)
 
     def _column(self, name: str) -> np.ndarray:
         # Where a node has no layer, feature or activation, -1.
@@ -371,14 +355,43 @@ def _tiny() -> float:
     return float(np.finfo(np.float32).tiny)
 
 
+@jax.jit
+def _sources(replacement, features, is_kind, layer_X, position_X, feature_X, activation_X):
+    """`Sources` of nodes; `is_kind` has for each kind whether they are of it."""
+    write_LXD = features.writes(
+        *(jnp.where(is_kind[FEATURE], x, 0) for x in (layer_X, feature_X, activation_X))
+    )
+    own_LX = (jnp.arange(len(write_LXD))[:, None] == layer_X[None]) & is_kind[ERROR][None]
+    write_LXD = jnp.where(own_LX[:, :, None], replacement.error_LTD[:, position_X], write_LXD)
+    token_XD = jnp.where(is_kind[TOKEN][:, None], replacement.token_TD[position_X], 0.0)
+    return Sources(position_X, write_LXD.swapaxes(0, 1), token_XD)
+
+
+@jax.jit
+def _targets(replacement, features, direction_XD, is_logit_X, layer_X, position_X, feature_X):
+    """`Targets` of nodes, of which logits have directions."""
+    places = (jnp.where(is_logit_X, 0, x) for x in (layer_X, position_X, feature_X))
+    of_features = linear.feature_targets(replacement, features, *places)
+    of_logits = linear.logit_targets(replacement, direction_XD)
+
+    def choose(feature: jax.Array, logit: jax.Array) -> jax.Array:
+        return jnp.where(is_logit_X.reshape(-1, *[1] * (feature.ndim - 1)), logit, feature)
+
+    return jax.tree.map(choose, of_features, of_logits)
+
+
 _qk_targets = jax.jit(qk.targets)
 
 
+_tangents = jax.jit(linear.tangents)
 _mediate_edges = jax.jit(mediation.mediate_edges)
 
 
-def _filled_up(ends_X: np.ndarray, step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Different ends, the last repeated up to a multiple of `step`, and `size` indices in them."""
+def _filled_up(ends_X: np.ndarray, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Different ends, at most so many, the last repeated to one of few sizes; indices in them.
+
+    Sizes are `least` times powers of two, up to `most`: few are compiled.
+    """
     ends, index_X = np.unique(ends_X, return_inverse=True)
-    ends = np.pad(ends, (0, -len(ends) % step), mode="edge")
-    return ends, np.pad(index_X, (0, size - len(index_X)))
+    size = min(least << (-(-len(ends) // least) - 1).bit_length(), most)
+    return np.pad(ends, (0, size - len(ends)), mode="edge"), index_X

@@ -20,7 +20,7 @@ from sparse_jax.graphs import effects as effects_lib
 from sparse_jax.graphs import qk
 from sparse_jax.graphs.effects import Effects
 from sparse_jax.graphs.graph_json import check, pair_number
-from sparse_jax.graphs.influence import BIAS, ERROR, FEATURE, LOGIT, TOKEN, Edges, Pruned
+from sparse_jax.graphs.influence import BIAS, ERROR, FEATURE, LOGIT, TOKEN, Edges, Pruned, highest
 from sparse_jax.graphs.qk import QK
 
 TRANSCODER = "cross layer transcoder"
@@ -80,7 +80,7 @@ def largest_shares(score_LNTS: np.ndarray, *, heads: int = 5, pairs: int = 10) -
     score_LN = score_LNTS.sum((2, 3))
 
     def top(score: np.ndarray, count: int) -> list[tuple[Any, ...]]:
-        order = np.argsort(-np.abs(score), axis=None, kind="stable")[:count]
+        order = highest(np.abs(score).ravel(), count)
         places = np.stack(np.unravel_index(order, score.shape), 1)
         shares = [(*map(int, place), float(score[tuple(place)])) for place in places]
         return [share for share in shares if share[-1]]

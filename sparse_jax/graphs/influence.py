@@ -22,8 +22,8 @@ from lm_jax.errors import UsageError
 FEATURE, ERROR, TOKEN = "feature", "error", "token"
 LOGIT, BIAS = "logit", "bias"
 _LEAST_SUM = 1e-10
-# At a time in float64.
-_ROWS = 32
+# Weights at a time in float64: of long rows one.
+_AT_ONCE = 2**20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,9 +91,14 @@ def normalised(edges: Edges) -> np.ndarray:
     return size_RS / np.maximum(size_RS.sum(1, keepdims=True), _LEAST_SUM)
 
 
-def influence(edges: Edges) -> np.ndarray:
-    """I of every source `[S]`; N is not formed, of which large graphs have gigabytes."""
-    size_R = _row_sizes(edges)
+def influence(edges: Edges, size_R: np.ndarray | None = None) -> np.ndarray:
+    """I of every source `[S]`; N is not formed, of which large graphs have gigabytes.
+
+    Args:
+      edges: the graph.
+      size_R: `row_sizes` of its weights, where they are known.
+    """
+    size_R = row_sizes(edges.weight_RS) if size_R is None else size_R
     is_node_R = edges.node_R >= 0
     between_RR = np.abs(np.asarray(edges.weight_RS[:, edges.node_R[is_node_R]], np.float64))
     between_RR /= size_R[:, None]
@@ -111,24 +116,25 @@ def influence(edges: Edges) -> np.ndarray:
         raise UsageError("adjacency: the graph has a cycle; features must read lower layers alone")
     share_R = through_R / size_R
     total_S = np.zeros(edges.weight_RS.shape[1])
-    for at, part_RS in _sizes(edges):
+    for at, part_RS in _sizes(edges.weight_RS):
         total_S += share_R[at] @ part_RS
     return total_S
 
 
-def _row_sizes(edges: Edges) -> np.ndarray:
+def row_sizes(weight_RS: np.ndarray) -> np.ndarray:
     """Sum of absolute weights of each row, which N divides by."""
-    size_R = np.zeros(len(edges.weight_RS))
-    for at, part_RS in _sizes(edges):
+    size_R = np.zeros(len(weight_RS))
+    for at, part_RS in _sizes(weight_RS):
         size_R[at] = np.maximum(part_RS.sum(1), _LEAST_SUM)
     return size_R
 
 
-def _sizes(edges: Edges) -> Iterator[tuple[slice, np.ndarray]]:
+def _sizes(weight_RS: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """Absolute weights, some rows at a time, in float64."""
-    for start in range(0, len(edges.weight_RS), _ROWS):
-        at = slice(start, start + _ROWS)
-        yield at, np.abs(edges.weight_RS[at], dtype=np.float64)
+    rows = max(_AT_ONCE // max(weight_RS.shape[1], 1), 1)
+    for start in range(0, len(weight_RS), rows):
+        at = slice(start, start + rows)
+        yield at, np.abs(weight_RS[at], dtype=np.float64)
 
 
 def prune(edges: Edges, *, node_threshold: float = 0.8, edge_threshold: float = 0.95) -> Pruned:
@@ -199,6 +205,17 @@ def largest(value_X: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
     return kept_X, share_X
 
 
+def highest(value_X: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` highest values, highest first, of equal ones the first before others.
+
+    As a stable sort of the indices has them, which takes ten times as long as one of the values.
+    """
+    some_X = np.arange(len(value_X))
+    if 0 < count < len(value_X):
+        some_X = np.flatnonzero(value_X >= np.sort(value_X)[-count])
+    return some_X[np.argsort(-value_X[some_X], kind="stable")][:count]
+
+
 def scores(edges: Edges, kept_S: np.ndarray | None = None) -> Scores:
     """Scores of a graph, or of what pruning kept of it.
 
@@ -214,7 +231,7 @@ def scores(edges: Edges, kept_S: np.ndarray | None = None) -> Scores:
     tokens, errors = influence_S[is_token_S].sum(), influence_S[is_error_S].sum()
     through_R = _through(edges, influence_S)
     from_errors_R = np.abs(edges.weight_RS[:, is_error_S], dtype=np.float64).sum(1)
-    complete_R = 1.0 - from_errors_R / _row_sizes(edges)
+    complete_R = 1.0 - from_errors_R / row_sizes(edges.weight_RS)
     inputs, all_nodes = through_R.sum(), influence_S.sum() + edges.start_R.sum()
     explained = (complete_R * through_R).sum()
     # Nodes without a row have nothing from errors.

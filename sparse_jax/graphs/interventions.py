@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import UsageError
-from lm_jax.model.edits import Add, Replace
+from lm_jax.model.edits import Add, Chain
 from lm_jax.model.frozen import frozen_sites, mixer_sites, mlp_norm_sites
 from lm_jax.model.layers import unembedding
 from lm_jax.model.sites import StatefulEdit, keep
@@ -133,6 +133,10 @@ def _clean_logits(model, tokens_T):
     return w_VD @ hidden_D, jnp.abs(w_VD) @ jnp.abs(hidden_D)
 
 
+# Scaled sources are filled up to so many, which costs nothing beside the model.
+_FEW = 64
+
+
 @struct.dataclass
 class Run:
     """Forward passes of which the first is the clean one.
@@ -163,11 +167,14 @@ def run_scaled(
       groups: different sources of each intervention, indices in `graph.nodes`, one or more.
       factors: one per group.
       mode: what is frozen.
-      batch: interventions at a time; each batch has a clean run of its own before them.
+      batch: the most interventions at a time; each batch has a clean run of its own before them.
     """
+    # Batches of about one size, so that few rows are filled up.
+    batch = -(-len(groups) // -(-len(groups) // batch))
     starts = range(0, len(groups), batch)
     # Few sizes are compiled, of graphs of one length too.
-    most = rounded(max(sum(map(len, groups[start : start + batch])) for start in starts))
+    most = max(sum(map(len, groups[start : start + batch])) for start in starts)
+    most = max(rounded(most), _FEW)
     tokens_T = jnp.asarray(_tokens(graph))
     for start in starts:
         some = groups[start : start + batch]
@@ -209,15 +216,20 @@ def logit_shifts(graph: Graph, run: Run) -> np.ndarray:
 def _shifts(graph: Graph, run: Run) -> np.ndarray:
     """Shifts of the rows' readings `[B, R]` from those of the clean run."""
     is_feature_R = graph.kinds[graph.row_nodes] != LOGIT
-    layer, position, feature = _places(graph, graph.row_nodes[is_feature_R])
-    vector_XD, _ = graph.transcoder.readings(layer, position, feature)
-    input_XBD = np.asarray(run.input_LBTD[layer, :, position])
+    places = _places(graph, graph.row_nodes[is_feature_R])
     shift_BR = np.empty((len(run.hidden_BD), len(is_feature_R)), np.float64)
-    shift_BR[:, is_feature_R] = np.einsum(
-        "XBD,XD->BX", input_XBD - input_XBD[:, :1], np.asarray(vector_XD)
-    )
+    with jax.default_matmul_precision(PRECISION):
+        shift_BR[:, is_feature_R] = _feature_shifts(graph.transcoder, run.input_LBTD, *places)
     shift_BR[:, ~is_feature_R] = logit_shifts(graph, run)
     return shift_BR
+
+
+@jax.jit
+def _feature_shifts(features, input_LBTD, layer_X, position_X, feature_X):
+    """Shifts of pre-activations `[B, X]` from those of the first run."""
+    vector_XD, _ = features.readings(layer_X, position_X, feature_X)
+    input_XBD = input_LBTD[layer_X, :, position_X]
+    return jnp.einsum("XBD,XD->BX", input_XBD - input_XBD[:, :1], vector_XD)
 
 
 def _places(graph: Graph, nodes: np.ndarray) -> tuple[jax.Array, ...]:
@@ -279,19 +291,21 @@ def _run(model, features, error_LTD, tokens_T, sources, row_X, added_X, scaled, 
     }[mode]
     tokens_BT = jnp.broadcast_to(tokens_T, (size, T))
     valid_BT = jnp.ones_like(tokens_BT, bool)
-    record = dict.fromkeys([*frozen, "mlp.out"], keep)
-    clean = model.forward(tokens_BT[:1], valid_BT[:1], record=record).records
-    edits: dict[str, Any] = {name: _replaced(clean[name]) for name in frozen}
+    edits: dict[str, Any] = dict.fromkeys(frozen, _LikeFirst())
     if mode == "frozen":
-        edits |= {"mlp.out": _replaced(clean["mlp.out"] + added_LBTD), "embed": Add(embedding_BTD)}
+        edits |= {"mlp.out": Chain((_LikeFirst(), Add(added_LBTD))), "embed": Add(embedding_BTD)}
     else:
         edits |= responding(features, error_LTD, added_LBTD, embedding_BTD, scaled)
     run = model.forward(tokens_BT, valid_BT, edits=edits, record={"mlp.in": keep})
     return Run(run.records["mlp.in"], run.hidden[:, -1])
 
 
-def _replaced(value: jax.Array) -> Replace:
-    return Replace(value, jnp.ones([value.shape[0]] + [1] * (value.ndim - 1), bool))
+@struct.dataclass
+class _LikeFirst:
+    """All rows of a batch as the first, the clean run."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x[:1], x.shape)
 
 
 @functools.singledispatch

@@ -12,7 +12,7 @@ layer after another for a whole batch (axis X), without automatic differentiatio
 c_attn = c_skip = c_out + readings of the layer's MLP; in parallel blocks c_attn = c_out.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from flax import struct
 import jax
@@ -103,20 +103,36 @@ def below_attention(
     return (c_out_XTD if layer.parallel else c_skip_XTD), c_skip_XTD
 
 
-def tangents(replacement: Replacement, sources: Sources) -> tuple[jax.Array, jax.Array]:
-    """Tangents of sources at the input of blocks `[X, L, T, D]`, and after all `[X, T, D]`."""
+@struct.dataclass
+class Tangents:
+    """What sources add to the residual stream.
+
+    Attributes:
+      input_LXTD: at the input of each block.
+      value_LXS: values of its mixer there.
+      last_XTD: after all blocks.
+    """
+
+    input_LXTD: jax.Array
+    value_LXS: jax.Array
+    last_XTD: jax.Array
+
+
+def tangents(replacement: Replacement, sources: Sources) -> Tangents:
+    """Tangents of sources, layer by layer upwards."""
     T = replacement.read_LTD.shape[1]
     at_XT1 = (sources.position_X[:, None] == jnp.arange(T)[None])[:, :, None]
 
     def up(x_XTD, each):
         layer, write_XD = each
-        above_XTD = x_XTD + layer.apply(x_XTD)
-        return above_XTD + jnp.where(at_XT1, write_XD[:, None], 0.0), x_XTD
+        value_XS = layer.values(x_XTD)
+        above_XTD = x_XTD + layer.mix(value_XS)
+        return above_XTD + jnp.where(at_XT1, write_XD[:, None], 0.0), (x_XTD, value_XS)
 
     start_XTD = jnp.where(at_XT1, sources.embedding_XD[:, None], 0.0)
     each = replacement.layers, jnp.swapaxes(sources.write_XLD, 0, 1)
-    last_XTD, x_LXTD = jax.lax.scan(up, start_XTD, each)
-    return jnp.swapaxes(x_LXTD, 0, 1), last_XTD
+    last_XTD, (input_LXTD, value_LXS) = jax.lax.scan(up, start_XTD, each)
+    return Tangents(input_LXTD, value_LXS, last_XTD)
 
 
 @struct.dataclass
@@ -141,6 +157,10 @@ class Written(Protocol):
     @property
     def layers(self) -> Any:
         """Data with a leading axis L."""
+        ...
+
+    def first(self, positions: int) -> Self:
+        """What those at the first positions write."""
         ...
 
     def start(self, X: int) -> tuple[Any, Any]:
@@ -170,6 +190,10 @@ class Writes:
     def layers(self) -> Any:
         """Data with a leading axis L."""
         return self.write_LTZD
+
+    def first(self, positions: int) -> "Writes":
+        """What those at the first positions write."""
+        return Writes(self.write_LTZD[:, :positions])
 
     def start(self, X: int) -> tuple[Any, Any]:
         """Sums over layers, and what a layer without cotangents gives, both zero."""
@@ -201,6 +225,10 @@ class OwnLayerWrites:
         """Data with a leading axis L."""
         return self.decoder_LFD, self.activation_LTF
 
+    def first(self, positions: int) -> "OwnLayerWrites":
+        """What those at the first positions write."""
+        return OwnLayerWrites(self.decoder_LFD, self.activation_LTF[:, :positions])
+
     def start(self, X: int) -> tuple[Any, Any]:
         """Sums over layers, and what a layer without cotangents gives, both zero."""
         return (), jnp.zeros((X, *self.activation_LTF.shape[1:]), self.activation_LTF.dtype)
@@ -222,17 +250,21 @@ def attribution_rows(
     targets: Targets,
     *,
     entering: bool = False,
+    positions: int | None = None,
 ) -> Rows:
     """Attributions to targets, layer by layer from the highest of them down.
+
+    Mixers are causal: no source after a target reaches it.
 
     Args:
       replacement: the model.
       writes: of the features.
       targets: what is attributed. Layers above all of them are skipped.
       entering: targets read the input of their block, before its attention, not of its MLP.
+      positions: all targets are at the first so many; None for all.
     """
-    L, T, _ = replacement.error_LTD.shape
-    X = len(targets.layer_X)
+    L, length, _ = replacement.error_LTD.shape
+    X, T = len(targets.layer_X), positions or length
     top = targets.layer_X.max()
 
     def down(carry, each):
@@ -255,17 +287,23 @@ def attribution_rows(
 
         return jax.lax.cond(each[1] <= top, step, skip)
 
-    r = replacement
+    r, writes = replacement, writes.first(T)
     none, nothing = writes.start(X)
     start = readings(targets, L, T), none, targets.constant_X
     each = (
-        *(r.layers, jnp.arange(L), writes.layers, r.error_LTD),
-        *(r.attention_bias_LTD, r.decoder_bias_LD),
+        *(r.layers.first(T), jnp.arange(L), writes.layers, r.error_LTD[:, :T]),
+        *(r.attention_bias_LTD[:, :T], r.decoder_bias_LD),
     )
     (c_XTD, features, bias_X), (error_LXT, own) = jax.lax.scan(down, start, each, reverse=True)
+
+    def of_all(x: jax.Array, axis: int) -> jax.Array:
+        later = list(x.shape)
+        later[axis] = length - T
+        return jnp.concatenate([x, jnp.zeros(later, x.dtype)], axis) if length > T else x
+
     return Rows(
-        writes.attributions(features, own),
-        jnp.swapaxes(error_LXT, 0, 1),
-        jnp.einsum("XTD,TD->XT", c_XTD, r.token_TD),
-        bias_X + jnp.einsum("XTD,TD->X", c_XTD, r.position_TD),
+        of_all(writes.attributions(features, own), -2),
+        of_all(jnp.swapaxes(error_LXT, 0, 1), -1),
+        of_all(jnp.einsum("XTD,TD->XT", c_XTD, r.token_TD[:T]), -1),
+        bias_X + jnp.einsum("XTD,TD->X", c_XTD, r.position_TD[:T]),
     )

@@ -20,6 +20,8 @@ from sparse_jax.circuits.curves import crossing
 Component = Literal["heads", "pairs"]
 Sign = Literal["absolute", "signed"]
 COMPONENTS, SIGNS = get_args(Component), get_args(Sign)
+# Edges at a time, so that the arrays of tens of thousands of pairs stay in the cache.
+_EDGES = 4
 
 
 def shares(score_XLNTS: np.ndarray, component: Component) -> np.ndarray:
@@ -90,14 +92,18 @@ class MassSums:
 
     def add(self, score_XLNTS: np.ndarray) -> None:
         """Adds the shares of some edges."""
-        for component in COMPONENTS:
-            share_XC = shares(score_XLNTS, component)
-            for sign in SIGNS:
-                mass_XC = cumulative(share_XC, sign)
-                has_X = ~np.isnan(mass_XC[:, 0])
-                count = needed(mass_XC[has_X], self._fraction).sum()
-                self._mass[component, sign] = self._mass[component, sign] + mass_XC[has_X].sum(0)
-                self._counts[component, sign] += (has_X.sum(), (~has_X).sum(), count)
+        for start in range(0, len(score_XLNTS), _EDGES):
+            some_XLNTS = score_XLNTS[start : start + _EDGES]
+            for component in COMPONENTS:
+                share_XC = shares(some_XLNTS, component)
+                for sign in SIGNS:
+                    self._add(component, sign, cumulative(share_XC, sign))
+
+    def _add(self, component: Component, sign: Sign, mass_XC: np.ndarray) -> None:
+        has_X = ~np.isnan(mass_XC[:, 0])
+        count = needed(mass_XC[has_X], self._fraction).sum()
+        self._mass[component, sign] = self._mass[component, sign] + mass_XC[has_X].sum(0)
+        self._counts[component, sign] += (has_X.sum(), (~has_X).sum(), count)
 
     def means(self) -> list[Mass]:
         """Means over the edges so far, for each component and sign."""

@@ -14,13 +14,15 @@ For each layer up to the target's,
 The sum over layers is not the edge: a path through two heads counts at both.
 """
 
+from collections.abc import Iterator
+
 from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sparse_jax.graphs import linear
-from sparse_jax.graphs.linear import Sources, Targets
+from sparse_jax.graphs.linear import Sources, Tangents, Targets
 from sparse_jax.graphs.replacement import Replacement
 
 
@@ -46,11 +48,9 @@ class Mediation:
         It is relative to the largest sum of absolute parts over layers, and 0 for layers above the
         target.
         """
-        score, bypass, late = (
-            np.asarray(x, np.float64) for x in (self.score_XLNTS, self.bypass_XL, self.late_XL)
-        )
-        total_XL = score.sum((2, 3, 4)) + bypass + late
-        size_XL = np.abs(score).sum((2, 3, 4)) + np.abs(bypass) + np.abs(late)
+        bypass, late = (np.asarray(x, np.float64) for x in (self.bypass_XL, self.late_XL))
+        total_XL = _sums(self.score_XLNTS) + bypass + late
+        size_XL = _sums(np.abs(np.asarray(self.score_XLNTS))) + np.abs(bypass) + np.abs(late)
         error_XL = np.abs(total_XL - np.asarray(edge_X, np.float64)[:, None])
         has_share_XL = np.arange(error_XL.shape[1])[None] <= np.asarray(self.layer_X)[:, None]
         largest_X1 = size_XL.max(1, keepdims=True)
@@ -59,20 +59,28 @@ class Mediation:
 
     def over_count(self, edge_X: np.ndarray) -> np.ndarray:
         """Sum of all scores over all layers, as a multiple of the edge `[X]`; NaN without one."""
-        total_X = np.asarray(self.score_XLNTS, np.float64).sum((1, 2, 3, 4))
+        total_X = _sums(self.score_XLNTS).sum(1)
         edge_X = np.asarray(edge_X, np.float64)
         return np.divide(total_X, edge_X, out=np.full(len(edge_X), np.nan), where=edge_X != 0)
+
+
+def _sums(score_XLNTS: jax.Array | np.ndarray) -> np.ndarray:
+    """Sums over heads and pairs of each layer `[X, L]`, in float64."""
+    score_XLC = np.asarray(score_XLNTS).reshape(*score_XLNTS.shape[:2], -1)
+    return score_XLC.sum(-1, dtype=np.float64)
 
 
 def mediate(replacement: Replacement, sources: Sources, targets: Targets) -> Mediation:
     """Mediation of the edge from each source to the target of the same index."""
     each_X = jnp.arange(len(targets.layer_X))
-    return mediate_edges(replacement, sources, each_X, targets, each_X)
+    tangents = linear.tangents(replacement, sources)
+    return mediate_edges(replacement, sources, tangents, each_X, targets, each_X)
 
 
 def mediate_edges(
     replacement: Replacement,
     sources: Sources,
+    tangents: Tangents,
     source_X: jax.Array,
     targets: Targets,
     target_X: jax.Array,
@@ -85,35 +93,34 @@ def mediate_edges(
     Args:
       replacement: the model.
       sources, targets: ends of edges, each once.
+      tangents: of the sources (`linear.tangents`).
       source_X, target_X: indices in them of the ends of each edge.
       open_L3P: the entries of each layer's pattern that are not 0 (`open_pairs`), without which
         there is no share; None to contract all.
     """
     L, T, _ = replacement.read_LTD.shape
     at_X = sources.position_X[source_X]
-    input_XLSD, _ = linear.tangents(replacement, sources)
 
     def down(c_XTD, each):
-        layer, index, input_XSD, write_XD, open_3P = each
+        layer, index, input_XTD, value_XS, write_XD, open_3P = each
         read_XTD = linear.readings(targets, index, T)
         c_attn_XTD, c_skip_XTD = linear.below_attention(layer, c_XTD, read_XTD)
-        value_XS = layer.values(input_XSD)[source_X]
-        u_XT = layer.cotangents(c_attn_XTD)[target_X]
+        value_XS, u_XT = value_XS[source_X], layer.cotangents(c_attn_XTD)[target_X]
         if open_3P is None:
             score_XNTS = layer.mixer.shares(value_XS, u_XT)
         else:
             share_XP = layer.mixer.pair_shares(value_XS, u_XT, open_3P)
             score_XNTS = jnp.zeros((len(share_XP), *layer.pattern_LNTS.shape), share_XP.dtype)
             score_XNTS = score_XNTS.at[:, *open_3P].set(share_XP, mode="drop")
-        bypass_X = (input_XSD[source_X] * c_skip_XTD[target_X]).sum((1, 2))
+        # Of all sources with all targets: one product, where edges have rows of many megabytes.
+        bypass_X = jnp.einsum("XTD,YTD->XY", input_XTD, c_skip_XTD)[source_X, target_X]
         written_X = (write_XD[source_X] * c_XTD[target_X, at_X]).sum(-1)
         below_XTD = c_skip_XTD + layer.transpose(c_attn_XTD)
         return below_XTD, (score_XNTS, bypass_X, written_X)
 
     each = (
-        *(replacement.layers, jnp.arange(L)),
-        *(jnp.swapaxes(x, 0, 1) for x in (input_XLSD, sources.write_XLD)),
-        open_L3P,
+        *(replacement.layers, jnp.arange(L), tangents.input_LXTD, tangents.value_LXS),
+        *(jnp.swapaxes(sources.write_XLD, 0, 1), open_L3P),
     )
     start_XTD = linear.readings(targets, L, T)
     _, parts = jax.lax.scan(down, start_XTD, each, reverse=True)
@@ -136,3 +143,27 @@ def open_pairs(pattern_LNTS: np.ndarray) -> np.ndarray:
     for layer, each in enumerate(entries):
         open_L3P[layer, :, : each.shape[1]] = each
     return open_L3P
+
+
+def batches_with_few_sources(source_X: np.ndarray, batch: int) -> Iterator[slice]:
+    """Runs of whole batches of edges, as long as can be, with at most `batch` different sources."""
+    start, different = 0, set[int]()
+    for at in range(0, len(source_X), batch):
+        own = set(source_X[at : at + batch].tolist())
+        if len(different | own) > batch:
+            yield slice(start, at)
+            start, different = at, set()
+        different |= own
+    yield slice(start, len(source_X))
+
+
+def by_source(edges_X2: np.ndarray, most: int) -> list[np.ndarray]:
+    """Edges, pairs of source and target, by so many sources at a time, and of them by target.
+
+    `Graph.mediations` of each then has few passes.
+    """
+    _, rank_X = np.unique(edges_X2[:, 0], return_inverse=True)
+    block_X = rank_X // most
+    ordered_X = np.lexsort((edges_X2[:, 1], block_X))
+    starts = np.flatnonzero(np.diff(block_X[ordered_X])) + 1
+    return np.split(edges_X2[ordered_X], starts)

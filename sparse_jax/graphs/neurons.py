@@ -29,11 +29,19 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import Add
 from lm_jax.model.layers import ACTIVATIONS
 from sparse_jax.graphs import linear
-from sparse_jax.graphs.attribute import Model, Prompt, attribute, circuit_model, prepare
+from sparse_jax.graphs.attribute import (
+    Model,
+    Prompt,
+    assemble,
+    attribute,
+    circuit_model,
+    prepare,
+)
 from sparse_jax.graphs.graph import PRECISION, Graph
 from sparse_jax.graphs.interventions import ScaledActivations, responding
 from sparse_jax.graphs.linear import OwnLayerWrites, Targets
-from sparse_jax.graphs.rows import feature_rows
+from sparse_jax.graphs.rows import ActiveFeatures, FeatureRows, feature_rows
+from sparse_jax.transcoders.activations import products_of_some
 
 # `feature_type` of a neuron in a file, and `kind` in `results.ModelFacts`.
 NEURON, KIND = "mlp neuron", "neurons"
@@ -112,10 +120,23 @@ class Neurons:
         pre_LTF = self.pre_activations(input_LXD)
         return pre_LTF if self.kept_LTF is None else jnp.where(self.kept_LTF, pre_LTF, 0.0)
 
+    def encode_some(
+        self, input_LXD: jax.Array, layer_Y: jax.Array, feature_Y: jax.Array
+    ) -> jax.Array:
+        """Activations `[X, Y]` of some neurons by the MLPs themselves."""
+        hidden_XY = self._product_of_some("up", input_LXD, layer_Y, feature_Y)
+        act = ACTIVATIONS[self.activation]
+        if "gate" not in self.params:
+            return act(hidden_XY)
+        return act(self._product_of_some("gate", input_LXD, layer_Y, feature_Y)) * hidden_XY
+
     def decode(self, features_LXF: jax.Array) -> jax.Array:
         """MLP outputs `[L, T, D]` of activations."""
-        written_LXD = jnp.einsum("LXF,LFD->LXD", features_LXF, self.params["down"])
-        return written_LXD + self.decoder_bias_LD[:, None]
+        return self.written(features_LXF) + self.decoder_bias_LD[:, None]
+
+    def written(self, features_LXF: jax.Array) -> jax.Array:
+        """What neurons of these activations write, without biases."""
+        return jnp.einsum("LXF,LFD->LXD", features_LXF, self.params["down"])
 
     def readings(
         self, layer_X: jax.Array, position_X: jax.Array, feature_X: jax.Array
@@ -140,6 +161,14 @@ class Neurons:
         product_LXF = jnp.einsum("LXD,LDF->LXF", input_LXD, self.params[name])
         bias_LF = self.params.get(f"{name}_bias")
         return product_LXF if bias_LF is None else product_LXF + bias_LF[:, None]
+
+    def _product_of_some(
+        self, name: str, input_LXD: jax.Array, layer_Y: jax.Array, feature_Y: jax.Array
+    ) -> jax.Array:
+        weight_YD = self.params[name][layer_Y, :, feature_Y]
+        product_XY = products_of_some(input_LXD, layer_Y, weight_YD)
+        bias_LF = self.params.get(f"{name}_bias")
+        return product_XY if bias_LF is None else product_XY + bias_LF[layer_Y, feature_Y][None]
 
     def _frozen(self) -> jax.Array:
         if self.quotient_LTF is None:
@@ -185,23 +214,49 @@ def graph(
     if max_features < 1:
         raise UsageError(f"max_features = {max_features} must be at least 1")
     model = circuit_model(model)
-    neurons = Neurons.of(model)
-    kept_LTF = _most_influential(prepare(model, neurons, tokens, targets), max_features)
-    neurons = dataclasses.replace(neurons, kept_LTF=jnp.asarray(kept_LTF))
-    return attribute(model, neurons, tokens, targets=targets)
-
-
-def _most_influential(prompt: Prompt, count: int) -> np.ndarray:
-    """Whether a neuron is one of so many of most influence on the logits, `[L, T, F]`."""
-    if count >= prompt.replacement.feature_LTF.size:
-        return np.ones(prompt.replacement.feature_LTF.shape, bool)
+    prompt = prepare(model, Neurons.of(model), tokens, targets)
+    if max_features >= prompt.replacement.feature_LTF.size:
+        return attribute(model, Neurons.of(model), tokens, targets=targets)
     with jax.default_matmul_precision(PRECISION):
         rows = _NeuronRows(prompt)
         logits = rows.of(prompt.logit_targets())
-        computed = feature_rows(rows, *logits, prompt.probabilities, count)
-    kept_LTF = np.zeros(rows.shape, bool)
-    kept_LTF.ravel()[computed.chosen] = True
-    return kept_LTF
+        computed = feature_rows(rows, *logits, prompt.probabilities, max_features)
+        kept_LTF = np.zeros(rows.shape, bool)
+        kept_LTF.ravel()[computed.chosen] = True
+        prompt = _with_features(prompt, kept_LTF)
+    table = ActiveFeatures(np.asarray(prompt.replacement.feature_LTF))
+    return assemble(prompt, table, _others_as_errors(computed, table, rows.shape))
+
+
+def _with_features(prompt: Prompt, kept_LTF: np.ndarray) -> Prompt:
+    """The prompt with some neurons for features; errors are what the others write."""
+    features = dataclasses.replace(prompt.features, kept_LTF=jnp.asarray(kept_LTF))
+    pre_LTF = prompt.replacement.pre_LTF
+    replacement = prompt.replacement.replace(
+        feature_LTF=jnp.where(kept_LTF, pre_LTF, 0.0),
+        error_LTD=_written(features, jnp.where(kept_LTF, 0.0, pre_LTF)),
+    )
+    return dataclasses.replace(prompt, replacement=replacement, features=features)
+
+
+def _others_as_errors(
+    computed: FeatureRows, table: ActiveFeatures, shape: tuple[int, int, int]
+) -> FeatureRows:
+    """Rows whose columns are a table's features, errors and tokens, of those with all neurons."""
+    L, T, F = shape
+    columns = np.ravel_multi_index((table.layer_X, table.position_X, table.feature_X), shape)
+    logits, order = len(computed.weights) - len(computed.chosen), np.argsort(computed.chosen)
+    at = order[np.searchsorted(computed.chosen, columns, sorter=order)]
+    rows = np.concatenate([logits + at, np.arange(logits)])
+    weights = np.empty((len(rows), len(columns) + L * T + T), np.float32)
+    # A row at a time: it has a million columns.
+    for weight_S, row in zip(weights, rows, strict=True):
+        row_S = computed.weights[row]
+        others_S = row_S[: L * T * F].copy()
+        others_S[columns] = 0.0
+        error_X = others_S.reshape(-1, F).sum(1, dtype=np.float64)
+        weight_S[:] = np.concatenate([row_S[columns], error_X, row_S[L * T * F :]])
+    return FeatureRows(np.arange(len(columns)), weights, computed.biases[rows])
 
 
 class _NeuronRows:
@@ -226,6 +281,12 @@ class _NeuronRows:
 
 
 _targets = jax.jit(linear.feature_targets)
+
+
+@jax.jit
+def _written(features, activation_LTF):
+    """What neurons of these activations write `[L, T, D]`."""
+    return features.written(activation_LTF)
 
 
 @jax.jit

@@ -8,7 +8,14 @@ import numpy as np
 
 from lm_jax.report import slug as slug_of
 from lm_jax.run.files import to_jsonable
-from sparse_jax.graphs import case_study, explanations, graph_document, mass, neurons
+from sparse_jax.graphs import (
+    case_study,
+    explanations,
+    graph_document,
+    mass,
+    mediation,
+    neurons,
+)
 from sparse_jax.graphs.attribute import MOST_LOGITS, SHARE, attribute
 from sparse_jax.graphs.config import ALONE, GraphConfig
 from sparse_jax.graphs.graph import Graph
@@ -23,7 +30,7 @@ from sparse_jax.graphs.results import GraphResult, KeyEdge, LogitNode, MassResul
 GRAPHS = "graph"
 # Bytes for the shares of the edges that are measured at once; sorting them takes a few times more.
 _MEMORY = 32 * 2**20
-# Bytes for the tangents of their sources.
+# Bytes for the tangents and values of their sources.
 _TANGENTS = 256 * 2**20
 
 
@@ -200,17 +207,19 @@ def measure_mediation(
       heads: of a layer.
       key: the key edge, all of whose shares are returned.
     """
-    # By target, of which a batch then has few.
-    edges = edges[np.argsort(edges[:, 1], kind="stable")]
+    L, T, D = graph.replacement.error_LTD.shape
+    width = D + graph.replacement.layers.mixer.width
+    within = min(_MEMORY // (4 * L * heads * T * T), _TANGENTS // (4 * L * T * width))
+    at_once = min(max(within, 1), 256)
+    parts = mediation.by_source(edges, at_once)
+    edges = np.concatenate(parts)
     carried: dict[tuple[int, int], Mediated] = {}
     sums, over = MassSums(fraction), [np.empty(0)]
     error_L = np.zeros(len(graph.replacement.error_LTD))
     weight_X = graph.edge_weights(edges)
     start, key_LNTS = 0, None
-    L, T, D = graph.replacement.error_LTD.shape
-    within = min(_MEMORY // (4 * L * heads * T * T), _TANGENTS // (4 * L * T * D))
-    at_once = min(max(within, 1), 256)
-    for batch in graph.mediations(edges, batch=at_once):
+    batches = (batch for part in parts for batch in graph.mediations(part, batch=at_once))
+    for batch in batches:
         score_XLNTS = np.asarray(batch.score_XLNTS)
         at = slice(start, start + len(score_XLNTS))
         start = at.stop

@@ -24,6 +24,7 @@ import numpy as np
 from lm_jax.errors import UsageError
 from lm_jax.model.frozen import centre
 from lm_jax.model.layers import rotate
+from sparse_jax.graphs.influence import highest
 from sparse_jax.graphs.linear import Targets
 from sparse_jax.graphs.replacement import Replacement
 from sparse_jax.graphs.scores import FrozenScores
@@ -105,7 +106,7 @@ class QK:
         """The largest contributions; the paper shows five."""
 
         def largest(value: np.ndarray) -> list[tuple[Any, ...]]:
-            order = np.argsort(-np.abs(value), axis=None, kind="stable")[:count]
+            order = highest(np.abs(value).ravel(), count)
             places = zip(*np.unravel_index(order, value.shape), strict=True)
             return [(*(int(self.nodes[i]) for i in at), float(value[at])) for at in places]
 

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import UsageError
@@ -15,6 +14,9 @@ from sparse_jax.graphs.replacement import Replacement
 
 # Bytes for the arrays of one chunk of targets, and the most targets in it.
 MEMORY, MOST_TARGETS = 256 * 2**20, 256
+# Each multiple of so many positions is a program of its own; of fewer, compiling takes longer than
+# what is saved (`tools.bench_graphs`).
+POSITIONS = 32
 # A few targets are filled up to a multiple of this, so that few sizes are compiled.
 _FEW = 10
 
@@ -55,10 +57,21 @@ def rounded(count: int) -> int:
 
 
 class RowFiller:
-    """Rows of the adjacency matrix in the order of the graph's nodes, a chunk at a time."""
+    """Rows of the adjacency matrix in the order of the graph's nodes, a chunk at a time.
 
-    def __init__(self, replacement: Replacement, features: Features, table: ActiveFeatures) -> None:
+    A chunk of features is computed with the positions up to its last, rounded up to a multiple of
+    `positions`.
+    """
+
+    def __init__(
+        self,
+        replacement: Replacement,
+        features: Features,
+        table: ActiveFeatures,
+        positions: int = POSITIONS,
+    ) -> None:
         self.replacement, self.features, self.table = replacement, features, table
+        self.positions = positions
         self.layer_X = table.layer_X
         self.writes = _writes(features, table.layer_TZ, table.feature_TZ, table.activation_TZ)
         L, T, D = replacement.error_LTD.shape
@@ -70,8 +83,9 @@ class RowFiller:
 
     def of_features(self, index_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows and biases of these features of the table."""
-        # Targets of one layer together: a chunk begins at its highest.
-        order = np.argsort(-self.table.layer_X[index_X], kind="stable")
+        # Targets of close positions, and of one layer, together: a chunk begins at its highest.
+        part_X = self.table.position_X[index_X] // self.positions
+        order = np.lexsort((-self.table.layer_X[index_X], part_X))
         at = index_X[order]
         parts = []
         for start in range(0, len(at), self.chunk):
@@ -83,7 +97,9 @@ class RowFiller:
                 self.features,
                 *(x[padded].astype(np.int32) for x in indices),
             )
-            parts.append([x[: len(some)] for x in self._rows(targets)])
+            parts_before = int(self.table.position_X[some].max()) // self.positions
+            rows = self._rows(targets, positions=(parts_before + 1) * self.positions)
+            parts.append([x[: len(some)] for x in rows])
         back = np.argsort(order)
         rows, biases = (np.concatenate(each)[back] for each in zip(*parts, strict=True))
         return rows, biases
@@ -94,8 +110,10 @@ class RowFiller:
         size = min(-(-count // _FEW) * _FEW, self.chunk)
         missing = -count % size
 
-        def padded(x: jax.Array, fill: int) -> jax.Array:
-            return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), constant_values=fill)
+        def padded(x: jax.Array, fill: int) -> np.ndarray:
+            # By numpy, which compiles nothing.
+            before = [(0, missing)] + [(0, 0)] * (x.ndim - 1)
+            return np.pad(np.asarray(x), before, constant_values=fill)
 
         filled = Targets(
             padded(targets.layer_X, -1),
@@ -108,8 +126,15 @@ class RowFiller:
         rows, biases = (np.concatenate(each)[:count] for each in zip(*parts, strict=True))
         return rows, biases
 
-    def _rows(self, targets: Targets, *, entering: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        rows = _attribution_rows(self.replacement, self.writes, targets, entering=entering)
+    def _rows(
+        self, targets: Targets, *, entering: bool = False, positions: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        length = len(self.replacement.token_TD)
+        rows = _attribution_rows(
+            *(self.replacement, self.writes, targets),
+            entering=entering,
+            positions=min(positions or length, length),
+        )
         X = len(rows.bias_X)
         features = np.asarray(rows.feature)[:, self.table.position_X, self.table.slot_X]
         errors = np.asarray(rows.error_XLT).reshape(X, -1)
@@ -117,7 +142,7 @@ class RowFiller:
         return row, np.asarray(rows.bias_X)
 
 
-_attribution_rows = jax.jit(linear.attribution_rows, static_argnames="entering")
+_attribution_rows = jax.jit(linear.attribution_rows, static_argnames=("entering", "positions"))
 _feature_targets = jax.jit(linear.feature_targets)
 
 
@@ -187,6 +212,7 @@ def feature_rows(
     chosen = np.arange(count if count == total else 0)
     if count == total:
         weights[logits:], biases[logits:] = filler.of_features(chosen)
+    size_R = influence.row_sizes(logit_rows)
     while len(chosen) < count:
         row = logits + len(chosen)
         edges = influence.Edges(
@@ -196,10 +222,11 @@ def feature_rows(
             kind_S=np.full(columns, influence.FEATURE),
             error_S=np.full(columns, -1),
         )
-        of_features = influence.influence(edges)[:total]
+        of_features = influence.influence(edges, size_R)[:total]
         of_features[chosen] = -1.0
         size = min(filler.chunk, count - len(chosen))
-        next_X = np.argsort(-of_features, kind="stable")[:size]
+        next_X = influence.highest(of_features, size)
         weights[row : row + size], biases[row : row + size] = filler.of_features(next_X)
+        size_R = np.concatenate([size_R, influence.row_sizes(weights[row : row + size])])
         chosen = np.concatenate([chosen, next_X])
     return FeatureRows(chosen, weights, biases)

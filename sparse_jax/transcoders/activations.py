@@ -4,15 +4,35 @@
     JumpReLU    x where x > theta, else 0 (Rajamanoharan et al., 2024)
     BatchTopK   x where x is among the largest of the batch, else 0 (Bussmann et al., 2024)
 
+`products_of_some` are the inputs of a few units of all layers.
+
 JumpReLU is constant in theta almost everywhere. Its derivative by theta is that of a step smoothed
 over a band of width `bandwidth` around theta, and the derivative by x is that of the open units
 alone.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+
+def products_of_some(input_LXD: jax.Array, layer_Y: jax.Array, weight_YD: jax.Array) -> jax.Array:
+    """Products `[X, Y]` of each vector of weights with the inputs of its layer.
+
+    Of all units of all layers most are not asked for; of a layer all vectors are multiplied, which
+    needs no copy of its input for each.
+    """
+
+    def add(product_XY: jax.Array, each: Any) -> tuple[jax.Array, None]:
+        input_XD, layer = each
+        own_XY = jnp.einsum("XD,YD->XY", input_XD, weight_YD)
+        return jnp.where((layer_Y == layer)[None], own_XY, product_XY), None
+
+    L, X, _ = input_LXD.shape
+    start_XY = jnp.zeros((X, len(layer_Y)), input_LXD.dtype)
+    return jax.lax.scan(add, start_XY, (input_LXD, jnp.arange(L)))[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

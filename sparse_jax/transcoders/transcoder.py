@@ -25,7 +25,7 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.params import ParamSpec, ParamTree, constant, zeros
 from lm_jax.parallel.kernels import split_axes
-from sparse_jax.transcoders.activations import jumprelu
+from sparse_jax.transcoders.activations import jumprelu, products_of_some
 
 Kind = Literal["jumprelu", "batchtopk", "relu"]
 KINDS = get_args(Kind)
@@ -189,6 +189,17 @@ class Transcoder:
     def encode(self, input_LXD: jax.Array) -> jax.Array:
         """Features `[L, X, F]` of MLP inputs `[L, X, D]`."""
         return self.activate(self.pre_activations(input_LXD))
+
+    def encode_some(
+        self, input_LXD: jax.Array, layer_Y: jax.Array, feature_Y: jax.Array
+    ) -> jax.Array:
+        """Some features `[X, Y]`, by layer and index, of MLP inputs `[L, X, D]`."""
+        at = layer_Y, feature_Y
+        pre_XY = products_of_some(input_LXD, layer_Y, self.params["encoder"][at])
+        pre_XY = pre_XY + self.params["encoder_bias"][at][None]
+        if not self.cfg.has_thresholds:
+            return jax.nn.relu(pre_XY)
+        return jumprelu(pre_XY, self.theta_LF[at][None], self.cfg.bandwidth)
 
     def decode(self, features_LXF: jax.Array) -> jax.Array:
         """Reconstructed MLP outputs `[L, X, D]` of features `[L, X, F]`."""

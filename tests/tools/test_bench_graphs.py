@@ -21,6 +21,12 @@ def test_graph_and_both_ways_of_mediation_are_timed_in_turns(tmp_path, capsys):
     assert "1% of pairs open: over all pairs" in printed
 
 
+def test_rows_with_and_without_later_positions_are_timed_in_turns(capsys):
+    asked = ["--rows", "--length=40", "--features=16", "--active=48", "--repeats=1"]
+    assert bench_graphs.main(asked) == 0
+    assert "rows of 48 features, 40 tokens, without the positions" in capsys.readouterr().out
+
+
 def test_other_shares_are_not_timed(monkeypatch, capsys):
     real = bench_graphs.by_removal
     monkeypatch.setattr(bench_graphs, "by_removal", lambda *given: 1e-3 + np.asarray(real(*given)))

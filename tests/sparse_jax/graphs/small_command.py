@@ -18,6 +18,7 @@ PROMPTS = (
     "The friends Tom and Anna met at the store . Soon Tom handed the ring to",
 )
 FEATURES = 16
+CONTEXT, EXAMPLES, MEDIATED = 12, 3, 40
 
 
 def save_all(folder):
@@ -59,3 +60,20 @@ def run(*arguments):
         config_class=GraphConfig,
         options=command.Options,
     )
+
+
+def of_dense(models):
+    """Flags of the dense model and its transcoder in a folder of `save_all`."""
+    return [f"--model={models / 'dense'}", f"--transcoder={models / 'dense_clt'}"]
+
+
+def small(models):
+    """Flags of a short study on the text of that folder."""
+    text = f"--config.corpus.source={models / 'text'}"
+    sizes = {"context": CONTEXT, "examples": EXAMPLES, "mediated": MEDIATED, "supernodes": 3}
+    sizes["resamples"] = 200
+    return [text, *(f"--config.{name}={value}" for name, value in sizes.items())]
+
+
+def at(folder):
+    return f"--workdir={folder}"

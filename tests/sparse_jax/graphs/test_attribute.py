@@ -13,6 +13,7 @@ from lm_jax.model.layers import unembedding
 from lm_jax.model.sites import keep
 from sparse_jax.graphs import attribute, rows
 from tests.sparse_jax.graphs.small_graphs import (
+    EACH,
     FEATURES,
     LAYERS,
     MODELS,
@@ -157,6 +158,32 @@ def test_targets_in_small_chunks_get_the_same_rows(monkeypatch):
     size = np.abs(whole.adjacency).sum(1, keepdims=True) + np.abs(whole.bias)[:, None]
     assert (np.abs(parts.adjacency - whole.adjacency) <= 1e-5 * size).all()
     assert (np.abs(parts.bias - whole.bias) <= 1e-5 * size[:, 0]).all()
+
+
+@pytest.mark.parametrize("model", EACH)
+def test_targets_are_computed_without_the_positions_after_them(model, monkeypatch):
+    graph, swept, original = small_graph(*model), [], rows._attribution_rows
+
+    def counted(*given, positions, **options):
+        swept.append(positions)
+        return original(*given, positions=positions, **options)
+
+    monkeypatch.setattr(rows, "_attribution_rows", counted)
+    monkeypatch.setattr(rows, "MOST_TARGETS", 4)
+    table = rows.ActiveFeatures(np.asarray(graph.replacement.feature_LTF))
+    filler = rows.RowFiller(graph.replacement, graph.transcoder, table, positions=2)
+    count = len(table.layer_X)
+    with jax.default_matmul_precision("highest"):
+        got, biases = filler.of_features(np.arange(count))
+    assert set(swept) == {2, 4, TOKENS}
+    whole, bias = graph.adjacency[:count], graph.bias[:count]
+    size = np.abs(whole).sum(1, keepdims=True) + np.abs(bias)[:, None]
+    assert (np.abs(got - whole) <= 1e-5 * size).all()
+    assert (np.abs(biases - bias) <= 1e-5 * size[:, 0]).all()
+    position = column(graph, "position")
+    later = position[: graph.num_sources] > position[:count, None]
+    assert later.any() and not got[later].any() and not whole[later].any()
+    assert got[~later & (np.abs(whole) > 1e-4 * size)].all()
 
 
 def test_a_maximum_of_features_keeps_those_of_most_influence():

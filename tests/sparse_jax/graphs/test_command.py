@@ -1,16 +1,14 @@
-"""The command: its graph is that of `attribute`, it resumes, and refuses before it writes."""
+"""The command: its graph is that of `attribute`, its numbers those of the library, it resumes."""
 
 import html
 import json
 from pathlib import Path
-import re
 
 import jax
 import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax.errors import CorruptError
 from lm_jax.model.layers import unembedding
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
@@ -22,8 +20,6 @@ from sparse_jax.graphs import (
     features,
     graph_json,
     interventions,
-    neurons,
-    prompts,
     scale_groups,
     study,
     supernodes,
@@ -35,27 +31,19 @@ from sparse_jax.graphs.results import GraphSummary
 from sparse_jax.source_model import SourceModel
 from tests.sparse_jax.circuits.small_study import LAYERS
 from tests.sparse_jax.graphs.small_command import (
+    CONTEXT,
+    EXAMPLES,
     FEATURES,
+    MEDIATED,
     PROMPTS,
+    at,
+    of_dense,
     run,
-    save_all,
+    small,
     texts,
 )
 
-CONTEXT, EXAMPLES, MEDIATED = 12, 3, 40
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_are_alike():
-    """Supernodes of these random models, whose features are less alike than trained ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(supernodes.propose.__kwdefaults__, "similarity", 0.2)
-        yield
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return save_all(tmp_path_factory.mktemp("models"))
+pytestmark = pytest.mark.usefixtures("few_are_alike")
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +65,6 @@ def alone(models, tmp_path_factory):
 def with_files(folder):
     names = {"prompts": "prompts.jsonl", "labels": "labels.json"}
     return [f"--{flag}={folder.parent / name}" for flag, name in names.items()]
-
-
-def of_dense(models):
-    return [f"--model={models / 'dense'}", f"--transcoder={models / 'dense_clt'}"]
-
-
-def small(models):
-    text = f"--config.corpus.source={models / 'text'}"
-    sizes = {"context": CONTEXT, "examples": EXAMPLES, "mediated": MEDIATED, "supernodes": 3}
-    sizes["resamples"] = 200
-    return [text, *(f"--config.{name}={value}" for name, value in sizes.items())]
-
-
-def at(folder):
-    return f"--workdir={folder}"
 
 
 @pytest.fixture(scope="module")
@@ -338,162 +311,6 @@ def test_the_same_command_again_prints_the_same_and_resumes_to_the_same(
     assert (tmp_path / "run" / FINISHED_FILE).exists()
 
 
-def check_key_edge(graph, pruned, key_edge):
-    """The strongest kept edge of an earlier feature to the first logit, by its definition."""
-    nodes = graph.nodes.to_pylist()
-    last = max(row["position"] for row in nodes if row["kind"] == "token")
-    logit = next(i for i, row in enumerate(nodes) if row["kind"] == "logit")
-    r = graph.row_nodes.tolist().index(logit)
-    earlier = {
-        s: abs(graph.adjacency[r, s])
-        for s in np.flatnonzero(pruned.kept_RS[r])
-        if nodes[s]["kind"] == FEATURE and nodes[s]["position"] < last
-    }
-    if not earlier:
-        assert key_edge is None
-        return
-    source = max(earlier, key=lambda s: earlier[s])
-    row = nodes[source]
-    assert key_edge.source == f"{row['layer']}_{row['feature']}_{row['position']}"
-    assert key_edge.weight == graph.adjacency[r, source]
-    score_LNTS = graph.mediation(int(source), logit).astype(np.float64)
-    assert [(c.component, c.fraction) for c in key_edge.carriers] == [
-        *(("heads", 0.8), ("heads", 0.9), ("pairs", 0.8), ("pairs", 0.9))
-    ]
-    for each in key_edge.carriers:
-        shares = score_LNTS.sum((2, 3)) if each.component == "heads" else score_LNTS
-        sorted_C = np.sort(np.abs(shares).ravel())[::-1]
-        reached = np.cumsum(sorted_C) >= each.fraction * sorted_C.sum()
-        assert each.needed == 1 + np.argmax(reached)
-
-
-def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys):
-    folder = tmp_path / "run"
-    asked = [f"--dense={models / 'dense'}", f"--dense_transcoder={models / 'dense_clt'}"]
-    asked += [f"--sparse={models / 'sparse'}", f"--sparse_transcoder={models / 'sparse_clt'}"]
-    asked += [f"--prompt={each}" for each in PROMPTS]
-    asked += [*small(models), "--config.corpus.source=", "--config.mediated=0"]
-    asked += ["--config.supernodes=0"]
-    assert run(*asked, at(folder)) == 0
-    summary = load_result(folder / study.SUMMARY, GraphSummary)
-    assert [each.gated for each in summary.models] == [False, True]
-    sources = {
-        "dense": lm_jax.load_pretrained(models / "dense"),
-        "sparse": sparse_model.load(models / "sparse" / "model"),
-    }
-    counts, means, made = {}, {}, {}
-    for role, model in sources.items():
-        transcoder, _ = transcoders.load(models / f"{role}_clt")
-        mass_PC, count_P = [], []
-        for text in PROMPTS:
-            graph = attribute(model, transcoder, model_tokens(model, text))
-            made[role, text] = graph
-            pruned = graph.prune()
-            rows, columns = np.nonzero(pruned.kept_RS)
-            pairs = np.stack([columns, graph.row_nodes[rows]], 1)
-            batches = [np.asarray(each.score_XLNTS) for each in graph.mediations(pairs)]
-            score = np.concatenate(batches).astype(np.float64)
-            share_XC = np.sort(np.abs(score.reshape(len(score), -1)), 1)[:, ::-1]
-            share_XC = share_XC[share_XC[:, 0] > 0]
-            mass_XC = np.cumsum(share_XC, 1) / share_XC.sum(1, keepdims=True)
-            # Of all pairs, half are not causal and have no share: the count is that of the rest.
-            mass_PC.append(mass_XC.mean(0))
-            count_P.append((mass_XC < 0.9).sum(1).mean() + 1)
-        counts[role] = np.array(count_P)
-        longest = max(map(len, mass_PC))
-        ends = [np.pad(m, (0, longest - len(m)), constant_values=1.0) for m in mass_PC]
-        means[role] = np.mean(ends, 0)
-    (ratio,) = (r for r in summary.ratios if (r.component, r.sign) == ("pairs", "absolute"))
-    assert ratio.paper == 16.1
-    assert ratio.per_edge.n == ratio.of_mean.n == len(PROMPTS)
-    wanted = counts["dense"].mean() / counts["sparse"].mean()
-    np.testing.assert_allclose(ratio.per_edge.estimate, wanted, rtol=1e-12)
-    # Two prompts have three samples: the interval is between the ratios of either.
-    own = counts["dense"] / counts["sparse"]
-    assert min(own) - 1e-12 <= ratio.per_edge.low <= ratio.per_edge.high <= max(own) + 1e-12
-    # Between the counts whose masses are below and above.
-    reached = {role: int(np.argmax(mean_C >= 0.9)) for role, mean_C in means.items()}
-    masses = {
-        each.role: each.needed_of_mean.estimate
-        for each in summary.masses
-        if (each.component, each.sign) == ("pairs", "absolute")
-    }
-    for role, k in reached.items():
-        assert k <= masses[role] <= k + 1
-    np.testing.assert_allclose(
-        ratio.of_mean.estimate, masses["dense"] / masses["sparse"], rtol=1e-12
-    )
-    for result in summary.graphs:
-        graph = made[result.role, result.prompt]
-        check_key_edge(graph, graph.prune(), result.key_edge)
-    assert any(result.key_edge for result in summary.graphs)
-    page = (folder / study.REPORT).read_text("utf-8")
-    study_table = page[page.index("case study</h2>") :].split("</table>")[0]
-    cells = html.unescape(re.sub("<[^>]*>", " ", study_table))
-    assert "was not among the prompts" in cells and "459" in cells and "> 40" in cells
-    first = {each.role: each for each in summary.graphs if each.prompt == PROMPTS[0]}
-    edges = [first[role].key_edge for role in ("dense", "sparse")]
-    counts = [edge.carriers[0].needed if edge and edge.carriers else "–" for edge in edges]
-    assert re.search(rf"Heads with 80% of the key edge\s+{counts[0]}\s+{counts[1]}\s+> 40", cells)
-    assert "16.1" in page and "graph/sparse-" in page
-    assert "times as many as the sparse one" in capsys.readouterr().out
-
-
-def test_a_graph_of_neurons_needs_no_transcoder_and_says_so(models, by_hand, tmp_path, capsys):
-    folder, kept = tmp_path / "run", 30
-    asked = [f"--model={models / 'dense'}", "--neurons", f"--prompt={PROMPTS[1]}", *small(models)]
-    assert run(*asked, f"--config.max_features={kept}", at(folder)) == 0
-    out = capsys.readouterr().out
-    assert "features are neurons of the models' MLPs; this is no transcoder" in out
-    assert "  errors of mediation by layer: " in out
-    source, _, _ = by_hand
-    graph = neurons.graph(source.model, source.tokenizer.encode(PROMPTS[1]), max_features=kept)
-    pruned = graph.prune()
-    summary = load_result(folder / study.SUMMARY, GraphSummary)
-    (result,), (facts,) = summary.graphs, summary.models
-    assert (facts.kind, facts.transcoder) == (neurons.KIND, "")
-    assert facts.features == source.model.cfg.mlp_size and result.sizes.features == kept
-    (line,) = (each for each in out.splitlines() if each.startswith("  errors of rows by layer"))
-    assert line.split(": ")[1].replace(", logits", "").split() == [
-        f"{error:.1e}" for error in result.row_error
-    ]
-    document = graph_json.read(folder / result.file)
-    metadata = document["metadata"]
-    assert metadata["generation_settings"] == {
-        "max_n_logits": 10,
-        "desired_logit_prob": 0.95,
-        "max_feature_nodes": kept,
-    }
-    assert "transcoder_list" not in metadata and "create_time_ms" not in metadata["info"]
-    assert metadata["info"]["description"].endswith("of type mlp neuron")
-    assert metadata["info"]["generator"]["version"]
-    rows, columns = np.nonzero(pruned.kept_RS & (graph.adjacency != 0))
-    weights = [link["weight"] for link in document["links"]]
-    np.testing.assert_array_equal(weights, graph.adjacency[rows, columns].astype(np.float64))
-    types = {node["feature_type"] for node in document["nodes"]}
-    assert neurons.NEURON in types and "cross layer transcoder" not in types
-    assert "not of a transcoder: nothing was trained" in (folder / study.REPORT).read_text("utf-8")
-    # Texts are those on which the hidden unit of the model itself is largest.
-    file = max((folder / study.FEATURES).rglob("*.json"), key=lambda f: f.stat().st_size)
-    stored = read_json(file)
-    example = stored["examples_quantiles"][0]["examples"][0]
-    ids = source.tokenizer.encode(" ".join(example["tokens"]))
-    assert len(ids) == len(example["tokens"])
-    row_BT = np.array(ids)[None]
-    hidden = source.model.forward(
-        row_BT, np.ones_like(row_BT, bool), record={"mlp.post": lm_jax.keep}
-    ).records["mlp.post"]
-    act_T = np.asarray(hidden)[stored["layer"], 0, :, stored["feature"]]
-    largest = int(np.argmax(example["tokens_acts_list"]))
-    assert largest == example["train_token_ind"] >= SKIPPED_START
-    np.testing.assert_allclose(example["tokens_acts_list"][largest], act_T[largest], rtol=1e-4)
-
-
-def model_tokens(model, text):
-    tokenizer = (model.base if hasattr(model, "base") else model).tokenizer
-    return tokenizer.encode(text)
-
-
 def test_attribute_takes_folders(models, by_hand):
     source, transcoder, _ = by_hand
     ids = source.tokenizer.encode(PROMPTS[1])
@@ -506,12 +323,3 @@ def test_attribute_takes_folders(models, by_hand):
     for other in others:
         np.testing.assert_array_equal(first, other)
     assert not np.array_equal(first, by_hand[2][1].adjacency)
-
-
-def test_the_ten_prompts_are_the_recorded_ones(monkeypatch):
-    ten = prompts.read_prompts(prompts.FINDINGS)
-    assert len(ten) == 10 and len({each.slug for each in ten}) == 10
-    assert {each.kind for each in ten} == {"ioi", "greater-than", "completion", "category"}
-    monkeypatch.setattr(prompts, "FINDINGS_SHA256", "0" * 64)
-    with pytest.raises(CorruptError, match="is not the recorded file"):
-        prompts.read_prompts(prompts.FINDINGS)

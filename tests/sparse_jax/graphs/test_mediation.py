@@ -9,7 +9,7 @@ import pytest
 
 from lm_jax.errors import UsageError
 from sparse_jax import graphs
-from sparse_jax.graphs.mediation import mediate
+from sparse_jax.graphs.mediation import by_source, mediate
 from tests import rounding
 from tests.sparse_jax.graphs.small_graphs import LAYERS, MODELS, TOKENS, small_graph, widened
 
@@ -140,16 +140,24 @@ def test_a_batch_holds_no_more_ends_than_edges_whatever_their_order(monkeypatch)
     rows, columns = np.nonzero(graph.adjacency)
     some = np.random.default_rng(0).choice(len(rows), 45, replace=False)
     chosen = np.stack([columns[some], graph.row_nodes[rows[some]]], 1)
-    sizes, original = [], graphs.graph._mediate_edges
+    up, down = [], []
+    tangents, mediate_edges = graphs.graph._tangents, graphs.graph._mediate_edges
 
-    def counted(replacement, sources, source_X, targets, target_X, open_L3P):
-        sizes.append(tuple(map(len, (sources.position_X, targets.layer_X, source_X, target_X))))
-        return original(replacement, sources, source_X, targets, target_X, open_L3P)
+    def counted_up(replacement, sources):
+        up.append(len(sources.position_X))
+        return tangents(replacement, sources)
 
-    monkeypatch.setattr(graphs.graph, "_mediate_edges", counted)
+    def counted_down(replacement, sources, kept, source_X, targets, target_X, open_L3P):
+        ends = sources.position_X, targets.layer_X, source_X, target_X
+        down.append(tuple(map(len, ends)))
+        return mediate_edges(replacement, sources, kept, source_X, targets, target_X, open_L3P)
+
+    monkeypatch.setattr(graphs.graph, "_tangents", counted_up)
+    monkeypatch.setattr(graphs.graph, "_mediate_edges", counted_down)
     parts = list(graph.mediations(chosen, batch=batch))
     assert [len(part.layer_X) for part in parts] == [8, 8, 8, 8, 8, 5]
-    assert len(sizes) == 6 and np.max(sizes) == batch and len(set(sizes)) <= 4
+    assert len(down) == 6 and np.max(down) == batch and len(set(down)) <= 4
+    assert len(up) <= 6 and set(up) == {batch}
     # In the order given, the shares of every edge by itself.
     arrays = graph.replacement, graph.sources(chosen[:, 0]), graph.targets(chosen[:, 1])
     wanted = rounding.expected(lambda *given: mediate(*given).score_XLNTS, *arrays)
@@ -159,11 +167,20 @@ def test_a_batch_holds_no_more_ends_than_edges_whatever_their_order(monkeypatch)
         for k, part in enumerate(parts)
     ]
     assert max(certificate) <= 1e-5
-    # Targets sorted: as many passes downwards as there are of them, not as edges.
-    of_one = chosen[chosen[:, 1] == chosen[0, 1]]
-    sizes.clear()
-    next(graph.mediations(np.repeat(of_one, batch, 0)[:batch], batch=batch))
-    assert sizes == [(batch, 2, batch, batch)]
+    # By source, one pass for each of them; by target in that, as few as there are in a batch.
+    up.clear()
+    down.clear()
+    both = []
+    for part in by_source(chosen, batch):
+        both += part.tolist()
+        assert len(np.unique(part[:, 0])) <= batch and (np.diff(part[:, 1]) >= 0).all()
+        assert sum(len(each.layer_X) for each in graph.mediations(part, batch=batch)) == len(part)
+    assert sorted(both) == sorted(chosen.tolist())
+    assert len(up) == -(-len(np.unique(chosen[:, 0])) // batch)
+    of_one = np.repeat(chosen[:1], batch, 0)
+    down.clear()
+    next(graph.mediations(of_one, batch=batch))
+    assert down == [(batch, 1, batch, batch)]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -52,6 +52,11 @@ def test_features_are_the_neurons_of_the_forward_pass_and_leave_nothing_over(eac
     active = np.nonzero(np.asarray(graph.replacement.feature_LTF))
     assert all((x == y).all() for x, y in zip(at, active, strict=True))
     activations = wanted.values[0][at]
+    # A few of them alone, on inputs where no quotient is frozen.
+    layer_Y, feature_Y = np.array([2, 0, 0]), np.array([1, 3, 0])
+    some_TY = Neurons.of(model).encode_some(graph.replacement.input_LTD, layer_Y, feature_Y)
+    some_error_YT = np.abs(np.asarray(some_TY).T - wanted.values[0][layer_Y, :, feature_Y])
+    assert (some_error_YT <= both[0][layer_Y, :, feature_Y]).all()
     error_R = np.abs(graph.readings[: len(features)] - activations)
     assert (error_R <= both[0][at]).all()
     assert graph.certificate().max() <= 1e-5

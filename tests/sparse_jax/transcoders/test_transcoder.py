@@ -74,6 +74,13 @@ def test_features_are_open_strictly_above_their_threshold(kind):
         z_LXF,
         rounding.Expected(np.where(pre > theta, wanted.values, 0.0), wanted.bounds),
     )
+    # A few features alone.
+    at = np.array([3, 0, 0, 2]), np.array([1, 9, 4, 1])
+    some_XY = model.encode_some(x_LXD, *at)
+    values, bounds = (np.asarray(x)[at[0], :, at[1]].T for x in (wanted.values, wanted.bounds))
+    is_open_XY = (pre > theta)[at[0], :, at[1]].T
+    rounding.assert_within(some_XY, rounding.Expected(np.where(is_open_XY, values, 0.0), bounds))
+    assert is_open_XY.any() and np.asarray(some_XY)[is_open_XY].all()
     assert 0 < (z_LXF > 0).mean() < 1
     at_threshold = model.activate(jnp.broadcast_to(jnp.asarray(theta, jnp.float32), (L, 1, F)))
     assert not at_threshold.any()

@@ -1,0 +1,124 @@
+"""The command on two models: ratios and key edges are those of their definitions."""
+
+import html
+import re
+
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.run.results import load_result
+from sparse_jax import model as sparse_model
+from sparse_jax import transcoders
+from sparse_jax.graphs import attribute, study
+from sparse_jax.graphs.influence import FEATURE
+from sparse_jax.graphs.results import GraphSummary
+from tests.sparse_jax.graphs.small_command import PROMPTS, at, run, small
+
+pytestmark = pytest.mark.usefixtures("few_are_alike")
+
+
+def check_key_edge(graph, pruned, key_edge):
+    """The strongest kept edge of an earlier feature to the first logit, by its definition."""
+    nodes = graph.nodes.to_pylist()
+    last = max(row["position"] for row in nodes if row["kind"] == "token")
+    logit = next(i for i, row in enumerate(nodes) if row["kind"] == "logit")
+    r = graph.row_nodes.tolist().index(logit)
+    earlier = {
+        s: abs(graph.adjacency[r, s])
+        for s in np.flatnonzero(pruned.kept_RS[r])
+        if nodes[s]["kind"] == FEATURE and nodes[s]["position"] < last
+    }
+    if not earlier:
+        assert key_edge is None
+        return
+    source = max(earlier, key=lambda s: earlier[s])
+    row = nodes[source]
+    assert key_edge.source == f"{row['layer']}_{row['feature']}_{row['position']}"
+    assert key_edge.weight == graph.adjacency[r, source]
+    score_LNTS = graph.mediation(int(source), logit).astype(np.float64)
+    assert [(c.component, c.fraction) for c in key_edge.carriers] == [
+        *(("heads", 0.8), ("heads", 0.9), ("pairs", 0.8), ("pairs", 0.9))
+    ]
+    for each in key_edge.carriers:
+        shares = score_LNTS.sum((2, 3)) if each.component == "heads" else score_LNTS
+        sorted_C = np.sort(np.abs(shares).ravel())[::-1]
+        reached = np.cumsum(sorted_C) >= each.fraction * sorted_C.sum()
+        assert each.needed == 1 + np.argmax(reached)
+
+
+def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys):
+    folder = tmp_path / "run"
+    asked = [f"--dense={models / 'dense'}", f"--dense_transcoder={models / 'dense_clt'}"]
+    asked += [f"--sparse={models / 'sparse'}", f"--sparse_transcoder={models / 'sparse_clt'}"]
+    asked += [f"--prompt={each}" for each in PROMPTS]
+    asked += [*small(models), "--config.corpus.source=", "--config.mediated=0"]
+    asked += ["--config.supernodes=0"]
+    assert run(*asked, at(folder)) == 0
+    summary = load_result(folder / study.SUMMARY, GraphSummary)
+    assert [each.gated for each in summary.models] == [False, True]
+    sources = {
+        "dense": lm_jax.load_pretrained(models / "dense"),
+        "sparse": sparse_model.load(models / "sparse" / "model"),
+    }
+    counts, means, made = {}, {}, {}
+    for role, model in sources.items():
+        transcoder, _ = transcoders.load(models / f"{role}_clt")
+        mass_PC, count_P = [], []
+        for text in PROMPTS:
+            graph = attribute(model, transcoder, model_tokens(model, text))
+            made[role, text] = graph
+            pruned = graph.prune()
+            rows, columns = np.nonzero(pruned.kept_RS)
+            pairs = np.stack([columns, graph.row_nodes[rows]], 1)
+            batches = [np.asarray(each.score_XLNTS) for each in graph.mediations(pairs)]
+            score = np.concatenate(batches).astype(np.float64)
+            share_XC = np.sort(np.abs(score.reshape(len(score), -1)), 1)[:, ::-1]
+            share_XC = share_XC[share_XC[:, 0] > 0]
+            mass_XC = np.cumsum(share_XC, 1) / share_XC.sum(1, keepdims=True)
+            # Of all pairs, half are not causal and have no share: the count is that of the rest.
+            mass_PC.append(mass_XC.mean(0))
+            count_P.append((mass_XC < 0.9).sum(1).mean() + 1)
+        counts[role] = np.array(count_P)
+        longest = max(map(len, mass_PC))
+        ends = [np.pad(m, (0, longest - len(m)), constant_values=1.0) for m in mass_PC]
+        means[role] = np.mean(ends, 0)
+    (ratio,) = (r for r in summary.ratios if (r.component, r.sign) == ("pairs", "absolute"))
+    assert ratio.paper == 16.1
+    assert ratio.per_edge.n == ratio.of_mean.n == len(PROMPTS)
+    wanted = counts["dense"].mean() / counts["sparse"].mean()
+    np.testing.assert_allclose(ratio.per_edge.estimate, wanted, rtol=1e-12)
+    # Two prompts have three samples: the interval is between the ratios of either.
+    own = counts["dense"] / counts["sparse"]
+    assert min(own) - 1e-12 <= ratio.per_edge.low <= ratio.per_edge.high <= max(own) + 1e-12
+    # Between the counts whose masses are below and above.
+    reached = {role: int(np.argmax(mean_C >= 0.9)) for role, mean_C in means.items()}
+    masses = {
+        each.role: each.needed_of_mean.estimate
+        for each in summary.masses
+        if (each.component, each.sign) == ("pairs", "absolute")
+    }
+    for role, k in reached.items():
+        assert k <= masses[role] <= k + 1
+    np.testing.assert_allclose(
+        ratio.of_mean.estimate, masses["dense"] / masses["sparse"], rtol=1e-12
+    )
+    for result in summary.graphs:
+        graph = made[result.role, result.prompt]
+        check_key_edge(graph, graph.prune(), result.key_edge)
+    assert any(result.key_edge for result in summary.graphs)
+    page = (folder / study.REPORT).read_text("utf-8")
+    study_table = page[page.index("case study</h2>") :].split("</table>")[0]
+    cells = html.unescape(re.sub("<[^>]*>", " ", study_table))
+    assert "was not among the prompts" in cells and "459" in cells and "> 40" in cells
+    first = {each.role: each for each in summary.graphs if each.prompt == PROMPTS[0]}
+    edges = [first[role].key_edge for role in ("dense", "sparse")]
+    counts = [edge.carriers[0].needed if edge and edge.carriers else "–" for edge in edges]
+    assert re.search(rf"Heads with 80% of the key edge\s+{counts[0]}\s+{counts[1]}\s+> 40", cells)
+    assert "16.1" in page and "graph/sparse-" in page
+    assert "times as many as the sparse one" in capsys.readouterr().out
+
+
+def model_tokens(model, text):
+    tokenizer = (model.base if hasattr(model, "base") else model).tokenizer
+    return tokenizer.encode(text)
