@@ -67,6 +67,8 @@ class AuditConfig:
       ablation_n: number of prompts of each ablation cell, the first of the sweep's needles.
       ablation_suites: names in `suites` on which the same head sets are tried too, at the last of
         `suite_lengths`.
+      single_heads: number of heads at both ends of the ranking that the ablation also replaces one
+        at a time; needs `ablation_heads`.
       top_heads: K of the top-K safe fraction of the verdict.
       tolerance: accuracy that a recipe may lose and still preserve, between 0 and 1.
       resamples: number of resamples of the bootstrap over prompts, at least 100.
@@ -107,6 +109,7 @@ class AuditConfig:
     ablation_draws: int = 20
     ablation_n: int = 10
     ablation_suites: tuple[str, ...] = ()
+    single_heads: int = 0
     top_heads: int = 40
     tolerance: float = 0.05
     resamples: int = 1000
@@ -126,6 +129,7 @@ class AuditConfig:
             "calibration_length": 0,
             "ablation_draws": 1,
             "ablation_n": 1,
+            "single_heads": 0,
             "top_heads": 1,
             "resamples": 100,
         }
@@ -147,8 +151,11 @@ class AuditConfig:
             for name in self.ablation_suites
             if name not in self.suites
         ]
-        if self.ablation_suites and not self.ablation_heads:
-            problems.append("config.ablation_suites needs config.ablation_heads; set them")
+        problems += [
+            f"config.{name} needs config.ablation_heads; set them"
+            for name in ("ablation_suites", "single_heads")
+            if getattr(self, name) and not self.ablation_heads
+        ]
         if self.sweep_length not in self.niah_lengths:
             problems.append(
                 f"config.sweep_length = {self.sweep_length} is not in config.niah_lengths = "

@@ -37,6 +37,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "suite_n": 200,
         "ablation_n": 200,
         "ablation_suites": ("copying",),
+        "single_heads": 20,
     },
     "quickstart": {
         "niah_lengths": (256,),
@@ -50,12 +51,14 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "ablation_heads": (20, 40, 80),
         "ablation_draws": 20,
         "ablation_suites": ("copying",),
+        "single_heads": 10,
     },
     "smoke": {
         "recipes": ("relu_p4_bauto", "relu_p2_b0", "relu_p1_over_L", "relu:p=4,b=1"),
         "suites": ("induction", "two_needles"),
         "suite_lengths": (64, 96),
         "calibration_length": 64,
+        "single_heads": 1,
     },
 }
 
