@@ -162,6 +162,13 @@ def run(audited: AuditedModel, folder: Path) -> None:
             stages.evaluate(audited, stores, conditions, {probe: short})
             if further := suite_answers.ablated(suites, config):
                 suite_answers.evaluate(audited, stores, conditions, further)
+            if config.single_heads:
+                alone = head_sets.singles(ranking, config.single_heads, shape[1])
+                conditions = stages.ablation_conditions(
+                    audited, calibrated, alone, head_sets.SINGLE
+                )
+                stages.evaluate(audited, stores, conditions, {probe: short})
+                sets |= alone
         beside = BesideStores(calibration, calibrated, answered, sets)
         processes.on_first(lambda: _conclude(audited, folder, stores, beside))
 

@@ -76,15 +76,15 @@ def softmax_unsafe(c: Columns) -> Rows:
 def own_unsafe(c: Columns, row_map: Map) -> Rows:
     """The rows of `recipe_rows` with S >= 1 under the recipe's own weights.
 
-    The weights of a feature map are a softmax, those of any other map there a normalised power.
+    The weights of a feature map are a softmax. Of maps that are no power of max(u, 0) either, such
+    as the sigmoid, no error bound is proved: their S is taken as computed.
     """
     if isinstance(row_map, FeatureMap):
         tie = (visible_keys(c) == 2) & (c["margin"] == 0)
         return _unsafe(c, "s_own", softmax_error_bound, tie)
-    degree = row_map.degree
-    assert degree is not None
-    tie = (c["active"] == 1) & (c["margin"] == 0)
-    return _unsafe(c, "s_own", lambda n: relative_error_bound(degree, n), tie)
+    tie, degree = (c["active"] == 1) & (c["margin"] == 0), row_map.degree
+    bound = (lambda n: 0.0) if degree is None else lambda n: relative_error_bound(degree, n)
+    return _unsafe(c, "s_own", bound, tie)
 
 
 def _unsafe(

@@ -267,6 +267,8 @@ class AuditSummary:
       ablation: one recipe in no head and in each head set; empty without ablation.
       decisiveness: by size of the head sets.
       suite_ablation: the same on the suites of `config.ablation_suites`; empty without them.
+      single_heads: the recipe of the ablation in no head, and in single heads at both ends of the
+        ranking; empty without `config.single_heads`.
       rows: number of rows of `rows.parquet`.
       answers: number of rows of `answers.parquet`.
       weights: names of the weight files.
@@ -295,6 +297,7 @@ class AuditSummary:
     ablation: tuple[ConditionResult, ...]
     decisiveness: tuple[Decisiveness, ...]
     suite_ablation: tuple[SuiteAblation, ...]
+    single_heads: tuple[ConditionResult, ...]
     rows: Count
     answers: Count
     model_sha256: str

@@ -8,7 +8,8 @@
     6. texts       loss on texts of the user, under the conditions of the sweep
        choices     multiple choice (`choices`), under the same conditions
        suites      harder needles and other suites by name (`suite_answers`), likewise
-    7. ablate      one recipe in the top, bottom and random K heads by median S_p
+    7. ablate      one recipe in the top, bottom and random K heads by median S_p, and in single
+                   heads
 
 The loops are those of `units`, so the same command resumes where a killed one stopped. Several
 processes share out the units of a stage, each with a copy of the model, and go on to the next stage
@@ -234,13 +235,16 @@ def sweep_conditions(
 
 
 def ablation_conditions(
-    audited: AuditedModel, calibrated: Calibrated, sets: dict[str, np.ndarray]
+    audited: AuditedModel,
+    calibrated: Calibrated,
+    sets: dict[str, np.ndarray],
+    stage: str = "ablation",
 ) -> list[Condition]:
-    """The ablation's recipe in no head and in each of the head sets (`head_sets.draw`)."""
+    """The ablation's recipe in no head and in each of the head sets (`head_sets`)."""
     recipe = parse_recipe(audited.config.ablation_recipe)
     bias = resolve_bias(recipe, calibrated)
     shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
     return [
-        Condition("ablation", name, recipe, bias, head_sets.mask(flat, shape))
+        Condition(stage, name, recipe, bias, head_sets.mask(flat, shape))
         for name, flat in {SOFTMAX.name: np.empty(0, int), **sets}.items()
     ]
