@@ -149,7 +149,9 @@ def run(audited: AuditedModel, folder: Path) -> None:
             multiple_choice.read_questions(config),
         )
         if config.suites:
-            conditions = stages.sweep_conditions(audited, calibrated, suite_answers.STAGE)
+            conditions = stages.sweep_conditions(
+                audited, calibrated, suite_answers.STAGE, config.suite_recipes
+            )
             answered_suites = audit_suites.answered(suites, config)
             suite_answers.evaluate(audited, stores, conditions, answered_suites)
         sets = {}

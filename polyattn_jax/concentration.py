@@ -171,10 +171,29 @@ def prevalence(rows: Columns, config: AuditConfig) -> tuple[Prevalence, ...]:
                 unsafe=rates,
                 ties={str(p): int(np.sum(a[f"s_{p}"] == 1.0)) for p in degrees(a) if by_map},
                 undecided={name: int(m.undecided.sum()) for name, m in by_map.items()},
+                by_window=_by_window(a, by_map, config),
                 median=_medians(a) if by_map else None,
             )
         )
     return tuple(results)
+
+
+def _by_window(
+    active: Columns, by_map: dict[str, Rows], config: AuditConfig
+) -> dict[str, dict[str, statistics.Interval]]:
+    """The unsafe rates of layers with a window and of full ones; empty without both."""
+    windowed = active["window"] > 0
+    if windowed.all() or not windowed.any():
+        return {}
+    return {
+        kind: {
+            name: decided_share(
+                Rows(*(member[own] for member in members)), active["prompt"][own], config
+            )
+            for name, members in by_map.items()
+        }
+        for kind, own in (("window", windowed), ("full", ~windowed))
+    }
 
 
 def _medians(active: Columns) -> ActiveMedians:

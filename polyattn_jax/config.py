@@ -44,7 +44,8 @@ class AuditConfig:
       truthfulqa: a file of TruthfulQA, whose MC1 is then a further task; empty for none.
       haystack: "essays", "speeches" (manifest entries wiki and sotu), or a text file.
       suites: further suites, names of `suites.named.NAMES`, which are diagnosed and answered under
-        every recipe; empty for none.
+        every recipe, or `suite_recipes`; empty for none.
+      suite_recipes: those of `recipes` that the suites are answered under; empty for all.
       suite_lengths: prompt lengths in tokens of each of them.
       suite_n: number of prompts of each of them at each length.
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
@@ -89,6 +90,7 @@ class AuditConfig:
     truthfulqa: str = ""
     haystack: str = "essays"
     suites: tuple[str, ...] = ()
+    suite_recipes: tuple[str, ...] = ()
     suite_lengths: tuple[int, ...] = (256, 512)
     suite_n: int = 50
     niah_lengths: tuple[int, ...] = (256, 512)
@@ -146,6 +148,11 @@ class AuditConfig:
             problems.append(
                 "config.suite_lengths = () leaves config.suites without prompts; set it"
             )
+        problems += [
+            f"config.suite_recipes has {name!r}, which is not in config.recipes; add it there"
+            for name in self.suite_recipes
+            if name not in self.recipes
+        ]
         problems += [
             f"config.ablation_suites has {name!r}, which is not in config.suites; add it there"
             for name in self.ablation_suites

@@ -82,6 +82,8 @@ class Prevalence:
       ties: number of active rows with S_p = 1, by degree.
       undecided: number of active rows that the error bound leaves open, by degree and for
         `softmax`.
+      by_window: the same as `unsafe`, of layers with a `window` and of `full` ones, in a model that
+        has both; empty in others.
       median: null without active rows.
     """
 
@@ -98,6 +100,7 @@ class Prevalence:
     unsafe: dict[str, Interval]
     ties: dict[str, Count]
     undecided: dict[str, Count]
+    by_window: dict[str, dict[str, Interval]] = dataclasses.field(default_factory=dict)
     median: ActiveMedians | None = None
 
 

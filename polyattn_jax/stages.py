@@ -226,11 +226,17 @@ def condition_columns(
 
 
 def sweep_conditions(
-    audited: AuditedModel, calibrated: Calibrated, stage: str = "sweep"
+    audited: AuditedModel,
+    calibrated: Calibrated,
+    stage: str = "sweep",
+    chosen: Sequence[str] = (),
 ) -> list[Condition]:
-    """Softmax and every recipe of the config, in all heads, with the biases of `resolve_bias`."""
+    """Softmax and recipes in all heads, with the biases of `resolve_bias`.
+
+    The recipes are those `chosen`, or all of the config.
+    """
     everywhere = np.ones((audited.model.cfg.num_layers, audited.model.cfg.num_heads), bool)
-    recipes = [SOFTMAX, *(parse_recipe(text) for text in audited.config.recipes)]
+    recipes = [SOFTMAX, *(parse_recipe(text) for text in chosen or audited.config.recipes)]
     return [Condition(stage, r.name, r, resolve_bias(r, calibrated), everywhere) for r in recipes]
 
 

@@ -32,6 +32,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "mqar_length": 4096,
         "recipes": (*RECIPES, *(f"relu:p=4,b={bias}" for bias in range(1, 7))),
         "suites": SUITES,
+        "suite_recipes": tuple(RECIPES),
         # The ablation on literary openings is at the last.
         "suite_lengths": (1536, 1024, 256, 512),
         "suite_n": 200,
@@ -46,6 +47,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "mqar_length": 512,
         "recipes": (*RECIPES, "relu:p=4,b=1", "relu:p=4,b=3"),
         "suites": SUITES,
+        "suite_recipes": tuple(RECIPES),
         "suite_lengths": (256, 512),
         "suite_n": 10,
         "ablation_heads": (20, 40, 80),

@@ -97,7 +97,10 @@ def _claims(results: Sequence[ClaimResult]) -> Markup:
         ["Claim of the paper", *names],
         [
             [
-                cell(claim.claim, note=f"the paper, {claim.where}: {claim.paper}"),
+                cell(
+                    claim.claim,
+                    note=f"the paper, {claim.where}: {claim.paper}; ours from {claim.evidence}",
+                ),
                 *(
                     Cell(finding.text, finding.verdict, TONES.get(finding.verdict, "none"))
                     for finding in claim.by_model.values()

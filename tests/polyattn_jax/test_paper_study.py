@@ -466,7 +466,8 @@ def test_the_page_opens_with_the_answer_and_every_claim(compared):
     assert " ".join(head.split()).find(first.strip()) >= 0
     table = lines(page, "Claims of")
     assert [row[0] for row in table] == [
-        f"{claim.claim}the paper, {claim.where}: {claim.paper}" for claim in summary.claims
+        f"{claim.claim}the paper, {claim.where}: {claim.paper}; ours from {claim.evidence}"
+        for claim in summary.claims
     ]
 
 
