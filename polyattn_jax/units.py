@@ -79,7 +79,7 @@ def run_units(
 
     When it returns, all rows of the stage are on disk, and the seconds that it took in the log.
     """
-    start = time.monotonic()
+    begin = time.monotonic()
     plan = [
         ((stage, name, number), name, batch)
         for name, suite in suites.items()
@@ -106,5 +106,5 @@ def run_units(
     store.flush()
     processes.wait_for_all()
     if todo:
-        seconds = time.monotonic() - start
+        seconds = time.monotonic() - begin
         logging.getLogger(__name__).info("%s: %d batches in %.1f s", stage, len(todo), seconds)

@@ -158,8 +158,9 @@ def sound_bound(audit: Audit) -> ClaimFinding:
         sum(getattr(entry, name) for entry in entries)
         for name in ("false_negative", "false_negative_eps")
     )
-    kind = f"{beyond:,} no ties" if beyond else "all ties" if missed else "none"
-    text = f"{missed:,} of {rows:,}; {kind}"
+    text = f"{missed:,} of {rows:,} rows"
+    if missed:
+        text += f", {beyond:,} of them no ties" if beyond else ", all ties"
     return ClaimFinding("fails" if beyond else "holds", text)
 
 
@@ -182,6 +183,7 @@ def decisive(audit: Audit) -> ClaimFinding:
     if not entries:
         return ABSENT
     text = ", ".join(f"{e.beaten} of {len(e.random)} at K = {e.size}" for e in entries)
+    text = f"worse than random sets: {text}"
     flags = {entry.decisive for entry in entries}
     verdict: ClaimVerdict = "undecided" if None in flags else "holds" if all(flags) else "fails"
     return ClaimFinding(verdict, text)

@@ -67,7 +67,7 @@ def build(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> str:
     for name in summary.items:
         title = next(item.title for item in ITEMS if item.name == name)
         own = [one for one in rows if one.item == name]
-        parts.append(section(f"{name}: {title}", _numbers(name, own)))
+        parts.append(section(f"Paper's {name}: {title}", _numbers(name, own)))
     parts.append(
         section(
             "What has no number here",
