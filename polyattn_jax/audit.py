@@ -149,7 +149,9 @@ def run(audited: AuditedModel, folder: Path) -> None:
             multiple_choice.read_questions(config),
         )
         if config.suites:
-            conditions = stages.sweep_conditions(audited, calibrated, suite_answers.STAGE)
+            conditions = stages.sweep_conditions(
+                audited, calibrated, suite_answers.STAGE, config.suite_recipes
+            )
             answered_suites = audit_suites.answered(suites, config)
             suite_answers.evaluate(audited, stores, conditions, answered_suites)
         sets = {}
@@ -162,6 +164,13 @@ def run(audited: AuditedModel, folder: Path) -> None:
             stages.evaluate(audited, stores, conditions, {probe: short})
             if further := suite_answers.ablated(suites, config):
                 suite_answers.evaluate(audited, stores, conditions, further)
+            if config.single_heads:
+                alone = head_sets.singles(ranking, config.single_heads, shape[1])
+                conditions = stages.ablation_conditions(
+                    audited, calibrated, alone, head_sets.SINGLE
+                )
+                stages.evaluate(audited, stores, conditions, {probe: short})
+                sets |= alone
         beside = BesideStores(calibration, calibrated, answered, sets)
         processes.on_first(lambda: _conclude(audited, folder, stores, beside))
 

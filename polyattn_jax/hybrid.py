@@ -50,7 +50,7 @@ from polyattn_jax.stages import Condition
 from polyattn_jax.suites import Suite
 
 RESULT, REPORT = "hybrid.json", "report.html"
-SINGLE, FRONTIER = "single heads", "frontier"
+FRONTIER = "frontier"
 
 
 def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
@@ -82,8 +82,8 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
             return [Condition(stage, name, recipe, bias, mask) for name, mask in every.items()]
 
         single = {f"{i}": head_sets.mask(np.array([i]), shape) for i in range(shape[0] * shape[1])}
-        stages.text_losses(audited, stores, conditions(SINGLE, single), suites["search"])
-        losses = summary.text_losses(columns(stores.text_losses.read()), SINGLE, config)
+        stages.text_losses(audited, stores, conditions(head_sets.SINGLE, single), suites["search"])
+        losses = summary.text_losses(columns(stores.text_losses.read()), head_sets.SINGLE, config)
         by_cell = {entry.cell: entry.change for entry in losses}
         change = np.array([by_cell[name].estimate for name in single])
         # Ties, and what is not finite, by layer and head; the latter cost most.

@@ -1,12 +1,12 @@
-"""S of a recipe's own weights on score rows: S_phi of a feature map, S_p at a bias of each head.
+"""S of recipes' own weights on score rows: of sigmoids, feature maps, or at a bias of each head.
 
-`probe` measures S_p at a few biases for all heads, and reads no queries and keys. A recipe that
-needs more, a feature map or a table of biases, has its rows measured here, in a forward pass with
-softmax of its own. The target of a row is the key that softmax gives most weight, whatever the
-recipe prefers: S < 1 says that the recipe gives it more than all other keys together.
+`probe` measures S_p at a few biases for all heads, and reads no queries and keys. Every other
+normalised recipe has its rows measured here (Appendix T), all recipes of a run in one forward pass
+with softmax. The target of a row is the key that softmax gives most weight, whatever the recipe
+prefers: S < 1 says that the recipe gives it more than all other keys together.
 
-    attend = recipe_attend(recipe.map, bias, queries_BQ, num_layers)
-    lm_jax.forward(params, tokens_BT, cfg, attend=attend).aux["s_own"]      [L, B, N, Q]
+    attend = recipe_attend((recipe.map,), bias_RLN, queries_BQ)
+    lm_jax.forward(params, tokens_BT, cfg, attend=attend).aux["s_own"]      [L, R, B, N, Q]
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from polyattn_jax.diagnostic import row_stats
 from polyattn_jax.feature_maps import FeatureMap
 from polyattn_jax.probe import DENSE, head_output, relative_change, rows_at
 from polyattn_jax.results import RowShares, SoftmaxComparison
-from polyattn_jax.row_maps import Map, Recipe
+from polyattn_jax.row_maps import SOFTMAX, Map, Recipe
 from polyattn_jax.substitute import on_scores
 from polyattn_jax.suites import Suite
 from polyattn_jax.suites.batching import Batch
@@ -38,77 +38,81 @@ from polyattn_jax.units import ResultStores, run_units
 
 def measured(recipe: Recipe) -> bool:
     """Whether the rows of a recipe are measured here."""
-    return isinstance(recipe.map, FeatureMap) or (recipe.power is not None and recipe.tabled)
+    return recipe.map.normalised and recipe.degree is None and recipe != SOFTMAX
 
 
 @dataclasses.dataclass(frozen=True)
 class RecipeRows:
-    """Softmax that reports on the rows of chosen queries under a recipe, computed as `DENSE`.
+    """Softmax that reports on the rows of chosen queries under recipes, computed as `DENSE`.
 
-    `data` of one layer holds `queries_BQ` and `bias_N`. The reports are `[B, N, Q]`.
+    `data` of one layer holds `queries_BQ` and `bias_RN`. The reports are `[R, B, N, Q]`.
     """
 
-    map: Map
+    maps: tuple[Map, ...]
 
 
-def recipe_attend(
-    row_map: Map, bias: jax.Array | float, queries_BQ: jax.Array, shape: tuple[int, int]
-) -> Fused:
-    """The attend that reports on a recipe; `bias` broadcasts to `shape`, `[L, N]` of the model."""
+def recipe_attend(maps: tuple[Map, ...], bias_RLN: jax.Array, queries_BQ: jax.Array) -> Fused:
+    """The attend that reports on R recipes, each with a bias of every head."""
+    bias_LRN = jnp.swapaxes(jnp.asarray(bias_RLN, jnp.float32), 0, 1)
     data = {
-        "bias_N": jnp.broadcast_to(jnp.asarray(bias, jnp.float32), shape),
-        "queries_BQ": jnp.broadcast_to(queries_BQ, (shape[0], *queries_BQ.shape)),
+        "bias_RN": bias_LRN,
+        "queries_BQ": jnp.broadcast_to(queries_BQ, (len(bias_LRN), *queries_BQ.shape)),
     }
-    rows: Any = RecipeRows(row_map)
+    rows: Any = RecipeRows(maps)
     return fused(PerLayer(rows, data), DENSE)
 
 
 def _dense(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
-    queries_BQ, row_map = attend.data["queries_BQ"], attend.fn.map
+    queries_BQ = attend.data["queries_BQ"]
     with_rows = lambda s: (softmax(s), {"scores": rows_at(s, queries_BQ)})  # noqa: E731
     z_BTNH, aux = on_scores(with_rows, q_BTNH, k_BSKH, v_BSKH, visibility, scale, cap)
     scores_BNQS = aux["scores"]
     target_BNQ = scores_BNQS.argmax(-1).astype(jnp.int32)
-    if isinstance(row_map, FeatureMap):
-        q_BQNH = jnp.take_along_axis(q_BTNH, queries_BQ[:, :, None, None], axis=1)
-        own_BNQS = row_map.scores(q_BQNH, k_BSKH, scale)
-        own_BNQS = jnp.where(scores_BNQS == -jnp.inf, -jnp.inf, own_BNQS)
-        pattern_BNQS = softmax(own_BNQS)
-        stats = row_stats(own_BNQS, row_map=row_maps.softmax, target=target_BNQ)
-    else:
-        bias_N11 = attend.data["bias_N"][:, None, None]
-        pattern_BNQS = row_map(scores_BNQS, bias_N11)
-        degree = row_map.degree
-        assert degree is not None
-        stats = row_stats(scores_BNQS, degrees=(degree,), bias=bias_N11, target=target_BNQ)
+    q_BQNH = jnp.take_along_axis(q_BTNH, queries_BQ[:, :, None, None], axis=1)
     before_BNQH = head_output(softmax(scores_BNQS), v_BSKH)
-    return z_BTNH, {
-        "status": stats.status,
+    of_softmax = {
         "target": target_BNQ,
-        "argmax": stats.argmax,
-        "margin": stats.margin,
-        "active": stats.active,
-        "s_own": stats.s_p[..., 0],
         "s_softmax": row_stats(scores_BNQS, row_map=row_maps.softmax).s_p[..., 0],
-        "change": relative_change(head_output(pattern_BNQS, v_BSKH), before_BNQH),
     }
+    reports = []
+    for row_map, bias_N in zip(attend.fn.maps, attend.data["bias_RN"], strict=True):
+        own_BNQS, bias_N11 = scores_BNQS, bias_N[:, None, None]
+        if isinstance(row_map, FeatureMap):
+            own_BNQS = row_map.scores(q_BQNH, k_BSKH, scale)
+            own_BNQS = jnp.where(scores_BNQS == -jnp.inf, -jnp.inf, own_BNQS)
+            row_map = row_maps.softmax
+        weights = {"row_map": row_map} if row_map.degree is None else {"degrees": (row_map.degree,)}
+        stats = row_stats(own_BNQS, bias=bias_N11, target=target_BNQ, **weights)
+        after_BNQH = head_output(row_map(own_BNQS, bias_N11), v_BSKH)
+        reports.append(
+            of_softmax
+            | {
+                "status": stats.status,
+                "argmax": stats.argmax,
+                "margin": stats.margin,
+                "active": stats.active,
+                "s_own": stats.s_p[..., 0],
+                "change": relative_change(after_BNQH, before_BNQH),
+            }
+        )
+    return z_BTNH, jax.tree.map(lambda *leaves: jnp.stack(leaves), *reports)
 
 
 register_fused(RecipeRows, DENSE, _dense)
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "row_map"))
+@functools.partial(jax.jit, static_argnames=("cfg", "maps"))
 def measure(
     params: Any,
     tokens_BT: jax.Array,
     queries_BQ: jax.Array,
-    bias_LN: jax.Array,
+    bias_RLN: jax.Array,
     *,
     cfg: DecoderConfig,
-    row_map: Map,
+    maps: tuple[Map, ...],
 ) -> dict[str, jax.Array]:
-    """The reports of `RecipeRows` on one batch, `[L, B, N, Q]`."""
-    attend = recipe_attend(row_map, bias_LN, queries_BQ, (cfg.num_layers, cfg.num_heads))
+    """The reports of `RecipeRows` on one batch, `[L, R, B, N, Q]`."""
+    attend = recipe_attend(maps, bias_RLN, queries_BQ)
     return forward(params, tokens_BT, cfg, attend=attend, logits_at=queries_BQ[:, -1:]).aux
 
 
@@ -118,33 +122,29 @@ def diagnose(
     suites: Mapping[str, Suite],
     biases: Mapping[Recipe, Any],
 ) -> None:
-    """Measures or resumes the rows of every diagnosed suite under each recipe, at its bias."""
-    cfg = audited.model.cfg
-    chosen = diagnosed(dict(suites))
-    by_key = {f"{r.name}/{suite}": (r, suite) for r in biases for suite in chosen}
+    """Measures or resumes the rows of every diagnosed suite under the recipes, at their biases."""
+    cfg, recipes = audited.model.cfg, tuple(biases)
+    shape = (cfg.num_layers, cfg.num_heads)
+    bias_RLN = np.array([np.broadcast_to(np.float32(biases[r]), shape) for r in recipes])
 
-    def work(key: str, batch: Batch) -> dict[str, np.ndarray]:
-        recipe, suite = by_key[key]
-        bias_LN = np.broadcast_to(
-            np.asarray(biases[recipe], np.float32), (cfg.num_layers, cfg.num_heads)
-        )
+    def work(suite: str, batch: Batch) -> dict[str, np.ndarray]:
         reports = measure(
             audited.model.params,
             *audited.put(batch.tokens_BT, batch.query_positions_BQ),
-            jnp.asarray(bias_LN),
+            jnp.asarray(bias_RLN),
             cfg=cfg,
-            row_map=recipe.map,
+            maps=tuple(recipe.map for recipe in recipes),
         )
-        return _columns(suite, recipe, batch, cfg.layer_windows, reports)
+        return _columns(suite, recipes, batch, cfg.layer_windows, reports)
 
-    todo = {key: chosen[suite] for key, (_, suite) in by_key.items()}
-    run_units(audited, stores.recipe_rows, "diagnose recipes", todo, work)
+    run_units(audited, stores.recipe_rows, "diagnose recipes", diagnosed(dict(suites)), work)
 
 
-def _columns(suite, recipe, batch, windows, reports) -> dict[str, np.ndarray]:
-    reports = {name: np.asarray(x) for name, x in reports.items()}
+def _columns(suite, recipes, batch, windows, reports) -> dict[str, np.ndarray]:
+    # Recipes first, so that the rows of one stay together.
+    reports = {name: np.asarray(x).swapaxes(0, 1) for name, x in reports.items()}
     shape = reports["s_own"].shape
-    layer, b, head, q = np.meshgrid(*(np.arange(size) for size in shape), indexing="ij")
+    recipe, layer, b, head, q = np.meshgrid(*(np.arange(size) for size in shape), indexing="ij")
     wanted = batch.valid_B[b]
     result = {
         "suite": np.full(shape, suite),
@@ -154,7 +154,7 @@ def _columns(suite, recipe, batch, windows, reports) -> dict[str, np.ndarray]:
         "layer": layer,
         "head": head,
         "window": np.array([w or 0 for w in windows])[layer],
-        "recipe": np.full(shape, recipe.name),
+        "recipe": np.array([recipe.name for recipe in recipes])[recipe],
         **reports,
     }
     return {name: column[wanted] for name, column in result.items()}

@@ -82,6 +82,8 @@ class Prevalence:
       ties: number of active rows with S_p = 1, by degree.
       undecided: number of active rows that the error bound leaves open, by degree and for
         `softmax`.
+      by_window: the same as `unsafe`, of layers with a `window` and of `full` ones, in a model that
+        has both; empty in others.
       median: null without active rows.
     """
 
@@ -98,6 +100,7 @@ class Prevalence:
     unsafe: dict[str, Interval]
     ties: dict[str, Count]
     undecided: dict[str, Count]
+    by_window: dict[str, dict[str, Interval]] = dataclasses.field(default_factory=dict)
     median: ActiveMedians | None = None
 
 
@@ -267,6 +270,8 @@ class AuditSummary:
       ablation: one recipe in no head and in each head set; empty without ablation.
       decisiveness: by size of the head sets.
       suite_ablation: the same on the suites of `config.ablation_suites`; empty without them.
+      single_heads: the recipe of the ablation in no head, and in single heads at both ends of the
+        ranking; empty without `config.single_heads`.
       rows: number of rows of `rows.parquet`.
       answers: number of rows of `answers.parquet`.
       weights: names of the weight files.
@@ -295,6 +300,7 @@ class AuditSummary:
     ablation: tuple[ConditionResult, ...]
     decisiveness: tuple[Decisiveness, ...]
     suite_ablation: tuple[SuiteAblation, ...]
+    single_heads: tuple[ConditionResult, ...]
     rows: Count
     answers: Count
     model_sha256: str

@@ -8,7 +8,8 @@
     6. texts       loss on texts of the user, under the conditions of the sweep
        choices     multiple choice (`choices`), under the same conditions
        suites      harder needles and other suites by name (`suite_answers`), likewise
-    7. ablate      one recipe in the top, bottom and random K heads by median S_p
+    7. ablate      one recipe in the top, bottom and random K heads by median S_p, and in single
+                   heads
 
 The loops are those of `units`, so the same command resumes where a killed one stopped. Several
 processes share out the units of a stage, each with a copy of the model, and go on to the next stage
@@ -225,22 +226,31 @@ def condition_columns(
 
 
 def sweep_conditions(
-    audited: AuditedModel, calibrated: Calibrated, stage: str = "sweep"
+    audited: AuditedModel,
+    calibrated: Calibrated,
+    stage: str = "sweep",
+    chosen: Sequence[str] = (),
 ) -> list[Condition]:
-    """Softmax and every recipe of the config, in all heads, with the biases of `resolve_bias`."""
+    """Softmax and recipes in all heads, with the biases of `resolve_bias`.
+
+    The recipes are those `chosen`, or all of the config.
+    """
     everywhere = np.ones((audited.model.cfg.num_layers, audited.model.cfg.num_heads), bool)
-    recipes = [SOFTMAX, *(parse_recipe(text) for text in audited.config.recipes)]
+    recipes = [SOFTMAX, *(parse_recipe(text) for text in chosen or audited.config.recipes)]
     return [Condition(stage, r.name, r, resolve_bias(r, calibrated), everywhere) for r in recipes]
 
 
 def ablation_conditions(
-    audited: AuditedModel, calibrated: Calibrated, sets: dict[str, np.ndarray]
+    audited: AuditedModel,
+    calibrated: Calibrated,
+    sets: dict[str, np.ndarray],
+    stage: str = "ablation",
 ) -> list[Condition]:
-    """The ablation's recipe in no head and in each of the head sets (`head_sets.draw`)."""
+    """The ablation's recipe in no head and in each of the head sets (`head_sets`)."""
     recipe = parse_recipe(audited.config.ablation_recipe)
     bias = resolve_bias(recipe, calibrated)
     shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
     return [
-        Condition("ablation", name, recipe, bias, head_sets.mask(flat, shape))
+        Condition(stage, name, recipe, bias, head_sets.mask(flat, shape))
         for name, flat in {SOFTMAX.name: np.empty(0, int), **sets}.items()
     ]

@@ -366,6 +366,9 @@ def summarise(
         ablation=ablation,
         decisiveness=head_sets.decisiveness(ablation),
         suite_ablation=tuple(suite_ablation),
+        single_heads=behaviour(answers, head_sets.SINGLE, config, control_results.unmet)
+        if config.single_heads
+        else (),
         rows=tables.rows.num_rows,
         answers=tables.answers.num_rows,
         **source._asdict(),

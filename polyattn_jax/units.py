@@ -6,7 +6,9 @@ A unit is one batch of prompts under one condition. A unit that is on disk is no
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
+import logging
 from pathlib import Path
+import time
 
 import jax
 import numpy as np
@@ -75,8 +77,9 @@ def run_units(
 ) -> None:
     """Runs `work` on every batch that the store does not hold yet, shared out among processes.
 
-    When it returns, all rows of the stage are on disk.
+    When it returns, all rows of the stage are on disk, and the seconds that it took in the log.
     """
+    begin = time.monotonic()
     plan = [
         ((stage, name, number), name, batch)
         for name, suite in suites.items()
@@ -102,3 +105,6 @@ def run_units(
             advance(len(taken))
     store.flush()
     processes.wait_for_all()
+    if todo:
+        seconds = time.monotonic() - begin
+        logging.getLogger(__name__).info("%s: %d batches in %.1f s", stage, len(todo), seconds)

@@ -8,8 +8,8 @@ tokens, induction and MQAR at 4,096, b_auto of 1,024 tokens, its 14 recipes and 
 there, harder needles have at most 1,536 tokens, and weights are float32 unless
 `--config.dtype=bfloat16` is given. In full it is a run for a GPU. Modes: `:quickstart` has 20
 prompts a cell, 10 of each harder suite, at 256 and 512 tokens, and takes two CPU cores an hour or
-so for a model of 135 M parameters; `:smoke` only shows that everything runs. No mode has been run
-on a pretrained model yet.
+so for a model of 135 M parameters; `:smoke` only shows that everything runs. SmolLM2 was audited at
+a smaller size than `:quickstart` (docs/polyattn.md).
 """
 
 from collections.abc import Mapping
@@ -32,11 +32,13 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "mqar_length": 4096,
         "recipes": (*RECIPES, *(f"relu:p=4,b={bias}" for bias in range(1, 7))),
         "suites": SUITES,
+        "suite_recipes": tuple(RECIPES),
         # The ablation on literary openings is at the last.
         "suite_lengths": (1536, 1024, 256, 512),
         "suite_n": 200,
         "ablation_n": 200,
         "ablation_suites": ("copying",),
+        "single_heads": 20,
     },
     "quickstart": {
         "niah_lengths": (256,),
@@ -45,17 +47,20 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "mqar_length": 512,
         "recipes": (*RECIPES, "relu:p=4,b=1", "relu:p=4,b=3"),
         "suites": SUITES,
+        "suite_recipes": tuple(RECIPES),
         "suite_lengths": (256, 512),
         "suite_n": 10,
         "ablation_heads": (20, 40, 80),
         "ablation_draws": 20,
         "ablation_suites": ("copying",),
+        "single_heads": 10,
     },
     "smoke": {
         "recipes": ("relu_p4_bauto", "relu_p2_b0", "relu_p1_over_L", "relu:p=4,b=1"),
         "suites": ("induction", "two_needles"),
         "suite_lengths": (64, 96),
         "calibration_length": 64,
+        "single_heads": 1,
     },
 }
 

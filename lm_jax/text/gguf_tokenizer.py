@@ -8,6 +8,8 @@
   the merges are all splits of each piece into two pieces, best piece first. Where the file does
   not say `add_space_prefix = false`, text begins with a space that it has not, as llama.cpp has
   it: at the start and after every special token; decoding takes the one at the start away.
+* `tokenizer.ggml.model = gemma4`: pieces as of SentencePiece with byte fallback, and merges in the
+  file. No merge is across the ends of a run of line breaks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,11 +82,7 @@ def _sentencepiece_bpe(fields: Fields) -> tokenizers.Tokenizer:
         token.replace(" ", "▁") if kind == _USER_DEFINED else token
         for token, kind in zip(fields("tokens"), kinds, strict=True)
     ]
-    if missing := {f"<0x{byte:02X}>" for byte in range(256)} - set(tokens):
-        raise BadInputError(
-            f"GGUF: tokenizer.ggml.tokens lacks {len(missing)} of the byte tokens, such as "
-            f"{min(missing)}; a vocabulary without byte fallback is not supported"
-        )
+    _check_bytes(tokens)
     unknown = tokens[fields("unknown_token_id")]
     merges = _merges_from_scores(tokens, kinds, scores)
     backend = _bpe(tokens, merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
@@ -102,6 +100,29 @@ def _sentencepiece_bpe(fields: Fields) -> tokenizers.Tokenizer:
     merged = [_NORMAL if "▁" in token else kind for token, kind in zip(tokens, kinds, strict=True)]
     _add_tokens(backend, tokens, merged)
     return backend
+
+
+def _gemma4_bpe(fields: Fields) -> tokenizers.Tokenizer:
+    tokens, kinds = fields("tokens"), fields("token_type")
+    _check_bytes(tokens)
+    unknown = tokens[fields("unknown_token_id")]
+    merges = [tuple(merge.split(" ")) for merge in fields("merges")]
+    backend = _bpe(tokens, merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("\n+"), behavior="isolated")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    _add_tokens(backend, tokens, kinds)
+    return backend
+
+
+def _check_bytes(tokens: Sequence[str]) -> None:
+    if missing := {f"<0x{byte:02X}>" for byte in range(256)} - set(tokens):
+        raise BadInputError(
+            f"GGUF: tokenizer.ggml.tokens lacks {len(missing)} of the byte tokens, such as "
+            f"{min(missing)}; a vocabulary without byte fallback is not supported"
+        )
 
 
 def _merges_from_scores(
@@ -155,7 +176,11 @@ def _add_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], kinds: Seq
         )
 
 
-_BUILDERS = {"gpt2": _byte_level_bpe, "llama": _sentencepiece_bpe}
+_BUILDERS = {
+    "gpt2": _byte_level_bpe,
+    "llama": _sentencepiece_bpe,
+    "gemma4": _gemma4_bpe,
+}
 
 
 def build(fields: Fields) -> tokenizers.Tokenizer:

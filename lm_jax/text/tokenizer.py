@@ -81,8 +81,8 @@ class Tokenizer:
         tokenizer = cls(
             backend, special["bos"], special["eos"], contents(template) if template else None
         )
-        # SentencePiece models and Llama 3 begin with BOS unless the file says otherwise.
-        bos_default = fields("model") == "llama" or fields("pre") == "llama-bpe"
+        # SentencePiece models, Gemma 4 and Llama 3 begin with BOS unless the file says otherwise.
+        bos_default = fields("model") in ("llama", "gemma4") or fields("pre") == "llama-bpe"
         _apply_flags(
             tokenizer, fields("add_bos_token", bos_default), fields("add_eos_token", False)
         )

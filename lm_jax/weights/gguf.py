@@ -83,7 +83,8 @@ class GGUFSource:
                 for n in range(gguf_fields.shape(stored)[0])
             ]
         # A name outside the table is kept, so that the check of the table reports it.
-        renamed = architecture.names.get(stem, stem) + dot + suffix
+        suffixed = "" if stem in architecture.bare else dot + suffix
+        renamed = architecture.names.get(stem, stem) + suffixed
         tensor = _Tensor(
             stored,
             architecture.undo.get(stem),

@@ -4,11 +4,11 @@ Conventions of the format that differ from Hugging Face's and are undone here:
 
   * files of `llama` and `olmo` store the rows of q and k interleaved within each head, for a
     rotation of neighbouring pairs; those of the other architectures do not;
-  * norm weights of Gemma have their one already added;
+  * norm weights of Gemma 2 and 3 have their one already added;
   * matrices of `gpt2` are stored [out, in]; `gptneox` has all of q before k before v;
   * the norms of single heads of `stablelm` are one matrix, a row for each head;
   * the frequency scaling of Llama 3.1 and later is a tensor, `rope_freqs.weight`, and so are the
-    two sets of LongRoPE of Phi-3;
+    two sets of LongRoPE of Phi-3 and the pairs that turn in full layers of Gemma 4;
   * which layers of Gemma are local, the rotary base of those of Gemma 3, the attention scale of the
     27B models and activation functions are known to the program that runs the file, and not stored.
 """
@@ -24,8 +24,8 @@ from lm_jax.errors import BadInputError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import inverse_frequencies
 from lm_jax.model.rope import LinearScaling, Llama3Scaling, LongRopeScaling, Rope
-from lm_jax.weights import gguf_fields
-from lm_jax.weights.gguf_fields import REMEDY, Fields
+from lm_jax.weights import gguf_fields, gguf_gemma4
+from lm_jax.weights.gguf_fields import REMEDY, Fields, shortest
 
 _ROPE_FREQS = "rope_freqs.weight"
 _LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -97,7 +97,7 @@ class Architecture:
     family's table. `undo`, by the name in the file, takes a tensor back to Hugging Face's layout
     and keeps its shape; matrices named in `transposed` are turned. Names of `by_head` are those of
     a tensor for each head, `{n}`, which the file has as rows of one. Tensors named in `settings`
-    are read by `config` and are no weights.
+    are read by `config` and are no weights. Names of `bare` have no suffix in the family's table.
     """
 
     names: Mapping[str, str]
@@ -108,6 +108,7 @@ class Architecture:
     transposed: tuple[str, ...] = ()
     by_head: Mapping[str, str] = dataclasses.field(default_factory=dict)
     settings: tuple[str, ...] = ()
+    bare: tuple[str, ...] = ()
     block: str = "model.layers."
 
 
@@ -292,7 +293,7 @@ def _config(fields: Fields, tensors: Tensors, **family: Any) -> DecoderConfig:
         mlp_size=fields.number("feed_forward_length"),
         vocab_size=gguf_fields.shape(tensors["token_embd.weight"])[0],
         max_length=fields.number("context_length"),
-        norm_eps=_shortest(fields.number(f"attention.{epsilon}")),
+        norm_eps=shortest(fields.number(f"attention.{epsilon}")),
         tie_embeddings="output.weight" not in tensors,
         **family,
     )
@@ -342,7 +343,7 @@ def _longrope(fields: Fields, tensors: Tensors) -> LongRopeScaling:
         raise BadInputError(f"GGUF: tensor {missing[0]} is missing; {REMEDY}")
     original_length = fields.number("rope.scaling.original_context_length")
     short, long = (
-        tuple(_shortest(x) for x in gguf_fields.dequantised(tensors[name])) for name in _LONGROPE
+        tuple(shortest(x) for x in gguf_fields.dequantised(tensors[name])) for name in _LONGROPE
     )
     return LongRopeScaling(
         short_factor=short,
@@ -350,11 +351,6 @@ def _longrope(fields: Fields, tensors: Tensors) -> LongRopeScaling:
         original_length=original_length,
         attention_factor=fields.number("rope.scaling.attn_factor"),
     )
-
-
-def _shortest(x: float) -> float:
-    """The shortest decimal that is this float32: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(x)))
 
 
 _INTERLEAVED = dict.fromkeys(("attn_q", "attn_k"), _halves)
@@ -375,6 +371,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo2": Architecture(_TOP | _BLOCK | _QK_NORMS | _POST_NORMS, _olmo2),
     "gemma2": Architecture(_GEMMA2, _gemma2, undo=_ONE_ADDED),
     "gemma3": Architecture(_GEMMA3, _gemma3, undo=_ONE_ADDED),
+    "gemma4": Architecture(
+        _GEMMA3 | gguf_gemma4.NAMES,
+        gguf_gemma4.config,
+        settings=(_ROPE_FREQS,),
+        bare=("layer_output_scale",),
+    ),
     "gpt2": Architecture(
         _GPT2,
         _gpt2,

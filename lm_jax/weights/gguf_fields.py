@@ -79,6 +79,11 @@ def dequantised(tensor: Any) -> np.ndarray:
     return w
 
 
+def shortest(x: float) -> float:
+    """The shortest decimal that is this float32: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(x)))
+
+
 def shape(tensor: Any) -> tuple[int, ...]:
     """The shape of a tensor; the format lists axes from the fastest varying one."""
     return tuple(int(n) for n in reversed(tensor.shape))

@@ -69,8 +69,15 @@ def _student(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, 
 register_fused(Student, DENSE, _student)
 
 
+class TwoAttentions(AttentionMixer):
+    """Attention with two sets of keys and values, of the frozen weights and of the trained ones."""
+
+    def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
+        return [ATTENTION.init_cache(cfg, batch, length, dtype) for _ in range(2)]
+
+
 @dataclasses.dataclass(frozen=True)
-class MatchedAttention(AttentionMixer):
+class MatchedAttention(TwoAttentions):
     """Softmax attention of the frozen weights, and how far the replaced heads are from it.
 
     Needs the attend of a `Student`. Reports, summed over the tokens of a row, `error_BN` and
@@ -82,7 +89,7 @@ class MatchedAttention(AttentionMixer):
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
         queries = np.array(_student_of(layer).fn.queries, np.int32)
-        out_BTD, teacher, student = _both(p, x_BTD, cfg, layer, cache, queries)
+        out_BTD, (teacher, student), cache = _both(p, x_BTD, cfg, layer, cache, queries)
         before_BTNH, after_BTNH = (
             scope.records["attn.z"].astype(jnp.float32) for scope in (teacher, student)
         )
@@ -103,13 +110,14 @@ class MatchedAttention(AttentionMixer):
 
 
 @dataclasses.dataclass(frozen=True)
-class HybridAttention(AttentionMixer):
+class HybridAttention(TwoAttentions):
     """Softmax in the kept heads, the recipe in the replaced ones. Needs a `Student`."""
 
     def apply(
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
-        _, teacher, student = _both(p, x_BTD, cfg, layer, cache, np.zeros(0, np.int32))
+        _, scopes, cache = _both(p, x_BTD, cfg, layer, cache, np.zeros(0, np.int32))
+        teacher, student = scopes
         heads_11N1 = _student_of(layer).data["heads_N"][None, None, :, None]
         z_BTNH = jnp.where(heads_11N1, student.records["attn.z"], teacher.records["attn.z"])
         return project("BTNH,NHD->BTD", z_BTNH, p["o"], p.get("o_bias")), cache
@@ -133,23 +141,17 @@ def _both(
     layer: Layer,
     cache: Any,
     queries: np.ndarray,
-) -> tuple[jax.Array, Scope, Scope]:
-    """Output of softmax on the frozen weights; what it and the student recorded.
-
-    Raises:
-      UsageError: there is a cache, which would have to hold two sets of keys.
-    """
-    if cache is not None:
-        raise UsageError(
-            "mixer: trained heads cannot decode with a cache; pass whole rows to forward"
-        )
+) -> tuple[jax.Array, tuple[Scope, Scope], Any]:
+    """Output of softmax on the frozen weights; what it and the student recorded; their caches."""
+    caches = (None, None) if cache is None else cache
     frozen = {name: w.weight if isinstance(w, Adapted) else w for name, w in p.items()}
     teacher = Scope({}, {"attn.z": keep, "attn.pattern": lambda w_BNTS: w_BNTS[:, :, queries]})
     student = Scope({}, {"attn.z": keep})
     own = dataclasses.replace(layer, scope=teacher, attend=softmax)
-    out_BTD, _ = ATTENTION.apply(frozen, x_BTD, cfg, own, None)
-    ATTENTION.apply(p, x_BTD, cfg, dataclasses.replace(layer, scope=student), None)
-    return out_BTD, teacher, student
+    out_BTD, first = ATTENTION.apply(frozen, x_BTD, cfg, own, caches[0])
+    of_student = dataclasses.replace(layer, scope=student)
+    _, second = ATTENTION.apply(p, x_BTD, cfg, of_student, caches[1])
+    return out_BTD, (teacher, student), None if cache is None else [first, second]
 
 
 def outweighed(rows_BNQS: jax.Array, target_BNQ: jax.Array) -> jax.Array:
@@ -267,20 +269,27 @@ class HeadMatching:
         queries: tuple[int, ...] = (),
     ) -> Output:
         """The forward pass with `MATCHED` or `HYBRID`, and S at these queries under the former."""
+        weights, attend = self.weights_and_attend(params, frozen, queries)
+        return forward(
+            weights,
+            batch.input_BT,
+            self.cfg,
+            attend=attend,
+            mixer=mixer,
+            valid_BT=batch.input_mask_BT,
+        )
+
+    def weights_and_attend(
+        self, params: ParamTree, frozen: Any, queries: tuple[int, ...] = ()
+    ) -> tuple[ParamTree, Fused]:
+        """The weights and the attend that `MATCHED` and `HYBRID` need."""
         weights, data = frozen, self._data()
         if self.trains_maps:
             data["matrices"] = params[MAPS]
         else:
             weights = lora.attach(frozen, params[ADAPTERS], self.adapters)
         student: Any = Student(self.row_map, queries)
-        return forward(
-            weights,
-            batch.input_BT,
-            self.cfg,
-            attend=fused(PerLayer(student, data), DENSE),
-            mixer=mixer,
-            valid_BT=batch.input_mask_BT,
-        )
+        return weights, fused(PerLayer(student, data), DENSE)
 
     @property
     def heads_LN(self) -> np.ndarray:

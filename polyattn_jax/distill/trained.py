@@ -2,6 +2,7 @@
 
     heads = polyattn_jax.load_trained("runs/distill/trained")
     out = heads.forward(model, tokens_BT)
+    ids = heads.generate(model, prompts, max_new_tokens=20)
 
     trained.json           the recipe, its bias and heads, the adapters' settings, the base's digest
     trained.safetensors    what was trained, float32: adapters of queries and keys, or the matrices
@@ -11,6 +12,7 @@ Softmax heads need the queries and keys of the base, the replaced ones their own
 are not merged into the weights, and the folder goes with the model that it was trained on.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.model import decode
 from lm_jax.model import params as params_lib
 from lm_jax.model.decoder import Output
 from lm_jax.model.lora import LoraConfig
@@ -77,6 +80,20 @@ class TrainedHeads:
         mask_BT = jnp.ones(tokens_BT.shape, bool) if valid_BT is None else valid_BT
         batch = LMBatch(tokens_BT, mask_BT, tokens_BT, mask_BT)
         return self.objective(model).run(self.params, model.params, batch, mixer=HYBRID)
+
+    def generate(
+        self, model: Pretrained, prompts: Sequence[Sequence[int]], **options: Any
+    ) -> list[list[int]]:
+        """Continues prompts as `lm_jax.model.decode.generate` does, which takes the `options`.
+
+        The cache has room for two sets of keys and values, of the model and of the trained heads.
+
+        Raises:
+          BadInputError: the model has other weights, and as from `generate`.
+        """
+        self._check(model)
+        weights, attend = self.objective(model).weights_and_attend(self.params, model.params)
+        return decode.generate(weights, prompts, model.cfg, attend=attend, mixer=HYBRID, **options)
 
     def objective(self, model: Pretrained) -> HeadMatching:
         """The objective that trained them, on this model."""

@@ -1,7 +1,11 @@
 """What a model answers under the recipes beside the paper: every table and figure of accuracy."""
 
 from collections.abc import Iterator, Mapping, Sequence
+import functools
 import re
+
+import numpy as np
+from scipy import stats
 
 from polyattn_jax import head_sets, paper
 from polyattn_jax.condition_results import ConditionResult
@@ -155,6 +159,38 @@ def ablation(audit: Audit) -> Iterator[ComparedNumber]:
     suite = named.key("niah", summary.config.sweep_length)
     of_sets = (suite, summary.ablation, summary.decisiveness)
     yield from _head_sets(audit, ("Figure 4", "Table 17"), of_sets, draws, same, causes)
+
+
+def single_heads(audit: Audit) -> Iterator[ComparedNumber]:
+    """Table 26: the heads at both ends of the ranking, one at a time, on needles."""
+    entries = findings.single_conditions(audit.summary)
+    if not entries:
+        return
+    config, beside = audit.summary.config, audit.beside.name if audit.beside else ""
+    places = [head_sets.layer_and_head(entry.cell) for entry in entries]
+    changes = np.array([entry.delta.estimate for entry in entries])
+    of_heads = functools.partial(
+        row,
+        audit,
+        "Table 26",
+        suite=named.key("niah", config.sweep_length),
+        cell=f"{len(entries)} heads of both ends of the ranking",
+        n=entries[0].accuracy.n,
+        scale=1.0,
+    )
+    theirs = tables.SINGLE_HEADS.get(beside)
+    of_recipe = [f"{config.ablation_recipe} (paper: {ABLATED})"] * (
+        config.ablation_recipe != ABLATED
+    )
+    of_count = [f"{len(entries)} heads (paper: 40)"] * (len(entries) != 40)
+    causes = (*of_recipe, *of_count, *needle_differences(audit, entries[0]))
+    changed = int(np.count_nonzero(changes))
+    yield of_heads("heads that change the accuracy", changed, theirs, unit="heads", causes=causes)
+    if changed:
+        width = audit.summary.heads
+        s_2 = np.array([audit.by_head["s_2"][layer * width + head] for layer, head in places])
+        correlation = float(stats.spearmanr(s_2, changes).statistic)
+        yield of_heads("rank correlation of S_2 and change", correlation, None, unit="1")
 
 
 def literary_ablation(audit: Audit) -> Iterator[ComparedNumber]:

@@ -28,11 +28,12 @@ ABSENT = ClaimFinding("not measured", "–")
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, and the functions that judge it on one model and over models."""
+    """A claim of the paper, the function that judges it on one model, and what it is judged by."""
 
     claim: str
     where: str
     paper: str
+    evidence: str
     judge: Callable[[Audit], ClaimFinding]
 
 
@@ -42,7 +43,9 @@ def judge(audits: Sequence[Audit]) -> tuple[ClaimResult, ...]:
     for claim in CLAIMS:
         by_model = {audit.name: claim.judge(audit) for audit in audits}
         verdict = overall(finding.verdict for finding in by_model.values())
-        results.append(ClaimResult(claim.claim, claim.where, claim.paper, verdict, by_model))
+        results.append(
+            ClaimResult(claim.claim, claim.where, claim.paper, claim.evidence, verdict, by_model)
+        )
     return tuple(results)
 
 
@@ -155,8 +158,9 @@ def sound_bound(audit: Audit) -> ClaimFinding:
         sum(getattr(entry, name) for entry in entries)
         for name in ("false_negative", "false_negative_eps")
     )
-    kind = f"{beyond:,} no ties" if beyond else "all ties" if missed else "none"
-    text = f"{missed:,} of {rows:,}; {kind}"
+    text = f"{missed:,} of {rows:,} rows"
+    if missed:
+        text += f", {beyond:,} of them no ties" if beyond else ", all ties"
     return ClaimFinding("fails" if beyond else "holds", text)
 
 
@@ -179,6 +183,7 @@ def decisive(audit: Audit) -> ClaimFinding:
     if not entries:
         return ABSENT
     text = ", ".join(f"{e.beaten} of {len(e.random)} at K = {e.size}" for e in entries)
+    text = f"worse than random sets: {text}"
     flags = {entry.decisive for entry in entries}
     verdict: ClaimVerdict = "undecided" if None in flags else "holds" if all(flags) else "fails"
     return ClaimFinding(verdict, text)
@@ -223,21 +228,70 @@ def solved(audit: Audit) -> ClaimFinding:
     return ClaimFinding("holds", text)
 
 
+_SWEEP = "answers.parquet, stage sweep"
+_ROWS = "rows.parquet, target argmax"
 CLAIMS = (
-    Claim("Softmax finds the needle", "5.5", "200 of 200 on each model", solved),
-    Claim("No normalised recipe replaces softmax", "5.3", "none on all four models", no_drop_in),
-    Claim("Recipes without a normaliser collapse", "5.3", "−100 points each", un_normalised),
+    Claim("Softmax finds the needle", "5.5", "200 of 200 on each model", _SWEEP, solved),
+    Claim(
+        "No normalised recipe replaces softmax",
+        "5.3",
+        "none on all four models",
+        _SWEEP,
+        no_drop_in,
+    ),
+    Claim(
+        "Recipes without a normaliser collapse", "5.3", "−100 points each", _SWEEP, un_normalised
+    ),
     Claim(
         "At p = 2, b = 0 over 70 % of active rows are unsafe",
         "5.2",
         "in every suite of three of four models",
+        _ROWS,
         mostly_unsafe,
     ),
-    Claim("At most 3 % safe rows: collapse", "F (i)", "5 of 5 recipes", screen),
-    Claim("More safe rows promise nothing", "F (ii)", "5 of 8 recipes lose accuracy", no_promise),
-    Claim("The bound p* misses no unsafe row but ties", "P", "14 ties, nothing else", sound_bound),
-    Claim("The needle is the best key in 3 to 7 % of rows", "S", "2.9 to 6.4 %", few_answers),
-    Claim("The ranking by S_2 is decisive at K = 20, 40", "5.5, V", "two of four", decisive),
-    Claim("Top heads are diffuse, bottom heads sinks", "U", "29 to 40; 16 to 40", diffuse_top),
-    Claim("Unsafe rows change by 10 points or less over length", "C", "3 of 4", flat_over_length),
+    Claim(
+        "At most 3 % safe rows: collapse", "F (i)", "5 of 5 recipes", f"{_ROWS}; {_SWEEP}", screen
+    ),
+    Claim(
+        "More safe rows promise nothing",
+        "F (ii)",
+        "5 of 8 recipes lose accuracy",
+        f"{_ROWS}; {_SWEEP}",
+        no_promise,
+    ),
+    Claim(
+        "The bound p* misses no unsafe row but ties",
+        "P",
+        "14 ties, nothing else",
+        _ROWS,
+        sound_bound,
+    ),
+    Claim(
+        "The needle is the best key in 3 to 7 % of rows",
+        "S",
+        "2.9 to 6.4 %",
+        "rows.parquet, target answer",
+        few_answers,
+    ),
+    Claim(
+        "The ranking by S_2 is decisive at K = 20, 40",
+        "5.5, V",
+        "two of four",
+        "answers.parquet, stage ablation; head_sets.parquet",
+        decisive,
+    ),
+    Claim(
+        "Top heads are diffuse, bottom heads sinks",
+        "U",
+        "29 to 40; 16 to 40",
+        "heads.parquet",
+        diffuse_top,
+    ),
+    Claim(
+        "Unsafe rows change by 10 points or less over length",
+        "C",
+        "3 of 4",
+        _ROWS,
+        flat_over_length,
+    ),
 )

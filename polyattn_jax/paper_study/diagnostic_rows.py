@@ -233,6 +233,26 @@ def _matched_numbers(
         yield "Table 14", what, ours, getattr(answer, name, None), None
 
 
+def sigmoid(audit: Audit) -> Iterator[ComparedNumber]:
+    """Table 15: rows of the needle prompts that the sigmoid concentrates."""
+    summary, beside = audit.summary, audit.beside.name if audit.beside else ""
+    by_recipe = {entry.recipe: entry for entry in summary.sweep}
+    known = set().union(*tables.SIGMOID_SAFE.values())
+    for entry in summary.verdicts:
+        if entry.recipe in known and entry.safe is not None:
+            yield row(
+                audit,
+                "Table 15",
+                "safe rows",
+                entry.safe,
+                tables.SIGMOID_SAFE.get(beside, {}).get(entry.recipe),
+                suite=named.key("niah", summary.config.sweep_length),
+                cell=entry.recipe,
+                n=summary.config.niah_n,
+                causes=needle_differences(audit, by_recipe[entry.recipe]),
+            )
+
+
 def bound(audit: Audit) -> Iterator[ComparedNumber]:
     """Table 8: predicted against measured safety on induction at b = 0."""
     config, theirs = audit.summary.config, audit.beside.bound if audit.beside else None

@@ -49,11 +49,7 @@ ITEMS = (
     Item("Table 12", "top K heads by recipe", settings="recipes of the table in config.recipes"),
     Item("Table 13", "intervals of Table 5", "they stand beside the paper's numbers of Table 5"),
     Item("Table 14", "answer's key as target", settings="recipes of the table in config.recipes"),
-    Item(
-        "Table 15",
-        "S of the sigmoid",
-        "an audit keeps S of powers and of softmax for every row, not that of the sigmoid",
-    ),
+    Item("Table 15", "S of the sigmoid", settings="sigmoid_b0 in config.recipes"),
     Item("Table 16", "head types at both ends", settings="induction prompts and 20 heads or more"),
     Item("Table 17", "top K against random sets", settings="config.ablation_heads"),
     Item("Table 18", "unsafe rows of Qwen3-8B", f"another model; {_LARGER}"),
@@ -68,12 +64,7 @@ ITEMS = (
         f"its column of Llama-3.2-1B is that of Table 3, the others are other models; {_LARGER}",
     ),
     Item("Table 25", "ablation of Llama-3.2-3B", f"another model; {_LARGER}"),
-    Item(
-        "Table 26",
-        "single heads on needles",
-        "an audit replaces sets of heads; iaj polyattn check --hybrid measures each head alone, on "
-        "texts",
-    ),
+    Item("Table 26", "single heads on needles", settings="config.single_heads"),
     Item("Table 27", "20 random sets on literary openings", settings=_COPYING),
     Item(
         "Table 28",

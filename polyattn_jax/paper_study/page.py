@@ -67,7 +67,7 @@ def build(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> str:
     for name in summary.items:
         title = next(item.title for item in ITEMS if item.name == name)
         own = [one for one in rows if one.item == name]
-        parts.append(section(f"{name}: {title}", _numbers(name, own)))
+        parts.append(section(f"Paper's {name}: {title}", _numbers(name, own)))
     parts.append(
         section(
             "What has no number here",
@@ -97,7 +97,10 @@ def _claims(results: Sequence[ClaimResult]) -> Markup:
         ["Claim of the paper", *names],
         [
             [
-                cell(claim.claim, note=f"the paper, {claim.where}: {claim.paper}"),
+                cell(
+                    claim.claim,
+                    note=f"the paper, {claim.where}: {claim.paper}; ours from {claim.evidence}",
+                ),
                 *(
                     Cell(finding.text, finding.verdict, TONES.get(finding.verdict, "none"))
                     for finding in claim.by_model.values()

@@ -107,6 +107,7 @@ class ClaimResult:
       claim: in one sentence.
       where: in the paper.
       paper: the paper's own numbers.
+      evidence: the files of each audit, and what of them, that it is judged by.
       verdict: over all models that were measured.
       by_model: by the name of the model.
     """
@@ -114,6 +115,7 @@ class ClaimResult:
     claim: str
     where: str
     paper: str
+    evidence: str
     verdict: ClaimVerdict
     by_model: dict[str, ClaimFinding]
 

@@ -16,7 +16,9 @@ OF_ITEMS = (
     answer_rows.fixed_bias,
     answer_rows.ablation,
     answer_rows.literary_ablation,
+    answer_rows.single_heads,
     diagnostic_rows.matched,
+    diagnostic_rows.sigmoid,
     diagnostic_rows.bound,
     diagnostic_rows.types_of_heads,
 )

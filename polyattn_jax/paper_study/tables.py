@@ -1,6 +1,6 @@
 """Published numbers of the paper beyond those of `polyattn_jax.paper`, by table.
 
-"When Does Polynomial Attention Concentrate?", Tables 5, 12 to 14, 16, 17, 19 to 22 and 29 to 32,
+"When Does Polynomial Attention Concentrate?", Tables 5, 12 to 17, 19 to 22, 26 and 29 to 32,
 Figures 4 and 5, Appendix I. Models are named as in `paper.MODELS`, recipes as in
 `row_maps.RECIPES`. Accuracies, shares of rows and of heads are in percent, changes in points.
 """
@@ -241,6 +241,14 @@ ANSWER_KEY: Mapping[str, Mapping[str, AnswerKey]] = {
     },
 }
 
+# Needle rows with S < 1 under the sigmoid (Table 15).
+SIGMOID_SAFE: Mapping[str, Mapping[str, float]] = {
+    LLAMA: {"sigmoid_b0": 0.5, "sigmoid_bauto": 0.0},
+    QWEN: {"sigmoid_b0": 0.0, "sigmoid_bauto": 0.0},
+    GEMMA: {"sigmoid_b0": 0.0, "sigmoid_bauto": 0.0},
+    PYTHIA: {"sigmoid_b0": 0.0, "sigmoid_bauto": 0.0},
+}
+
 # Heads by type among the top and the bottom K: sink, local, diffuse of either (Table 16).
 COMPOSITION: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     LLAMA: {20: (3, 0, 17, 20, 0, 0), 40: (6, 0, 34, 40, 0, 0), 80: (15, 1, 64, 80, 0, 0)},
@@ -278,6 +286,9 @@ LITERARY_DRAWS: Mapping[str, Mapping[int, Draws]] = {
 WITHIN: Mapping[str, tuple[float, float]] = {LLAMA: (-7.0, 7.0)}
 # Section 5.5 of Figure 4: every set of K <= 80 heads keeps all 200 needles.
 NO_CHANGE = (LLAMA,)
+
+# Of 40 single heads, those that change the accuracy on needles (Table 26).
+SINGLE_HEADS: Mapping[str, int] = {QWEN: 0, GEMMA: 0}
 
 # Unsafe rows on the RULER prompts at b_auto, by degree (Table 31).
 RULER_UNSAFE: Mapping[str, Mapping[int, float]] = {

@@ -22,8 +22,8 @@ def format_result(result: CheckResult) -> str:
     lines: list[str | Row] = [*textwrap.wrap(head, WIDTH), ""]
     if not result.measured:
         text = (
-            "S_p was not measured: it is defined for relu recipes, r^p / sum r^p, and S_phi for "
-            "feature maps."
+            "S was not measured: it is measured for recipes that divide by the sum of a row's "
+            "weights, none of them negative."
         )
         lines += textwrap.wrap(text, WIDTH)
     else:
@@ -83,7 +83,7 @@ def _row_lines(result: CheckResult) -> list[str | Row]:
 
 
 def _statistic(result: CheckResult) -> str:
-    """The statistic of a row: S_p by its degree, or S_phi of a feature map."""
+    """The statistic of a row: S_p by its degree, or S_phi of any other map."""
     return "S_phi" if result.degree is None else f"S_{result.degree:g}"
 
 

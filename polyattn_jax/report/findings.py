@@ -284,6 +284,28 @@ def in_part(summary: AuditSummary) -> str:
     return f"{text} Random sets that the highest S₂ does worse than: {', '.join(flags)}."
 
 
+def single_heads(summary: AuditSummary) -> str:
+    """What single heads at both ends of the ranking do; empty where none was tried."""
+    if not summary.single_heads:
+        return ""
+    base = head_sets.right(softmax_of(summary.single_heads).accuracy)
+    changes = [head_sets.right(e.accuracy) - base for e in single_conditions(summary)]
+    text = (
+        f"In one head alone, for each of the {len(changes)} at both ends of the ranking: "
+        f"{sum(map(bool, changes))} of them change the number of right prompts"
+    )
+    if any(changes):
+        text += (
+            f", by {min(changes):+d} to {max(changes):+d} of {summary.single_heads[0].accuracy.n:,}"
+        )
+    return f"{text}."
+
+
+def single_conditions(summary: AuditSummary) -> list[ConditionResult]:
+    """The conditions of single heads, without softmax."""
+    return [entry for entry in summary.single_heads if entry.cell != SOFTMAX.name]
+
+
 def of_texts(summary: AuditSummary) -> str:
     """What the table of losses on texts is of; empty without them."""
     if not summary.texts:

@@ -197,6 +197,9 @@ def ablation(summary: AuditSummary) -> Section | None:
             for draw, entry in enumerate(entries):
                 which = f"random, seed {draw}" if kind == "random" else f"{kind} of the ranking"
                 rows.append(_ablation_row(entry, which, size))
+    for entry in findings.single_conditions(summary):
+        layer, head = head_sets.layer_and_head(entry.cell)
+        rows.append(_ablation_row(entry, f"layer {layer}, head {head} alone", 1))
     draws = config.ablation_draws
     suite = suite_label(summary.ranking_suite, config)
     return section(
@@ -216,6 +219,7 @@ def ablation(summary: AuditSummary) -> Section | None:
             f"random sets: {number(draws)} draw{'s' * (draws != 1)} per K.",
         ),
         *(_suite_ablation(entry, config) for entry in summary.suite_ablation),
+        findings.single_heads(summary),
         report.details(
             "Every head set, with intervals",
             table(

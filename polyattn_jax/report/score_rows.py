@@ -82,6 +82,7 @@ def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
             ),
             n=f"{number(sum(e.rows for e in entries))} rows; {_prompts(entries)} per line",
         ),
+        *_by_window(summary, entries),
         report.grid(
             figures.phase_plot(
                 by_head,
@@ -98,6 +99,30 @@ def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
             ),
         ),
     )
+
+
+def _by_window(summary: AuditSummary, entries: Sequence[Prevalence]) -> list[Markup]:
+    """Unsafe rows of layers with a sliding window apart from those of full ones, if it has both."""
+    columns = ["softmax", *map(str, summary.degrees)]
+    lines = [
+        [
+            suite_cell(entry, summary.config),
+            {"window": "with a window", "full": "full"}[kind],
+            *(stacked(rates[name]) if name in rates else cell(None) for name in columns),
+        ]
+        for entry in entries
+        for kind, rates in entry.by_window.items()
+    ]
+    if not lines:
+        return []
+    return [
+        table(
+            ["Suite", "Layers", "Softmax, %", *(f"p = {p}, %" for p in summary.degrees)],
+            lines,
+            caption="Unsafe rows of layers with a sliding window and of full ones, of active rows.",
+            n=f"{_prompts(entries)} per line",
+        )
+    ]
 
 
 def _prompts(entries: Sequence[Prevalence]) -> str:

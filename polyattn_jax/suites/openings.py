@@ -11,20 +11,33 @@ says that models know them by heart, so this measures memory, not retrieval. Our
 2. Random ordinary tokens before it fill the prompt to its length.
 """
 
+import hashlib
 import importlib.resources
 
 import numpy as np
 
-from lm_jax.errors import BadInputError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from polyattn_jax.suites import prompts as prompts_lib
 from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
 
+OPENINGS_SHA256 = "40c9e33b76e0186e7be32203ed2582d8503083d6aa99c60a16648ba3253620aa"
+
 
 def openings() -> dict[str, str]:
-    """The shipped openings by title, author and year."""
+    """The shipped openings by title, author and year.
+
+    Raises:
+      CorruptError: if the file is not the one that was shipped.
+    """
     file = importlib.resources.files("polyattn_jax") / "data" / "openings.txt"
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return dict(line.split("\t", 1) for line in lines)
+    raw = file.read_bytes()
+    digest = hashlib.sha256(raw).hexdigest()
+    if digest != OPENINGS_SHA256:
+        raise CorruptError(
+            f"polyattn_jax/data/openings.txt: sha256 {digest[:12]} is not the shipped "
+            f"{OPENINGS_SHA256[:12]}; reinstall the package"
+        )
+    return dict(line.split("\t", 1) for line in raw.decode("utf-8").splitlines())
 
 
 def copying(

@@ -1,6 +1,7 @@
 """A training of replaced heads: what its mixers compute, what it repairs, resuming, the report."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
@@ -128,6 +129,28 @@ def test_trained_queries_and_keys_are_read_by_replaced_heads_alone(frozen, batch
     hybrid = one.run(moved(one), silent, batch, mixer=HYBRID).hidden
     np.testing.assert_array_equal(hybrid, plain)
     assert np.abs(one.run(moved(one), frozen, batch, mixer=HYBRID).hidden - plain).max() > 1e-3
+
+
+@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog"])
+def test_a_cache_gives_the_logits_of_whole_rows(frozen, batch, recipe):
+    """Six tokens at once and the others one by one; both mixers, adapters and matrices."""
+    one = objective(recipe)
+    params = moved(one)
+    weights, attend = one.weights_and_attend(params, frozen)
+    whole = one.run(params, frozen, ids_alone(batch.input_BT), mixer=HYBRID).logits
+    cache = lm_jax.init_cache(CFG, B, T, mixer=HYBRID)
+    run = functools.partial(lm_jax.forward, weights, cfg=CFG, attend=attend, mixer=HYBRID)
+    parts = []
+    for tokens_BT in (batch.input_BT[:, :6], *np.split(batch.input_BT[:, 6:], T - 6, axis=1)):
+        out = run(tokens_BT, cache=cache)
+        cache = out.cache
+        parts.append(out.logits)
+    # Logits of some units, after two layers of sums of at most 60 products in another order.
+    np.testing.assert_allclose(np.concatenate(parts, 1), whole, atol=2e-5, rtol=2e-5)
+
+
+def ids_alone(tokens_BT):
+    return LMBatch(tokens_BT, *[jnp.ones(tokens_BT.shape, bool)] * 3)
 
 
 @pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog"])
@@ -272,13 +295,20 @@ def test_the_trained_heads_are_a_folder_that_another_program_runs(trained, tiny,
     np.testing.assert_array_equal(distill.loss_table(after, after)["after"].to_numpy(), losses)
     tokens_BT = jnp.asarray(task.validation.at(0)["tokens"][:2, :-1])
     out = heads.forward(model, tokens_BT)
-    ids = LMBatch(tokens_BT, *[jnp.ones(tokens_BT.shape, bool)] * 3)
-    want = heads.objective(model).run(heads.params, model.params, ids, mixer=HYBRID)
+    want = heads.objective(model).run(
+        heads.params, model.params, ids_alone(tokens_BT), mixer=HYBRID
+    )
     np.testing.assert_array_equal(out.logits, want.logits)
     # Padding on the right changes nothing before it.
     valid_BT = jnp.arange(tokens_BT.shape[1])[None] < 5
     padded = heads.forward(model, tokens_BT, valid_BT=jnp.repeat(valid_BT, 2, 0))
     np.testing.assert_allclose(padded.logits[:, :5], out.logits[:, :5], atol=1e-5)
+
+    # Greedy decoding writes what the forward pass would.
+    prompts = [tokens_BT[0, :6].tolist(), tokens_BT[1, :4].tolist()]
+    for prompt, new in zip(prompts, heads.generate(model, prompts, max_new_tokens=3), strict=True):
+        logits = heads.forward(model, jnp.asarray([prompt + new])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == new
 
     hybrid = dataclasses.replace(heads.hybrid, model_sha256="0" * 64)
     with pytest.raises(BadInputError, match=r"on weights 000000000000 .* load them with"):

@@ -230,7 +230,12 @@ def test_s_phi_is_that_of_the_products_on_the_key_that_softmax_prefers(model, na
     params, tokens_BT, base = model
     queries_BQ = np.array([[0, 4, 8], [2, 3, 7]])
     got = recipe_rows.measure(
-        params, tokens_BT, jnp.asarray(queries_BQ), jnp.zeros((L, N)), cfg=CFG, row_map=MAPS[name]
+        params,
+        tokens_BT,
+        jnp.asarray(queries_BQ),
+        jnp.zeros((1, L, N)),
+        cfg=CFG,
+        maps=(MAPS[name],),
     )
     error = product_error(name, base["attn.rot_q"], base["attn.rot_k"])
     for layer in range(L):
@@ -240,7 +245,7 @@ def test_s_phi_is_that_of_the_products_on_the_key_that_softmax_prefers(model, na
             seen = np.isfinite(row)
             target = int(np.argmax(row))
             weight = np.exp(own[b, n, queries_BQ[b, q]][seen] - own[b, n, queries_BQ[b, q], target])
-            place = layer, b, n, q
+            place = layer, 0, b, n, q
             assert got["target"][place] == target
             want = weight.sum() - 1
             bound = np.expm1(2 * error) + softmax_error_bound(T)
@@ -316,20 +321,21 @@ def test_an_audit_measures_recipes_that_have_an_s_of_their_own(tiny, haystack, t
         f"--config={path}:smoke",
         f"--config.model={tiny}",
         f"--config.haystack={haystack}",
-        "--config.recipes=('elu1', 'relu:p=2,b=auto_layer', 'taylor2')",
+        "--config.recipes=('elu1', 'relu:p=2,b=auto_layer', 'taylor2', 'relu_p1_over_L')",
         f"--workdir={tmp_path / 'run'}",
     ]
     outcome = run(audit.main, argv, config=str(path))
     assert outcome.code == 0, outcome.err
     rows = pq.read_table(tmp_path / "run" / "recipe_rows.parquet").to_pylist()
-    assert {row["recipe"] for row in rows} == {"elu1", "relu_p2_bauto_layer"}
+    names = {"elu1", "relu_p2_bauto_layer", "taylor2_b0"}
+    assert {row["recipe"] for row in rows} == names
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     verdicts = {entry["recipe"]: entry for entry in summary["verdicts"]}
-    for name in ("elu1", "relu_p2_bauto_layer"):
+    for name in names:
         own = [row for row in rows if (row["recipe"], row["suite"]) == (name, "niah_64")]
         safe = np.mean([row["s_own"] < 1 for row in own])
         assert verdicts[name]["safe"]["estimate"] == pytest.approx(safe)
-    assert verdicts["taylor2_b0"]["safe"] is None
+    assert verdicts["relu_p1_over_L"]["safe"] is None
     biases = {entry["cell"]: entry["bias"] for entry in summary["sweep"]}
     assert biases["relu_p2_bauto_layer"] is None and biases["elu1"] == 0.0
     assert "b by head" in (tmp_path / "run" / "report.html").read_text("utf-8")

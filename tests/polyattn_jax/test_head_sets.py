@@ -52,3 +52,25 @@ def test_sizes_beyond_all_heads_are_all_heads():
     assert list(sets) == ["top-2", "bottom-2", "random-2-0", "top-6", "bottom-6", "random-6-0"]
     assert list(sets["top-2"]) == [4, 0]
     assert list(sets["bottom-2"]) == [3, 2]
+
+
+def test_single_heads_of_both_ends_are_named_by_their_place_in_the_model():
+    ranking = np.array([4, 0, 5, 1, 3, 2])
+    cells = head_sets.singles(ranking, 2, width=3)
+    assert {name: list(heads) for name, heads in cells.items()} == {
+        "single-1-1": [4],
+        "single-0-0": [0],
+        "single-0-2": [2],
+        "single-1-0": [3],
+    }
+    assert set(map(head_sets.layer_and_head, cells)) == {(1, 1), (0, 0), (0, 2), (1, 0)}
+    assert len(head_sets.singles(ranking, 5, width=3)) == 6
+    rows = head_sets.table(cells | {"top-2": ranking[:2]}, (2, 3)).to_pylist()
+    assert [(row["group"], row["size"], row["layer"], row["head"]) for row in rows] == [
+        ("single", 1, 1, 1),
+        ("single", 1, 0, 0),
+        ("single", 1, 0, 2),
+        ("single", 1, 1, 0),
+        ("top", 2, 0, 0),
+        ("top", 2, 1, 1),
+    ]

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from lm_jax.errors import BadInputError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.text.tokenizer import Tokenizer
 from polyattn_jax.suite_answers import failure
 from polyattn_jax.suites import named, needles, openings
@@ -139,6 +139,12 @@ def test_keys_are_of_the_usual_number_of_tokens(pieces):
     assert usual > 0.8 * counts.max()
     with pytest.raises(BadInputError, match="the tokenizer cannot spell"):
         build("pass_key", WordTokenizer(VOCABULARY))
+
+
+def test_openings_that_were_changed_are_refused(monkeypatch):
+    monkeypatch.setattr(openings, "OPENINGS_SHA256", "0" * 64)
+    with pytest.raises(CorruptError, match=r"openings\.txt: sha256 40c9e33b76e0 is not"):
+        openings.openings()
 
 
 def test_openings_are_continued_by_their_next_token(pieces):

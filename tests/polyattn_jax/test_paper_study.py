@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,6 +19,7 @@ from polyattn_jax.paper_study import claims, items, tables
 from polyattn_jax.paper_study.beside import Audit
 from polyattn_jax.paper_study.results import PaperSummary
 from polyattn_jax.paper_study.rows import compare
+from polyattn_jax.report import findings
 from polyattn_jax.results import SuiteAblation
 from polyattn_jax.row_maps import RECIPES
 from polyattn_jax.suite_results import SuiteResult
@@ -229,6 +231,43 @@ def test_literary_head_sets_stand_beside_their_own_figure(finding):
     }
 
 
+def test_single_heads_are_counted_and_ranked_beside_table_26(finding):
+    summary, _, by_head = finding
+    # By head 0 to 5; the median S_2 of heads 1, 4 and 5 is given.
+    s_2 = np.where(np.isin(np.arange(6), (1, 4, 5)), [0, 3.0, 0, 0, 2.0, 1.0], by_head["s_2"])
+    cells = {"softmax": 0.0, "single-0-1": -0.25, "single-2-0": 0.0, "single-2-1": 0.5}
+    entries = tuple(
+        condition(name, 0.5 + change, 12, delta=Interval(change, -1.0, 1.0, 12))
+        for name, change in cells.items()
+    )
+    qwen = next(model for model in paper.MODELS if model.name == tables.QWEN)
+    result = dataclasses.replace(summary, single_heads=entries)
+    audit = Audit(result, by_head | {"s_2": s_2}, qwen, False)
+    rows = numbers(audit, "Table 26")
+    place = ("niah_64", "3 heads of both ends of the ranking")
+    theirs, ours, causes = rows[*place, "heads that change the accuracy"]
+    assert (theirs, ours) == (0, 2) and "3 heads (paper: 40)" in causes
+    # S_2 of 3, 2, 1 and changes that rise: the ranks are reversed.
+    assert rows[*place, "rank correlation of S_2 and change"][:2] == (None, pytest.approx(-1.0))
+    assert findings.single_heads(result) == (
+        "In one head alone, for each of the 3 at both ends of the ranking: 2 of them change the "
+        "number of right prompts, by -3 to +6 of 12."
+    )
+
+
+def test_safe_rows_of_the_sigmoid_stand_beside_table_15(finding):
+    summary, _, _ = finding
+    share = Interval(0.25, 0.2, 0.3, 12)
+    verdicts = [
+        dataclasses.replace(entry, safe=share) if entry.recipe == "sigmoid_b0" else entry
+        for entry in summary.verdicts
+    ]
+    audit = audit_of(finding, dataclasses.replace(summary, verdicts=tuple(verdicts)))
+    assert {key: row[:2] for key, row in numbers(audit, "Table 15").items()} == {
+        ("niah_64", "sigmoid_b0", "safe rows"): (0.5, 25.0)
+    }
+
+
 def test_where_the_paper_has_no_number_none_is_made_up(finding):
     for one in compare(audit_of(finding, beside=None)):
         assert (one.paper, one.paper_low, one.paper_high, one.beside) == (None,) * 4
@@ -427,7 +466,8 @@ def test_the_page_opens_with_the_answer_and_every_claim(compared):
     assert " ".join(head.split()).find(first.strip()) >= 0
     table = lines(page, "Claims of")
     assert [row[0] for row in table] == [
-        f"{claim.claim}the paper, {claim.where}: {claim.paper}" for claim in summary.claims
+        f"{claim.claim}the paper, {claim.where}: {claim.paper}; ours from {claim.evidence}"
+        for claim in summary.claims
     ]
 
 

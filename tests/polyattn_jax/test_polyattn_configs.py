@@ -6,7 +6,9 @@ GPT-2, which has no config of its own, is audited by that of SmolLM2.
 import dataclasses
 import json
 from pathlib import Path
+import re
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,6 +17,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from polyattn_jax import audit
 from polyattn_jax.config import MODES, AuditConfig
+from polyattn_jax.diagnostic import Status
 from tests.polyattn_jax import audit_oracle
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +49,24 @@ def test_the_smoke_mode_ends_with_a_summary_of_its_own_family(run_smoke, toys, t
     family, dtype, windows = TOYS[name]
     assert (summary["family"], summary["config"]["dtype"]) == (family, dtype)
     rows = pq.read_table(tmp_path / "run" / "rows.parquet").to_pylist()
+    kinds = {"window" if window else "full" for window in windows.values()}
+    for entry in summary["prevalence"]:
+        assert set(entry["by_window"]) == (kinds if len(kinds) == 2 else set())
+        for kind, rates in entry["by_window"].items():
+            own = [
+                row["s_4"] >= 1
+                for row in rows
+                if (row["suite"], row["bias_kind"]) == (entry["suite"], entry["bias_kind"])
+                and (row["target"], row["status"]) == ("argmax", Status.ACTIVE)
+                and bool(row["window"]) == (kind == "window")
+            ]
+            assert rates["4"]["estimate"] == pytest.approx(np.mean(own))
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert ("Unsafe rows of layers with a sliding window" in page) == (len(kinds) == 2)
+    seconds = re.findall(
+        r"batches in ([0-9.]+) s", (tmp_path / "run" / "log.txt").read_text("utf-8")
+    )
+    assert seconds and max(map(float, seconds)) < 600
     assert {row["layer"]: row["window"] for row in rows} == windows
     for row in rows:
         # A query sees the keys of its window, itself among them, and no other.

@@ -285,3 +285,20 @@ def test_the_histogram_has_every_row_in_a_bar_or_in_words(finding):
     assert f"{none_needed} rows that need no degree" in drawn.description
     assert "1 for which none suffices" in drawn.description
     assert sum(in_bars) + none_needed + 1 == len(p_star)
+
+
+def test_walls_and_points_of_the_phase_plot(finding, monkeypatch):
+    _, _, by_head = finding
+    drawn = {}
+
+    def scatter(groups, **options):
+        drawn.update(options, groups=groups)
+
+    monkeypatch.setattr(figures.report, "scatter", scatter)
+    figures.phase_plot(by_head, caption="")
+    assert [wall.label for wall in drawn["boundaries"]] == [f"p = {p}" for p in (2, 4, 8, 16)]
+    for p, wall in zip((2, 4, 8, 16), drawn["boundaries"], strict=True):
+        # On a wall A (1 - rho)^p = 1, the bound of Corollary 4.3.
+        np.testing.assert_allclose(wall.y * (1 - wall.x) ** p, 1)
+    points = {pair for group in drawn["groups"] for pair in zip(group.x, group.y, strict=True)}
+    assert points == set(zip(by_head["relative_margin"], by_head["active"], strict=True))

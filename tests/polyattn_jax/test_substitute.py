@@ -1,5 +1,6 @@
 """Substitution puts the right map into the right heads, counts dead rows and compiles once."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -110,12 +111,23 @@ def test_a_recipe_everywhere_is_its_map_switched_on_in_every_head(params, tokens
     assert np.abs(logits - run(params, tokens_BT, SOFTMAX).logits).max() > 1e-3
 
 
-def test_no_head_is_bitwise_softmax(params, tokens_BT):
+# As Llama and Gemma 3 with windows, as Gemma 2 with a cap of the scores, as Pythia.
+SETTINGS = {
+    "windows": {},
+    "cap": {"score_softcap": 4.0},
+    "neox": {"parallel_residual": True, "norm": "layer", "qkv_bias": True, "windows": ()},
+}
+
+
+@pytest.mark.parametrize("changes", SETTINGS.values(), ids=SETTINGS)
+def test_no_head_is_bitwise_softmax(tokens_BT, changes):
+    cfg = dataclasses.replace(CFG, **changes)
+    params = lm_jax.init_params(jax.random.key(0), cfg)
     forward = jax.jit(lm_jax.forward, static_argnames="cfg")
-    baseline = forward(params, tokens_BT, cfg=CFG).logits
+    baseline = forward(params, tokens_BT, cfg=cfg).logits
     for index in range(len(MAPS)):
         attend = substitute(MAPS, index, 0.3, NO_HEADS, EVERY_QUERY)
-        out = forward(params, tokens_BT, cfg=CFG, attend=attend)
+        out = forward(params, tokens_BT, cfg=cfg, attend=attend)
         np.testing.assert_array_equal(out.logits, baseline)
         assert not np.asarray(out.aux["dead_rows_B"]).any()
 

@@ -14,6 +14,7 @@ from lm_jax.errors import UsageError
 from lm_jax.run.results import load_result
 from polyattn_jax import measure, recipe
 from polyattn_jax.config import AuditConfig
+from polyattn_jax.head_sets import SINGLE
 from polyattn_jax.results import AuditSummary
 from polyattn_jax.row_maps import parse_recipe
 from polyattn_jax.suite_answers import failure
@@ -81,6 +82,7 @@ def suites_run(run_audit, tmp_path_factory):
     """An audit with two named suites, of the length that is compiled already."""
     folder = tmp_path_factory.mktemp("suites") / "run"
     settings = [f"--config.suites={ASKED}", "--config.suite_n=5"]
+    settings += ["--config.suite_recipes=('relu_p4_b0',)", "--config.single_heads=2"]
     outcome = run_audit(folder, *settings, "--config.ablation_suites=('decoys',)")
     assert outcome.code == 0, outcome.err
     return folder, load_result(folder / "summary.json", AuditSummary), outcome.out
@@ -93,7 +95,7 @@ def test_results_of_named_suites_follow_from_their_parquet_file(suites_run):
     assert {row["stage"] for row in rows} == {"suites", "ablation"}
     assert {row["step"] for row in rows} == {0}
     rows = [row for row in rows if row["stage"] == "suites"]
-    recipes = {entry.cell for entry in result.sweep}
+    swept, recipes = {entry.cell for entry in result.sweep}, {"softmax", "relu_p4_b0"}
     assert len(rows) == len(ASKED) * len(lengths) * 5 * len(recipes)
     assert [entry.suite for entry in result.suites] == [n for n in ASKED for _ in lengths]
     diagnosed = pq.read_table(folder / "rows.parquet").to_pylist()
@@ -108,7 +110,7 @@ def test_results_of_named_suites_follow_from_their_parquet_file(suites_run):
             assert [row["failure"] == "" for row in answers] == right
             assert sum(entry.failures[condition.cell].values()) == 5 - sum(right)
         safe = {kind for kind, share in entry.safe.items() if share is not None}
-        assert safe == recipes - {"relu_p1_over_L"}
+        assert safe == swept - {"relu_p1_over_L"}
         active = [
             row["s_4"] < 1
             for row in diagnosed
@@ -120,6 +122,26 @@ def test_results_of_named_suites_follow_from_their_parquet_file(suites_run):
     page = (folder / "report.html").read_text("utf-8")
     table = lines(parsed(page), "decoys. Right: greedy decoding")
     assert len(table) == len(lengths) * len(recipes)
+
+
+def test_heads_at_both_ends_of_the_ranking_are_replaced_one_at_a_time(suites_run):
+    folder, result, _ = suites_run
+    heads = pq.read_table(folder / "heads.parquet").to_pylist()
+    ranked = [(h["layer"], h["head"]) for h in sorted(heads, key=lambda h: h["rank"])]
+    places = [*ranked[:2], *ranked[:-3:-1]]
+    names = {f"single-{layer}-{head}" for layer, head in places}
+    assert {one.cell for one in result.single_heads} == {"softmax", *names}
+    sets = pq.read_table(folder / "head_sets.parquet").to_pylist()
+    single = [(row["layer"], row["head"]) for row in sets if row["group"] == "single"]
+    assert single == places
+    answers = pq.read_table(folder / "answers.parquet").to_pylist()
+    for entry in result.single_heads:
+        own = [row for row in answers if (row["stage"], row["cell"]) == (SINGLE, entry.cell)]
+        assert entry.accuracy.estimate == np.mean([r["predicted"] == r["target"] for r in own])
+        assert {row["heads"] for row in own} == {int(entry.cell != "softmax")}
+    page = (folder / "report.html").read_text("utf-8")
+    assert "In one head alone, for each of the 4 at both ends of the ranking" in page
+    assert f"layer {places[0][0]}, head {places[0][1]} alone" in page
 
 
 def test_the_head_sets_of_the_ablation_are_tried_on_a_named_suite(suites_run):
@@ -163,6 +185,11 @@ def test_the_head_sets_of_the_ablation_are_tried_on_a_named_suite(suites_run):
     ("changes", "said"),
     [
         ({"ablation_suites": ("decoys",)}, "'decoys', which is not in config.suites"),
+        ({"suite_recipes": ("relu_p2_b0",)}, "'relu_p2_b0', which is not in config.recipes"),
+        (
+            {"single_heads": 1, "ablation_heads": ()},
+            "config.single_heads needs config.ablation_heads",
+        ),
         (
             {"ablation_suites": ("decoys",), "suites": ("decoys",), "ablation_heads": ()},
             "config.ablation_suites needs config.ablation_heads",

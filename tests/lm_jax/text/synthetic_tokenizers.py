@@ -118,6 +118,23 @@ def sentencepiece_fields(user: Sequence[str] = ("\n\n", "\n", "  ", "<user>")) -
     }
 
 
+def gemma4_fields() -> dict:
+    """The same pieces with merges, in an order that the scores do not say, and a double newline."""
+    fields = sentencepiece_fields(("<user>",))
+    tokens, kinds = fields["tokens"], fields["token_type"]
+    more = ["\n", "\n\n", "\nt"]
+    merges = ["t h", "▁ th", "h e", "th e", "▁th e", "▁t h", "▁ t", "i s", "\n \n", "\n t", "1 2"]
+    return fields | {
+        "model": "gemma4",
+        "tokens": [*tokens, *more],
+        "token_type": [*kinds, 1, 1, 1],
+        "scores": [*fields["scores"], -900.0, -901.0, -902.0],
+        "merges": merges,
+        "pre": None,
+        "add_bos_token": True,
+    }
+
+
 @pytest.fixture(scope="module")
 def smollm(tmp_path_factory) -> Tokenizer:
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"

@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+import re
 
 import hypothesis
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from tests.lm_jax.text.synthetic_tokenizers import (
     PREFIXING,
     TEXT,
     byte_level_fields,
+    gemma4_fields,
     sentencepiece_fields,
     train_backend,
     write_gguf,
@@ -98,6 +100,31 @@ def test_sentencepiece_by_its_definition_on_any_text(sentencepiece, text):
     text = text.replace("   ", "  ")
     expected = sentencepiece_oracle(text, sentencepiece_fields())
     assert sentencepiece.encode(text, add_special_tokens=False) == expected
+
+
+def merged(text: str, fields: dict) -> list[int]:
+    """The first merge that applies, again and again, in runs of newlines and in what is between."""
+    ids = {token: i for i, token in enumerate(fields["tokens"])}
+    rank = {tuple(merge.split(" ")): i for i, merge in enumerate(fields["merges"])}
+    out = []
+    for run in re.findall(r"\n+|[^\n]+", text.replace(" ", "▁")):
+        parts = list(run)
+        while pairs := [p for p in itertools.pairwise(parts) if p in rank]:
+            at = list(itertools.pairwise(parts)).index(min(pairs, key=rank.__getitem__))
+            parts[at : at + 2] = ["".join(parts[at : at + 2])]
+        for part in parts:
+            out += [ids[part]] if part in ids else [ids[f"<0x{b:02X}>"] for b in part.encode()]
+    return out
+
+
+def test_merges_of_gemma_4_stop_at_newlines(tmp_path):
+    fields = gemma4_fields()
+    tokenizer = Tokenizer.from_gguf(write_gguf(tmp_path / "m.gguf", fields))
+    # "\nt" is a token with a merge, but across the end of a run.
+    for text in ["the theme is", "  the\nthe\n\n\nthen 12 21", "\nthe", "é🙂\0 is", "ththe▁e"]:
+        assert tokenizer.encode(text) == [2, *merged(text, fields)]
+        assert tokenizer.decode(tokenizer.encode(text)) == "<bos>" + text.replace("▁", " ")
+    assert tokenizer.encode("a<user>")[-1] == fields["tokens"].index("<user>")
 
 
 PREFIXED = [

@@ -109,6 +109,7 @@ KINDS = {
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "gpt2": gguf.MODEL_ARCH.GPT2,
     "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
 }
@@ -147,13 +148,36 @@ def converted(name, w, cfg):
     """A tensor of a Hugging Face folder as the converter stores it."""
     if cfg.family in ("llama", "olmo") and name.endswith(("q_proj.weight", "k_proj.weight")):
         return permuted(w, cfg.num_heads if "q_proj" in name else cfg.num_kv_heads)
-    if cfg.family.startswith("gemma") and name.endswith("norm.weight"):
+    if cfg.family in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return w + 1
     if cfg.family == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return w.T
     if cfg.family == "gpt_neox" and "query_key_value" in name:
         return q_before_k_before_v(w, cfg.num_heads)
     return w
+
+
+def gemma4_fields(cfg):
+    """What the file of a Gemma 4 says of its layers."""
+    layers = [stack.cfg for stack in cfg.stacks for _ in stack.layers]
+    local = [bool(window) for window in cfg.layer_windows]
+    full, near = layers[local.index(False)], layers[local.index(True)]
+    fields = {
+        "feed_forward_length": [layer.mlp_size for layer in layers],
+        "attention.head_count_kv": [layer.num_kv_heads for layer in layers],
+        "attention.sliding_window_pattern": local,
+        "attention.shared_kv_layers": sum(isinstance(layer.kv, int) for layer in layers),
+        "embedding_length_per_layer_input": cfg.block_end.input_size,
+        "rope.freq_base_swa": cfg.local_rope.theta,
+    }
+    for suffix, layer in (("", full), ("_swa", near)):
+        fields |= {f"attention.{of}_length{suffix}": layer.head_dim for of in ("key", "value")}
+        fields[f"rope.dimension_count{suffix}"] = layer.head_dim
+    if cfg.logit_softcap:
+        fields["final_logit_softcapping"] = cfg.logit_softcap
+    pairs = full.head_dim // 2
+    turning = int(cfg.rope.scaling.rotated * pairs)
+    return fields, {"rope_freqs.weight": np.float32([1] * turning + [1e30] * (pairs - turning))}
 
 
 class File:
@@ -185,8 +209,13 @@ class File:
         names = gguf.get_tensor_name_map(self.kind, cfg.num_layers)
         self.tensors = {}
         for name, w in with_stacked_heads(tensors).items():
-            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            suffixed = f"{name}.weight" if name.endswith("layer_scalar") else name
+            stored = names.get_name(suffixed, try_suffixes=(".weight", ".bias"))
             self.tensors[stored] = converted(name, w, cfg)
+        if cfg.family == "gemma4_text":
+            fields, tensors = gemma4_fields(cfg)
+            self.fields |= fields
+            self.tensors |= tensors
 
     def write(self, path, quant=None, split=None):
         writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[self.kind])

@@ -1,6 +1,7 @@
 """GGUF files as the converter of llama.cpp writes them load as their source model."""
 
 import dataclasses
+import types
 
 from gguf.constants import GGMLQuantizationType as Quant
 import jax
@@ -9,6 +10,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import lm_jax
+from lm_jax.model.layers import inverse_frequencies
+from lm_jax.model.rope import ProportionalScaling
+from lm_jax.weights import gguf_gemma4
 from lm_jax.weights.load import resolve
 from tests.lm_jax.weights.gguf_files import (
     GEMMA3,
@@ -21,15 +25,22 @@ from tests.lm_jax.weights.gguf_files import (
 )
 from tools import make_goldens
 
+ONE_OF_SIX = ProportionalScaling(rotated=1 / 6)
+
 # The same model by two ways
 
 
-def test_a_golden_model_is_the_one_that_is_compared_with_torch(tmp_path):
-    folder = make_goldens.GOLDEN / "llama_mqa"
+@pytest.mark.parametrize("name", ["llama_mqa", "gemma4", "gemma4_tied_kv"])
+def test_a_golden_model_is_the_one_that_is_compared_with_torch(tmp_path, name):
+    folder = make_goldens.GOLDEN / name
     golden = lm_jax.load_pretrained(folder)
     path = File(golden.cfg, load_file(folder / "model.safetensors")).write(tmp_path / "m.gguf")
     model = lm_jax.load_pretrained(path)
-    assert model.cfg == golden.cfg
+    want = golden.cfg
+    if name == "gemma4_tied_kv":
+        # Of six pairs 1.5 should turn, which is one.
+        want = dataclasses.replace(want, rope=dataclasses.replace(want.rope, scaling=ONE_OF_SIX))
+    assert model.cfg == want
     jax.tree.map(np.testing.assert_array_equal, model.params, golden.params)
 
 
@@ -128,6 +139,43 @@ def test_factors_of_longrope(tmp_path):
     assert lm_jax.load_pretrained(file.write(tmp_path / "m.gguf")).cfg == cfg
     del file.tensors["rope_factors_short.weight"]
     refused(file.write(tmp_path / "m.gguf"), "rope_factors_short.weight is missing")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("attention.shared_kv_layers", 5, ("leaves layer 2 no layer of its kind",)),
+        ("attention.sliding_window_pattern", 6, ("must say of 6 layers if local",)),
+        ("feed_forward_length", [20, 20], ("one positive number, or 6 of them",)),
+        ("rope.dimension_count_swa", 4, ("rope.dimension_count_swa = 4", "only 8 is")),
+        ("expert_count", 8, ("expert_count", "not known")),
+    ],
+)
+def test_what_a_file_of_gemma_4_may_not_say(tmp_path, key, value, words):
+    folder = make_goldens.GOLDEN / "gemma4"
+    golden = lm_jax.load_pretrained(folder)
+    file = File(golden.cfg, load_file(folder / "model.safetensors"))
+    file.fields[key] = value
+    refused(file.write(tmp_path / "m.gguf"), *words)
+
+
+@pytest.mark.parametrize(("turning", "pairs"), [(15, 22), (64, 256), (1, 6), (31, 39), (8, 8)])
+def test_as_many_pairs_of_gemma_4_turn_as_the_file_says(turning, pairs):
+    divisors = np.float32([1] * turning + [1e30] * (pairs - turning))
+    stored = types.SimpleNamespace(
+        data=divisors, tensor_type=Quant.F32, shape=divisors.shape, name="rope_freqs.weight"
+    )
+    scaling = gguf_gemma4._scaling({"rope_freqs.weight": stored}, pairs)
+    rope = lm_jax.Rope(theta=1e6, scaling=scaling)
+    assert np.count_nonzero(inverse_frequencies(rope, 2 * pairs)) == turning
+
+
+def test_pairs_of_gemma_4_turn_from_the_first(tmp_path):
+    folder = make_goldens.GOLDEN / "gemma4"
+    golden = lm_jax.load_pretrained(folder)
+    file = File(golden.cfg, load_file(folder / "model.safetensors"))
+    file.tensors["rope_freqs.weight"] = np.float32([1, 1e30, 1, 1, 1, 1, 1, 1])
+    refused(file.write(tmp_path / "m.gguf"), "does not say which of 8 pairs turn")
 
 
 def test_linear_scaling_and_a_stored_pattern_of_windows(tmp_path):
