@@ -21,7 +21,7 @@ from protot_jax.edits import check
 from protot_jax.interventions import effects, gates, matching, results, summary
 from protot_jax.interventions.results import InterventionReport, SeedResult, SkippedSentence
 from protot_jax.interventions.sentences import Sentence
-from protot_jax.saved_run import DATA, TrainedModel, load_run
+from protot_jax.saved_run import DATA, TrainedModel, load_run, run_names
 
 VALIDATION = "validation"
 
@@ -103,14 +103,13 @@ def load_subject_models(
     """
     first = load_run(run, seed=seed, best=best)
     others = [(run, other) for other in first.config.seeds if other != first.seed]
-    results = [SubjectModel(_name(run), first)]
     wanted = others if match_seeds else []
     for folder in other_runs:
         own = load_run(folder, best=best)
         wanted += [(folder, each) for each in own.config.seeds]
-    results += [
-        SubjectModel(_name(folder), load_run(folder, seed=s, best=best)) for folder, s in wanted
-    ]
+    models = [first, *(load_run(folder, seed=s, best=best) for folder, s in wanted)]
+    names = run_names([run, *(folder for folder, _ in wanted)], models)
+    results = list(map(SubjectModel, names, models))
     for subject in results:
         _ = subject.model.prototypes
         if subject.model.tokenizer.sha256 != first.tokenizer.sha256:
@@ -119,10 +118,6 @@ def load_subject_models(
                 "cannot be matched; name runs on the same prepared data"
             )
     return results
-
-
-def _name(run: Path) -> str:
-    return run.resolve().name
 
 
 def prepared(run: Path, subject: SubjectModel) -> Prepared:
