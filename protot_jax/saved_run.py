@@ -188,7 +188,8 @@ def run_names(folders: Sequence[Path], models: Sequence[TrainedModel]) -> list[s
       models: the model that was loaded from each.
     """
     kinds = [
-        study_variant(folder) or own.config.model for folder, own in zip(folders, models, strict=True)
+        study_variant(folder) or own.config.model
+        for folder, own in zip(folders, models, strict=True)
     ]
     places = [folder.resolve() for folder in folders]
     for ending in ([""] * len(kinds), [f" ({place.name})" for place in places]):

@@ -20,7 +20,12 @@ Kind = Literal["noise", "meaning", "given"]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """One of the models; `run` is its name (`saved_run.run_names`), `prototypes` null without any."""
+    """One of the models.
+
+    Attributes:
+      run: its name (`saved_run.run_names`).
+      prototypes: null for a model without any.
+    """
 
     run: str
     kind: str
