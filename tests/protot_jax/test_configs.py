@@ -32,6 +32,7 @@ STUDIES = {
     "layer0_routing",
     "long_context",
     "mass_and_rank",
+    "newer_cpu",
     "num_prototypes",
     "paper_cpu",
 }
@@ -57,6 +58,7 @@ SMOKE_ROWS = {
     "layer0_routing": ["all", "no_shared_routing", "temperature_1", "no_convolution", "none"],
     "long_context": ["protot_2048", "llama_2048", "mamba_2048", "deltanet_2048"],
     "mass_and_rank": ["default", "no_mass_normalisation", "no_low_rank"],
+    "newer_cpu": ["gated_deltanet", "gated_slots", "raven"],
     "num_prototypes": ["prototypes_16", "prototypes_32", "prototypes_64"],
     "paper_cpu": ["protot", "llama", "mamba", "deltanet"],
 }
@@ -81,12 +83,15 @@ def test_the_smoke_mode_of_a_study_keeps_what_the_study_varies(name):
     assert {own.max_steps for own in runs} == {2}
 
 
-def test_the_small_mode_of_the_table_for_a_cpu_halves_what_it_says():
+@pytest.mark.parametrize("name", ["paper_cpu", "newer_cpu"])
+def test_the_small_mode_of_a_table_for_a_cpu_halves_what_it_says(name):
     whole, small = (
-        from_plain(load_config(FILES["paper_cpu"] + mode), study_config.StudyConfig)
+        from_plain(load_config(FILES[name] + mode), study_config.StudyConfig)
         for mode in ("", ":small")
     )
     assert small.variants == whole.variants and not small.smoke
+    # Table 1 is of test text.
+    assert small.paper_split == whole.paper_split == "test"
     for field in ("train_documents", "context", "hidden_size"):
         assert 2 * getattr(small.base, field) == getattr(whole.base, field)
     assert 2 * small.base.corpus.vocab_size == whole.base.corpus.vocab_size
