@@ -114,8 +114,8 @@ def cpu_study(mode: str, *variants: Variant, table: str) -> ConfigDict:
     """A study in the paper's protocol at a size for a CPU, on introductions of Wikipedia articles.
 
     18,000 examples that are the first tokens of a document each, with half the paper's vocabulary
-    and three of its ten epochs; a perplexity of the paper is of test text. Mode "small" has half the examples, context and width, four layers
-    and 16 prototypes.
+    and three of its ten epochs; its perplexities are of test text. Mode "small" has half the
+    examples, context and width, four layers and 16 prototypes.
     """
     return study(
         mode, *variants, table=table, paper_split="test", small=_CPU_SMALL, **_CPU_PROTOCOL
