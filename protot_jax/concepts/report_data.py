@@ -313,6 +313,7 @@ def _locality(
         overall_spearman=_known(result.overall_spearman),
         overall_cohens_d=_known(result.overall_cohens_d),
         quartiles=tuple(map(_known, result.quartiles)),
+        edges=tuple(map(_known, result.edges)),
     )
 
 

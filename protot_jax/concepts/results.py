@@ -203,6 +203,7 @@ class Locality:
       overall_spearman: over all prototypes of all layers, as in Table 21, depth included.
       overall_cohens_d: likewise.
       quartiles: mean repetition by quartile of half-life, short first.
+      edges: half-lives between the quartiles, in tokens; each is in the lower one.
     """
 
     spearman: Statistic
@@ -210,6 +211,7 @@ class Locality:
     overall_spearman: float | None
     overall_cohens_d: float | None
     quartiles: tuple[float | None, ...]
+    edges: tuple[float | None, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ FILES = {path.stem: str(path) for path in sorted(Path("configs/protot").glob("*.
 OTHERS = {"throughput", "search", "glue", "recall"}
 STUDIES = {
     "alpha",
+    "context_variants",
     "dropout",
     "kernel_size",
     "layer0_routing",
@@ -51,6 +52,7 @@ def test_the_smoke_mode_of_a_run_runs(name, tmp_path, capsys):
 # What each smoke mode trains: every mixer of the table once.
 SMOKE_ROWS = {
     "alpha": ["alpha_0.0", "alpha_0.5", "alpha_0.8", "alpha_1.0", "alpha_1.2"],
+    "context_variants": ["layers_12_2048", "prototypes_64_2048"],
     "dropout": [
         *("protot_none", "llama_none", "llama_not_in_attention", "mamba_none", "deltanet_none")
     ],
@@ -79,7 +81,8 @@ def test_the_smoke_mode_of_a_study_keeps_what_the_study_varies(name):
     (wanted, _), (result, runs) = mixers(whole), mixers(small)
     assert result == wanted
     # Contexts are an eighth of those of the study.
-    assert {own.context for own in runs} == ({256} if name == "long_context" else {32})
+    long = name in ("long_context", "context_variants")
+    assert {own.context for own in runs} == ({256} if long else {32})
     assert {own.max_steps for own in runs} == {2}
 
 
