@@ -146,5 +146,6 @@ def _unit(kind: str, unit: Unit, texts: tuple[Text, ...]) -> Markup:
         values,
         caption=f"Layer {unit.layer}, {_UNIT[kind]} {unit.unit}. Top tokens: {tokens}.{theme}",
         scale="sequential",
-        value_range=(0.0, unit.max or 1.0),
+        # Norms are far from 0, so that only their differences are coloured.
+        value_range=(min(values), unit.max) if min(values) < unit.max else (0.0, 1.0),
     )
