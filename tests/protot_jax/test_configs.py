@@ -157,6 +157,9 @@ def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
             last_validation_perplexity=99.0,
             last_test_perplexity=99.0,
             steps_per_second=2.0,
+            alpha=perplexity / 10,
+            write_gini=0.25,
+            write_top_1=0.5,
         )
         for rate, perplexities in results.items()
         for perplexity in perplexities
@@ -171,11 +174,13 @@ def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
     own = {"mean": 5.5, "low": 5.5 - reach, "high": 5.5 + reach, "lowest": 5.0, "highest": 6.0}
     assert dataclasses.asdict(row.perplexity.validation) == pytest.approx(own | {"n": 3})
     assert row.perplexity.test.mean == pytest.approx(15.5)
+    assert row.first_routing.alpha.mean == pytest.approx(0.55)
     text = study.format_table(StudySummary("Table 0", "test", table)).splitlines()
     # The paper's number is of test text here, and is printed with ours of that text.
     assert "5.50 (95 % 4.26 to 6.74, seeds 5.00 to 6.00, n = 3)" in text[2]
     assert "validation" in text[2] and not text[2].endswith(" 7.0")
     assert "15.50" in text[3] and text[3].endswith(" 7.0")
+    assert text[-1].split() == ["two", "0.550", "0.250", "0.500"]
 
 
 def test_a_mean_over_seeds_has_its_sample_size():
@@ -199,6 +204,8 @@ def test_a_study_resumes_and_can_be_moved(text, tmp_path):
     assert row.perplexity.validation == over_seeds([best.validation_perplexity])
     assert row.perplexity.test == over_seeds([best.test_perplexity])
     assert (row.rates_tried, row.paper) == (1, 98.5)
+    # Two prototypes: the larger gate is above a half.
+    assert 0.5 < row.first_routing.top_1.mean <= 1
     # One corpus serves all runs, through a link that moves with the folder.
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     assert saved_run.load_run(moved / "two/lr_0.001").step == 2
@@ -206,7 +213,7 @@ def test_a_study_resumes_and_can_be_moved(text, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
     second = study.run(config, moved)
     assert [row.variant for row in second.rows] == ["two", "llama"]
-    assert second.rows[0] == row
+    assert second.rows[0] == row and second.rows[1].first_routing is None
     assert before == {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
 
 
