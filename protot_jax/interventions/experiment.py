@@ -125,6 +125,22 @@ def prepared(run: Path, subject: SubjectModel) -> Prepared:
     return open_prepared(run / DATA, tokenizer=subject.model.tokenizer)
 
 
+def _text(data: Prepared, model: TrainedModel, rows: int, seed: int) -> np.ndarray:
+    config = model.config
+    examples = Examples(data, VALIDATION, context=config.context, mode=config.examples)
+    return gates.sample(examples, rows, seed)
+
+
+def check_words(data: Prepared, subject: SubjectModel, settings: InterventionConfig) -> None:
+    """Checks that the words of an intervention occur in its validation text.
+
+    Raises:
+      BadInputError: a word is not in the vocabulary, or none of them occurs.
+    """
+    text_NS = _text(data, subject.model, settings.gate_rows, settings.reinit_seed)
+    gates.find_words(subject.model, text_NS, settings.words)
+
+
 def perform(
     subjects: Sequence[SubjectModel],
     data: Prepared,
@@ -142,11 +158,10 @@ def perform(
     if settings.layer is not None and settings.prototype is not None:
         check(first.params, layer=settings.layer, prototype=settings.prototype)
     config, mixer = first.config, first.prototypes
-    examples = Examples(data, VALIDATION, context=config.context, mode=config.examples)
-    text_NS = gates.sample(examples, settings.gate_rows, settings.reinit_seed)
+    text_NS = _text(data, first, settings.gate_rows, settings.reinit_seed)
     perplexity_NS = None
     if settings.perplexity_rows:
-        perplexity_NS = gates.sample(examples, settings.perplexity_rows, settings.reinit_seed)
+        perplexity_NS = _text(data, first, settings.perplexity_rows, settings.reinit_seed)
     read = [gates.over_text(one.model, text_NS, settings.words) for one in subjects]
     if settings.layer is None or settings.prototype is None:
         at = read[0].ranking[0].layer, read[0].ranking[0].prototype
