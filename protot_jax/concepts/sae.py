@@ -11,11 +11,14 @@ It has as many features as there are units to compare it with, so that each is r
 fewer than an autoencoder has that is to explain a model.
 """
 
+import dataclasses
 import functools
+from typing import Any
 
 from flax import struct
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import optax
 
 from lm_jax.errors import UsageError
@@ -63,7 +66,7 @@ def _activations(sae: SparseAutoencoder, f_MF: jax.Array) -> jax.Array:
 
 
 def train(
-    x_MD: jax.Array, *, features: int, seed: int, active: int = ACTIVE, steps: int = STEPS
+    x_MD: ArrayLike, *, features: int, seed: int, active: int = ACTIVE, steps: int = STEPS
 ) -> SparseAutoencoder:
     """Trains an autoencoder on M activations.
 
@@ -80,17 +83,17 @@ def train(
     """
     if features < active:
         raise UsageError(f"{features} features are fewer than the {active} that are active")
-    x_MD = jnp.asarray(x_MD, jnp.float32)
-    D = x_MD.shape[1]
-    mean_1D = x_MD.mean(0, keepdims=True)
-    scale = jnp.sqrt(D / jnp.square(x_MD - mean_1D).sum(1).mean())
+    given_MD = jnp.asarray(x_MD, jnp.float32)
+    D = given_MD.shape[1]
+    mean_1D = given_MD.mean(0, keepdims=True)
+    scale = jnp.sqrt(D / jnp.square(given_MD - mean_1D).sum(1).mean())
     start, order = jax.random.split(jax.random.key(seed))
     decoder_FD = _unit_rows(jax.random.normal(start, (features, D)))
     zeros = functools.partial(jnp.zeros, dtype=jnp.float32)
     sae = SparseAutoencoder(
         mean_1D, scale, decoder_FD.T, zeros((1, features)), decoder_FD, zeros((1, D)), active
     )
-    scaled_MD, state = (x_MD - mean_1D) * scale, _OPTIMISER.init(_weights(sae))
+    scaled_MD, state = (given_MD - mean_1D) * scale, _OPTIMISER.init(_weights(sae))
     with progress.track("train the autoencoder", steps, unit="steps") as advance:
         for first in range(0, steps, _STRIDE):
             stop.check("while training the autoencoder")
@@ -109,7 +112,8 @@ def _weights(sae: SparseAutoencoder) -> tuple[jax.Array, ...]:
 
 def _with_weights(sae: SparseAutoencoder, weights: tuple[jax.Array, ...]) -> SparseAutoencoder:
     encoder_DF, threshold_1F, decoder_FD, offset_1D = weights
-    return sae.replace(
+    return dataclasses.replace(
+        sae,
         encoder_DF=encoder_DF,
         threshold_1F=threshold_1F,
         decoder_FD=_unit_rows(decoder_FD),
@@ -139,7 +143,8 @@ def _updates(
         weights, state = carry
         drawn = jax.random.randint(jax.random.fold_in(order, number), (BATCH,), 0, len(x_MD))
         changes, state = _OPTIMISER.update(jax.grad(loss)(weights, x_MD[drawn]), state, weights)
-        return (_weights(_with_weights(sae, optax.apply_updates(weights, changes))), state), None
+        changed: Any = optax.apply_updates(weights, changes)
+        return (_weights(_with_weights(sae, changed)), state), None
 
     (weights, state), _ = jax.lax.scan(update, (_weights(sae), state), numbers)
     return _with_weights(sae, weights), state

@@ -207,7 +207,7 @@ def _units(
             UnitText(
                 report_texts.index(int(text)),
                 float(mean_NU[text, u]),
-                tuple(np.round(np.float64(own[mask_NT[text]]), _DIGITS).tolist()),
+                tuple(np.round(own[mask_NT[text]].astype(np.float64), _DIGITS).tolist()),
             )
             for text, own in ((text, activation_NTU[text, :, u]) for text in best)
         )
