@@ -202,6 +202,9 @@ def run_names(folders: Sequence[Path], models: Sequence[TrainedModel]) -> list[s
 def study_variant(folder: Path) -> str | None:
     """The variant of a run of a study, in the folder `STUDY/VARIANT/lr_RATE`; None for others."""
     variant = folder.resolve().parent
-    config = variant.parent / CONFIG_FILE
-    variants = read_json(config).get("variants", ()) if config.is_file() else ()
-    return variant.name if any(one.get("name") == variant.name for one in variants) else None
+    file = variant.parent / CONFIG_FILE
+    # The folder may be anyone's, with a config of another kind.
+    config = read_json(file) if file.is_file() else None
+    variants = config.get("variants") if isinstance(config, dict) else None
+    named = [one.get("name") for one in variants or () if isinstance(one, dict)]
+    return variant.name if variant.name in named else None

@@ -29,10 +29,13 @@ def test_a_run_is_named_by_its_variant_or_its_model(study, models):
     first, second = models
     folders = [study / "taps_4" / "lr_0.002", study / "taps_5" / "lr_0.002", Path("runs/other")]
     assert run_names(folders, [first] * 3) == ["taps_4", "taps_5", "protot"]
-    # A folder beside the variants is none of them.
-    assert run_names([study / "data" / "lr_0.002"], [first]) == ["protot"]
     # Seeds tell two models of one name apart.
     assert run_names(folders[:1] * 2, [first, second]) == ["taps_4", "taps_4"]
+    # A folder beside the variants is none of them, nor is one below a config of another kind.
+    assert run_names([study / "data" / "lr_0.002"], [first]) == ["protot"]
+    for other in ([1], {"variants": ["taps_4"]}):
+        (study / CONFIG_FILE).write_text(json.dumps(other), "utf-8")
+        assert run_names(folders[:1], [first]) == ["protot"]
 
 
 def test_names_and_seeds_are_unique(study, models):
