@@ -6,6 +6,7 @@ A file in configs/protot/ calls `experiment` with the fields that differ from th
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
@@ -117,17 +118,26 @@ _SMOKE: Mapping[str, Any] = {
 }
 
 
-def experiment(mode: str, **settings: Any) -> ConfigDict:
+def experiment(
+    mode: str, *, rates: Mapping[str, float] | None = None, **settings: Any
+) -> ConfigDict:
     """Implements `get_config(mode)` of an experiment.
 
     Args:
-      mode: "" for the experiment; "smoke" for a run of seconds that only shows that it works.
+      mode: "" for the experiment; "smoke" for a run of seconds that only shows that it works; the
+        name of a baseline for that model at its learning rate.
+      rates: the learning rates of the baselines.
       **settings: fields of `PretrainConfig` that differ from its defaults.
 
     Raises:
       UsageError: for an unknown mode, or settings that `PretrainConfig` refuses.
     """
-    return in_mode(mode, PretrainConfig(**settings), {"smoke": smoke}, of="pretraining")
+    baselines = {
+        model: functools.partial(dataclasses.replace, model=model, learning_rate=rate)
+        for model, rate in (rates or {}).items()
+    }
+    modes = {"smoke": smoke, **baselines}
+    return in_mode(mode, PretrainConfig(**settings), modes, of="pretraining")
 
 
 def smoke(config: PretrainConfig) -> PretrainConfig:

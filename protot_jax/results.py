@@ -96,6 +96,21 @@ class PerplexityBySplit:
 
 
 @dataclasses.dataclass(frozen=True)
+class FirstRouting:
+    """The first layer's routing over seeds, as in Table 15: best weights, validation text.
+
+    Attributes:
+      alpha: scale of the mixer's output.
+      gini: of the prototypes' shares of all writing.
+      top_1: mean largest write gate.
+    """
+
+    alpha: OverSeeds
+    gini: OverSeeds
+    top_1: OverSeeds
+
+
+@dataclasses.dataclass(frozen=True)
 class StudyRow:
     """A variant of a study, at its best learning rate.
 
@@ -106,6 +121,7 @@ class StudyRow:
       tokens_seen: in training, by the first seed.
       steps_per_second: of training alone, mean over seeds.
       paper: perplexity in the paper's table; null if it is in none.
+      first_routing: null for a model without prototypes.
     """
 
     variant: str
@@ -116,6 +132,7 @@ class StudyRow:
     tokens_seen: Count
     steps_per_second: float
     paper: float | None
+    first_routing: FirstRouting | None = None
 
 
 @dataclasses.dataclass(frozen=True)

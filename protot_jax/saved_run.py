@@ -4,6 +4,7 @@ The work folder has `data/`, the prepared corpus, and a folder of checkpoints pe
 built from the run's config, and its parameters are loaded from a checkpoint.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import os
@@ -175,3 +176,35 @@ def load_run(
     params = manager.load_params(saved, step, sharding.abstract(param_spec(cfg, mixer), mesh=mesh))
     digest = file_digest(manager.step_folder(saved, step) / MANIFEST)["sha256"]
     return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step, digest)
+
+
+def run_names(folders: Sequence[Path], models: Sequence[TrainedModel]) -> list[str]:
+    """Names the runs of a report: a run of a study by its variant, another by its kind of model.
+
+    Where two models would then have the same name and seed, names have the run's folder too.
+
+    Args:
+      folders: work folder of each run.
+      models: the model that was loaded from each.
+    """
+    kinds = [
+        study_variant(folder) or own.config.model
+        for folder, own in zip(folders, models, strict=True)
+    ]
+    places = [folder.resolve() for folder in folders]
+    for ending in ([""] * len(kinds), [f" ({place.name})" for place in places]):
+        names = [kind + end for kind, end in zip(kinds, ending, strict=True)]
+        if len(set(zip(names, (own.seed for own in models), strict=True))) == len(names):
+            return names
+    return [f"{kind} ({place})" for kind, place in zip(kinds, places, strict=True)]
+
+
+def study_variant(folder: Path) -> str | None:
+    """The variant of a run of a study, in the folder `STUDY/VARIANT/lr_RATE`; None for others."""
+    variant = folder.resolve().parent
+    file = variant.parent / CONFIG_FILE
+    # The folder may be anyone's, with a config of another kind.
+    config = read_json(file) if file.is_file() else None
+    variants = config.get("variants") if isinstance(config, dict) else None
+    named = [one.get("name") for one in variants or () if isinstance(one, dict)]
+    return variant.name if variant.name in named else None

@@ -35,9 +35,15 @@ from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import finish_time, open_workdir
-from lm_jax.train.metrics import METRICS
+from lm_jax.train.metrics import EVALUATIONS, METRICS
 from protot_jax import pretrain
-from protot_jax.results import PerplexityBySplit, PretrainSummary, StudyRow, StudySummary
+from protot_jax.results import (
+    FirstRouting,
+    PerplexityBySplit,
+    PretrainSummary,
+    StudyRow,
+    StudySummary,
+)
 from protot_jax.saved_run import seed_folder
 from protot_jax.seeds import over_seeds
 from protot_jax.study_config import SPLITS, StudyConfig, each_run
@@ -58,8 +64,13 @@ SCHEMA = pa.schema(
         "last_test_perplexity": pa.float64(),
         # Training alone, without evaluations.
         "steps_per_second": pa.float64(),
+        # Of the first layer and the same weights; null for a model without prototypes.
+        "alpha": pa.float64(),
+        "write_gini": pa.float64(),
+        "write_top_1": pa.float64(),
     }
 )
+_ROUTING = ("alpha", "write_gini", "write_top_1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +88,9 @@ class SeedRow:
     last_validation_perplexity: float
     last_test_perplexity: float
     steps_per_second: float
+    alpha: float | None = None
+    write_gini: float | None = None
+    write_top_1: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +151,17 @@ def _rows(config: StudyConfig, folder: Path) -> Iterator[SeedRow]:
                     last_test_perplexity=each.last.test_perplexity,
                     # The median, since the first steps compile and others may pause.
                     steps_per_second=1.0 / statistics.median(metrics["seconds"].to_numpy()),
+                    **_first_routing(seed_folder(folder / place, each.seed), each.best.step),
                 )
+
+
+def _first_routing(folder: Path, step: int) -> dict[str, float]:
+    """The first layer's routing at an evaluation; nothing for a model without prototypes."""
+    named = {f"layer_0/{name}": name for name in _ROUTING}
+    rows = pq.read_table(
+        folder / EVALUATIONS, filters=[("step", "=", step), ("name", "in", list(named))]
+    ).to_pylist()
+    return {named[row["name"]]: row["value"] for row in rows}
 
 
 def best_of_variants(config: StudyConfig, rows: Sequence[SeedRow]) -> tuple[StudyRow, ...]:
@@ -169,9 +193,19 @@ def best_of_variants(config: StudyConfig, rows: Sequence[SeedRow]) -> tuple[Stud
                 tokens_seen=best[0].tokens_seen,
                 steps_per_second=statistics.mean(row.steps_per_second for row in best),
                 paper=variant.paper,
+                first_routing=_routing_over_seeds(best),
             )
         )
     return tuple(table)
+
+
+def _routing_over_seeds(rows: Sequence[SeedRow]) -> FirstRouting | None:
+    alpha, gini, top_1 = (
+        [value for row in rows if (value := getattr(row, name)) is not None] for name in _ROUTING
+    )
+    if not alpha:
+        return None
+    return FirstRouting(over_seeds(alpha), over_seeds(gini), over_seeds(top_1))
 
 
 def format_table(summary: StudySummary) -> str:
@@ -190,13 +224,20 @@ def format_table(summary: StudySummary) -> str:
             ("", "test", test, "", "", of_split["test"]),
         ]
     columns = ("variant", "text", "mean over seeds", "rate", "steps/s", "paper")
-    return "\n".join(
-        [
-            f"{summary.table}: perplexity of the weights of lowest validation perplexity",
-            terminal.format_table(columns, rows, left=(0, 1, 2)),
-            "The paper's numbers are of FineWeb-Edu and 16,000 tokens.",
-        ]
-    )
+    lines = [
+        f"{summary.table}: perplexity of the weights of lowest validation perplexity",
+        terminal.format_table(columns, rows, left=(0, 1, 2)),
+        "The paper's numbers are of FineWeb-Edu and 16,000 tokens.",
+    ]
+    routing = [
+        (row.variant, *(f"{one.mean:.3f}" for one in (own.alpha, own.gini, own.top_1)))
+        for row in summary.rows
+        if (own := row.first_routing)
+    ]
+    if routing:
+        heads = ("write gates of layer 0", "alpha", "Gini", "top-1")
+        lines += ["", terminal.format_table(heads, routing, left=(0,))]
+    return "\n".join(lines)
 
 
 def main(arguments: cli.Arguments) -> None:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from lm_jax.errors import UsageError
 from lm_jax.model.mixers import Mixer
 from lm_jax.run.config_files import in_mode
+from lm_jax.text.preparation import CorpusConfig
 from protot_jax.config import PretrainConfig, smoke, with_fields
 from protot_jax.saved_run import model
 
@@ -86,6 +87,39 @@ def study(
         base = with_fields(config.base, small)
         modes["small"] = functools.partial(dataclasses.replace, base=base)
     return in_mode(mode, config, modes, of="a study")
+
+
+_CPU_PROTOCOL: Mapping[str, Any] = {
+    "corpus": CorpusConfig(source="wiki", unit="document", vocab_size=8_000),
+    "train_documents": 18_000,
+    "validation_documents": 1_000,
+    "test_documents": 600,
+    "epochs": 3,
+    "dtype": "float32",
+    "early_stop": False,
+}
+_CPU_SMALL: Mapping[str, Any] = {
+    "hidden_size": 128,
+    "num_layers": 4,
+    "context": 128,
+    "prototypes.num_prototypes": 16,
+    "corpus.vocab_size": 4_000,
+    "train_documents": 9_000,
+    "validation_documents": 500,
+    "test_documents": 500,
+}
+
+
+def cpu_study(mode: str, *variants: Variant, table: str) -> ConfigDict:
+    """A study in the paper's protocol at a size for a CPU, on introductions of Wikipedia articles.
+
+    18,000 examples that are the first tokens of a document each, with half the paper's vocabulary
+    and three of its ten epochs; its perplexities are of test text. Mode "small" has half the
+    examples, context and width, four layers and 16 prototypes.
+    """
+    return study(
+        mode, *variants, table=table, paper_split="test", small=_CPU_SMALL, **_CPU_PROTOCOL
+    )
 
 
 def _smoke(config: StudyConfig) -> StudyConfig:

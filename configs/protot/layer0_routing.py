@@ -2,7 +2,10 @@
 
     iaj protot study --config=protot/layer0_routing --workdir=runs/routing
 
-Three epochs, one seed, as in the paper; the routing itself is in each run's evaluations.parquet.
+Three epochs, one seed, as in the paper. Its alpha, Gini and top-1 of the first layer, from all to
+none: 0.672, 0.034, 0.079; 0.658, 0.064, 0.082; 0.653, 0.035, 0.088; 0.354, 0.097, 0.177; 0.261,
+0.243, 0.373. Ours are printed below the table, and those of all layers are in each run's
+evaluations.parquet.
 """
 
 from ml_collections import ConfigDict

@@ -12,8 +12,7 @@ half the examples, context and width, four layers and 16 prototypes: minutes a m
 
 from ml_collections import ConfigDict
 
-from lm_jax.text.preparation import CorpusConfig
-from protot_jax.study_config import Variant, study
+from protot_jax.study_config import Variant, cpu_study
 
 # Model, its learning rate, the paper's perplexity at a context of 256.
 MODELS = (
@@ -23,33 +22,10 @@ MODELS = (
     ("deltanet", 6.8e-3, 90.4),
 )
 
-SMALL = {
-    "hidden_size": 128,
-    "num_layers": 4,
-    "context": 128,
-    "prototypes.num_prototypes": 16,
-    "corpus.vocab_size": 4_000,
-    "train_documents": 9_000,
-    "validation_documents": 500,
-    "test_documents": 500,
-}
-
 
 def get_config(mode: str = "") -> ConfigDict:
     """The settings of `protot_jax.study_config.StudyConfig`."""
     variants = (
         Variant(name, (f"model={name}",), (rate,), perplexity) for name, rate, perplexity in MODELS
     )
-    return study(
-        mode,
-        *variants,
-        table="Table 1",
-        corpus=CorpusConfig(source="wiki", unit="document", vocab_size=8_000),
-        train_documents=18_000,
-        validation_documents=1_000,
-        test_documents=600,
-        epochs=3,
-        dtype="float32",
-        early_stop=False,
-        small=SMALL,
-    )
+    return cpu_study(mode, *variants, table="Table 1")

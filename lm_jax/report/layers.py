@@ -72,7 +72,10 @@ class Axis:
         """The channel that draws a field along this axis."""
         import altair as alt
 
-        axis = self._axis(6) if ticks is None else self._axis(6, values=list(ticks))
+        options: dict[str, Any] = {} if ticks is None else {"values": list(ticks)}
+        if ticks is not None and all(float(tick).is_integer() for tick in ticks):
+            options["format"] = ",d"
+        axis = self._axis(6, **options)
         return alt.X(
             field=field,
             type="quantitative",

@@ -2,6 +2,7 @@
 
     iaj protot concepts --run=runs/speeches
     iaj protot concepts --run=runs/speeches --judge=local:FOLDER --top=20
+    iaj protot concepts --run=runs/protot --compare=heads:runs/llama --compare=sae:runs/llama
 
 After Prototype Transformer, section 5.1 and appendix A.8. Into `--workdir`, by default the folder
 `concepts` of the run, it writes
@@ -13,10 +14,13 @@ After Prototype Transformer, section 5.1 and appendix A.8. Into `--workdir`, by 
 
 `--judge=local:FOLDER` has a language model name the themes, `--judge=cached:FILE` takes answers
 from a file, `--judge=chat:MODEL@URL` asks an endpoint with OpenAI's protocol. `--rubric=FILE` has
-other instructions than ours. A killed command starts again from the beginning, but keeps the
+other instructions than ours. `--compare` reads the same texts with another model, and describes
+its heads by the norm of their values, or the features of a small sparse autoencoder that is trained
+for it (`units.py`). A killed command starts again from the beginning, but keeps the
 answers of its judge.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
 from typing import Literal
@@ -33,7 +37,7 @@ from lm_jax.run.results import load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared
-from protot_jax.concepts import collect, report_data
+from protot_jax.concepts import collect, report_data, units
 from protot_jax.concepts import report as report_page
 from protot_jax.concepts.ranking import RankBy
 from protot_jax.concepts.results import ConceptReport, Statistic
@@ -69,6 +73,11 @@ class Options(RunOptions):
     rubric: str = option(
         "", "a text file with other instructions for the judge, such as those of a paper"
     )
+    compare: tuple[str, ...] = option(
+        (),
+        "heads:RUN or sae:RUN, units of another model on the same prepared data",
+        repeated=True,
+    )
     resamples: int = option(
         1_000, "number of bootstrap samples, and of permutations of each test", least=99
     )
@@ -82,6 +91,7 @@ def report(
     settings: report_data.ConceptConfig,
     judge: judge.Judge,
     *,
+    compared: Sequence[units.Compared] = (),
     batch_size: int = 64,
 ) -> ConceptReport:
     """Writes the files into an open work folder, and returns the data of the report.
@@ -92,6 +102,7 @@ def report(
       folder: to write into.
       settings: of the analysis.
       judge: names the themes.
+      compared: other units to describe.
       batch_size: texts of one forward pass.
 
     Raises:
@@ -113,7 +124,8 @@ def report(
         collect_provenance(
             seeds={"run": model.seed, "analysis": settings.seed},
             dtype="float32",
-            data={"documents": examples.prepared.manifest["documents_sha256"]},
+            data={"documents": examples.prepared.manifest["documents_sha256"]}
+            | {f"{one.kind} of {one.name}": one.model.sha256 for one in compared},
             tokenizer=model.tokenizer.sha256,
         ),
     )
@@ -121,7 +133,7 @@ def report(
     texts = collect.collect(
         model, examples, activations, texts=settings.texts, batch_size=batch_size
     )
-    result = report_data.build_report_data(model, texts, activations, settings, judge)
+    result = report_data.build_report_data(model, texts, activations, settings, judge, compared)
     write_json(folder / RESULT, result)
     provenance = to_jsonable(read_provenance(folder))
     write_bytes(folder / PAGE, report_page.render(result, provenance=provenance).encode())
@@ -193,6 +205,7 @@ def main(arguments: cli.Arguments) -> None:
     model, run = options.load(), options.run
     # A model without prototypes is refused before any work.
     _ = model.prototypes
+    compared = units.load(options.compare, model, best=options.best)
     settings, named = settings_from_options(options), options.judge
     folder = arguments.workdir or run / FOLDER
     rubric = judge.read_rubric(options.rubric) if options.rubric else judge.RUBRIC
@@ -208,11 +221,21 @@ def main(arguments: cli.Arguments) -> None:
         "answers": file_digest(Path(place))["sha256"] if kind == "cached" else "",
         "analysis": settings,
     }
+    if compared:
+        config["compare"] = [(one.kind, one.name, one.model.sha256) for one in compared]
     with open_workdir(folder, config, resume=arguments.resume) as work:
         if done := finish_time(work.path):
             print(f"finished {done}")
         else:
-            report(model, run / DATA, work.path, settings, judged, batch_size=options.batch_size)
+            report(
+                model,
+                run / DATA,
+                work.path,
+                settings,
+                judged,
+                compared=compared,
+                batch_size=options.batch_size,
+            )
             mark_finished(work.path)
             if isinstance(judged, judge.PromptedJudge):
                 print(judged.summary())

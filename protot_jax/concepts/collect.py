@@ -111,13 +111,12 @@ def collect(
         pq.ParquetWriter(file, schema, compression="zstd", compression_level=1) as writer,
         progress.track("read", min(texts, examples.count), unit="texts") as advance,
     ):
-        for part in _long_enough(examples, marks(model.tokenizer), texts, batch_size):
+        for part in long_enough(examples, marks(model.tokenizer), texts, batch_size):
             stop.check("while reading texts")
             n = len(part.token_NT)
             tokens_BT = np.pad(part.token_NT, ((0, batch_size - n), (0, 0)))
-            loss_BT, gates = jax.device_get(
-                _read(model.params, tokens_BT, cfg=model.cfg, mixer=model.mixer)
-            )
+            loss_BT, records = jax.device_get(read(model, tokens_BT, _GATE_SITES))
+            gates = {gate: records[f"mixer.{gate}"] for gate in GATES}
             part.loss_NT[:, 1:] = np.where(part.read_NT[:, 1:], loss_BT[:n], np.nan)
             writer.write_table(_rows(part, count, gates, schema))
             results.append(part)
@@ -149,10 +148,10 @@ def marks(tokenizer: Tokenizer) -> np.ndarray:
     return np.array(sorted(i for i in ids if i is not None))
 
 
-def _long_enough(
+def long_enough(
     examples: Examples, marks: np.ndarray, texts: int, batch_size: int
 ) -> Iterator[Texts]:
-    """Texts in the order of the split, up to `batch_size` at a time, with losses of NaN."""
+    """The first `texts` texts of a split, up to `batch_size` at a time, with losses of NaN."""
     batches = OnePass(examples, batch_size=batch_size)
     for k in range(batches.per_epoch):
         batch = batches.at(k)
@@ -167,21 +166,31 @@ def _long_enough(
             return
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "mixer"))
-def _read(
-    params: ParamTree, tokens_BT: jax.Array, *, cfg: DecoderConfig, mixer: Mixer
+Record = tuple[tuple[str, sites.Reducer], ...]
+_GATE_SITES: Record = tuple((f"mixer.{gate}", sites.keep) for gate in GATES)
+
+
+def read(
+    model: TrainedModel, tokens_BT: np.ndarray, record: Record
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Losses `[B, T - 1]` of tokens 1.., and both gates `[L, B, T, R]`."""
+    """Losses `[B, T - 1]` of tokens 1.., and what is recorded, by site; an id of 0 is padding."""
+    return _read(model.params, tokens_BT, cfg=model.cfg, mixer=model.mixer, record=record)
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "mixer", "record"))
+def _read(
+    params: ParamTree, tokens_BT: jax.Array, *, cfg: DecoderConfig, mixer: Mixer, record: Record
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     out = forward(
         params,
         tokens_BT,
         cfg,
         mixer=mixer,
         valid_BT=tokens_BT != 0,
-        record={f"mixer.{gate}": sites.keep for gate in GATES},
+        record=dict(record),
     )
     loss_BT = optax.softmax_cross_entropy_with_integer_labels(out.logits[:, :-1], tokens_BT[:, 1:])
-    return loss_BT, {gate: out.records[f"mixer.{gate}"] for gate in GATES}
+    return loss_BT, out.records
 
 
 def _schema(L: int, R: int) -> pa.Schema:

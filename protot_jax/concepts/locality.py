@@ -40,6 +40,7 @@ class Locality:
       overall_spearman, overall_cohens_d: over all prototypes, as in the paper, depth included.
       quartiles: mean repetition by quartile of half-life over all prototypes, short ones first, as
         Table 21; NaN for an empty one.
+      edges: the half-lives between these quartiles.
     """
 
     spearman: Tested
@@ -47,6 +48,7 @@ class Locality:
     overall_spearman: float
     overall_cohens_d: float
     quartiles: list[float]
+    edges: list[float]
 
 
 def half_life_repetition(
@@ -70,7 +72,7 @@ def half_life_repetition(
     """
     if not len(half_life_Q):
         nothing = untested(0, texts)
-        return Locality(nothing, nothing, _NAN, _NAN, [_NAN] * 4)
+        return Locality(nothing, nothing, _NAN, _NAN, [_NAN] * 4, [_NAN] * 3)
     one_layer_Q = np.zeros_like(layer_Q)
     quartile_Q = _quartiles(half_life_Q[None])[0]
     groups = [repetition_Q[quartile_Q == q] for q in range(4)]
@@ -89,6 +91,7 @@ def half_life_repetition(
         overall_spearman=overall(_spearman),
         overall_cohens_d=overall(_cohens_d),
         quartiles=[float(group.mean()) if len(group) else _NAN for group in groups],
+        edges=np.quantile(half_life_Q, _QUARTERS).tolist(),
     )
 
 

@@ -5,8 +5,8 @@
 After the paper's Figs. 3 to 6 and 10 to 14 (words coloured by gate, half-life badge), Fig. 3 right
 (write, read and memory over a text) and Figs. 15 to 18 (score cards). The page shows a
 `results.ConceptReport`, which it holds whole, and measures nothing. `page.js` builds the explorer,
-`prototype.js` and `curves.js` the open prototype, `report_sections.py` the figures and tables;
-the prose is in `report.html.j2`.
+`prototype.js` and `curves.js` the open prototype, `report_sections.py` and `units_section.py` the
+figures and tables; the prose is in `report.html.j2`.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from lm_jax.report import Section, section
 from lm_jax.report.markup import ENVIRONMENT, json_script
 from lm_jax.report.prose import Prose
 from lm_jax.run.files import to_jsonable
-from protot_jax.concepts import report_sections
+from protot_jax.concepts import report_sections, units_section
 from protot_jax.concepts.results import ConceptReport
 
 _PROSE = Prose("protot_jax.concepts")
@@ -43,12 +43,13 @@ def render(result: ConceptReport, *, provenance: Mapping[str, object] | None = N
         report_sections.half_lives(result),
         report_sections.reading_first(result),
         report_sections.layers(result),
+        units_section.compared_units(result),
         report_sections.labels(result),
         section("Terms", _PROSE("terms")),
     ]
     return report.page(
         "What the prototypes of a language model hold",
-        parts,
+        [one for one in parts if one is not None],
         provenance=lines | dict(provenance or {}),
         lead=[_lead(result)],
         script=report.script("protot_jax.concepts", *_SCRIPTS),

@@ -15,7 +15,7 @@ from scipy import special
 from lm_jax.evaluate.judge import Judge, NullJudge
 from lm_jax.model.decoder import count_params
 from lm_jax.run import progress, stop
-from protot_jax.concepts import lag, locality, measures, ranking, resampling, results
+from protot_jax.concepts import lag, locality, measures, ranking, resampling, results, units
 from protot_jax.concepts.collect import GATES, Texts, gates_of_layer
 from protot_jax.concepts.examples import ReportTexts, spelled
 from protot_jax.concepts.results import (
@@ -59,6 +59,7 @@ def build_report_data(
     activations: str | os.PathLike[str],
     settings: ConceptConfig,
     judge: Judge,
+    compared: Sequence[units.Compared] = (),
 ) -> ConceptReport:
     """Computes all statistics of a concept report and picks its top texts.
 
@@ -68,6 +69,7 @@ def build_report_data(
       activations: the parquet file that `collect` wrote.
       settings: of the analysis.
       judge: names themes; a null judge is given no random texts either.
+      compared: other units on the same texts.
 
     Raises:
       UsageError: the model has no prototypes.
@@ -120,6 +122,13 @@ def build_report_data(
             layers.append(_layer(layer, gates, texts, result, counts_SN))
             prototypes.extend(result)
             advance()
+    unit_settings = units.UnitSettings(
+        settings.length, settings.top, settings.rank_by, settings.seed, counts_SN
+    )
+    comparisons = [
+        units.compare(one, texts, unit_settings, report_texts, judge, features=len(prototypes))
+        for one in compared
+    ]
 
     return ConceptReport(
         schema=results.NAME,
@@ -142,6 +151,7 @@ def build_report_data(
         half_life_repetition=_locality(prototypes, np.hstack(repetitions), N, settings),
         lag=_lag(prototypes, lag.tests(lags, resamples=settings.resamples, seed=settings.seed)),
         baseline=tuple(baseline) if draws else None,
+        comparisons=tuple(comparisons),
     )
 
 
@@ -303,6 +313,7 @@ def _locality(
         overall_spearman=_known(result.overall_spearman),
         overall_cohens_d=_known(result.overall_cohens_d),
         quartiles=tuple(map(_known, result.quartiles)),
+        edges=tuple(map(_known, result.edges)),
     )
 
 

@@ -13,10 +13,11 @@ from scipy import stats
 
 from lm_jax.evaluate.judge import SCORES, Label
 from lm_jax.statistics import Interval, clustered_bootstrap
-from protot_jax.concepts.results import ConceptReport, Prototype, RandomTexts
+from protot_jax.concepts.results import ConceptReport, Prototype, RandomTexts, Unit
 
 RESAMPLES = 2000
-Labelled = Sequence[Prototype] | Sequence[RandomTexts]
+Labelled = Sequence[Prototype] | Sequence[RandomTexts] | Sequence[Unit]
+UNITS = {"heads": "heads", "sae": "features"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +31,13 @@ class Scores:
 
 
 def by_layer(result: ConceptReport, *, seed: int = 0) -> list[Scores]:
-    """Mean scores of every layer, of all layers together, and of random texts if there are any."""
+    """Mean scores of layers, of all together, of compared units, and of random texts if any."""
     groups: list[tuple[str, Labelled]] = [
         (f"layer {one.layer}", [p for p in result.prototypes if p.layer == one.layer])
         for one in result.layers
     ]
     groups.append(("all layers", result.prototypes))
+    groups += [(f"{UNITS[one.kind]} of {one.run}", one.units) for one in result.comparisons]
     if result.baseline is not None:
         groups.append(("random texts", result.baseline))
     return [_group(name, members, seed) for name, members in groups]

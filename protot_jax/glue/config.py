@@ -16,6 +16,7 @@ from lm_jax.errors import UsageError, out_of_range
 from lm_jax.run.config_files import in_mode
 from protot_jax.glue.objective import PoolingName
 from protot_jax.glue.tasks import EMBEDDED, OFFICIAL, find
+from protot_jax.saved_run import study_variant
 
 PAPER_RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-4, 1e-3)
 
@@ -132,7 +133,7 @@ class GlueConfig:
         for text in self.runs:
             head, equals, rest = text.partition("=")
             folder = Path(rest if equals else text)
-            name = head if equals else folder.resolve().name
+            name = head if equals else study_variant(folder) or folder.resolve().name
             if name in named:
                 raise UsageError(f"config.runs: two are called {name!r}; write NAME=FOLDER")
             if not name or "/" in name:

@@ -71,7 +71,7 @@ def _verdict(result: GlueSummary) -> Any:
             f"{percent(split.constant[task.main])}; {words} it."
         )
     return report.verdict(
-        f"{above} of {len(pairs)} results are above what the prediction that ignores the text has.",
+        f"{above} of {len(pairs)} results are above the best prediction that ignores the text.",
         *lines[:_LINES],
         *([f"{len(lines) - _LINES} more are in the first table."] if lines[_LINES:] else []),
         tone="good" if above == len(pairs) else "warn",
@@ -124,7 +124,7 @@ def results(result: GlueSummary) -> Section:
     return section(
         "Results",
         _PROSE("results", seeds=len(result.seeds)),
-        table(heads, rows, caption="Means over seeds, intervals over examples.", n=len(rows)),
+        table(heads, rows, caption="Means over seeds, intervals over examples."),
         *([chart] if bars else []),
     )
 
@@ -152,7 +152,6 @@ def all_metrics(result: GlueSummary) -> Section:
                 ["Model", "Task", "Ours, %", "Constant, %", "Best step", "Steps"],
                 rows,
                 caption="Each metric over seeds; the step of the weights that predict, by seed.",
-                n=len(rows),
             ),
         ),
     )
@@ -211,7 +210,6 @@ def _grid(model: ModelSummary, tasks: Sequence[str]) -> Any:
         ["Learning rate", "Warm-up", *tasks, "Mean"],
         rows,
         caption=f"{model.name}: main metric on the selection split, in percent, one run each.",
-        n=len(rows),
     )
 
 

@@ -18,8 +18,9 @@ With several concepts at once, each has a folder of its own in it, and `comparis
 `comparison.html` compare their effects, with p corrected for their number.
 
 The concepts that come with sentences are women and girls, COVID, New Zealand, mental health (those
-of the paper), and war, Congress, Treasury, Mexico (for the messages of US presidents). A file of
-sentences is .jsonl or .tsv, with concept, target and text.
+of the paper), war, Congress, Treasury, Mexico (for the messages of US presidents), and album,
+species, season, County (for introductions of Wikipedia articles). A file of sentences is .jsonl or
+.tsv, with concept, target and text.
 """
 
 import dataclasses
@@ -231,6 +232,10 @@ def main(arguments: cli.Arguments) -> None:
         print(format_result(result))
         print(page)
         return
+    # The words of every concept are looked for before the first is measured.
+    data = experiment.prepared(run, subjects[0])
+    for task in tasks:
+        experiment.check_words(data, subjects[0], task.settings)
     folder = arguments.workdir or interventions_folder(run) / slug(" ".join(together))
     several(subjects, run, tasks, folder, arguments.resume)
 

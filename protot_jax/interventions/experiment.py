@@ -21,7 +21,7 @@ from protot_jax.edits import check
 from protot_jax.interventions import effects, gates, matching, results, summary
 from protot_jax.interventions.results import InterventionReport, SeedResult, SkippedSentence
 from protot_jax.interventions.sentences import Sentence
-from protot_jax.saved_run import DATA, TrainedModel, load_run
+from protot_jax.saved_run import DATA, TrainedModel, load_run, run_names
 
 VALIDATION = "validation"
 
@@ -103,14 +103,13 @@ def load_subject_models(
     """
     first = load_run(run, seed=seed, best=best)
     others = [(run, other) for other in first.config.seeds if other != first.seed]
-    results = [SubjectModel(_name(run), first)]
     wanted = others if match_seeds else []
     for folder in other_runs:
         own = load_run(folder, best=best)
         wanted += [(folder, each) for each in own.config.seeds]
-    results += [
-        SubjectModel(_name(folder), load_run(folder, seed=s, best=best)) for folder, s in wanted
-    ]
+    models = [first, *(load_run(folder, seed=s, best=best) for folder, s in wanted)]
+    names = run_names([run, *(folder for folder, _ in wanted)], models)
+    results = list(map(SubjectModel, names, models))
     for subject in results:
         _ = subject.model.prototypes
         if subject.model.tokenizer.sha256 != first.tokenizer.sha256:
@@ -121,13 +120,25 @@ def load_subject_models(
     return results
 
 
-def _name(run: Path) -> str:
-    return run.resolve().name
-
-
 def prepared(run: Path, subject: SubjectModel) -> Prepared:
     """The prepared data of a run."""
     return open_prepared(run / DATA, tokenizer=subject.model.tokenizer)
+
+
+def _text(data: Prepared, model: TrainedModel, rows: int, seed: int) -> np.ndarray:
+    config = model.config
+    examples = Examples(data, VALIDATION, context=config.context, mode=config.examples)
+    return gates.sample(examples, rows, seed)
+
+
+def check_words(data: Prepared, subject: SubjectModel, settings: InterventionConfig) -> None:
+    """Checks that the words of an intervention occur in its validation text.
+
+    Raises:
+      BadInputError: a word is not in the vocabulary, or none of them occurs.
+    """
+    text_NS = _text(data, subject.model, settings.gate_rows, settings.reinit_seed)
+    gates.find_words(subject.model, text_NS, settings.words)
 
 
 def perform(
@@ -147,11 +158,10 @@ def perform(
     if settings.layer is not None and settings.prototype is not None:
         check(first.params, layer=settings.layer, prototype=settings.prototype)
     config, mixer = first.config, first.prototypes
-    examples = Examples(data, VALIDATION, context=config.context, mode=config.examples)
-    text_NS = gates.sample(examples, settings.gate_rows, settings.reinit_seed)
+    text_NS = _text(data, first, settings.gate_rows, settings.reinit_seed)
     perplexity_NS = None
     if settings.perplexity_rows:
-        perplexity_NS = gates.sample(examples, settings.perplexity_rows, settings.reinit_seed)
+        perplexity_NS = _text(data, first, settings.perplexity_rows, settings.reinit_seed)
     read = [gates.over_text(one.model, text_NS, settings.words) for one in subjects]
     if settings.layer is None or settings.prototype is None:
         at = read[0].ranking[0].layer, read[0].ranking[0].prototype

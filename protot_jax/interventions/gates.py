@@ -76,21 +76,7 @@ def over_text(model: TrainedModel, text_NS: np.ndarray, words: Sequence[str] = (
     """
     V = model.cfg.vocab_size
     text_NS = np.pad(text_NS, ((0, -len(text_NS) % _ROWS), (0, 0)))
-    results = {
-        word: _occurrences(text_NS, ids)
-        for word, ids in zip(words, word_ids(model.tokenizer, words), strict=True)
-    }
-    on_NS = np.zeros(text_NS.shape, bool)
-    occurrences = {}
-    for word, (number, at_NS) in results.items():
-        occurrences[word] = number
-        on_NS |= at_NS
-    if words and not on_NS.any():
-        raise BadInputError(
-            f"{', '.join(map(repr, words))} {'do' if words[1:] else 'does'} not occur in the "
-            f"{np.count_nonzero(text_NS):,} tokens of validation text; give other words, or "
-            "--layer and --prototype"
-        )
+    occurrences, on_NS = find_words(model, text_NS, words)
     sums = [np.zeros(())] * 3
     for start in range(0, len(text_NS), _ROWS):
         rows = slice(start, start + _ROWS)
@@ -105,6 +91,28 @@ def over_text(model: TrainedModel, text_NS: np.ndarray, words: Sequence[str] = (
     count_2 = np.array([count_V.sum() - on, on])
     ranking = _ranked(count_2, sum_2LR, square_2LR) if words else ()
     return TextGates(count_V, mean_VLR, occurrences, ranking)
+
+
+def find_words(
+    model: TrainedModel, text_NS: np.ndarray, words: Sequence[str]
+) -> tuple[dict[str, int], np.ndarray]:
+    """How often each word occurs in rows of text, and the positions that any of them covers.
+
+    Raises:
+      BadInputError: a word is not in the vocabulary, or none of them occurs in the text.
+    """
+    on_NS = np.zeros(text_NS.shape, bool)
+    occurrences = {}
+    for word, ids in zip(words, word_ids(model.tokenizer, words), strict=True):
+        occurrences[word], at_NS = _occurrences(text_NS, ids)
+        on_NS |= at_NS
+    if words and not on_NS.any():
+        raise BadInputError(
+            f"{', '.join(map(repr, words))} {'do' if words[1:] else 'does'} not occur in the "
+            f"{np.count_nonzero(text_NS):,} tokens of validation text; give other words, more "
+            "--gate_rows, or --layer and --prototype"
+        )
+    return occurrences, on_NS
 
 
 def _occurrences(text_NS: np.ndarray, ids: Sequence[int]) -> tuple[int, np.ndarray]:

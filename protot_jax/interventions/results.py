@@ -252,7 +252,7 @@ class Comparison:
 
 ROWS = pa.schema(
     [
-        # Name of the run's folder, and the seed that was trained.
+        # Name of the run (`saved_run.run_names`), and the seed that was trained.
         ("run", pa.string()),
         ("seed", pa.int64()),
         ("concept", pa.string()),

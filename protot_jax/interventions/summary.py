@@ -158,7 +158,7 @@ def of_seed(
 
     Args:
       measured: on its prototype.
-      run: the name of its folder.
+      run: its name (`saved_run.run_names`).
       seed: of the model.
       step: of the model.
       match: with the prototype of the first model; None for the first model.

@@ -47,7 +47,7 @@ from lm_jax.text.preparation import MANIFEST
 from protot_jax.judging import continuations, judges, prompts, report, results, summary
 from protot_jax.judging.continuations import Decoding
 from protot_jax.judging.prompts import Prompts
-from protot_jax.saved_run import DATA, TrainedModel, load_run
+from protot_jax.saved_run import DATA, TrainedModel, load_run, run_names
 
 FOLDER = "judging"
 ROWS = "rows.parquet"
@@ -118,9 +118,10 @@ def task_from_options(options: Options) -> Task:
     if options.temperature == 0:
         raise UsageError("temperature = 0 is greedy, which is measured in any case; give more")
     judges.check(options.judge)
+    loaded = [load_run(run, best=options.checkpoint == "best") for run in runs]
     models = {
-        name: load_run(run, best=options.checkpoint == "best")
-        for name, run in zip(_names(runs), runs, strict=True)
+        f"{name}, seed {model.seed}": model
+        for name, model in zip(run_names(runs, loaded), loaded, strict=True)
     }
     if options.prompts is not None:
         given = prompts.read(options.prompts, count=options.count)
@@ -137,12 +138,6 @@ def task_from_options(options: Options) -> Task:
     continuations.prompt_ids(models, given.prompts, options.new_tokens)
     decodings: dict[Decoding, Sampling] = {"greedy": Sampling(), "sampled": sampled}
     return Task(models, dict(zip(models, runs, strict=True)), given, decodings)
-
-
-def _names(runs: list[Path]) -> list[str]:
-    """The names of the folders, or their paths where two have one name."""
-    names = [run.resolve().name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
 def _described(task: Task) -> tuple[results.Model, ...]:

@@ -23,7 +23,7 @@ from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.weights.load import load_pretrained
 from protot_jax.judging.continuations import Decoding
 from protot_jax.judging.prompts import Prompts
-from protot_jax.saved_run import DATA, TrainedModel, load_run
+from protot_jax.saved_run import DATA, TrainedModel, load_run, run_names
 
 ANSWERS = "answers.jsonl"
 SCORES = "scores"
@@ -123,7 +123,10 @@ def _scorer(
     cache = stack.enter_context(
         open_cache(folder, model=model.sha256, settings={"dtype": "float32"})
     )
-    name = f"{Path(place).name} ({model.sha256[:12]})"
+    name = Path(place).name
+    if isinstance(model, TrainedModel):
+        name = f"{run_names([Path(place)], [model])[0]}, seed {model.seed}"
+    name += f" ({model.sha256[:12]})"
     return name, Scorer(logits, model.tokenizer, model.cfg.max_length, cache=cache)
 
 

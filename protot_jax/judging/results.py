@@ -46,7 +46,13 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A trained model; `kind` is its mixer, as the config of its run names it."""
+    """A trained model.
+
+    Attributes:
+      name: of the run (`saved_run.run_names`) and of its seed.
+      run: its folder.
+      kind: the mixer, as the config of the run names it.
+    """
 
     name: str
     run: str

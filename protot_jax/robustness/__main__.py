@@ -39,7 +39,7 @@ from protot_jax.interventions.experiment import SubjectModel
 from protot_jax.robustness import experiment, lists, report, sentences
 from protot_jax.robustness.experiment import Pairs, RobustnessConfig
 from protot_jax.robustness.results import RobustnessReport
-from protot_jax.saved_run import load_run, split_seed
+from protot_jax.saved_run import load_run, run_names, split_seed
 
 FOLDER = "robustness"
 PAIRS = "pairs.jsonl"
@@ -84,20 +84,22 @@ def load_subjects(options: Options) -> list[SubjectModel]:
     """
     if not options.run:
         raise UsageError("--run is missing; name the work folder of a pretraining run")
-    results = []
+    folders, models = [], []
     for name in options.run:
         folder, seed = split_seed(Path(name))
-        model = load_run(
-            folder,
-            seed=options.run_seed if seed is None else seed,
-            best=options.checkpoint == "best",
+        folders.append(folder)
+        models.append(
+            load_run(
+                folder,
+                seed=options.run_seed if seed is None else seed,
+                best=options.checkpoint == "best",
+            )
         )
-        results.append(SubjectModel(folder.resolve().name, model))
-    digests = [subject.model.sha256 for subject in results]
+    digests = [model.sha256 for model in models]
     for name, digest in zip(options.run, digests, strict=True):
         if digests.count(digest) > 1:
             raise UsageError(f"--run={name} is given twice; name each model once")
-    return results
+    return list(map(SubjectModel, run_names(folders, models), models))
 
 
 def config_from_options(options: Options, subjects: list[SubjectModel]) -> RobustnessConfig:

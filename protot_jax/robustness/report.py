@@ -38,14 +38,8 @@ def render(result: RobustnessReport, *, provenance: Mapping[str, object] | None 
 
 
 def names(result: RobustnessReport) -> list[str]:
-    """A short name of each model: its kind, and its run and seed where two are of one kind."""
-    kinds = [model.kind for model in result.models]
-    return [
-        model.kind
-        if kinds.count(model.kind) == 1
-        else f"{model.kind} ({model.run}, seed {model.seed})"
-        for model in result.models
-    ]
+    """Run and seed of each model."""
+    return [f"{model.run}, seed {model.seed}" for model in result.models]
 
 
 def conclusion(result: RobustnessReport) -> list[str]:
@@ -92,7 +86,7 @@ def _verdict(result: RobustnessReport) -> Part:
 
 def _models(result: RobustnessReport) -> dict[str, object]:
     return {
-        f"model {i}": f"{one.kind}, run {one.run}, seed {one.seed}, step {one.step}; "
+        f"model {i}": f"{one.run}, seed {one.seed}, step {one.step}; {one.kind}, "
         f"{one.layers} layers, width {one.hidden_size}, "
         f"{'no' if one.prototypes is None else one.prototypes} prototypes, trained on {one.corpus}"
         for i, one in enumerate(result.models)

@@ -20,7 +20,12 @@ Kind = Literal["noise", "meaning", "given"]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """One of the models; `prototypes` is null for a model without any."""
+    """One of the models.
+
+    Attributes:
+      run: its name (`saved_run.run_names`).
+      prototypes: null for a model without any.
+    """
 
     run: str
     kind: str
@@ -175,7 +180,7 @@ class RobustnessReport:
 
 ROWS = pa.schema(
     [
-        # Index into the models of `summary.json`, and name of the run's folder.
+        # Index into the models of `summary.json`, and name of the run there.
         ("model", pa.int16()),
         ("run", pa.string()),
         ("seed", pa.int64()),

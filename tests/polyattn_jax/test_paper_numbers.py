@@ -3,7 +3,9 @@
 import pytest
 
 from polyattn_jax import paper
+from polyattn_jax.paper_study import tables
 from polyattn_jax.row_maps import RECIPES
+from polyattn_jax.suites import named
 
 
 def by_name(name):
@@ -70,3 +72,39 @@ def test_pythia_is_compared_at_the_nearer_of_its_two_lengths():
 def test_only_the_papers_own_weights_are_taken_for_its_models(model, name):
     result = paper.match(model)
     assert (result.name if result else None) == name
+
+
+def test_the_paper_s_tables_agree_where_they_print_the_same_cell():
+    by_name = {model.name: model for model in paper.MODELS}
+    for name, row in tables.FIXED_BIAS.accuracy.items():
+        assert row["relu_p4_b0"] == by_name[name].needle_accuracy("relu_p4_b0")
+    # The best key is the answer, and S_p the same number, whatever the recipe of one bias.
+    for rows in tables.ANSWER_KEY.values():
+        at_b_auto = {row[:2] for recipe, row in rows.items() if recipe.endswith("bauto")}
+        assert len(at_b_auto) == 1
+    for name, rows in tables.ENDS.items():
+        for recipe, ends in rows.items():
+            for field, (low, high) in ends._asdict().items():
+                assert low <= getattr(tables.MATCHED[name][recipe], field) <= high
+    # Table 4: three of its eight cells.
+    of = tables.MATCHED
+    assert of[tables.QWEN]["relu_p8_bauto"][:3:2] == (66.3, 21.9)
+    assert of[tables.LLAMA]["relu_p2_b0"][:3:2] == (72.3, 30.4)
+    assert of[tables.GEMMA]["relu_p8_bauto"][:3:2] == (18.3, 6.1)
+
+
+def test_tables_have_the_sums_and_the_order_that_they_must_have():
+    for rows in tables.COMPOSITION.values():
+        for size, counts in rows.items():
+            assert (sum(counts[:3]), sum(counts[3:])) == (size, size)
+    # Section 5.4 rounds them: 85, 88, 100 and 73 % diffuse at K = 40.
+    diffuse = [tables.COMPOSITION[model.name][40][2] / 0.4 for model in paper.MODELS]
+    assert diffuse == [85.0, 87.5, 100.0, 72.5]
+    for row in tables.RULER_UNSAFE.values():
+        assert list(row.values()) == sorted(row.values(), reverse=True)
+    for sweep in tables.SWEEPS:
+        assert sweep.suite in named.NAMES
+        for row in sweep.accuracy.values():
+            assert set(row) <= {"softmax", *RECIPES}
+            # 200 or 50 prompts.
+            assert all((share * sweep.prompts / 100).is_integer() for share in row.values())

@@ -27,11 +27,13 @@ FILES = {path.stem: str(path) for path in sorted(Path("configs/protot").glob("*.
 OTHERS = {"throughput", "search", "glue", "recall"}
 STUDIES = {
     "alpha",
+    "context_variants",
     "dropout",
     "kernel_size",
     "layer0_routing",
     "long_context",
     "mass_and_rank",
+    "newer_cpu",
     "num_prototypes",
     "paper_cpu",
 }
@@ -50,6 +52,7 @@ def test_the_smoke_mode_of_a_run_runs(name, tmp_path, capsys):
 # What each smoke mode trains: every mixer of the table once.
 SMOKE_ROWS = {
     "alpha": ["alpha_0.0", "alpha_0.5", "alpha_0.8", "alpha_1.0", "alpha_1.2"],
+    "context_variants": ["layers_12_2048", "prototypes_64_2048"],
     "dropout": [
         *("protot_none", "llama_none", "llama_not_in_attention", "mamba_none", "deltanet_none")
     ],
@@ -57,6 +60,7 @@ SMOKE_ROWS = {
     "layer0_routing": ["all", "no_shared_routing", "temperature_1", "no_convolution", "none"],
     "long_context": ["protot_2048", "llama_2048", "mamba_2048", "deltanet_2048"],
     "mass_and_rank": ["default", "no_mass_normalisation", "no_low_rank"],
+    "newer_cpu": ["gated_deltanet", "gated_slots", "raven"],
     "num_prototypes": ["prototypes_16", "prototypes_32", "prototypes_64"],
     "paper_cpu": ["protot", "llama", "mamba", "deltanet"],
 }
@@ -77,16 +81,20 @@ def test_the_smoke_mode_of_a_study_keeps_what_the_study_varies(name):
     (wanted, _), (result, runs) = mixers(whole), mixers(small)
     assert result == wanted
     # Contexts are an eighth of those of the study.
-    assert {own.context for own in runs} == ({256} if name == "long_context" else {32})
+    long = name in ("long_context", "context_variants")
+    assert {own.context for own in runs} == ({256} if long else {32})
     assert {own.max_steps for own in runs} == {2}
 
 
-def test_the_small_mode_of_the_table_for_a_cpu_halves_what_it_says():
+@pytest.mark.parametrize("name", ["paper_cpu", "newer_cpu"])
+def test_the_small_mode_of_a_table_for_a_cpu_halves_what_it_says(name):
     whole, small = (
-        from_plain(load_config(FILES["paper_cpu"] + mode), study_config.StudyConfig)
+        from_plain(load_config(FILES[name] + mode), study_config.StudyConfig)
         for mode in ("", ":small")
     )
     assert small.variants == whole.variants and not small.smoke
+    # Table 1 is of test text.
+    assert small.paper_split == whole.paper_split == "test"
     for field in ("train_documents", "context", "hidden_size"):
         assert 2 * getattr(small.base, field) == getattr(whole.base, field)
     assert 2 * small.base.corpus.vocab_size == whole.base.corpus.vocab_size
@@ -149,6 +157,9 @@ def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
             last_validation_perplexity=99.0,
             last_test_perplexity=99.0,
             steps_per_second=2.0,
+            alpha=perplexity / 10,
+            write_gini=0.25,
+            write_top_1=0.5,
         )
         for rate, perplexities in results.items()
         for perplexity in perplexities
@@ -163,11 +174,13 @@ def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
     own = {"mean": 5.5, "low": 5.5 - reach, "high": 5.5 + reach, "lowest": 5.0, "highest": 6.0}
     assert dataclasses.asdict(row.perplexity.validation) == pytest.approx(own | {"n": 3})
     assert row.perplexity.test.mean == pytest.approx(15.5)
+    assert row.first_routing.alpha.mean == pytest.approx(0.55)
     text = study.format_table(StudySummary("Table 0", "test", table)).splitlines()
     # The paper's number is of test text here, and is printed with ours of that text.
     assert "5.50 (95 % 4.26 to 6.74, seeds 5.00 to 6.00, n = 3)" in text[2]
     assert "validation" in text[2] and not text[2].endswith(" 7.0")
     assert "15.50" in text[3] and text[3].endswith(" 7.0")
+    assert text[-1].split() == ["two", "0.550", "0.250", "0.500"]
 
 
 def test_a_mean_over_seeds_has_its_sample_size():
@@ -191,6 +204,8 @@ def test_a_study_resumes_and_can_be_moved(text, tmp_path):
     assert row.perplexity.validation == over_seeds([best.validation_perplexity])
     assert row.perplexity.test == over_seeds([best.test_perplexity])
     assert (row.rates_tried, row.paper) == (1, 98.5)
+    # Two prototypes: the larger gate is above a half.
+    assert 0.5 < row.first_routing.top_1.mean <= 1
     # One corpus serves all runs, through a link that moves with the folder.
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     assert saved_run.load_run(moved / "two/lr_0.001").step == 2
@@ -198,7 +213,7 @@ def test_a_study_resumes_and_can_be_moved(text, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
     second = study.run(config, moved)
     assert [row.variant for row in second.rows] == ["two", "llama"]
-    assert second.rows[0] == row
+    assert second.rows[0] == row and second.rows[1].first_routing is None
     assert before == {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
 
 

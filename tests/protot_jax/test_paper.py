@@ -119,6 +119,25 @@ TABLES = {
             ("deltanet", (6.8e-3,), 68.9, {"context": 2048}),
         ],
     ),
+    "context_variants": (
+        PAPER_SEEDS,
+        10,
+        "test",
+        [
+            ("protot", (2.0e-3,), 97.2, {"hidden_size": 512, "context": 256}),
+            ("protot", (2.0e-3,), 82.0, {"hidden_size": 512, "context": 512}),
+            ("protot", (2.0e-3,), 73.7, {"hidden_size": 512, "context": 1024}),
+            ("protot", (2.0e-3,), 73.0, {"hidden_size": 512, "context": 2048}),
+            ("protot", (2.0e-3,), 109.6, {"num_layers": 12, "context": 256}),
+            ("protot", (2.0e-3,), 79.8, {"num_layers": 12, "context": 512}),
+            ("protot", (2.0e-3,), 74.6, {"num_layers": 12, "context": 1024}),
+            ("protot", (2.0e-3,), 76.7, {"num_layers": 12, "context": 2048}),
+            ("protot", (2.0e-3,), 94.0, {"num_prototypes": 64, "context": 256}),
+            ("protot", (2.0e-3,), 83.2, {"num_prototypes": 64, "context": 512}),
+            ("protot", (2.0e-3,), 79.1, {"num_prototypes": 64, "context": 1024}),
+            ("protot", (2.0e-3,), 80.5, {"num_prototypes": 64, "context": 2048}),
+        ],
+    ),
 }
 # The default column of Table 1: 18,000 examples of 256 tokens, validated on 4,000.
 DEFAULTS = {
@@ -160,8 +179,8 @@ PROTOTYPES = {
 }
 
 
-def load(name, kind):
-    return from_plain(load_config(f"configs/protot/{name}.py"), kind)
+def load(name, kind, mode=""):
+    return from_plain(load_config(f"configs/protot/{name}.py{mode}"), kind)
 
 
 def check_run(own, changed):
@@ -189,8 +208,10 @@ def test_a_study_is_the_table_of_the_paper(name):
             shared = {"seeds": seeds, "epochs": epochs, "learning_rate": own.learning_rate}
             check_run(own, shared | {"model": model} | changed)
             cfg, _ = saved_run.model(own, own.corpus.vocab_size)
-            assert (cfg.num_layers, cfg.hidden_size) == (6, 256)
-            assert (cfg.mlp_size, cfg.max_length) == (0 if model == "mamba" else 688, own.context)
+            width = changed.get("hidden_size", 256)
+            assert (cfg.num_layers, cfg.hidden_size) == (changed.get("num_layers", 6), width)
+            mlp_size = 0 if model == "mamba" else {256: 688, 512: 1376}[width]
+            assert (cfg.mlp_size, cfg.max_length) == (mlp_size, own.context)
 
 
 # Layers, width, MLP, vocabulary, prototypes, context: Table 1, section 4 and the released code.
@@ -222,6 +243,15 @@ def test_the_large_run_is_the_last_column_of_table_1():
     # All 338,695 documents of the training split.
     changed |= {"train_documents": 0, "validation_documents": 20_000}
     check_run(load("large_scale", PretrainConfig), changed)
+    mamba = {"model": "mamba", "learning_rate": 2.3e-3}
+    check_run(load("large_scale", PretrainConfig, ":mamba"), changed | mamba)
+
+
+@pytest.mark.parametrize(
+    ("model", "rate"), [("llama", 1.6e-3), ("mamba", 3.8e-3), ("deltanet", 6.8e-3)]
+)
+def test_a_baseline_has_its_own_learning_rate(model, rate):
+    check_run(load("default", PretrainConfig, f":{model}"), {"model": model, "learning_rate": rate})
 
 
 def test_the_search_is_that_of_section_4():

@@ -92,6 +92,13 @@ def test_points_of_a_short_line_are_visible_and_of_a_long_one_that_under_the_poi
     assert opacity == [{"value": 1}, under]
 
 
+@pytest.mark.parametrize(("ticks", "format"), [([0, 1, 2], ",d"), ([0.0, 0.5, 1.0], None)])
+def test_given_ticks_of_whole_numbers_have_no_decimals(ticks, format):
+    chart = report.curves([report.Series("a", [0, 1, 2], [1, 2, 3])], x_ticks=ticks, **LABELS)
+    (axis, *_) = [layer["encoding"]["x"]["axis"] for layer in spec(chart)["layer"]]
+    assert axis["values"] == ticks and axis.get("format") == format
+
+
 def test_points_that_an_axis_cannot_show_are_counted_and_not_among_the_data():
     chart = report.scatter(
         [report.Points("a", [1, 2, 3, 4], [0, -1, np.inf, 5], None)],

@@ -108,6 +108,7 @@ def build(
             "overall_spearman": -0.4571,
             "overall_cohens_d": 1.731,
             "quartiles": [0.406, 0.3429, 0.4017, 0.2695],
+            "edges": [7.8, 10.1, 13.4],
         },
         "lag": {
             "lags": list(LAGS),
@@ -117,6 +118,7 @@ def build(
             "peaks_one_before": 0.62,
         },
         "baseline": None if judge == "null" else baseline,
+        "comparisons": [],
     }
 
 

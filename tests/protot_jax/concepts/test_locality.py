@@ -29,6 +29,8 @@ def test_a_falling_repetition_is_found_with_its_quartiles():
     assert result.spearman.low < result.spearman.value < result.spearman.high < -0.7
     assert (result.spearman.prototypes, result.spearman.texts) == (40, 100)
     order = np.argsort(half_life_Q)
+    for edge, place in zip(result.edges, (10, 20, 30), strict=True):
+        assert half_life_Q[order[place - 1]] <= edge < half_life_Q[order[place]]
     assert result.quartiles == pytest.approx(
         [repetition_Q[order[start : start + 10]].mean() for start in range(0, 40, 10)]
     )

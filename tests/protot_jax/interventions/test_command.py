@@ -158,6 +158,17 @@ def test_several_concepts_are_compared(run, tmp_path, capsys):
     assert capsys.readouterr().out.count("finished ") == 2
 
 
+def test_no_concept_is_measured_where_the_word_of_another_is_not_in_the_text(run, tmp_path, capsys):
+    file = tmp_path / "two.jsonl"
+    other = {"concept": "other", "target": "riverhouse", "text": "a town has a riverhouse"}
+    file.write_text(f"{FILE}{json.dumps(other)}\n", "utf-8")
+    folder = tmp_path / "out"
+    same = (f"--run={run}", f"--sentences={file}", "--concept=place,other", f"--workdir={folder}")
+    assert start(*same, *FAST) == 3
+    assert "'riverhouse' does not occur" in capsys.readouterr().err
+    assert not folder.exists()
+
+
 def test_a_named_prototype_with_the_numbers_of_the_paper(run, tmp_path, capsys):
     """All targets are too improbable for this model; the page has the paper's numbers too."""
     text = "Our people and its house are good for the mental health of the town."

@@ -119,9 +119,10 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 def test_shipped_sentences_contain_their_targets():
-    """As many sentences as the paper has, and at least five for each concept of the speeches."""
+    """As many sentences as the paper has, and at least five for each concept of a corpus."""
     counts = {"women and girls": 14, "COVID": 21, "New Zealand": 4, "mental health": 4}
-    for concept in (*paper.TABLES, "war", "Congress", "Treasury", "Mexico"):
+    of_speeches = ("war", "Congress", "Treasury", "Mexico")
+    for concept in (*paper.TABLES, *of_speeches, "album", "species", "season", "County"):
         result = interventions.shipped(concept)
         assert len(result) == counts.get(concept, len(result)) >= 4
         for one in result:

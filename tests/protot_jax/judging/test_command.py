@@ -27,6 +27,8 @@ from tests import tiny
 
 # All test documents of the run; more are asked for.
 COUNT = 14
+# The first seeds of both runs.
+OWN, OTHER = "protot, seed 1", "protot, seed 2"
 HEADS = ("Text", "Continuation A", "Continuation B")
 FLAGS = (
     "--count=20",
@@ -92,7 +94,7 @@ def test_prompts_are_test_documents_and_the_texts_are_measured(judged, runs):
     _, folder = judged
     result, rows = loaded(folder), pq.read_table(folder / "work" / "rows.parquet").to_pylist()
     assert result.settings.prompts == COUNT and result.settings.same_data
-    assert len(rows) == 2 * 2 * COUNT and {row["model"] for row in rows} == {"run", "other"}
+    assert len(rows) == 2 * 2 * COUNT and {row["model"] for row in rows} == {OWN, OTHER}
     tokenizer = protot_jax.load_run(runs[0]).tokenizer
     for row in rows:
         assert 0 < row["tokens"] <= 8 and row["words"] == len(row["text"].split())
@@ -108,7 +110,7 @@ def test_prompts_are_test_documents_and_the_texts_are_measured(judged, runs):
         assert bleu.sentences == tuple(row["bleu"] for row in own)
     assert result.measured[-1].model == "reference" and result.measured[-1].bleu is None
     best = max(
-        (row for row in rows if (row["model"], row["decoding"]) == ("run", "greedy")),
+        (row for row in rows if (row["model"], row["decoding"]) == (OWN, "greedy")),
         key=lambda row: row["bleu"],
     )
     assert result.samples[0].prompt == best["prompt_text"]
@@ -172,7 +174,7 @@ def test_a_file_of_answers_rates_once_it_knows_real_from_worse(judged, capsys):
     flags, folder = judged
     file, work = folder / "answers.jsonl", folder / "work"
     rows = pq.read_table(work / "rows.parquet").to_pylist()
-    own = {joined(row["text"]) for row in rows if row["model"] == "run"}
+    own = {joined(row["text"]) for row in rows if row["model"] == OWN}
     real = {(joined(row["prompt_text"]), joined(row["reference"])) for row in rows}
     asked = [
         json.loads(line)
@@ -199,10 +201,10 @@ def test_a_file_of_answers_rates_once_it_knows_real_from_worse(judged, capsys):
         (duel,) = one.duels
         assert duel.won + duel.tied + duel.lost == 2 * COUNT and one.consistency.flips.estimate == 0
         rating = {each.model: each for each in one.ratings}
-        assert rating["run"].elo.estimate + rating["other"].elo.estimate == pytest.approx(2000)
+        assert rating[OWN].elo.estimate + rating[OTHER].elo.estimate == pytest.approx(2000)
         # Two players: the log ratio of their wins, and nothing was shrunk.
-        gap = rating["run"].strength.estimate - rating["other"].strength.estimate
-        sign = 1 if duel.left == "run" else -1
+        gap = rating[OWN].strength.estimate - rating[OTHER].strength.estimate
+        sign = 1 if duel.left == OWN else -1
         shares = duel.won + duel.tied / 2, duel.lost + duel.tied / 2
         assert one.ridge == 0 and gap == pytest.approx(
             sign * 400 * np.log10(shares[0] / shares[1]), abs=1e-6

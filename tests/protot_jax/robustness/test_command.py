@@ -121,7 +121,7 @@ def test_the_page_has_every_slice_and_the_papers_numbers(measured):
     for text in ("typo", "mine", "paper 0.2074", "paper 0.106", "Routing held", "Meaning flipped"):
         assert text in page
     # Table 3 of both kinds of model, whose names tell the seeds apart.
-    assert "paper 0.2269" in page and "protot (run, seed 2)" in page
+    assert "paper 0.2269" in page and "protot, seed 2" in page and "llama, seed 7" in page
 
 
 def test_its_own_pairs_give_the_same_numbers_again(run, measured, tmp_path):

@@ -1,0 +1,118 @@
+"""What an audit says of each claim of the paper."""
+
+import dataclasses
+
+import pytest
+
+from lm_jax.statistics import Interval
+from polyattn_jax.paper_study import claims
+from tests.polyattn_jax.paper_audits import audit_of
+from tests.polyattn_jax.synthetic_report import condition
+
+
+def test_over_models_the_worst_verdict_counts():
+    assert claims.overall(["holds", "fails", "undecided"]) == "fails"
+    assert claims.overall(["holds", "not measured", "undecided"]) == "undecided"
+    assert claims.overall(["holds", "not measured"]) == "holds"
+    assert claims.overall(["not measured"]) == claims.overall([]) == "not measured"
+
+
+def sweep_of(finding, **verdicts):
+    """The audit with these verdicts, and no other recipe but softmax."""
+    entries = [condition("softmax", 1.0, 200, verdict="preserve")]
+    entries += [condition(name, 0.5, 200, verdict=verdict) for name, verdict in verdicts.items()]
+    return audit_of(finding, dataclasses.replace(finding[0], sweep=tuple(entries)))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "wanted"),
+    [
+        ({"relu_p4_b0": "no-go", "relu_p8_b0": "no-go"}, "holds"),
+        ({"relu_p4_b0": "no-go", "relu_p8_b0": "preserve"}, "fails"),
+        ({"relu_p4_b0": "no-go", "relu_p8_b0": "undecided"}, "undecided"),
+        ({"relu_p1_over_L": "preserve"}, "not measured"),
+    ],
+)
+def test_no_recipe_replaces_softmax_where_each_is_shown_to_lose(finding, verdicts, wanted):
+    assert claims.no_drop_in(sweep_of(finding, **verdicts)).verdict == wanted
+
+
+def test_a_recipe_without_normaliser_that_preserves_contradicts_the_paper(finding):
+    assert claims.un_normalised(sweep_of(finding, relu_p1_over_L="preserve")).verdict == "fails"
+    assert claims.un_normalised(sweep_of(finding, relu_p1_over_L="no-go")).verdict == "holds"
+
+
+@pytest.mark.parametrize(
+    ("share", "wanted"),
+    [
+        (Interval(0.8, 0.75, 0.85, 200), "holds"),
+        (Interval(0.8, 0.65, 0.85, 20), "undecided"),
+        (Interval(0.3, 0.2, 0.4, 200), "fails"),
+        (Interval(0.3, 0.3, 0.3, 9), "undecided"),
+    ],
+)
+def test_the_share_of_unsafe_rows_is_judged_by_its_interval(finding, share, wanted):
+    entries = tuple(
+        dataclasses.replace(entry, unsafe={"2": share}) for entry in finding[0].prevalence
+    )
+    audit = audit_of(finding, dataclasses.replace(finding[0], prevalence=entries))
+    result = claims.mostly_unsafe(audit)
+    assert (result.verdict, result.text.endswith("% over 2 suites")) == (wanted, True)
+
+
+@pytest.mark.parametrize(
+    ("safe", "verdict", "low", "high"),
+    [
+        (0.03, "no-go", "holds", "not measured"),
+        (0.03, "preserve", "fails", "not measured"),
+        (0.031, "no-go", "not measured", "holds"),
+        (0.031, "preserve", "not measured", "fails"),
+    ],
+)
+def test_the_screen_is_at_three_percent(finding, safe, verdict, low, high):
+    (entry, *_) = finding[0].matched
+    measured = dataclasses.replace(entry.all, measured=Interval(safe, 0.0, 1.0, 200))
+    audit = sweep_of(finding, **{entry.recipe: verdict})
+    summary = dataclasses.replace(
+        audit.summary, matched=(dataclasses.replace(entry, all=measured),)
+    )
+    audit = dataclasses.replace(audit, summary=summary)
+    assert claims.screen(audit).verdict == low
+    assert claims.no_promise(audit).verdict == high
+
+
+def test_a_false_negative_that_is_no_tie_refutes_the_bound(finding):
+    assert claims.sound_bound(audit_of(finding)).verdict == "holds"
+    (entry, *rest) = finding[0].bound
+    broken = dataclasses.replace(entry, false_negative=1, false_negative_eps=1)
+    result = dataclasses.replace(finding[0], bound=(broken, *rest))
+    assert claims.sound_bound(audit_of(finding, result)).verdict == "fails"
+
+
+def test_a_ranking_is_judged_from_19_draws_on(finding):
+    assert claims.decisive(audit_of(finding)).verdict == "not measured"
+    entries = {
+        flag: dataclasses.replace(finding[0].decisiveness[0], size=20, decisive=flag)
+        for flag in (True, False, None)
+    }
+    for flag, wanted in ((True, "holds"), (False, "fails"), (None, "undecided")):
+        result = dataclasses.replace(finding[0], decisiveness=(entries[flag],))
+        assert claims.decisive(audit_of(finding, result)).verdict == wanted
+
+
+@pytest.mark.parametrize(
+    ("shares", "wanted"),
+    [
+        ({64: (0.2, 0.15, 0.25), 256: (0.28, 0.2, 0.35)}, "holds"),
+        ({64: (0.2, 0.15, 0.25), 256: (0.32, 0.2, 0.45)}, "undecided"),
+        ({64: (0.2, 0.15, 0.25), 256: (0.6, 0.5, 0.7)}, "fails"),
+    ],
+)
+def test_the_share_over_length_is_flat_within_ten_points(finding, shares, wanted):
+    (entry, *_) = (e for e in finding[0].prevalence if e.bias_kind == "zero")
+    entries = tuple(
+        dataclasses.replace(entry, suite=f"induction_{length}", unsafe={"2": Interval(*share, 200)})
+        for length, share in shares.items()
+    )
+    audit = audit_of(finding, dataclasses.replace(finding[0], prevalence=entries))
+    assert claims.flat_over_length(audit).verdict == wanted
