@@ -14,6 +14,7 @@ A batch of streams or derivatives has the axis X. N counts heads or prototypes.
 """
 
 from collections.abc import Mapping
+import dataclasses
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from flax import struct
@@ -175,7 +176,8 @@ class FrozenLayers:
     def first(self, positions: int) -> "FrozenLayers":
         """The maps between the first positions alone, of all layers."""
         T, post_LTD = positions, self.post_norm_LTD
-        return self.replace(
+        return dataclasses.replace(
+            self,
             mixer=self.mixer.replace(pattern_LNTS=self.pattern_LNTS[..., :T, :T]),
             norm_LTD=self.norm_LTD[:, :T],
             post_norm_LTD=None if post_LTD is None else post_LTD[:, :T],

@@ -230,9 +230,11 @@ def graph(
 
 def _with_features(prompt: Prompt, kept_LTF: np.ndarray) -> Prompt:
     """The prompt with some neurons for features; errors are what the others write."""
+    assert isinstance(prompt.features, Neurons)
     features = dataclasses.replace(prompt.features, kept_LTF=jnp.asarray(kept_LTF))
     pre_LTF = prompt.replacement.pre_LTF
-    replacement = prompt.replacement.replace(
+    replacement = dataclasses.replace(
+        prompt.replacement,
         feature_LTF=jnp.where(kept_LTF, pre_LTF, 0.0),
         error_LTD=_written(features, jnp.where(kept_LTF, 0.0, pre_LTF)),
     )
@@ -264,8 +266,8 @@ class _NeuronRows:
 
     def __init__(self, prompt: Prompt) -> None:
         self.replacement, self.features = prompt.replacement, prompt.features
-        self.shape = self.replacement.feature_LTF.shape
-        L, T, F = self.shape
+        L, T, F = self.replacement.feature_LTF.shape
+        self.shape = L, T, F
         self.layer_X = np.repeat(np.arange(L), T * F)
         self.chunk = _CHUNK
 

@@ -1,7 +1,7 @@
 """Rows of an adjacency matrix, a chunk of targets at a time within a bound on memory."""
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -110,10 +110,10 @@ class RowFiller:
         size = min(-(-count // _FEW) * _FEW, self.chunk)
         missing = -count % size
 
-        def padded(x: jax.Array, fill: int) -> np.ndarray:
+        def padded(x: jax.Array, fill: int) -> Any:
             # By numpy, which compiles nothing.
-            before = [(0, missing)] + [(0, 0)] * (x.ndim - 1)
-            return np.pad(np.asarray(x), before, constant_values=fill)
+            after = [(0, missing)] + [(0, 0)] * (x.ndim - 1)
+            return np.pad(np.asarray(x), after, constant_values=fill)
 
         filled = Targets(
             padded(targets.layer_X, -1),
