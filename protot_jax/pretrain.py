@@ -14,6 +14,7 @@ The work folder then has
     data/                  the prepared corpus
     seed_<n>/              checkpoints, metrics.parquet, evaluations.parquet (`lm_jax.train.loop`)
     summary.json           every number that is printed at the end (`results.PretrainSummary`)
+    README.md              the model card
 
 The same command resumes a killed run, which ends with the same parameters.
 """
@@ -36,7 +37,7 @@ from lm_jax.model.params import ParamSpec, ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import cli, processes
 from lm_jax.run.config import from_plain
-from lm_jax.run.files import write_json
+from lm_jax.run.files import write_json, write_text
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import Resume, finish_time, mark_finished
@@ -49,6 +50,7 @@ from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, is_cast
 from lm_jax.train.step import make_eval_step
+from lm_jax.weights import card as cards
 from protot_jax.config import PretrainConfig
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.results import (
@@ -207,13 +209,39 @@ def run(config: PretrainConfig, folder: Path) -> PretrainSummary:
         seeds=seeds,
         device=jax.devices()[0].device_kind,
     )
-    processes.on_first(lambda: _conclude(folder, summary))
+    processes.on_first(lambda: _conclude(folder, config, summary))
     return summary
 
 
-def _conclude(folder: Path, summary: PretrainSummary) -> None:
+def _conclude(folder: Path, config: PretrainConfig, summary: PretrainSummary) -> None:
     write_json(folder / SUMMARY, summary)
+    write_text(folder / cards.CARD, card(config, summary))
     mark_finished(folder)
+
+
+def card(config: PretrainConfig, summary: PretrainSummary) -> str:
+    """The model card of a run, in Markdown."""
+    source, best = config.corpus.source, [each.best for each in summary.seeds]
+    return cards.card(
+        f"A language model: {summary.model}",
+        "Trained from nothing by `protot_jax.pretrain`: for each seed the weights of lowest "
+        "validation perplexity and the last ones.",
+        {
+            "parameters": summary.parameters,
+            "layers": config.num_layers,
+            "width": config.hidden_size,
+            "context": config.context,
+            "text": Path(source).name if Path(source).is_absolute() else source,
+            "examples an epoch": summary.corpus.training_examples,
+            "tokens seen": summary.seeds[0].tokens_seen,
+            "seeds": ", ".join(str(seed) for seed in config.seeds),
+            "validation perplexity, best weights": _validation(best),
+            "test perplexity, best weights": _test(best),
+            "unigram model": f"{summary.unigram_perplexity:.1f}",
+        },
+        "Read it with `iaj protot generate --run=THIS_FOLDER` or `protot_jax.load_run`. It knows "
+        "the text it was trained on and no more; that text decides its licence.",
+    )
 
 
 def format_summary(summary: PretrainSummary) -> str:

@@ -19,15 +19,17 @@ from typing import Any
 import jax
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lm_jax.checkpoint.adapters import ADAPTER_FILE, save_adapters
 from lm_jax.model import lora
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
-from lm_jax.run.files import write_json
+from lm_jax.run.files import write_bytes, write_json
 from lm_jax.run.tables import write_table
 from lm_jax.statistics import Interval
+from lm_jax.weights import card as cards
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.peft import save_peft
 from lm_jax.weights.save import save_pretrained
@@ -87,14 +89,7 @@ def export(
     """
     whole = dataclasses.replace(merged.base, params=sharding.fetch(merged.params))
     kept = None if adapters is None else sharding.fetch(adapters)
-    # A card is read elsewhere, where folders of this machine mean nothing.
-    source = config.corpus.source
-    corpus = Path(source).name if Path(source).is_absolute() else source
-    card = {
-        "base": Path(config.model).name,
-        "base sha256": whole.sha256,
-        "corpus": f"{corpus}, held-out part, windows of {config.context} tokens",
-        "validation tokens": result.validation_tokens,
+    card = _origin(config, whole.sha256, result.validation_tokens) | {
         "dense loss, nats per token": result.dense_loss.estimate,
         "sparse minus dense loss": _with_ends(result.difference, "+.4f"),
         "target loss": result.target,
@@ -118,15 +113,48 @@ def export(
     processes.on_first(write)
 
 
+def _origin(config: PosttrainConfig, sha256: str, tokens: int) -> dict[str, Any]:
+    """The facts of a card on base and text."""
+    # It is read elsewhere, where folders of this machine mean nothing.
+    source = config.corpus.source
+    corpus = Path(source).name if Path(source).is_absolute() else source
+    return {
+        "base": Path(config.model).name,
+        "base sha256": sha256,
+        "corpus": f"{corpus}, held-out part, windows of {config.context} tokens",
+        "validation tokens": tokens,
+    }
+
+
 def export_control(
-    folder: Path, merged: SparseModel, evaluation: PairedEvaluation, result: ControlResult
+    folder: Path,
+    config: PosttrainConfig,
+    merged: SparseModel,
+    evaluation: PairedEvaluation,
+    result: ControlResult,
 ) -> None:
     """Writes the control, whose gates never close, as a dense model; otherwise as `export`."""
     whole = dataclasses.replace(merged.base, params=sharding.fetch(merged.params))
+    text = cards.card(
+        "The control of a model with sparse attention",
+        "A dense model, trained on the same text for as many updates as the sparse one, with every "
+        "gate open.",
+        _origin(config, whole.sha256, pc.sum(evaluation.windows["tokens"]).as_py())
+        | {
+            "loss, nats per token": _with_ends(result.loss, ".4f"),
+            "minus the base's": _with_ends(result.difference, "+.4f"),
+            "seed": f"{result.seed}, one run",
+            "steps": result.steps,
+            "tokens trained on": result.tokens_seen,
+        },
+        'Load it with `lm_jax.load_pretrained("this folder")` or `transformers`. It inherits the '
+        "licence and the limits of its base.",
+    )
 
     def write() -> None:
         shutil.rmtree(folder / EXPORTED, ignore_errors=True)
         save_pretrained(folder / EXPORTED, whole.cfg, whole.params, whole.tokenizer)
+        write_bytes(folder / EXPORTED / cards.CARD, text.encode())
         record(folder, evaluation, result)
 
     processes.on_first(write)

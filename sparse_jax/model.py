@@ -26,6 +26,7 @@ from lm_jax.model.attention import PerLayer
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward
 from lm_jax.run.files import read_json, write_bytes, write_json
+from lm_jax.weights import card as cards
 from lm_jax.weights.load import Pretrained, load_pretrained
 from lm_jax.weights.safetensors import SINGLE
 from lm_jax.weights.save import save_pretrained
@@ -33,7 +34,6 @@ from sparse_jax.attend import by_kernels, gated
 from sparse_jax.open_edges import open_edges
 
 SPARSE = "sparse.json"
-CARD = "README.md"
 _FORMAT = 2
 
 
@@ -86,7 +86,7 @@ class SparseModel:
         return report.table(["of its model card", ""], rows, caption=caption)
 
     def _formatted(self) -> Iterator[tuple[str, str]]:
-        return ((name, _format(value)) for name, value in self.numbers.items())
+        return ((name, cards.shown(value)) for name, value in self.numbers.items())
 
     @property
     def cfg(self) -> DecoderConfig:
@@ -164,7 +164,7 @@ def save(
     """
     folder = Path(folder)
     save_pretrained(folder, model.cfg, model.params, model.tokenizer)
-    write_bytes(folder / CARD, card(model.cfg, gates, numbers).encode())
+    write_bytes(folder / cards.CARD, card(model.cfg, gates, numbers).encode())
     stored = dataclasses.replace(model, files=(folder / SINGLE,))
     note = {
         "format": _FORMAT,
@@ -245,23 +245,14 @@ def card(cfg: DecoderConfig, gates: Gates, numbers: Mapping[str, Any]) -> str:
         if gates.renormalise
         else "the open ones keep their weights from the softmax over all keys"
     )
-    rows = "\n".join(f"| {name} | {_format(value)} |" for name, value in numbers.items())
-    return f"""# A model with sparse attention
-
-Post-trained so that most attention edges are closed at nearly the loss of the dense model. Every
-edge (query, key) of a head has a gate, open where {score} + bias > 0; a closed edge has weight 0,
-and {weights}.
-
-| | |
-|---|---|
-| family | {cfg.family} |
-{rows}
-
-Load it with its gates: `sparse_jax.load("this folder")`, then `model.forward(tokens)`. Without them
-(`transformers`, or `lm_jax.load_pretrained`) it is a dense model with changed weights, and the
-numbers above do not hold. It inherits the licence and the limits of its base.
-"""
-
-
-def _format(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return cards.card(
+        "A model with sparse attention",
+        "Post-trained so that most attention edges are closed at nearly the loss of the dense "
+        "model. Every edge (query, key) of a head has a gate, open where "
+        f"{score} + bias > 0; a closed edge has weight 0, and {weights}.",
+        {"family": cfg.family} | dict(numbers),
+        'Load it with its gates: `sparse_jax.load("this folder")`, then `model.forward(tokens)`. '
+        "Without them (`transformers`, or `lm_jax.load_pretrained`) it is a dense model with "
+        "changed weights, and the numbers above do not hold. It inherits the licence and the "
+        "limits of its base.",
+    )

@@ -260,7 +260,7 @@ def train_control(task: Task, seed: int) -> ControlResult:
         tokens_seen=tokens_seen(folder),
         rounding=rounding,
     )
-    export.export_control(folder, merged, evaluation, result)
+    export.export_control(folder, task.config, merged, evaluation, result)
     return load_result(folder / export.RESULT, ControlResult)
 
 

@@ -20,7 +20,7 @@ from lm_jax.model.decoder import count_params
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
-from lm_jax.run.files import write_json
+from lm_jax.run.files import write_bytes, write_json
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batch, Batches, Examples, OnePass
 from lm_jax.text.preparation import Prepared
@@ -28,6 +28,7 @@ from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
+from lm_jax.weights import card as cards
 from lm_jax.weights.save import save_pretrained
 from sparse_jax.pair.config import PairConfig
 from sparse_jax.pair.folders import MODEL
@@ -116,7 +117,8 @@ def _train(config: PairConfig, prepared: Prepared, folder: Path, mesh: jax.shard
         reached_plateau=first.history.stopped_early,
         cooldown=_phase(folder / COOLDOWN, second),
     )
-    processes.on_first(lambda: _save(folder, cfg, final, prepared, result))
+    text = _card(config, result).encode()
+    processes.on_first(lambda: _save(folder, cfg, final, prepared, result, text))
 
 
 def _phase(folder: Path, run: TrainResult) -> Phase:
@@ -137,6 +139,35 @@ def _save(
     params: ParamTree,
     prepared: Prepared,
     result: DenseTraining,
+    text: bytes,
 ) -> None:
     write_json(folder / RESULT, result)
     save_pretrained(folder / MODEL, cfg, params, prepared.tokenizer)
+    write_bytes(folder / MODEL / cards.CARD, text)
+
+
+def _card(config: PairConfig, result: DenseTraining) -> str:
+    text, dense = config.text, config.dense
+    source = Path(text.source).name if Path(text.source).is_absolute() else text.source
+    return cards.card(
+        "The dense model of a pair",
+        "A decoder of Llama's blocks, trained from nothing until its held-out loss stood still or "
+        "its updates were used up, then with a falling rate; sparse models are made from it.",
+        {
+            "parameters": result.parameters,
+            "layers": dense.num_layers,
+            "heads a layer": dense.num_heads,
+            "width": dense.hidden_size,
+            "vocabulary": result.vocab_size,
+            "context": result.context,
+            "text": f"{source}, and prompts as {text.task_share:.0%} of the documents: "
+            + ", ".join(text.tasks),
+            "updates": result.plateau.steps + result.cooldown.steps,
+            "tokens trained on": result.plateau.tokens + result.cooldown.tokens,
+            "plateau reached": "yes" if result.reached_plateau else "no",
+            "held-out loss, nats per token": result.cooldown.loss,
+            "seed": f"{dense.seed}, one run",
+        },
+        'Load it with `lm_jax.load_pretrained("this folder")` or `transformers`. It is far too '
+        "small to be of use as a language model; its text decides its licence.",
+    )

@@ -18,6 +18,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.workdir import CONFIG_FILE, FINISHED_FILE
 from lm_jax.text.examples import Batches, Examples
 from lm_jax.train import optim, step
+from lm_jax.weights.card import CARD
 from protot_jax import models, pretrain, saved_run
 from protot_jax.config import PretrainConfig
 from tests.protot_jax.small_runs import command, settings
@@ -71,6 +72,9 @@ def test_training_learns_and_seeds_differ(text, tmp_path):
     command(config, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
     first, second = (each["best"]["validation_perplexity"] for each in summary["seeds"])
+    card = (tmp_path / "run" / CARD).read_text("utf-8")
+    assert f"| validation perplexity, best weights | {(first + second) / 2:.2f} " in card
+    assert "| seeds | 1, 2 |" in card and str(tmp_path) not in card
     assert max(first, second) < summary["unigram_perplexity"]
     assert first != second
 

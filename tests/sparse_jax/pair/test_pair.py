@@ -21,6 +21,7 @@ from lm_jax.train.evaluate import evaluate
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
 from lm_jax.train.step import make_eval_step
+from lm_jax.weights.card import CARD
 import sparse_jax
 from sparse_jax import posttrain
 from sparse_jax.circuits.generators import GENERATORS
@@ -114,6 +115,13 @@ def test_the_exported_model_has_the_loss_of_the_last_evaluation(whole, config):
     assert result.loss == summary.dense.cooldown.loss
     assert summary.dense.plateau.steps == config.dense.most_steps
     assert not summary.dense.reached_plateau
+    card = (model_folders(folder)["dense"] / CARD).read_text("utf-8")
+    assert f"| held-out loss, nats per token | {result.loss:.4g} |" in card
+    assert "| plateau reached | no |" in card and "| text | text, and prompts as" in card
+    (control,) = folder.glob("sparse/seed_*/control")
+    loss = json.loads((control / "result.json").read_text())["loss"]["estimate"]
+    card = (control / "model" / CARD).read_text("utf-8")
+    assert f"| loss, nats per token | {loss:.4f} (95 % interval" in card
 
 
 def test_the_second_phase_reads_the_batches_after_the_first(whole, config):

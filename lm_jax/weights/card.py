@@ -1,0 +1,27 @@
+"""Model cards: the README.md of an exported model, in Markdown."""
+
+from collections.abc import Mapping
+from typing import Any
+
+CARD = "README.md"
+
+
+def card(title: str, about: str, facts: Mapping[str, Any], use: str) -> str:
+    """A model card.
+
+    Args:
+      title: what it is, in a few words.
+      about: how it came about.
+      facts: numbers and names by what they are, a table.
+      use: how to load it, its limits and licence.
+    """
+    rows = "\n".join(f"| {name} | {shown(value)} |" for name, value in facts.items())
+    return f"# {title}\n\n{about}\n\n| | |\n|---|---|\n{rows}\n\n{use}\n"
+
+
+def shown(value: Any) -> str:
+    """A fact as it stands in the table."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
