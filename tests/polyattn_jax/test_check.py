@@ -39,7 +39,7 @@ def test_the_exit_code_is_the_verdict(run_check, recipe, prompts, code, verdict)
     assert printed["prompts that could be lost"] == [str(prompts)]
     assert printed["preserve takes, none being lost"] == ["73"]
     measured = recipe.startswith("relu")
-    assert ("\nS_p was not measured" in outcome.out) != measured
+    assert ("\nS was not measured" in outcome.out) != measured
     assert "see the ablation" not in outcome.out
     assert outcome.refusals == []
 
