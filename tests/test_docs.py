@@ -64,7 +64,7 @@ def test_every_module_function_and_file_that_a_document_names_is_there(document)
     text = (ROOT / document).read_text("utf-8")
     for name in sorted(set(re.findall(rf"(?<![\w/-]){OURS}(?!\.md\b)(?:\.[A-Za-z_]\w*)+", text))):
         assert exists(name), f"{document} names {name}"
-    files = rf"(?<![\w/])(?:{OURS}|configs|tests|docs)/[\w/.-]+\.(?:py|md|json|jsonl|toml|css)"
+    files = rf"(?<![\w/])(?:{OURS}|configs|tests|docs)/[\w/.-]+\.(?:py|md|json|jsonl|toml|css)\b"
     for name in sorted(set(re.findall(files, text))):
         assert (ROOT / name).exists(), f"{document} names {name}"
 
