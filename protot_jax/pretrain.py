@@ -221,7 +221,7 @@ def _conclude(folder: Path, config: PretrainConfig, summary: PretrainSummary) ->
 
 def card(config: PretrainConfig, summary: PretrainSummary) -> str:
     """The model card of a run, in Markdown."""
-    source, best = config.corpus.source, [each.best for each in summary.seeds]
+    best = [each.best for each in summary.seeds]
     return cards.card(
         f"A language model: {summary.model}",
         "Trained from nothing by `protot_jax.pretrain`: for each seed the weights of lowest "
@@ -231,7 +231,7 @@ def card(config: PretrainConfig, summary: PretrainSummary) -> str:
             "layers": config.num_layers,
             "width": config.hidden_size,
             "context": config.context,
-            "text": Path(source).name if Path(source).is_absolute() else source,
+            "text": cards.portable(config.corpus.source),
             "examples an epoch": summary.corpus.training_examples,
             "tokens seen": summary.seeds[0].tokens_seen,
             "seeds": ", ".join(str(seed) for seed in config.seeds),

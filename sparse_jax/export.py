@@ -115,13 +115,11 @@ def export(
 
 def _origin(config: PosttrainConfig, sha256: str, tokens: int) -> dict[str, Any]:
     """The facts of a card on base and text."""
-    # It is read elsewhere, where folders of this machine mean nothing.
-    source = config.corpus.source
-    corpus = Path(source).name if Path(source).is_absolute() else source
     return {
         "base": Path(config.model).name,
         "base sha256": sha256,
-        "corpus": f"{corpus}, held-out part, windows of {config.context} tokens",
+        "corpus": f"{cards.portable(config.corpus.source)}, held-out part, windows of "
+        f"{config.context} tokens",
         "validation tokens": tokens,
     }
 

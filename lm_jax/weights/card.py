@@ -1,6 +1,7 @@
 """Model cards: the README.md of an exported model, in Markdown."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 CARD = "README.md"
@@ -17,6 +18,11 @@ def card(title: str, about: str, facts: Mapping[str, Any], use: str) -> str:
     """
     rows = "\n".join(f"| {name} | {shown(value)} |" for name, value in facts.items())
     return f"# {title}\n\n{about}\n\n| | |\n|---|---|\n{rows}\n\n{use}\n"
+
+
+def portable(source: str) -> str:
+    """The name of a text or model as a card has it, which is read on other machines."""
+    return Path(source).name if Path(source).is_absolute() else source
 
 
 def shown(value: Any) -> str:

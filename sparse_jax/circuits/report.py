@@ -15,7 +15,13 @@ from lm_jax.report.prose import Prose
 from sparse_jax.circuits import paper, report_figures
 from sparse_jax.circuits.parts import ranked_by
 from sparse_jax.circuits.report_lead import interval_cell, lead, ratio_cell
-from sparse_jax.circuits.report_text import COMPONENT, count_spec, curve, format_interval
+from sparse_jax.circuits.report_text import (
+    COMPONENT,
+    count_spec,
+    curve,
+    format_interval,
+    format_size,
+)
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, TaskResult
 
 _PROSE = Prose("sparse_jax.circuits")
@@ -185,9 +191,7 @@ def sizes(summary: CircuitSummary) -> Section:
                     own.ablation,
                     _ranked(own.ranking, own.scope),
                     each.model,
-                    cell("–")
-                    if own.crossing is None
-                    else interval_cell(own.crossing, count_spec(own.crossing.estimate)),
+                    cell(format_size(own.crossing)),
                     each.components[own.component],
                     cell(each.open[own.component], spec=count_spec(each.open[own.component])),
                 ]

@@ -9,10 +9,10 @@ from lm_jax.report.markup import Markup
 from lm_jax.statistics import Interval
 from sparse_jax.circuits.report_text import (
     COMPONENT,
-    count_spec,
     curve,
     format_count,
     format_interval,
+    format_size,
     unsolved,
 )
 from sparse_jax.circuits.results import CircuitSummary, Ratio
@@ -47,7 +47,7 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
         [
             task,
             COMPONENT[kind],
-            *(_count_cell(sizes[task, kind, role]) for role in roles),
+            *(cell(format_size(sizes[task, kind, role])) for role in roles),
             *(ratio_cell(ratios.get((task, kind, role))) for role in references),
         ]
         for task in tasks
@@ -57,8 +57,10 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     prompts = {task: results[task, roles[0]].clean.n for task in tasks}
     if len(shown) > 1:
         parts = "; ".join(f"{task} {' : '.join(counts)}" for task, counts in needed.items())
-        answer = f"{explained} of a prompt's metric, {' : '.join(shown)}: {parts}."
-        answer = f"{COMPONENT[component].capitalize()} that explain {answer}"
+        answer = (
+            f"{COMPONENT[component].capitalize()} that explain {explained} of a prompt's metric, "
+            f"{' : '.join(shown)}: {parts}."
+        )
     else:
         parts = ", ".join(
             f"{count} of {results[task, roles[0]].components[component]:,} on {task}"
@@ -84,10 +86,6 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
 
 def _count(interval: Interval | None) -> str:
     return "–" if interval is None else format_count(interval.estimate)
-
-
-def _count_cell(interval: Interval | None) -> Cell:
-    return cell("–") if interval is None else interval_cell(interval, count_spec(interval.estimate))
 
 
 def ratio_cell(ratio: Ratio | None) -> Cell:

@@ -66,7 +66,8 @@ def format_interval(interval: Interval | None, spec: str = "") -> str:
     return f"{estimate} [{low}, {high}]"
 
 
-def _size(interval: Interval | None) -> str:
+def format_size(interval: Interval | None) -> str:
+    """The size of a circuit with its interval."""
     return format_interval(interval, count_spec(interval.estimate) if interval else "")
 
 
@@ -95,7 +96,7 @@ def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
             assert own is not None and random is not None, "measured for every component"
             chance = "–" if random.crossing is None else format_count(random.crossing.estimate)
             parts.append(
-                f"{each.model} {_size(own.crossing)} of "
+                f"{each.model} {format_size(own.crossing)} of "
                 f"{number(each.components[component])} (random order: {chance})"
             )
         yield (

@@ -148,7 +148,6 @@ def _save(
 
 def _card(config: PairConfig, result: DenseTraining) -> str:
     text, dense = config.text, config.dense
-    source = Path(text.source).name if Path(text.source).is_absolute() else text.source
     return cards.card(
         "The dense model of a pair",
         "A decoder of Llama's blocks, trained from nothing until its held-out loss stood still or "
@@ -160,8 +159,8 @@ def _card(config: PairConfig, result: DenseTraining) -> str:
             "width": dense.hidden_size,
             "vocabulary": result.vocab_size,
             "context": result.context,
-            "text": f"{source}, and prompts as {text.task_share:.0%} of the documents: "
-            + ", ".join(text.tasks),
+            "text": f"{cards.portable(text.source)}, and prompts as {text.task_share:.0%} of the "
+            f"documents: {', '.join(text.tasks)}",
             "updates": result.plateau.steps + result.cooldown.steps,
             "tokens trained on": result.plateau.tokens + result.cooldown.tokens,
             "plateau reached": "yes" if result.reached_plateau else "no",
