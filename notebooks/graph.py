@@ -18,7 +18,7 @@ alt.renderers.enable("svg")  # needs no network; without this line charts zoom a
 
 # From the checkout or from this folder; the same for a model of your own.
 folders = (Path("models/pair_small"), Path("../models/pair_small"))
-pair = next(folder for folder in folders if folder.exists())
+pair = next((folder for folder in folders if folder.exists()), folders[0])
 model = lm_jax.load_pretrained(pair / "dense/model")
 model
 

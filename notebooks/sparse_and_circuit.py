@@ -25,7 +25,7 @@ alt.renderers.enable("svg")  # needs no network; without this line charts zoom a
 
 # From the checkout or from this folder; the same for a model of your own.
 folders = (Path("models/pair_small"), Path("../models/pair_small"))
-pair = next(folder for folder in folders if folder.exists())
+pair = next((folder for folder in folders if folder.exists()), folders[0])
 dense = lm_jax.load_pretrained(pair / "dense/model")
 sparse = sparse_jax.load(pair / "sparse/seed_0/target_3.5738/model")
 sparse

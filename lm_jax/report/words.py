@@ -42,10 +42,12 @@ def words(
     scale: str | None = None,
     value_range: tuple[float, float] | None = None,
     titles: Sequence[str] | None = None,
+    unit: str = "token",
 ) -> Markup:
     """Returns running text with a colour behind each token; the pointer shows token and value.
 
     Line ends inside a token are shown as ↵ and kept. Values that are not finite leave it grey.
+    `unit` names what `tokens` are beside their number, in the singular: "word" for whole words.
     """
     values = np.asarray(values, dtype=float)
     if values.shape != (len(tokens),) or (titles is not None and len(titles) != len(tokens)):
@@ -64,7 +66,7 @@ def words(
         kind="two-hues" if diverging else "one-hue",
         missing=not showable(values).all(),
     )
-    count = f"{number(len(tokens))} token{'s' * (len(tokens) != 1)}"
+    count = f"{number(len(tokens))} {unit}{'s' * (len(tokens) != 1)}"
     return Markup(_WORDS.render(words=spans, key=Markup(key), caption=caption, n=count))
 
 

@@ -148,4 +148,5 @@ def _unit(kind: str, unit: Unit, texts: tuple[Text, ...]) -> Markup:
         scale="sequential",
         # Norms are far from 0, so that only their differences are coloured.
         value_range=(min(values), unit.max) if min(values) < unit.max else (0.0, 1.0),
+        unit="word",
     )

@@ -55,18 +55,16 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     ]
     reasons = [text for task in tasks for text in unsolved(summary, task)]
     prompts = {task: results[task, roles[0]].clean.n for task in tasks}
+    what = f"{COMPONENT[component].capitalize()} that explain {explained} of a prompt's metric"
     if len(shown) > 1:
         parts = "; ".join(f"{task} {' : '.join(counts)}" for task, counts in needed.items())
-        answer = (
-            f"{COMPONENT[component].capitalize()} that explain {explained} of a prompt's metric, "
-            f"{' : '.join(shown)}: {parts}."
-        )
+        answer = f"{what}, {' : '.join(shown)}: {parts}."
     else:
         parts = ", ".join(
             f"{count} of {results[task, roles[0]].components[component]:,} on {task}"
             for task, (count,) in needed.items()
         )
-        answer = f"{explained} of a prompt's metric take so many {COMPONENT[component]}: {parts}."
+        answer = f"{what}: {parts}."
     fewer = ", and how many times fewer the sparse model needs" if references else ""
     return [
         report.verdict(

@@ -203,6 +203,12 @@ def test_words_keep_their_text_in_order():
     assert _text(line).replace("↵", "") == "".join(tokens)
 
 
+@pytest.mark.parametrize(("count", "n"), [(1, "n = 1 word"), (2, "n = 2 words")])
+def test_what_a_text_is_cut_into_stands_beside_its_number(count, n):
+    drawn = report.words(["a"] * count, range(count), caption="c", unit="word")
+    assert _text(_xml(drawn).find(".//figcaption")).endswith(n)
+
+
 @pytest.mark.parametrize(
     ("ours", "paper", "tone"),
     [

@@ -48,7 +48,7 @@ def test_a_users_own_task_takes_one_command(models, tmp_path, monkeypatch, capsy
     page = (folder / study.REPORT).read_text("utf-8")
     (result,) = summary.results
     size, of = curve(result, "heads", "counterfactual").crossing, result.components["heads"]
-    assert f"take so many heads: {format_count(size.estimate)} of {of} on mine." in page
+    assert f"metric: {format_count(size.estimate)} of {of} on mine." in page
     assert "Attention patterns of the needed heads" in page and "token edges that" not in page
     assert run(*asked, *quick) == 0
     again = capsys.readouterr().out

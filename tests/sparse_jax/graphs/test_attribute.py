@@ -3,6 +3,8 @@
 Bars are those of circuits.md's sources: 1e-5 for row sums; 5e-4 and 1e-5 for interventions.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +68,7 @@ def test_rows_and_biases_sum_to_the_readings_of_the_forward_pass(model):
     # The certificate is of the recorded readings, which a wrong row does not meet.
     wrong = graph.adjacency.copy()
     wrong[0] = 0.0
-    broken = type(graph)(**{**vars(graph), "adjacency": wrong}).certificate()
+    broken = dataclasses.replace(graph, adjacency=wrong).certificate()
     assert broken[column(graph, "layer")[graph.row_nodes[0]]] > 1e-3
 
 
@@ -142,7 +144,7 @@ def test_logit_nodes_are_the_most_probable_tokens_or_those_asked_for():
 def test_logits_are_read_before_their_soft_cap():
     # The cap is not linear: the graph is of the capped logits' arguments, with their probabilities.
     model = small_model("gemma")
-    capped = model.replace(cfg=type(model.cfg)(**{**vars(model.cfg), "logit_softcap": 0.5}))
+    capped = model.replace(cfg=dataclasses.replace(model.cfg, logit_softcap=0.5))
     graph = attribute(capped, small_transcoder(), small_tokens(), targets=[4, 9])
     expected = demeaned_logits(model, run(model).hidden, [4, 9])[0]
     np.testing.assert_allclose(graph.readings[-2:], expected, rtol=1e-4)

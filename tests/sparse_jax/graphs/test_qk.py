@@ -110,7 +110,7 @@ def test_terms_are_those_of_the_forward_pass(each):
 def test_the_score_is_that_before_a_soft_cap():
     model = small_model("gemma")
     cap = 0.7
-    capped = model.replace(cfg=type(model.cfg)(**{**vars(model.cfg), "score_softcap": cap}))
+    capped = model.replace(cfg=dataclasses.replace(model.cfg, score_softcap=cap))
     graph = attribute(capped, small_transcoder(2), small_tokens())
     tokens_BT = jnp.asarray(small_tokens(), jnp.int32)[None]
     run = capped.forward(tokens_BT, jnp.ones_like(tokens_BT, bool), record={"attn.scores": keep})
