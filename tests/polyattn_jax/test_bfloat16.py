@@ -1,7 +1,7 @@
-"""Powers in place of softmax in a bfloat16 model, against torch's eager bfloat16, as the paper ran it.
+"""Powers for softmax in a bfloat16 model, against torch's eager bfloat16, as the paper ran it.
 
-Maps are of float32 scores here. The other side maps scores of bfloat16 (`tools.bench.torch_recipes`),
-so that a rounding of a score is p times as large in its weight.
+Maps are of float32 scores here. The other side maps scores of bfloat16 (`torch_recipes`), so that a
+rounding of a score is p times as large in its weight.
 """
 
 import functools
