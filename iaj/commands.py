@@ -22,6 +22,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "concepts"): "protot_jax.concepts",
     ("protot", "intervene"): "protot_jax.interventions",
     ("protot", "graph"): "protot_jax.attribution",
+    ("protot", "perturb"): "protot_jax.robustness.benchmark",
     ("protot", "robustness"): "protot_jax.robustness",
     ("protot", "judge"): "protot_jax.judging",
     ("protot", "glue"): "protot_jax.glue",

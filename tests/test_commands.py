@@ -39,6 +39,7 @@ OTHERS = {
     "protot_jax.generate",
     "protot_jax.interventions",
     "protot_jax.robustness",
+    "protot_jax.robustness.benchmark",
     "protot_jax.judging",
     "sparse_jax.circuits",
     "sparse_jax.graphs",
