@@ -82,6 +82,9 @@ class Options(RunOptions):
         1_000, "number of bootstrap samples, and of permutations of each test", least=99
     )
     seed: int = option(0, "random seed of the permutations and bootstrap samples", least=0)
+    ablated: int = option(
+        2, "number of a prototype's texts on which it is left out; 0 for none", least=0
+    )
 
 
 def report(
@@ -196,6 +199,7 @@ def settings_from_options(options: Options) -> report_data.ConceptConfig:
         rank_by=options.rank_by,
         resamples=options.resamples,
         seed=options.seed,
+        ablated=options.ablated,
     )
 
 
