@@ -20,6 +20,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "count"): "protot_jax.count",
     ("protot", "recall"): "protot_jax.recall",
     ("protot", "concepts"): "protot_jax.concepts",
+    ("protot", "scores"): "protot_jax.concepts.compare_scores",
     ("protot", "intervene"): "protot_jax.interventions",
     ("protot", "graph"): "protot_jax.attribution",
     ("protot", "perturb"): "protot_jax.robustness.benchmark",

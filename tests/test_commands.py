@@ -35,6 +35,7 @@ OTHERS = {
     "polyattn_jax.paper_study",
     "protot_jax.attribution",
     "protot_jax.concepts",
+    "protot_jax.concepts.compare_scores",
     "protot_jax.count",
     "protot_jax.generate",
     "protot_jax.interventions",

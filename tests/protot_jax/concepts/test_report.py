@@ -349,7 +349,9 @@ def test_the_panel_shows_what_was_measured_and_where_a_word_comes_from(tmp_path)
         for layer, prototype, logit, source, part in zip(
             *parts, text["carried"]["part"][i], strict=True
         ):
-            where = "the beginning" if source < 0 else f"“{text['tokens'][source].replace(' ', '␣')}”"
+            where = (
+                "the beginning" if source < 0 else f"“{text['tokens'][source].replace(' ', '␣')}”"
+            )
             rows.append(
                 [f"Layer {layer}, prototype {prototype}", number(logit), f"{where} {number(part)}"]
             )
