@@ -13,6 +13,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("polyattn", "check"): "polyattn_jax.check",
     ("polyattn", "paper"): "polyattn_jax.paper_study",
     ("polyattn", "distill"): "polyattn_jax.distill",
+    ("protot", "subset"): "protot_jax.subset",
     ("protot", "pretrain"): "protot_jax.pretrain",
     ("protot", "study"): "protot_jax.study",
     ("protot", "search"): "protot_jax.search",

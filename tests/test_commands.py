@@ -42,6 +42,7 @@ OTHERS = {
     "protot_jax.robustness",
     "protot_jax.robustness.benchmark",
     "protot_jax.judging",
+    "protot_jax.subset",
     "sparse_jax.circuits",
     "sparse_jax.graphs",
     "sparse_jax.multiple_choice",
