@@ -39,10 +39,9 @@ from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import Count, load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
-from lm_jax.statistics import Interval
+from lm_jax.statistics import Interval, holm
 from protot_jax.concepts import scores
 from protot_jax.concepts.results import ConceptReport
-from protot_jax.interventions.comparison import holm
 
 RESULT = "scores.json"
 PAGE = "scores.html"
