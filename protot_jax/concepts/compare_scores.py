@@ -90,7 +90,7 @@ class Group:
     """
 
     name: str
-    units: Literal["prototypes", "heads", "features", "random texts"]
+    units: scores.Units
     model: str
     asked: Count
     scores: dict[str, tuple[float, ...]]
@@ -168,7 +168,7 @@ def compare(reports: dict[str, ConceptReport], *, seed: int) -> ScoreComparison:
     for name, result in reports.items():
         model = result.model
         size = f"{model.layers} layers of {model.prototypes} prototypes, width {model.hidden_size}"
-        members: list[tuple[str, str, str, scores.Labelled]] = [
+        members: list[tuple[str, scores.Units, str, scores.Labelled]] = [
             (name, "prototypes", size, result.prototypes)
         ]
         for one in result.comparisons:
@@ -186,7 +186,7 @@ def compare(reports: dict[str, ConceptReport], *, seed: int) -> ScoreComparison:
             groups.append(
                 Group(
                     name=title,
-                    units=units,  # pyrefly: ignore[bad-argument-type]
+                    units=units,
                     model=about,
                     asked=len(labelled),
                     scores={score: tuple(each.tolist()) for score, each in values.items()},

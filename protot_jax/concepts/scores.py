@@ -7,6 +7,7 @@ something only compared with that baseline. Intervals are 95 % percentile bootst
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -17,7 +18,8 @@ from protot_jax.concepts.results import ConceptReport, Prototype, RandomTexts, U
 
 RESAMPLES = 2000
 Labelled = Sequence[Prototype] | Sequence[RandomTexts] | Sequence[Unit]
-UNITS = {"heads": "heads", "sae": "features"}
+Units = Literal["prototypes", "heads", "features", "random texts"]
+UNITS: Mapping[str, Units] = {"heads": "heads", "sae": "features"}
 
 
 @dataclasses.dataclass(frozen=True)
