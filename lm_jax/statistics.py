@@ -9,9 +9,10 @@ lacks.
 [1] Wilson, JASA 1927.  [2] Field & Welsh, JRSS B 2007, cluster bootstrap.
 [3] McNemar, Psychometrika 1947.  [4] Tango, Statistics in Medicine 1998.
 [5] Fleiss, Levin & Paik, Statistical Methods for Rates and Proportions, ch. 4.
+[6] Holm, Scandinavian Journal of Statistics 1979.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 import operator
@@ -257,6 +258,16 @@ def minimum_detectable_effect(
         if excess(most) > 0
         else math.nan
     )
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Returns p-values corrected for their number [6], to be compared with one level for all."""
+    order = np.argsort(p, kind="stable")
+    factors = np.arange(len(p), 0, -1)
+    adjusted = np.empty(len(p))
+    # A larger p must not come out below a smaller one.
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.asarray(p)[order] * factors))
+    return adjusted.tolist()
 
 
 def cohens_d(first: ArrayLike, second: ArrayLike) -> float:

@@ -5,7 +5,8 @@
 
 The paper's test perplexities on FineWeb-Edu (Table 1, 339,000 examples): ProtoT 29.5, LLaMA 25.8,
 Mamba 26.5 (at a rate of 2.3e-3), DeltaNet 31.5; modes `:llama`, `:mamba` and `:deltanet` train
-these. The default corpus, introductions of Wikipedia articles, is smaller.
+these. The default corpus, introductions of Wikipedia articles, is smaller; `iaj protot subset`
+takes the paper's numbers of documents from files of FineWeb-Edu.
 """
 
 from ml_collections import ConfigDict

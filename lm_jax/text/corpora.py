@@ -18,7 +18,7 @@ The readers of an asset raise BadInputError, with the command to run, while it i
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 import gzip
 import hashlib
 import html
@@ -26,7 +26,7 @@ import io
 import json
 from pathlib import Path
 import re
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 import zlib
 
 from lm_jax import assets
@@ -34,6 +34,7 @@ from lm_jax.errors import BadInputError, UsageError, nearest
 
 Document = tuple[str, str | bytes]
 Unit = Literal["document", "paragraph"]
+T = TypeVar("T")
 
 _LINES = (".jsonl", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
 _SUFFIXES = (".txt", ".parquet", *_LINES)
@@ -83,12 +84,12 @@ def hashes(source: str | Path) -> dict[str, str]:
 
 
 def usable(
-    result: Iterable[Document], skips: Counter[str], *, longest: int = 1_000_000
-) -> Iterator[tuple[str, str]]:
+    result: Iterable[tuple[T, str | bytes]], skips: Counter[str], *, longest: int = 1_000_000
+) -> Iterator[tuple[T, str]]:
     """The documents that can be trained on, each text once; the others are counted by reason.
 
     Args:
-      result: as from `documents`.
+      result: as from `documents`, with a name of any kind.
       skips: counts up "unreadable" (no UTF-8, or no line of JSON with the field), "empty" (nothing
         but white space), "long" and "duplicate".
       longest: a document of more characters is left out as "long".
@@ -176,7 +177,7 @@ def _from_files(root: Path, files: list[Path], field: str) -> Iterator[Document]
             elif file.suffix == ".parquet":
                 yield from _parquet(file, name, field)
             else:
-                yield name, _decoded(file.read_bytes())
+                yield name, decoded(file.read_bytes())
         # The last two of a compressed file that is cut off or damaged.
         except (OSError, EOFError, zlib.error) as error:
             raise BadInputError(
@@ -212,23 +213,42 @@ def _uncompressed(file: Path) -> io.BufferedIOBase:
 
 
 def _parquet(file: Path, name: str, field: str) -> Iterator[Document]:
+    for row, (data,) in enumerate(parquet_rows(file, [field])):
+        yield f"{name}:{row}", decoded(data)
+
+
+def parquet_rows(
+    file: Path, columns: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[bytes, ...]]:
+    """The rows of some columns of text; null is empty, and so is an optional column not there.
+
+    As bytes, for parquet does not promise that its strings are UTF-8.
+
+    Raises:
+      BadInputError: a column is missing, or the file cannot be read as parquet.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(file) as table:
-            columns = table.schema_arrow.names
-            if field not in columns:
-                raise BadInputError(f"{file} has no column {field!r}{nearest(field, columns)}")
-            row = 0
-            for batch in table.iter_batches(_PARQUET_ROWS, columns=[field]):
-                # As bytes, for parquet does not promise that its strings are UTF-8.
-                for data in batch.column(0).cast(pa.large_binary()).to_pylist():
-                    yield f"{name}:{row}", _decoded(data or b"")
-                    row += 1
+            known = table.schema_arrow.names
+            for column in columns:
+                if column not in known:
+                    raise BadInputError(f"{file} has no column {column!r}{nearest(column, known)}")
+            held = [*columns, *(column for column in optional if column in known)]
+            for batch in table.iter_batches(_PARQUET_ROWS, columns=held):
+                values = {
+                    name: batch.column(name).cast(pa.large_binary()).to_pylist() for name in held
+                }
+                nothing = [b""] * len(batch)
+                wanted = (values.get(name, nothing) for name in (*columns, *optional))
+                for row in zip(*wanted, strict=True):
+                    yield tuple(value or b"" for value in row)
     except pa.ArrowException as error:
         raise BadInputError(
-            f"{file} cannot be read as parquet with text in {field!r} ({error}); fetch it again"
+            f"{file} cannot be read as parquet with text in {', '.join(map(repr, columns))} "
+            f"({error}); fetch it again"
         ) from error
 
 
@@ -249,7 +269,7 @@ def _tfds(name: str, field: str) -> Iterator[Document]:
         row = source[i]
         if field not in row:
             raise BadInputError(f"tfds:{name} has no field {field!r}{nearest(field, row)}")
-        yield f"{name}:{i}", _decoded(row[field]) if isinstance(row[field], bytes) else row[field]
+        yield f"{name}:{i}", decoded(row[field]) if isinstance(row[field], bytes) else row[field]
 
 
 _PAGE = re.compile(rb"<page>\s*<title>(.*?)</title>.*?<text[^>]*>(.*?)</text>", re.DOTALL)
@@ -280,7 +300,7 @@ def _enwik8(file: Path) -> Iterator[Document]:
             f"enwik8:{file} cannot be read ({error}); give the path of enwik8 or enwik8.gz"
         ) from error
     for page in _PAGE.finditer(dump):
-        title, text = (_decoded(part) for part in page.groups())
+        title, text = (decoded(part) for part in page.groups())
         if isinstance(title, bytes) or isinstance(text, bytes):
             yield repr(title), page.group(2)
             continue
@@ -320,7 +340,7 @@ def _joined(paragraphs: list[str], words: int) -> Iterator[str]:
     yield "\n\n".join(held)
 
 
-def _decoded(data: bytes) -> str | bytes:
+def decoded(data: bytes) -> str | bytes:
     """The text, or the bytes themselves where they are no UTF-8."""
     try:
         return data.decode("utf-8")

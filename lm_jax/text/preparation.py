@@ -151,24 +151,19 @@ def prepare(
     folder = Path(folder)
     check_new(folder)
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-    end = tokenizer.backend.token_to_id(END_OF_TEXT)
-    # A tokenizer from elsewhere has no end-of-text token but EOS, and seldom adds it by itself.
-    end = tokenizer.eos_id if end is None else end
     skips: Counter[str] = Counter()
     lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
     total, digest = 0, hashlib.sha256()
     with new_folder(folder) as draft, _writers(draft, folder) as write:
         for _, text in corpora.usable(documents, skips, longest=longest):
             stop.check("while preparing data")
-            ids = tokenizer.encode(text, split_special_tokens=True)
+            ids = document_ids(tokenizer, text)
             if not ids:
                 skips["no tokens"] += 1
                 continue
-            if end is not None and ids[-1] != end:
-                ids.append(end)
             data = text.encode()
             digest.update(hashlib.sha256(data).digest())
-            split = _split(data, splits, seed)
+            split = split_of(split_point(data, seed), splits)
             write(split, np.asarray(ids, dtype).tobytes())
             lengths[split].append(len(ids))
             total += len(ids)
@@ -196,6 +191,17 @@ def prepare(
         }
         write_manifest(draft, _KIND, content)
     return read_manifest(folder, _KIND)
+
+
+def document_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a document, the end of text among them; none for a text without ids."""
+    ids = tokenizer.encode(text, split_special_tokens=True)
+    end = tokenizer.backend.token_to_id(END_OF_TEXT)
+    # A tokenizer from elsewhere has no end-of-text token but EOS, and seldom adds it by itself.
+    end = tokenizer.eos_id if end is None else end
+    if ids and end is not None and ids[-1] != end:
+        ids.append(end)
+    return ids
 
 
 def open_prepared(
@@ -346,7 +352,7 @@ def split_documents(corpus: CorpusConfig, split: str) -> Iterator[str]:
       BadInputError: the corpus cannot be read any more.
     """
     for _, text in corpora.usable(_documents(corpus), Counter()):
-        if _split(text.encode(), corpus.splits, corpus.seed) == split:
+        if split_of(split_point(text.encode(), corpus.seed), corpus.splits) == split:
             yield text
 
 
@@ -356,10 +362,14 @@ def _documents(corpus: CorpusConfig) -> Iterator[corpora.Document]:
     )
 
 
-def _split(data: bytes, splits: Sequence[float], seed: int) -> str:
-    """The split of a document, from a number in [0, 1) that is a hash of its text."""
+def split_point(data: bytes, seed: int) -> float:
+    """The number in [0, 1) that decides a document's split, a hash of its text."""
     digest = hashlib.blake2b(data, digest_size=8, key=seed.to_bytes(8, "little")).digest()
-    point = int.from_bytes(digest, "little") / 2**64
+    return int.from_bytes(digest, "little") / 2**64
+
+
+def split_of(point: float, splits: Sequence[float]) -> str:
+    """The split that holds a point of `split_point`."""
     for split, share in zip(SPLITS, splits, strict=True):
         if point < share:
             return split

@@ -51,7 +51,7 @@ class FrozenRun:
       token_TD: embeddings.
       mlp_LTD: outputs of the MLPs.
       constant_LTD: what mixers add because of biases alone.
-      final_D, final_bias_D: factor at the last position, and bias, of the last norm.
+      final_TD, final_bias_D: factor at each position, and bias, of the last norm.
       unembedding_VD: of the logits.
       logits_V: at the last position, before a soft cap, of the forward pass.
       probability_V: of the next token.
@@ -61,7 +61,7 @@ class FrozenRun:
     token_TD: jax.Array
     mlp_LTD: jax.Array
     constant_LTD: jax.Array
-    final_D: jax.Array
+    final_TD: jax.Array
     final_bias_D: jax.Array
     unembedding_VD: jax.Array
     logits_V: jax.Array
@@ -208,7 +208,7 @@ def freeze(params: ParamTree, tokens_T: jax.Array, cfg: DecoderConfig, mixer: Mi
         token_TD=records["embed"],
         mlp_LTD=records.get("mlp.out", jnp.zeros_like(constant_LTD)),
         constant_LTD=constant_LTD,
-        final_D=final_TD[-1],
+        final_TD=final_TD,
         final_bias_D=final_bias_D,
         unembedding_VD=unembedding(params, cfg),
         logits_V=unembedding(params, cfg) @ output.hidden[0, -1],
@@ -220,7 +220,7 @@ def decompose(run: FrozenRun, target_X: jax.Array) -> Decomposition:
     """Parts of the logits of tokens."""
     direction_XD = run.unembedding_VD[target_X] - run.unembedding_VD.mean(0, keepdims=True)
     X, (T, D) = len(target_X), run.token_TD.shape
-    final_XD = centre(direction_XD * run.final_D[None], run.layers.centred)
+    final_XD = centre(direction_XD * run.final_TD[-1:], run.layers.centred)
     at_end_XTD = jnp.zeros((X, T, D), final_XD.dtype).at[:, -1].set(final_XD)
 
     def down(c_XTD, each):
@@ -264,6 +264,22 @@ def block_inputs(run: FrozenRun) -> jax.Array:
         return x_TD + layer.apply(x_TD[None])[0] + mlp_TD + constant_TD, x_TD
 
     return jax.lax.scan(up, run.token_TD, (run.layers, run.mlp_LTD, run.constant_LTD))[1]
+
+
+def direct_by_position(run: FrozenRun, target_T: jax.Array) -> jax.Array:
+    """The entries of `direct` at every position, each for a logit of its own, `[L, N, T, S]`.
+
+    Entry [l, r, q, k] is what prototype r of layer l carries from position k to position q, as
+    the logit of `target_T[q]` there reads it without a further mixer.
+    """
+    direction_TD = run.unembedding_VD[target_T] - run.unembedding_VD.mean(0, keepdims=True)
+    c_1TD = centre(direction_TD * run.final_TD, run.layers.centred)[None]
+
+    def of_layer(_, each):
+        layer, x_TD = each
+        return None, layer.mixer.shares(layer.values(x_TD[None]), layer.cotangents(c_1TD))[0]
+
+    return jax.lax.scan(of_layer, None, (run.layers, block_inputs(run)))[1]
 
 
 _freeze = jax.jit(freeze, static_argnums=(2, 3))

@@ -14,10 +14,10 @@ After Prototype Transformer, section 5.1 and appendix A.8. Into `--workdir`, by 
 
 `--judge=local:FOLDER` has a language model name the themes, `--judge=cached:FILE` takes answers
 from a file, `--judge=chat:MODEL@URL` asks an endpoint with OpenAI's protocol. `--rubric=FILE` has
-other instructions than ours. `--compare` reads the same texts with another model, and describes
-its heads by the norm of their values, or the features of a small sparse autoencoder that is trained
-for it (`units.py`). A killed command starts again from the beginning, but keeps the
-answers of its judge.
+other instructions than ours. `--compare` reads the same texts with another model, and describes its
+heads by the norm of their values, or the features of a small sparse autoencoder that is trained for
+it (`units.py`). `--ablated` sets the page's panel of interventions (`ablations.py`). A killed
+command starts again from the beginning, but keeps the answers of its judge.
 """
 
 from collections.abc import Sequence
@@ -82,6 +82,12 @@ class Options(RunOptions):
         1_000, "number of bootstrap samples, and of permutations of each test", least=99
     )
     seed: int = option(0, "random seed of the permutations and bootstrap samples", least=0)
+    ablated: int = option(
+        2,
+        "number of a prototype's texts on which it is left out and words are attributed; 0 for "
+        "none; memory grows with the square of --length",
+        least=0,
+    )
 
 
 def report(
@@ -196,6 +202,7 @@ def settings_from_options(options: Options) -> report_data.ConceptConfig:
         rank_by=options.rank_by,
         resamples=options.resamples,
         seed=options.seed,
+        ablated=options.ablated,
     )
 
 

@@ -17,11 +17,13 @@ Gates are read back one layer at a time, so that memory holds either one batch o
 texts of one layer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import dataclasses
 import functools
 import os
 from pathlib import Path
+import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -171,15 +173,26 @@ _GATE_SITES: Record = tuple((f"mixer.{gate}", sites.keep) for gate in GATES)
 
 
 def read(
-    model: TrainedModel, tokens_BT: np.ndarray, record: Record
+    model: TrainedModel,
+    tokens_BT: np.ndarray,
+    record: Record = (),
+    edits: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Losses `[B, T - 1]` of tokens 1.., and what is recorded, by site; an id of 0 is padding."""
-    return _read(model.params, tokens_BT, cfg=model.cfg, mixer=model.mixer, record=record)
+    return _read(
+        model.params, tokens_BT, dict(edits), cfg=model.cfg, mixer=model.mixer, record=record
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "mixer", "record"))
 def _read(
-    params: ParamTree, tokens_BT: jax.Array, *, cfg: DecoderConfig, mixer: Mixer, record: Record
+    params: ParamTree,
+    tokens_BT: jax.Array,
+    edits: dict[str, Any],
+    *,
+    cfg: DecoderConfig,
+    mixer: Mixer,
+    record: Record,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     out = forward(
         params,
@@ -188,6 +201,7 @@ def _read(
         mixer=mixer,
         valid_BT=tokens_BT != 0,
         record=dict(record),
+        edits=edits,
     )
     loss_BT = optax.softmax_cross_entropy_with_integer_labels(out.logits[:, :-1], tokens_BT[:, 1:])
     return loss_BT, out.records

@@ -58,6 +58,8 @@ class ReportTexts:
         self._tokenizer, self._texts = tokenizer, texts
         self._index: dict[int, int] = {}
         self._words: list[Words] = []
+        # Of each entry, the number of its text.
+        self.rows: list[int] = []
         self.entries: list[Text] = []
 
     def index(self, text: int) -> int:
@@ -67,6 +69,7 @@ class ReportTexts:
             split = words(self._tokenizer, texts.token_NT[text][texts.token_mask_NT[text]])
             self._index[text] = len(self.entries)
             self._words.append(split)
+            self.rows.append(text)
             self.entries.append(
                 Text(
                     document=int(texts.document_N[text]),

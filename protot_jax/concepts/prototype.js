@@ -28,10 +28,11 @@ function showPrototype(p) {
       isDead(p) ? el("span", { class: "badge dead" }, "dead") : ""),
     label(p),
     el("div", { class: "columns" }, statistics(p), topTokens(p)),
+    ablation(p),
     el("h4", {}, `Texts with the highest ${report.settings.rank_by} write gate`),
     ...topTexts(p),
-    el("p", { class: "small" }, "The edit that masks its write gate: ", el("code", {},
-      `protot_jax.edit(layer=${p.layer}, prototype=${p.prototype}, mode="mask_write")`)),
+    el("p", { class: "small" }, "The edit that leaves it out: ", el("code", {},
+      `protot_jax.edit(layer=${p.layer}, prototype=${p.prototype}, mode="zero_read")`)),
   );
   // Curves take the width of their place, so they are drawn once it is in the page.
   const first = byId("opened").querySelector(".texts button");
@@ -151,11 +152,19 @@ function textItem(topText) {
     const space = word.slice(0, word.length - word.trimStart().length);
     return [space.replace(/\n/g, "↵\n"), spans[i]];
   });
+  const carried = el("div", { class: "carried", role: "status" });
+  const choose = (span) => {
+    if (spans.includes(span)) carriedTo(text, spans.indexOf(span), spans, carried);
+  };
   const line = el("p", { class: "words-line", role: "group",
-    "aria-label": "Words; left and right arrow keys move between them", on: {
+    "aria-label": "Words; arrow keys move, Enter shows what prototypes carry to a word", on: {
+      click: (event) => choose(event.target),
       pointerover: (event) => showTip(event.target), pointerout: hideTip,
       focusin: (event) => showTip(event.target), focusout: hideTip,
-      keydown: (event) => moveInText(event, spans),
+      keydown: (event) => {
+        if (event.key === "Enter") choose(event.target);
+        else moveInText(event, spans);
+      },
     } }, ...run);
   const plot = el("div", { class: "curves" });
   const button = el("button", { type: "button", "aria-expanded": "false" }, "Curves");
@@ -168,7 +177,7 @@ function textItem(topText) {
   const element = el("li", {},
     el("p", { class: "small" }, `mean ${number(topText.mean)} · sum ${number(topText.sum)} · `
       + `perplexity ${number(text.perplexity)} · document ${whole(text.document)} `, button),
-    line, plot);
+    line, carried, plot);
   const paint = () => {
     const known = values[view.kind].filter((x) => x !== null);
     const [low, high] = view.absolute ? [0, 1] : [Math.min(...known), Math.max(...known)];

@@ -5,8 +5,8 @@
 After the paper's Figs. 3 to 6 and 10 to 14 (words coloured by gate, half-life badge), Fig. 3 right
 (write, read and memory over a text) and Figs. 15 to 18 (score cards). The page shows a
 `results.ConceptReport`, which it holds whole, and measures nothing. `page.js` builds the explorer,
-`prototype.js` and `curves.js` the open prototype, `report_sections.py` and `units_section.py` the
-figures and tables; the prose is in `report.html.j2`.
+`prototype.js`, `ablation.js` and `curves.js` the open prototype, `report_sections.py` and
+`units_section.py` the figures and tables; the prose is in `report.html.j2`.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from protot_jax.concepts import report_sections, units_section
 from protot_jax.concepts.results import ConceptReport
 
 _PROSE = Prose("protot_jax.concepts")
-_SCRIPTS = ("page.js", "prototype.js", "curves.js")
+_SCRIPTS = ("page.js", "prototype.js", "ablation.js", "curves.js")
 
 
 def render(result: ConceptReport, *, provenance: Mapping[str, object] | None = None) -> str:

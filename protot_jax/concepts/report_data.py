@@ -15,7 +15,16 @@ from scipy import special
 from lm_jax.evaluate.judge import Judge, NullJudge
 from lm_jax.model.decoder import count_params
 from lm_jax.run import progress, stop
-from protot_jax.concepts import lag, locality, measures, ranking, resampling, results, units
+from protot_jax.concepts import (
+    ablations,
+    lag,
+    locality,
+    measures,
+    ranking,
+    resampling,
+    results,
+    units,
+)
 from protot_jax.concepts.collect import GATES, Texts, gates_of_layer
 from protot_jax.concepts.examples import ReportTexts, spelled
 from protot_jax.concepts.results import (
@@ -41,7 +50,8 @@ _DIGITS = 5
 class ConceptConfig:
     """Settings of the analysis; `texts` is a maximum.
 
-    `resamples` is the number of samples of texts and of prototypes, and of permutations, per test.
+    `resamples` is the number of samples of texts and of prototypes, and of permutations, per test,
+    `ablated` that of a prototype's texts on which it is left out (`ablations.py`).
     """
 
     split: str = "validation"
@@ -51,6 +61,7 @@ class ConceptConfig:
     rank_by: ranking.RankBy = "mean"
     resamples: int = 1_000
     seed: int = 0
+    ablated: int = 2
 
 
 def build_report_data(
@@ -122,6 +133,12 @@ def build_report_data(
             layers.append(_layer(layer, gates, texts, result, counts_SN))
             prototypes.extend(result)
             advance()
+    if settings.ablated:
+        prototypes = ablations.with_ablations(
+            model, texts, report_texts, prototypes, settings.ablated
+        )
+        tops = [top for each in prototypes for top in each.top_texts[: settings.ablated]]
+        ablations.add_carried(model, texts, report_texts, tops)
     unit_settings = units.UnitSettings(
         settings.length, settings.top, settings.rank_by, settings.seed, counts_SN
     )

@@ -14,6 +14,7 @@ from typing import Literal
 from lm_jax.evaluate.judge import Label
 from lm_jax.run.results import Count, Share
 from lm_jax.statistics import Interval
+from protot_jax.concepts.ablation_results import Ablation, Carried
 from protot_jax.concepts.ranking import RankBy
 
 NAME = "protot_jax.concepts"
@@ -139,6 +140,8 @@ class TopText:
       sum: of the write gate.
       memory: the discounted mean of the prototype's write gate before a token, (1 - beta)
         sum_{j<i} beta^(i-1-j) write_j: how much recent writing a read at that token finds.
+      ablated: by token, change of its log probability in nats where the prototype is not read;
+        null where nothing was predicted, empty where it was not measured.
     """
 
     text: Count
@@ -147,6 +150,7 @@ class TopText:
     write: tuple[Share, ...]
     read: tuple[Share, ...]
     memory: tuple[Share, ...]
+    ablated: tuple[float | None, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +164,7 @@ class Prototype:
         first layer with shared routing, and where a gate does not vary.
       cross_correlation: of read with write at lags -5..5.
       label: null without a judge, or if its answer cannot be read.
+      ablation: null where it was not measured.
     """
 
     layer: Count
@@ -174,6 +179,7 @@ class Prototype:
     top_tokens: tuple[SpelledToken, ...]
     top_texts: tuple[TopText, ...]
     label: Label | None
+    ablation: Ablation | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +190,7 @@ class Text:
       document: its number in the split.
       words: their concatenation is the text.
       word_of: index of each token's word.
+      carried: null where it was not computed.
     """
 
     document: Count
@@ -191,6 +198,7 @@ class Text:
     words: tuple[str, ...]
     word_of: tuple[Count, ...]
     perplexity: float
+    carried: Carried | None = None
 
 
 @dataclasses.dataclass(frozen=True)

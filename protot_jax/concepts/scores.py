@@ -7,6 +7,7 @@ something only compared with that baseline. Intervals are 95 % percentile bootst
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -17,7 +18,8 @@ from protot_jax.concepts.results import ConceptReport, Prototype, RandomTexts, U
 
 RESAMPLES = 2000
 Labelled = Sequence[Prototype] | Sequence[RandomTexts] | Sequence[Unit]
-UNITS = {"heads": "heads", "sae": "features"}
+Units = Literal["prototypes", "heads", "features", "random texts"]
+UNITS: Mapping[str, Units] = {"heads": "heads", "sae": "features"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,7 @@ def by_layer(result: ConceptReport, *, seed: int = 0) -> list[Scores]:
     groups += [(f"{UNITS[one.kind]} of {one.run}", one.units) for one in result.comparisons]
     if result.baseline is not None:
         groups.append(("random texts", result.baseline))
-    return [_group(name, members, seed) for name, members in groups]
+    return [group(name, members, seed) for name, members in groups]
 
 
 def lead(result: ConceptReport, *, seed: int = 0) -> dict[str, Interval | None]:
@@ -48,13 +50,14 @@ def lead(result: ConceptReport, *, seed: int = 0) -> dict[str, Interval | None]:
 
     Both sides are resampled. None without a baseline, or with fewer than two labels on a side.
     """
-    ours, random = _labels(result.prototypes), _labels(result.baseline or ())
+    ours, random = labels_of(result.prototypes), labels_of(result.baseline or ())
     if min(len(ours), len(random)) < 2:
         return dict.fromkeys(SCORES)
-    return {score: _difference(_of(ours, score), _of(random, score), seed) for score in SCORES}
+    return {score: difference(values(ours, score), values(random, score), seed) for score in SCORES}
 
 
-def _difference(ours: np.ndarray, random: np.ndarray, seed: int) -> Interval:
+def difference(ours: np.ndarray, random: np.ndarray, seed: int) -> Interval:
+    """Mean of the first less that of the second; both are resampled, `n` is of the first."""
     result = stats.bootstrap(
         (ours, random),
         lambda x, y, axis: x.mean(axis) - y.mean(axis),
@@ -66,20 +69,23 @@ def _difference(ours: np.ndarray, random: np.ndarray, seed: int) -> Interval:
     return Interval(value, float(result.low), float(result.high), ours.size)
 
 
-def _group(name: str, members: Labelled, seed: int) -> Scores:
-    labels = _labels(members)
+def group(name: str, members: Labelled, seed: int) -> Scores:
+    """Mean scores of some units or texts."""
+    labels = labels_of(members)
     intervals: dict[str, Interval | None] = dict.fromkeys(SCORES)
     if len(labels) > 1:
         for score in SCORES:
             intervals[score] = clustered_bootstrap(
-                _of(labels, score), np.arange(len(labels)), resamples=RESAMPLES, seed=seed
+                values(labels, score), np.arange(len(labels)), resamples=RESAMPLES, seed=seed
             )
     return Scores(name, len(members), len(labels), intervals)
 
 
-def _labels(members: Labelled) -> list[Label]:
+def labels_of(members: Labelled) -> list[Label]:
+    """The labels of those that have one."""
     return [one.label for one in members if one.label is not None]
 
 
-def _of(labels: Sequence[Label], score: str) -> np.ndarray:
+def values(labels: Sequence[Label], score: str) -> np.ndarray:
+    """One score of some labels."""
     return np.array([getattr(label, score) for label in labels], dtype=float)

@@ -170,6 +170,7 @@ def interventions_folder(run: Path) -> Path:
 def format_result(result: InterventionReport) -> str:
     """The finding for a terminal."""
     lines = textwrap.wrap(report_text.conclusion(result)[0], WIDTH)
+    lines += textwrap.wrap(report_text.replication(result), WIDTH)
     for seed in result.seeds:
         head = f"{seed.run}, seed {seed.seed}: {report_text.name(seed)}"
         if match := seed.match:

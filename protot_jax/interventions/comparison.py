@@ -9,25 +9,14 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from lm_jax import report
 from lm_jax.report import cell, section, table
 from lm_jax.report.prose import Prose
+from lm_jax.statistics import holm
 from protot_jax.interventions import report_text, results, summary
 from protot_jax.interventions.results import ComparedConcept, Comparison, InterventionReport
 
 _PROSE = Prose("protot_jax.interventions")
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted p-values in the order of `p`, to be compared with the family-wise level."""
-    order = np.argsort(p, kind="stable")
-    factors = np.arange(len(p), 0, -1)
-    adjusted = np.empty(len(p))
-    # A larger p must not come out below a smaller one.
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.asarray(p)[order] * factors))
-    return adjusted.tolist()
 
 
 def compare(result: Sequence[InterventionReport]) -> Comparison:

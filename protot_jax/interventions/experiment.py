@@ -230,6 +230,7 @@ def perform(
         ),
         seeds=tuple(findings),
         skipped=skipped,
+        replication=summary.replication(findings),
     )
     return result, pa.concat_tables(tables)
 

@@ -225,6 +225,7 @@ def seeds(result: InterventionReport) -> Section | None:
         )
     return section(
         "The same prototype in other seeds",
+        report_text.replication(result),
         _PROSE("seeds"),
         table(
             [

@@ -87,6 +87,25 @@ def conclusion(result: InterventionReport) -> tuple[str, Tone]:
     return f"{text}No specific effect: {why}.", "warn"
 
 
+def replication(result: InterventionReport) -> str:
+    """Whether other models have the prototype and its effect; "" without other models."""
+    found = result.replication
+    if found is None:
+        return ""
+    values = ", ".join(f"{p:.2g}" for p in found.p_holm)
+    text = (
+        f"The matching prototype is more alike than different prototypes are in {found.matched} of "
+        f"{count(found.models, 'other model')} (p by Holm {values}); in {found.repeated} its "
+        "effect is specific too and of the same sign."
+    )
+    if found.mean is None or found.lowest is None or found.highest is None:
+        return text
+    return (
+        f"{text} Mean effect of all {found.models + 1} models: {signed(found.mean)} %, from "
+        f"{signed(found.lowest)} to {signed(found.highest)} %."
+    )
+
+
 def cases(effect: Effect) -> str:
     """Number of sentences that an effect averages, and of their texts where those are fewer."""
     text = count(effect.sentences, "sentence")

@@ -204,11 +204,35 @@ class SkippedSentence:
 
 
 @dataclasses.dataclass(frozen=True)
+class Replication:
+    """Whether the prototype and its effect are found again in the other models.
+
+    Attributes:
+      models: number of other models.
+      p_holm: of each model's match, corrected for their number.
+      matched: number with p_holm of at most 0.05.
+      repeated: number of these in which the effect of `zero_write` is specific too, and of the sign
+        that it has in the first model.
+      mean, lowest, highest: mean effect of `zero_write` in percent over all models, the first
+        included, with the least and the greatest; null where no model has a kept sentence.
+    """
+
+    models: Count
+    p_holm: tuple[float, ...]
+    matched: Count
+    repeated: Count
+    mean: float | None
+    lowest: float | None
+    highest: float | None
+
+
+@dataclasses.dataclass(frozen=True)
 class InterventionReport:
     """Intervention on one prototype of a Prototype Transformer.
 
     Attributes:
       seeds: the model of the named run, then other seeds and runs.
+      replication: null without other models.
     """
 
     schema: Literal["protot_jax.interventions"]
@@ -217,6 +241,7 @@ class InterventionReport:
     settings: Settings
     seeds: tuple[SeedResult, ...]
     skipped: tuple[SkippedSentence, ...]
+    replication: Replication | None = None
 
 
 @dataclasses.dataclass(frozen=True)

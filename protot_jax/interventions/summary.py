@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from scipy import stats
 
+from lm_jax.statistics import holm
 from protot_jax.interventions.effects import MODES, REINITIALISE, Measured
 from protot_jax.interventions.gates import Ranked
 from protot_jax.interventions.matching import Match
@@ -21,6 +22,7 @@ from protot_jax.interventions.results import (
     Mode,
     ModeResult,
     OtherPrototype,
+    Replication,
     SeedResult,
     SentenceResult,
     SkippedSentence,
@@ -204,6 +206,37 @@ def of_seed(
         modes=modes,
         specific=_verdict(modes),
     )
+
+
+def replication(seeds: Sequence[SeedResult]) -> Replication | None:
+    """What the other models say of the first one's prototype; None without others."""
+    others = seeds[1:]
+    if not others:
+        return None
+    effects = [_ablation(one).effect.mean for one in seeds]
+    known = [effect for effect in effects if effect is not None]
+    p_holm = holm([one.match.p_value for one in others if one.match is not None])
+    matched = [one for one, p in zip(others, p_holm, strict=True) if p <= LEVEL]
+    sign = np.sign(effects[0] or 0.0)
+    repeated = [
+        one
+        for one in matched
+        if one.specific and np.sign(_ablation(one).effect.mean or 0.0) == sign
+    ]
+    return Replication(
+        models=len(others),
+        p_holm=tuple(p_holm),
+        matched=len(matched),
+        repeated=len(repeated),
+        mean=float(np.mean(known)) if known else None,
+        lowest=min(known, default=None),
+        highest=max(known, default=None),
+    )
+
+
+def _ablation(seed: SeedResult) -> ModeResult:
+    (one,) = (one for one in seed.modes if one.mode == ABLATION)
+    return one
 
 
 def place(ranking: Sequence[Ranked], layer: int, prototype: int) -> int | None:

@@ -123,11 +123,15 @@ def make_pairs(
       BadInputError: the corpus of the first run cannot be read, a slice that was asked for by name
         needs data that are not here, or there is no pair.
     """
-    wanted = config.slices or SLICES
-    made, skipped = _perturbations(wanted, wordnet, named=bool(config.slices))
+    # A slice of which the file has pairs is measured on those.
+    own = {pair.slice for pair in given.pairs} if given else set()
+    wanted = [name for name in config.slices or SLICES if name not in own]
+    if given and not given.sentences:
+        wanted = [name for name in wanted if name not in NOISE]
+    made, skipped = perturbations(wanted, wordnet, named=bool(config.slices))
     pairs: list[Pair] = []
     if given is None and made:
-        texts = sentences.sample(
+        texts = sentences.sample_validation(
             subjects[0].model.config.corpus, _SENTENCES * config.pairs, config.seed
         )
     else:
@@ -159,9 +163,14 @@ def make_pairs(
     return Pairs(tuple(pairs), similarity, dissimilar, tuple(skipped))
 
 
-def _perturbations(
+def perturbations(
     wanted: Sequence[str], wordnet: lists.WordNet | None, *, named: bool
 ) -> tuple[dict[str, perturb.Perturbation], list[results.SkippedSlice]]:
+    """The wanted perturbations of `NOISE` by name, and those whose data are missing.
+
+    Raises:
+      BadInputError: data are missing, and the slices were asked for by name.
+    """
     made, reasons = perturb.without_data(), {}
     if wordnet is not None:
         made |= perturb.of_wordnet(wordnet)

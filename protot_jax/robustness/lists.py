@@ -17,6 +17,7 @@ import tomllib
 
 from lm_jax import assets
 from lm_jax.errors import BadInputError
+from lm_jax.run.files import file_digest
 
 INFLECTIONS = "inflections"
 _INFLECTION_FILE = "infl_lu.csv.gz"
@@ -113,7 +114,7 @@ class WordNet:
     The sense of a word is the one with more than half of its counts in WordNet's tagged texts
     (`index.sense`), over all parts of speech; other words have none, for no sentence is parsed
     here. Synonyms are the other words of the synset that were tagged in that sense at least once,
-    without phrases.
+    without phrases. `sha256` is that of the file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -148,6 +149,7 @@ class WordNet:
             for word, (tagged, at) in senses.items()
             if len(synsets[at]) > 1 and 2 * tagged > counts[word]
         }
+        self.sha256: str = file_digest(folder / "index.sense")["sha256"]
 
     def __call__(self, word: str) -> tuple[str, ...]:
         """The synonyms of a word in lower case, in alphabetical order; empty for none."""

@@ -23,7 +23,7 @@ _THINGS = ("dog", "boy", "girl", "book", "tree", "car", "player", "worker", "nat
 _STATES = ("open", "safe", "ready", "happy", "possible", "true", "new", "important", "known")
 _OBJECTS = (
     *("door", "road", "plan", "answer", "law", "town", "bridge", "story", "house", "report"),
-    *("question", "child", "offer"),
+    *("question", "child", "offer", "letter"),
 )
 _JOINED = ("because", "so", "and", "but")
 

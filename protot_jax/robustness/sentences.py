@@ -1,12 +1,14 @@
 """Sentences to perturb, and the pairs that are made of them.
 
-Sentences are those of a user's file, or of the validation text of a run. A line of a file is
-{"text": "..."}, or {"text": "...", "perturbed": "...", "slice": "..."} for a pair that was
-perturbed elsewhere; the name of its slice may be left out.
+Sentences are those of a user's file, or are sampled from texts with the word limits of appendix
+A.5.1. A line of a file is {"text": "..."}, or {"text": "...", "perturbed": "...", "slice": "..."}
+for a pair that was perturbed elsewhere; the name of its slice may be left out. A "source", which
+the benchmark's files have, is not read.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
+import itertools
 from pathlib import Path
 import re
 import zlib
@@ -20,11 +22,22 @@ from protot_jax.robustness import meaning
 from protot_jax.robustness.perturb import Perturbation
 
 GIVEN = "given"
-# Words of a sentence that is sampled from a corpus (A.5.1).
-SHORTEST, LONGEST = 5, 20
 # Sentences of a corpus are read up to this many for each that is wanted.
 _POOL = 200
 _END = re.compile(r"(?<=[.!?])\s+(?=[\"'“‘A-Z])|\n+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Which sentences of a kind of text are sampled: by number of words, and by place."""
+
+    shortest: int
+    longest: int
+    first_only: bool = False
+
+
+# As the paper reads WikiText-2, DailyDialog and AG News.
+KINDS = {"text": Limits(5, 20), "dialogue": Limits(3, 15), "news": Limits(5, 20, first_only=True)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +70,7 @@ def read(path: Path) -> Given:
         raise BadInputError(f"{path}: {error.strerror}; give a readable file") from error
     sentences, pairs = [], []
     for where, row in json_objects(data, path.name):
-        if unknown := set(row) - {"text", "perturbed", "slice"}:
+        if unknown := set(row) - {"text", "perturbed", "slice", "source"}:
             raise BadInputError(
                 f"{where}: the field {min(unknown)!r} is unknown; use text, perturbed and slice"
             )
@@ -79,38 +92,45 @@ def _text(value: object, field: str, where: str) -> str:
     return value.strip()
 
 
-def sample(corpus: CorpusConfig, count: int, seed: int) -> tuple[str, ...]:
-    """Random sentences of the validation split of a corpus, of 5 to 20 words, each once.
-
-    They are drawn from the first 200 `count` of the split.
-
-    Raises:
-      BadInputError: the corpus cannot be read, or has no such sentence.
-    """
+def sample(
+    texts: Iterable[str], count: int, seed: int, limits: Limits = KINDS["text"]
+) -> tuple[str, ...]:
+    """Up to `count` random sentences of texts, each once, from the first 200 `count`."""
     pool: dict[str, None] = {}
-    for sentence in split_sentences(split_documents(corpus, "validation")):
+    for sentence in split_sentences(texts, limits):
         pool[sentence] = None
         if len(pool) == _POOL * count:
             break
-    if not pool:
-        raise BadInputError(
-            f"the validation text of {corpus.source} has no sentence of {SHORTEST} to {LONGEST} "
-            "words; give a file by --sentences"
-        )
     known = list(pool)
     order = np.random.default_rng(seed).permutation(len(known))
     return tuple(known[i] for i in order[:count])
 
 
-def split_sentences(texts: Iterable[str]) -> Iterator[str]:
-    """The sentences of 5 to 20 words in texts.
+def sample_validation(corpus: CorpusConfig, count: int, seed: int) -> tuple[str, ...]:
+    """Random sentences of the validation split of a corpus, of 5 to 20 words (`sample`).
+
+    Raises:
+      BadInputError: the corpus cannot be read, or has no such sentence.
+    """
+    found = sample(split_documents(corpus, "validation"), count, seed)
+    if not found:
+        limits = KINDS["text"]
+        raise BadInputError(
+            f"the validation text of {corpus.source} has no sentence of {limits.shortest} to "
+            f"{limits.longest} words; give a file by --sentences"
+        )
+    return found
+
+
+def split_sentences(texts: Iterable[str], limits: Limits = KINDS["text"]) -> Iterator[str]:
+    """The sentences in texts that keep to the limits.
 
     A sentence ends at a mark that a capital follows, or at the end of a line.
     """
     for text in texts:
-        for sentence in _END.split(text):
+        for sentence in _END.split(text.strip())[: 1 if limits.first_only else None]:
             words = sentence.split()
-            if SHORTEST <= len(words) <= LONGEST:
+            if limits.shortest <= len(words) <= limits.longest:
                 yield " ".join(words)
 
 
@@ -123,21 +143,27 @@ def perturbed(
 ) -> list[Pair]:
     """Up to `count` pairs of each perturbation, one of a sentence, in the order of the sentences.
 
-    A sentence in which a perturbation has no place is left out of that slice. What is drawn for a
-    sentence depends on the seed, the slice and the sentence alone.
+    A sentence in which a perturbation has no place is left out of that slice.
     """
-    result = []
-    for name, perturbation in perturbations.items():
-        pairs = []
-        for sentence in sentences:
-            key = [seed, zlib.crc32(name.encode()), zlib.crc32(sentence.encode())]
-            new = perturbation(sentence, np.random.default_rng(key))
-            if new is not None:
-                pairs.append(Pair(name, sentence, new))
-            if len(pairs) == count:
-                break
-        result += pairs
-    return result
+    return [
+        pair
+        for name, perturbation in perturbations.items()
+        for pair in itertools.islice(candidates(sentences, name, perturbation, seed=seed), count)
+    ]
+
+
+def candidates(
+    sentences: Iterable[str], name: str, perturbation: Perturbation, *, seed: int
+) -> Iterator[Pair]:
+    """The pairs of one slice, of every sentence in which the perturbation has a place.
+
+    What is drawn for a sentence depends on the seed, the slice and the sentence alone.
+    """
+    for sentence in sentences:
+        key = [seed, zlib.crc32(name.encode()), zlib.crc32(sentence.encode())]
+        new = perturbation(sentence, np.random.default_rng(key))
+        if new is not None:
+            yield Pair(name, sentence, new)
 
 
 def flipped(count: int, seed: int) -> list[Pair]:

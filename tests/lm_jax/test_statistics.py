@@ -271,3 +271,20 @@ def test_a_clustered_ratio_is_one_of_sums_and_a_mean_where_all_counts_are_one():
     mean = statistics.clustered_bootstrap(above, clusters, resamples=200, seed=3)
     for name in ("estimate", "low", "high"):
         assert getattr(ones, name) == pytest.approx(getattr(mean, name))
+
+
+def test_holm_by_hand():
+    # 0.01 x 4, 0.015 x 3 = 0.045, which is kept below by nothing, 0.03 x 2 = 0.06, and 0.9.
+    assert statistics.holm([0.9, 0.03, 0.01, 0.015]) == pytest.approx([0.9, 0.06, 0.04, 0.045])
+    # A later one is never below an earlier one, and none above 1.
+    assert statistics.holm([0.5, 0.02, 0.021]) == pytest.approx([0.5, 0.06, 0.06])
+    assert statistics.holm([0.7, 0.8]) == [1.0, 1.0]
+    assert statistics.holm([]) == []
+
+
+def test_several_nulls_are_seldom_rejected():
+    p_SC = np.random.default_rng(3).random((4_000, 4))
+    rejected = sum(min(statistics.holm(p_C)) <= 0.05 for p_C in p_SC)
+    low, high = oracle.binom(4_000, 0.05).ppf([0.0005, 0.9995])
+    assert low - 30 <= rejected <= high
+    assert np.count_nonzero(p_SC.min(1) <= 0.05) > 600

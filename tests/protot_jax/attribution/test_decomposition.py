@@ -100,7 +100,7 @@ def logits_without(run, pattern_BLNTS, token_TD, mlp_LTD):
                     mixed_BTE[:, t] += taps_CE[len(taps_CE) - 1 - c] * v_BTE[:, t - c]
         z_BTE = np.einsum("bnts,bse->bte", pattern_BLNTS[:, layer], mixed_BTE)
         x_BTD = x_BTD + z_BTE @ mixer.output_LED[layer] + mlp_LTD[layer]
-    logits_BV = (x_BTD[:, -1] * run.final_D) @ run.unembedding_VD.T
+    logits_BV = (x_BTD[:, -1] * run.final_TD[-1]) @ run.unembedding_VD.T
     return logits_BV[:, list(TARGETS)] - logits_BV.mean(-1, keepdims=True)
 
 
@@ -149,7 +149,7 @@ def test_direct_parts_are_entries_of_the_last_row_read_by_the_logit_alone():
     for layer in range(L):
         values_TE = mixer_values(run, layer, x_LTD[layer])
         # The value that each earlier token has in store, as the logit would read it.
-        read_XS = (direction_XD * run.final_D) @ mixer.output_LED[layer].T @ values_TE.T
+        read_XS = (direction_XD * run.final_TD[-1]) @ mixer.output_LED[layer].T @ values_TE.T
         wanted_XNS = read_XS[:, None] * mixer.pattern_LNTS[layer, :, -1][None]
         got_XNS = parts.direct_XLNS[:, layer]
         size = np.abs(parts.direct_XLNS).sum()

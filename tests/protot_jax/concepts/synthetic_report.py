@@ -45,11 +45,14 @@ def build(
     """
     rng = np.random.default_rng(seed)
     all_texts = [_text(rng, i, length, hostile and i == 0) for i in range(texts)]
+    drawn = np.random.default_rng([seed, 1])
     entries = [
         _prototype(rng, layer, i, all_texts, top, dead=i == prototypes - 1, judged=judge != "null")
         for layer in range(layers)
         for i in range(prototypes)
     ]
+    for each in entries:
+        _ablate(drawn, each, all_texts, prototypes, (layers, prototypes))
     if hostile:
         entries[0]["top_tokens"] = [
             {"token": word, "id": i, "mean": 0.5, "sum": 1.0, "count": 2}
@@ -150,6 +153,47 @@ def _text(rng: np.random.Generator, document: int, length: int, hostile: bool) -
         "words": words,
         "word_of": word_of,
         "perplexity": _short(rng.lognormal(4, 0.4)),
+        "carried": None,
+    }
+
+
+def _ablate(
+    rng: np.random.Generator,
+    prototype: dict[str, Any],
+    texts: list[dict[str, Any]],
+    prototypes: int,
+    shape: tuple[int, int],
+) -> None:
+    """The first two of a prototype's texts without it, and what is carried to their tokens."""
+    tops = prototype["top_texts"][:2]
+    for top in tops:
+        text = texts[top["text"]]
+        T = len(text["tokens"])
+        top["ablated"] = [None, *np.round(rng.normal(-0.01, 0.1, T - 1), 4).tolist()]
+        if text["carried"] is None:
+            text["carried"] = _carried(rng, T, shape)
+    if tops:
+        changes = [change for top in tops for change in top["ablated"][1:]]
+        prototype["ablation"] = {
+            "change": float(np.mean(changes)),
+            "harm_percentile": 62.5,
+            "controls": prototypes - 1,
+            "texts": len(tops),
+        }
+
+
+def _carried(rng: np.random.Generator, T: int, shape: tuple[int, int]) -> dict[str, Any]:
+    K = min(3, shape[0] * shape[1])
+
+    def rows(draw: Any) -> list[list]:
+        return [[], *(draw(i) for i in range(1, T))]
+
+    return {
+        "layer": rows(lambda i: rng.integers(shape[0], size=K).tolist()),
+        "prototype": rows(lambda i: rng.integers(shape[1], size=K).tolist()),
+        "logit": rows(lambda i: np.round(rng.normal(0, 1, K), 3).tolist()),
+        "source": rows(lambda i: rng.integers(-1, i, size=K).tolist()),
+        "part": rows(lambda i: np.round(rng.normal(0, 1, K), 3).tolist()),
     }
 
 
@@ -162,6 +206,7 @@ def _top_text(rng: np.random.Generator, text: int, length: int, level: float) ->
         "mean": _short(write.mean()),
         "sum": _short(write.sum()),
         **{name: np.round(gate, 5).tolist() for name, gate in gates.items()},
+        "ablated": [],
     }
 
 
@@ -262,4 +307,5 @@ def _prototype(
         "top_tokens": [] if dead else tokens,
         "top_texts": [] if dead else top_entries,
         "label": _label(rng, THEMES[(layer + number) % len(THEMES)]) if labelled else None,
+        "ablation": None,
     }

@@ -205,7 +205,7 @@ def test_a_link_opens_the_prototype_that_it_names(tmp_path):
         for lag, value in zip(content["lag"]["lags"], p["cross_correlation"], strict=True)
     ]
     # The edit that the page names is one.
-    assert list(eval(result["edit"], {"protot_jax": protot_jax})) == ["mixer.write_logits"]
+    assert list(eval(result["edit"], {"protot_jax": protot_jax})) == ["mixer.read"]
 
 
 @pytest.mark.slow
@@ -299,6 +299,69 @@ def test_searching_filtering_and_choosing_show_what_they_say(tmp_path):
     assert not hidden and tip.startswith(f"{text['words'][1].strip()}: write ")
     assert result["readout"].startswith("Token 0, ")
     assert "no layer 9 with a prototype 9" in result["absent"]
+
+
+@pytest.mark.slow
+def test_the_panel_shows_what_was_measured_and_where_a_word_comes_from(tmp_path):
+    content = synthetic_report.build()
+    result = browse(
+        tmp_path,
+        content,
+        """
+        const steps = { panel: $(".ablation p").textContent };
+        steps.rows = all(".ablation tbody tr").map((row) => [...row.children]
+          .map((cell) => cell.textContent));
+        const words = all("#opened .texts li:first-child .word");
+        words[0].click(); await settle();
+        steps.first = $("#opened .carried").textContent;
+        const word = words[words.length - 1];
+        word.focus();
+        word.dispatchEvent(new page.KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+        await settle();
+        steps.carried = all("#opened .carried tbody tr").map((row) => [...row.children]
+          .map((cell) => cell.textContent));
+        steps.sources = all("#opened .word.source").map((w) => words.indexOf(w));
+        steps.chosen = all("#opened .word.chosen").map((w) => words.indexOf(w));
+        steps.links = all("#opened .carried a").map((a) => a.getAttribute("href"));
+        all("#opened .texts li:nth-child(3) .word")[1].click(); await settle();
+        steps.absent = $("#opened .texts li:nth-child(3) .carried").textContent;
+        return steps;""",
+        hash_="#layer=1&prototype=2",
+    )
+    (p,) = [p for p in content["prototypes"] if (p["layer"], p["prototype"]) == (1, 2)]
+    assert f"changes by {number(p['ablation']['change'])} nats on average" in result["panel"]
+    assert "more harm than 63 % of the other 3 prototypes" in result["panel"]
+    top_text = p["top_texts"][0]
+    text = content["texts"][top_text["text"]]
+    changes = [0.0] * len(text["words"])
+    for word, change in zip(text["word_of"], top_text["ablated"], strict=True):
+        changes[word] += change or 0
+    most = sorted(range(len(changes)), key=lambda i: -abs(changes[i]))[:3]
+    named = " · ".join(f"{text['words'][i].strip()} {number(changes[i])}" for i in most)
+    mean = sum(top_text["ablated"][1:]) / (len(top_text["ablated"]) - 1)
+    assert result["rows"][0] == ["text 1", number(mean), named] and len(result["rows"]) == 2
+    # Nothing is before the first token.
+    assert "no prototype has read a token before it" in result["first"]
+    last = len(text["words"]) - 1
+    rows, sources, links = [], set(), []
+    for i in [i for i, word in enumerate(text["word_of"]) if word == last]:
+        parts = (text["carried"][name][i] for name in ("layer", "prototype", "logit", "source"))
+        for layer, prototype, logit, source, part in zip(
+            *parts, text["carried"]["part"][i], strict=True
+        ):
+            where = (
+                "the beginning" if source < 0 else f"“{text['tokens'][source].replace(' ', '␣')}”"
+            )
+            rows.append(
+                [f"Layer {layer}, prototype {prototype}", number(logit), f"{where} {number(part)}"]
+            )
+            links.append(f"#layer={layer}&prototype={prototype}")
+            sources |= {text["word_of"][source]} if source >= 0 else set()
+    assert result["carried"] == rows and result["links"] == links
+    assert set(result["sources"]) == sources and result["chosen"] == [last]
+    # Its third text may be among the first two of another prototype.
+    third = content["texts"][p["top_texts"][2]["text"]]
+    assert ("first texts of each" in result["absent"]) == (third["carried"] is None)
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 import html
 import json
+import shutil
 
 import jsonschema
 import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.run import cli
-from lm_jax.run.results import json_schema, parse_result
+from lm_jax.run.results import json_schema, load_result, parse_result
 from lm_jax.run.tables import read_table_provenance
 import protot_jax
 from protot_jax.interventions import __main__ as command
@@ -127,6 +128,29 @@ def test_a_finished_intervention_is_not_repeated_or_mixed_with_another(run, file
     assert (folder / "intervention.json").read_bytes() == before
     assert start(*same, *FAST, "--reinit_seed=9") == 2
     assert "reinit_seed" in capsys.readouterr().err
+
+
+def test_a_run_matches_its_own_copy(run, file, tmp_path, capsys):
+    """With other runs, all of their seeds; a copy has the same prototype and the same effects."""
+    copy, out = tmp_path / "copy", tmp_path / "out"
+    shutil.copytree(run, copy)
+    flags = (f"--sentences={file}", "--concept=place", f"--other_runs={copy}", KEPT, *FAST)
+    assert start(f"--run={run}", f"--workdir={out}", *flags) == 0
+    report = load_result(out / "intervention.json", InterventionReport)
+    assert [one.seed for one in report.seeds] == [1, 2, 1, 2]
+    first, second, same, again = report.seeds
+    assert (same.layer, same.prototype) == (first.layer, first.prototype)
+    assert same.match.similarity == pytest.approx(1) and same.match.percentile == 100
+    # As high as the copy is no prototype of either seed with another one.
+    assert same.match.p_value == pytest.approx(1 / (1 + same.match.others))
+    assert same.modes == first.modes and again.modes == second.modes
+    found = report.replication
+    effects = [one.modes[MODES.index("zero_write")].effect.mean for one in report.seeds]
+    assert found.models == 3 and found.mean == pytest.approx(sum(effects) / 4)
+    assert (found.lowest, found.highest) == (min(effects), max(effects))
+    wanted = "alike than different prototypes are in"
+    text, page = capsys.readouterr().out, (out / "intervention.html").read_text("utf-8")
+    assert wanted in " ".join(text.split()) and wanted in page
 
 
 def test_several_concepts_are_compared(run, tmp_path, capsys):

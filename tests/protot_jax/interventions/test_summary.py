@@ -13,6 +13,7 @@ from lm_jax.run.files import to_jsonable, write_json
 from lm_jax.run.results import json_schema, load_result
 from protot_jax.interventions import Sentence, comparison, measure, report_text, results, summary
 from protot_jax.interventions.effects import MODES
+from protot_jax.interventions.matching import Match
 from protot_jax.interventions.results import Comparison, Effect, InterventionReport
 from tests.protot_jax.interventions import small_models
 
@@ -208,23 +209,6 @@ def test_masking_does_not_decide(seed):
     assert any("−30.00 % [−35.00, −25.00]" in line for line in report_text.reasons(findings))
 
 
-def test_holm_by_hand():
-    # 0.01 x 4, 0.015 x 3 = 0.045, which is kept below by nothing, 0.03 x 2 = 0.06, and 0.9.
-    assert comparison.holm([0.9, 0.03, 0.01, 0.015]) == pytest.approx([0.9, 0.06, 0.04, 0.045])
-    # A later one is never below an earlier one, and none above 1.
-    assert comparison.holm([0.5, 0.02, 0.021]) == pytest.approx([0.5, 0.06, 0.06])
-    assert comparison.holm([0.7, 0.8]) == [1.0, 1.0]
-    assert comparison.holm([]) == []
-
-
-def test_several_nulls_are_seldom_rejected():
-    p_SC = np.random.default_rng(3).random((4_000, 4))
-    rejected = sum(min(comparison.holm(p_C)) <= 0.05 for p_C in p_SC)
-    low, high = stats.binom(4_000, 0.05).ppf([0.0005, 0.9995])
-    assert low - 30 <= rejected <= high
-    assert np.count_nonzero(p_SC.min(1) <= 0.05) > 600
-
-
 def test_several_concepts_have_p_corrected_for_their_number(seed):
     tested = [
         result(seed, name, control={"p": p, "n": 199})
@@ -255,3 +239,40 @@ def test_several_concepts_have_p_corrected_for_their_number(seed):
     assert "Holm&#39;s p is at least 0.062" in comparison.page(few, provenance={})
     none = comparison.page(comparison.compare([nothing]), provenance={})
     assert "0 concepts tested. Either no target is probable enough" in none
+
+
+def other(seed, number, *, p, effect, tested):
+    """Another seed, by the p of its match, and the effect and the p of its ablation."""
+    ablation = next(one for one in seed.modes if one.mode == summary.ABLATION)
+    changed = dataclasses.replace(
+        ablation,
+        effect=Effect(mean=effect, low=effect - 1, high=effect + 1, n=9, sentences=9),
+        control=dataclasses.replace(ablation.control, p=tested),
+    )
+    modes = tuple(changed if one.mode == summary.ABLATION else one for one in seed.modes)
+    match = Match(0, 1, 0.9, 0.9, 0.5, 0.2, 0.4, 99.0, p, 24, 100)
+    verdict = summary.specific(changed.effect, tested)
+    return dataclasses.replace(seed, seed=number, match=match, modes=modes, specific=verdict)
+
+
+def test_what_other_seeds_say_by_hand(seed):
+    first = other(seed, 1, p=1.0, effect=-6.0, tested=0.01)
+    others = [
+        # Alike and with the effect; 0.01 x 4 is 0.04.
+        other(seed, 2, p=0.01, effect=-4.0, tested=0.02),
+        # 0.015 x 3 is 0.045, but the effect is of the other sign.
+        other(seed, 3, p=0.015, effect=5.0, tested=0.02),
+        # 0.03 x 2 is 0.06, so not alike.
+        other(seed, 4, p=0.03, effect=-5.0, tested=0.02),
+        # Neither alike nor specific.
+        other(seed, 5, p=0.6, effect=-0.5, tested=0.9),
+    ]
+    found = summary.replication([first, *others])
+    assert found.p_holm == pytest.approx((0.04, 0.045, 0.06, 0.6))
+    assert (found.models, found.matched, found.repeated) == (4, 2, 1)
+    assert (found.mean, found.lowest, found.highest) == pytest.approx((-2.1, -6.0, 5.0))
+    assert summary.replication([first]) is None
+    report = dataclasses.replace(result(seed, "a"), replication=found)
+    text = report_text.replication(report)
+    assert "are in 2 of 4 other models (p by Holm 0.04, 0.045, 0.06, 0.6)" in text
+    assert "in 1 its effect" in text and "of all 5 models: −2.10 %, from −6.00 to +5.00 %" in text

@@ -24,7 +24,7 @@ TEXTS = (
     "a river of the town cannot be a house",
     "who met the people of the town in its house",
 )
-SLICES = "--slices=typo,punctuation,contraction,gender,negation_tag"
+SLICES = "--slices=typo,punctuation,contraction,gender,negation"
 
 
 def launched(*flags):
@@ -74,7 +74,7 @@ def test_the_files_are_written_and_keep_to_their_schema(measured):
     models = [(model["kind"], model["seed"], model["prototypes"]) for model in content["models"]]
     assert models == [("protot", 1, 3), ("protot", 2, 3), ("llama", 7, None)]
     found = {one["name"]: one for one in content["slices"]}
-    order = ["contraction", "punctuation", "typo", "mine", "gender", "negation_tag"]
+    order = ["contraction", "punctuation", "typo", "mine", "gender", "negation"]
     assert list(found) == order
     assert [found[name]["pairs"] for name in ("typo", "contraction", "mine")] == [4, 1, 1]
     assert found["gender"]["kind"] == "meaning" and found["mine"]["kind"] == "given"
