@@ -32,6 +32,7 @@ TRAINING = {
 OTHERS = {
     "polyattn_jax.audit",
     "polyattn_jax.check",
+    "polyattn_jax.feed",
     "polyattn_jax.paper_study",
     "protot_jax.attribution",
     "protot_jax.concepts",
