@@ -1,12 +1,13 @@
 """Makes a haystack of posts that no model has read: those of a saved feed from a date on.
 
     iaj polyattn haystack --feed=feed.xml --after=2026-01-01 --workdir=runs/haystack
-    iaj polyattn audit --config=polyattn/smollm2 --config.haystack=runs/haystack/haystack.txt ...
+    iaj polyattn haystack --feed=feed.xml --after=2026-01-01 --names=names.txt --workdir=runs/late
 
 "When Does Polynomial Attention Concentrate?", Appendix AI. `--feed` is an RSS or Atom feed that you
 saved; nothing is fetched. `--names` is a file of names, one a line, of people whom older texts
 quote; the paper's list of about 50 is not printed. Sentences with a quotation, a name or a word of
-the needle's question are left out. `--workdir` is a new folder:
+the needle's question are left out. `--workdir` is a new folder, whose text an audit reads by
+`--config.haystack=runs/haystack/haystack.txt`:
 
     haystack.txt    the sentences, one a line
     haystack.json   sha256 of the feed and of the names, the date, posts, sentences left out and why
