@@ -80,6 +80,7 @@ class PrototypeMixer(Prototypes):
 
     prefix: PrefixMean = prefix_mean
     recurrent: ClassVar[bool] = True
+    separates_documents: ClassVar[bool] = True
     frozen_sites: ClassVar[tuple[str, ...]] = ("mixer.write", "mixer.read")
 
     def value_size(self, cfg: DecoderConfig) -> int:
@@ -145,7 +146,7 @@ class PrototypeMixer(Prototypes):
         before = None if cache is None else State(*cache["state"])
         cached = before is not None
 
-        def prefix(first, write_BTR, value_BTE, decay_R, read_BTR, before):
+        def prefix(first, write_BTR, value_BTE, decay_R, read_BTR, before, resets_BT):
             del first
             result = self.prefix(
                 write_BTR,
@@ -155,19 +156,21 @@ class PrototypeMixer(Prototypes):
                 initial_state=State(*before) if cached else None,
                 return_state=cached,
                 mass_normalisation=self.mass_normalisation,
+                resets_BT=resets_BT,
             )
             return (result[0], tuple(result[1])) if cached else (result, None)
 
         state_axes = ("BRE", "BR") if cached else ""
+        resets_BT = layer.resets_BT
         out_BTE, after = shard_kernel(
             prefix,
-            (write_BTR, mixed_BTE, decay_R, scaled_BTR, before and tuple(before)),
-            ("BTR", "BTE", "R", "BTR", state_axes),
+            (write_BTR, mixed_BTE, decay_R, scaled_BTR, before and tuple(before), resets_BT),
+            ("BTR", "BTE", "R", "BTR", state_axes, "" if resets_BT is None else "BT"),
             ("BTE", state_axes),
             split="BE",
         )
         if layer.scope.touches(MEMORY):
-            memory_BTRE = self.memory(write_BTR, mixed_BTE, decay_R, before)
+            memory_BTRE = self.memory(write_BTR, mixed_BTE, decay_R, before, resets_BT)
             memory_BTRE = layer.scope("mixer.memory", memory_BTRE)
             out_BTE = jnp.einsum("BTR,BTRE->BTE", read_BTR, memory_BTRE)
         if cached:
@@ -205,12 +208,17 @@ class PrototypeMixer(Prototypes):
         held_BCE = jnp.zeros((B, self.conv_kernel - 1, E), value_BTE.dtype)
         if cache is not None:
             held_BCE = cache["values"]
-        summed_BTE, last_BCE = causal_convolution(value_BTE, p["conv"], held_BCE)
+        summed_BTE, last_BCE = causal_convolution(value_BTE, p["conv"], held_BCE, layer.document_BT)
         in_use = jnp.less(layer.index, self.conv_layers)
         return jnp.where(in_use, 0.5 * value_BTE + 0.5 * summed_BTE, value_BTE), last_BCE
 
     def memory(
-        self, write_BTR: jax.Array, value_BTE: jax.Array, decay_R: jax.Array, state: State | None
+        self,
+        write_BTR: jax.Array,
+        value_BTE: jax.Array,
+        decay_R: jax.Array,
+        state: State | None,
+        resets_BT: jax.Array | None = None,
     ) -> jax.Array:
         """Memory of each channel before each token, `[B, T, R, E]`, for recording and editing."""
         B, T, _ = write_BTR.shape
@@ -223,6 +231,7 @@ class PrototypeMixer(Prototypes):
                 jnp.ones((B, T, 1), write_BTR.dtype),
                 initial_state=before and State(*(x[:, None] for x in before)),
                 mass_normalisation=self.mass_normalisation,
+                resets_BT=resets_BT,
             )
 
         memory_BTRE = jax.vmap(channel, in_axes=(2, 0, 1), out_axes=2)(

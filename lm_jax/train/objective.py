@@ -41,12 +41,14 @@ class LMBatch(NamedTuple):
     """Model inputs, next-token targets and masks of one batch, each `[B, T]`.
 
     `input_mask_BT` is false at padding, `loss_mask_BT` at targets that the loss leaves out.
+    `document_BT` numbers the documents that are joined in a row and each read by itself, or None.
     """
 
     input_BT: jax.Array
     input_mask_BT: jax.Array
     target_BT: jax.Array
     loss_mask_BT: jax.Array
+    document_BT: jax.Array | None = None
 
 
 MakeBatch = Callable[[jax.Array], LMBatch]
@@ -63,6 +65,25 @@ def next_token_batch(tokens_BS: jax.Array, *, padding: int = PAD) -> LMBatch:
 def ignore_index_batch(tokens_BS: jax.Array) -> LMBatch:
     """`next_token_batch` of rows padded with `IGNORE_INDEX`, for tokenizers without padding."""
     return next_token_batch(tokens_BS, padding=IGNORE_INDEX)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedBatch:
+    """`next_token_batch` of rows into which documents were joined, each of them read by itself.
+
+    Attributes:
+      end: id of the token that ends every document. No token is predicted from it, because the next
+        is of another document.
+    """
+
+    end: int
+
+    def __call__(self, tokens_BS: jax.Array) -> LMBatch:
+        batch = next_token_batch(tokens_BS)
+        ends_BT = batch.input_BT == self.end
+        # A document has its own end.
+        document_BT = jnp.cumsum(ends_BT, axis=1) - ends_BT
+        return batch._replace(loss_mask_BT=batch.loss_mask_BT & ~ends_BT, document_BT=document_BT)
 
 
 def input_length(make_batch: MakeBatch, rows: int, columns: int) -> int:
@@ -190,6 +211,7 @@ def token_loss(
         dropout=dropout,
         rng=rng,
         valid_BT=batch.input_mask_BT,
+        document_BT=batch.document_BT,
     )
     model = losses.Predictor(output.hidden, params)
     sums = losses.summed(model, batch.target_BT, batch.loss_mask_BT, cfg)
@@ -243,7 +265,7 @@ class LanguageModelling:
         } | (
             {}
             if self.make_batch is next_token_batch
-            else {"make_batch": self.make_batch.__qualname__}
+            else {"make_batch": getattr(self.make_batch, "__qualname__", repr(self.make_batch))}
         )
 
     def init_state(self) -> None:
