@@ -183,6 +183,8 @@ def test_a_run_writes_them_at_every_evaluation_and_as_events(run):
     folder = run / "seed_1"
     rows = pq.read_table(folder / EVALUATIONS).to_pylist()
     taus = [(row["step"], row["value"]) for row in rows if row["name"] == "layer_0/write_tau"]
+    norms = {row["name"]: row["value"] for row in rows if row["name"].startswith("train/grad_norm")}
+    assert norms["train/grad_norm/mixer/prototypes"] > 0
     assert [step for step, _ in taus] == [2, 4]
     model = protot_jax.load_run(run, best=False)
     assert taus[-1][1] == float(model.params["blocks"]["mixer"]["write_tau"][0])
