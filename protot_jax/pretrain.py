@@ -60,6 +60,7 @@ from protot_jax.results import (
     SeedSummary,
 )
 from protot_jax.router import router_statistics
+from protot_jax.routing_loss import RoutedLanguageModelling, adds_routing_loss
 from protot_jax.saved_run import DATA, Data, batch_maker, load_data, model, seed_folder
 from protot_jax.seeds import OverSeeds, over_seeds
 
@@ -126,7 +127,8 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> S
     )
     validation = OnePass(data.validation, **share)
     make_batch = batch_maker(config, data.prepared.tokenizer)
-    objective = LanguageModelling(
+    kind = RoutedLanguageModelling if adds_routing_loss(mixer) else LanguageModelling
+    objective = kind(
         cfg,
         mixer,
         dtype=config.dtype,

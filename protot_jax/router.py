@@ -4,7 +4,8 @@ The statistics that the authors' code prints for each epoch (spec row PT-45), an
 A.7.1, over every token of the validation text that the perplexity is computed on. Names are
 `layer_<l>/<what>`:
 
-    alpha, write_tau, read_tau       the scalars; logits are divided by |tau|
+    alpha, write_tau, read_tau       the scalars, alpha the mean over heads; logits are divided by
+                                     |tau|
     half_life_min, _median, _max     in tokens
     write_..., read_...              gates: `gini` and `max_share` of the prototypes' shares of all
                                      tokens, `top_1` the mean largest gate, `dead` the number that
@@ -72,7 +73,7 @@ def router_statistics(
         own = sharding.fetch(params["blocks"]["mixer"])
         numbers = {}
         for layer in range(cfg.num_layers):
-            scalars = {name: own[name][layer] for name in _SCALARS}
+            scalars = {name: np.mean(own[name][layer]) for name in _SCALARS}
             layer_sums = {name: x if name == "tokens" else x[layer] for name, x in result.items()}
             values = scalars | _of_layer(layer_sums, own["decay_logit"][layer])
             values["value_norm"] = np.linalg.norm(own["value"][layer])

@@ -27,6 +27,7 @@ from lm_jax.model.decoder import Output, forward, param_spec
 from lm_jax.model.flops import Causal, forward_flops
 from lm_jax.model.mixers import ATTENTION, AttentionMixer, Mixer
 from lm_jax.model.params import ParamSpec, ParamTree
+from lm_jax.model.sites import Reducer
 from lm_jax.run.config import to_plain
 from lm_jax.text.examples import IGNORE_INDEX
 from lm_jax.train import losses, optim
@@ -202,7 +203,24 @@ def token_loss(
       rng: key for dropout and for random mixers.
     """
     batch = make_batch(tokens_BS)
-    output = forward(
+    output = read_batch(params, batch, cfg, mixer, dropout=dropout, rng=rng)
+    model = losses.Predictor(output.hidden, params)
+    sums = losses.summed(model, batch.target_BT, batch.loss_mask_BT, cfg)
+    return sums.minimised, jnp.sum(batch.loss_mask_BT)
+
+
+def read_batch(
+    params: ParamTree,
+    batch: LMBatch,
+    cfg: DecoderConfig,
+    mixer: Mixer,
+    *,
+    dropout: float = 0.0,
+    rng: jax.Array | None = None,
+    record: Mapping[str, Reducer] | None = None,
+) -> Output:
+    """The forward pass over a batch, with the fastest softmax for it; arguments as `forward`."""
+    return forward(
         params,
         batch.input_BT,
         cfg,
@@ -212,10 +230,8 @@ def token_loss(
         rng=rng,
         valid_BT=batch.input_mask_BT,
         document_BT=batch.document_BT,
+        record=record,
     )
-    model = losses.Predictor(output.hidden, params)
-    sums = losses.summed(model, batch.target_BT, batch.loss_mask_BT, cfg)
-    return sums.minimised, jnp.sum(batch.loss_mask_BT)
 
 
 def _attend(mixer: Mixer, dropout: float) -> Attend | Fused:
