@@ -3,17 +3,22 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.model.mixers import AttentionMixer
+from lm_jax.run.config import from_plain
+from lm_jax.text.examples import OnePass
+from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, PackedBatch
 import protot_jax
-from protot_jax import models
+from protot_jax import models, pretrain, saved_run
 from protot_jax.config import PretrainConfig
 from protot_jax.reference_code import released_prefix_mean
 from tests import rounding
+from tests.protot_jax.small_runs import settings
 
 END, VOCAB = 4, 30
 LENGTHS = (6, 1, 2, 19, 9)
@@ -102,6 +107,26 @@ def test_a_packed_row_teaches_what_its_documents_teach(name, documents):
 
     alone = rounding.expected(gradient(apart, padded_BS), params)
     rounding.assert_within(jax.jit(gradient(packed, row_BS))(params), alone)
+
+
+def test_a_run_of_every_option_trains_on_packed_rows_and_evaluates_them(text, tmp_path):
+    config = settings(text, examples="pack", max_steps=2, dtype="float32")
+    config.prototypes.update(
+        num_prototypes=8, heads=2, routing="top_k", top_k=2, prototype_dropout=0.2
+    )
+    config.prototypes.update(entropy_weight=0.1, balance_weight=0.1)
+    summary = pretrain.run_in(config, tmp_path / "run")
+    data = saved_run.load_data(from_plain(config, PretrainConfig), tmp_path / "run/data")
+    end = data.prepared.tokenizer.backend.token_to_id("<eot>")
+    rows = OnePass(data.validation, batch_size=data.validation.count).at(0)["tokens"]
+    targets = rows[:, 1:].size - (rows[:, :-1] == end).sum()
+    assert (rows[:, :-1] == end).any()
+    assert summary.seeds[0].validation_tokens == targets
+    steps = pq.read_table(tmp_path / "run/seed_234" / METRICS).to_pylist()
+    # At most ln 4 for the four prototypes of a head, and ln 2 for the two that take part.
+    assert all(0 < row["gate_entropy"] <= np.log(2) for row in steps)
+    assert all(0 < row["gate_balance"] <= np.log(4) for row in steps)
+    assert protot_jax.load_run(tmp_path / "run").prototypes.heads == 2
 
 
 class Forgetful(AttentionMixer):
