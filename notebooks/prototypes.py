@@ -159,6 +159,36 @@ report.heat_map(
 )
 
 # %% [markdown]
+# ## One step of the mixer
+#
+# The last "the" reads. Every prototype holds a mean of the values written to it, in which a token
+# k steps back weighs beta^k times its write gate; the read gate says how much of each mean is
+# taken. The product of both is the share of every earlier token in the output, prototype by
+# prototype: a step is this one matrix, and its entries sum to 1.
+
+# %%
+write_TR, read_TR = (np.asarray(out.records[site])[layer, 0] for site in record)
+decay_R = 1 / (1 + np.exp(-np.asarray(params["blocks"]["mixer"]["decay_logit"])[layer]))
+back_K = np.arange(len(ids) - 1, 0, -1)
+weight_RK = decay_R[:, None] ** back_K * write_TR[:-1].T
+share_RK = read_TR[-1][:, None] * weight_RK / weight_RK.sum(1, keepdims=True)
+assert np.isclose(share_RK.sum(), 1, atol=1e-5)
+
+# The mixer's own, from the gates of this sentence.
+gates = {site: out.records[site][:, 0] for site in record}
+frozen = mixer.freeze(params["blocks"]["mixer"], gates)
+assert np.allclose(share_RK, frozen.pattern_LNTS[layer, :, -1, :-1], atol=1e-5)
+report.heat_map(
+    share_RK,
+    caption=f"What the last token of the sentence reads in layer {layer}.",
+    x_label="token whose value it is",
+    y_label="prototype that hands it over",
+    value_label="share of the output",
+    row_labels=[f"prototype {r}" for r in range(mixer.num_prototypes)],
+    column_labels=[f"{i}{word}" for i, word in enumerate(words[:-1])],
+)
+
+# %% [markdown]
 # A prototype forgets: after its half-life a write has half of its weight. All began at 6.6 tokens.
 
 # %%

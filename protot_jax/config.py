@@ -15,6 +15,7 @@ from lm_jax.errors import UsageError, nearest
 from lm_jax.run.config import from_plain, to_plain
 from lm_jax.run.config_files import in_mode
 from lm_jax.text.preparation import SPLITS, CorpusConfig
+from lm_jax.train.config import Schedule
 from protot_jax.mixer import Prototypes
 from protot_jax.models import MODELS
 
@@ -30,15 +31,18 @@ class PretrainConfig:
       arithmetic: of the prefix mean; "released" is that of the authors' code, for comparison.
       corpus: the text, and how it is tokenized and split.
       examples: "truncate" takes the beginning of each document, as in the paper. "pack" joins
-        documents into full rows without resets between them, so that states, convolutions and
-        attention cross document boundaries, and most rows begin within a document.
+        documents into full rows and reads each by itself: states, convolutions and attention end
+        with it. "join" joins them without that. Most rows of both begin within a document.
       train_documents: number of documents of the training split, from its first; 0 for all. With
         "truncate" a document is an example.
       validation_documents, test_documents: number of documents to evaluate; 0 for all.
       batch_size: examples of one update, on all devices together.
       epochs: passes over the training split.
       max_steps: maximum number of updates, if the epochs have more; 0 for no maximum.
-      learning_rate: peak, after a warmup of 2 % of the steps and before a cosine decay to a tenth.
+      learning_rate: peak, after the warm-up.
+      warmup: the fraction of the steps in which the rate rises.
+      schedule: of the rate after the warm-up: "cosine" falls to a tenth, "linear" to zero, and
+        "constant" stays.
       weight_decay: on matrices; none on norms, prototypes, convolutions' biases and scalars.
       clip_norm: maximum norm of the gradient; 0 for no clipping, as in the paper.
       skip_sigma: skip an update whose loss is that many standard deviations above the mean of the
@@ -62,7 +66,7 @@ class PretrainConfig:
     prototypes: Prototypes = dataclasses.field(default_factory=Prototypes)
     arithmetic: Literal["exact", "released"] = "exact"
     corpus: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
-    examples: Literal["truncate", "pack"] = "truncate"
+    examples: Literal["truncate", "pack", "join"] = "truncate"
     train_documents: int = 0
     validation_documents: int = 20_000
     test_documents: int = 0
@@ -70,6 +74,8 @@ class PretrainConfig:
     epochs: int = 10
     max_steps: int = 0
     learning_rate: float = 2e-3
+    warmup: float = 0.02
+    schedule: Schedule = "cosine"
     weight_decay: float = 0.1
     clip_norm: float = 0.0
     skip_sigma: float = 0.0
@@ -99,6 +105,11 @@ class PretrainConfig:
         ]
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             problems.append(f"config.seeds = {self.seeds} must be different numbers from 0 on")
+        if (self.model, self.arithmetic, self.examples) == ("protot", "released", "pack"):
+            problems.append(
+                "config.examples = 'pack' resets the state between documents, and "
+                "config.arithmetic = 'released' cannot; choose 'join' or 'truncate'"
+            )
         if problems:
             raise UsageError("; ".join(problems))
 

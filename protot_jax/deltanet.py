@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from kernels.core.chunks import LOG_ZERO
 from kernels.delta_rule.api import delta_rule
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import add_axes, project
@@ -41,6 +42,7 @@ class DeltaNetMixer:
     conv_kernel: int = 4
 
     recurrent: ClassVar[bool] = True
+    separates_documents: ClassVar[bool] = True
 
     def log_decay(self, p: ParamTree, x_BTD: jax.Array) -> jax.Array | None:
         """Logarithm `[B, T, N]` of what each step leaves of the memory; None leaves all."""
@@ -92,7 +94,7 @@ class DeltaNetMixer:
             if valid_BT is not None:
                 x_BTNH = jnp.where(valid_BT[..., None, None], x_BTNH, 0.0)
             x_BTNH, inputs[name] = causal_convolution(
-                x_BTNH, p[f"{name}_conv"], before["inputs"][name]
+                x_BTNH, p[f"{name}_conv"], before["inputs"][name], layer.document_BT
             )
             qkv[name] = jax.nn.silu(x_BTNH)
         beta_BTN = jax.nn.sigmoid(project("BTD,DN->BTN", x_BTD, p["beta"]))
@@ -101,6 +103,11 @@ class DeltaNetMixer:
             beta_BTN, log_decay_BTN = jax.tree.map(
                 lambda x: jnp.where(valid_BT[..., None], x, 0.0), (beta_BTN, log_decay_BTN)
             )
+
+        if (resets_BT := layer.resets_BT) is not None:
+            if log_decay_BTN is None:
+                log_decay_BTN = jnp.zeros(beta_BTN.shape, jnp.float32)
+            log_decay_BTN = jnp.where(resets_BT[..., None], LOG_ZERO, log_decay_BTN)
 
         def rule(first, q_BTNH, k_BTNH, v_BTNH, beta_BTN, log_decay_BTN, state_BNHX):
             del first

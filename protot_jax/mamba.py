@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from kernels.core.chunks import LOG_ZERO
 from kernels.selective_scan.api import selective_scan
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import add_axes, project
@@ -49,6 +50,7 @@ class MambaMixer:
     dt_rank: int | None = None
 
     recurrent: ClassVar[bool] = True
+    separates_documents: ClassVar[bool] = True
 
     def inner_size(self, cfg: DecoderConfig) -> int:
         """I, the number of channels."""
@@ -104,7 +106,7 @@ class MambaMixer:
         z_BTI = project("BTD,DI->BTI", x_BTD, p["gate"])
         if layer.valid_BT is not None:
             a_BTI = jnp.where(layer.valid_BT[..., None], a_BTI, 0.0)
-        a_BTI, inputs = causal_convolution(a_BTI, p["conv"], before["inputs"])
+        a_BTI, inputs = causal_convolution(a_BTI, p["conv"], before["inputs"], layer.document_BT)
         u_BTI = jax.nn.silu(a_BTI + add_axes(p["conv_bias"], 3))
 
         step_BTX = project("BTI,IX->BTX", u_BTI, p["step_down"])
@@ -113,6 +115,12 @@ class MambaMixer:
         # With a step of size zero padding leaves the state unchanged.
         if layer.valid_BT is not None:
             delta_BTI = jnp.where(layer.valid_BT[..., None], delta_BTI, 0.0)
+
+        A_IJ, D_I = -jnp.exp(_float32(p["A_log"], 2)), _float32(p["D"], 1)
+        scanned_BTI, skip_BTI = u_BTI, None
+        if (resets_BT := layer.resets_BT) is not None:
+            skip_BTI, D_I = (D_I[None, None] * u_BTI).astype(u_BTI.dtype), None
+            scanned_BTI, delta_BTI = emptying(u_BTI, delta_BTI, A_IJ, resets_BT)
 
         def scan(first, u_BTI, delta_BTI, A_IJ, B_BTJ, C_BTJ, D_I, state_BIJ):
             del first
@@ -130,22 +138,41 @@ class MambaMixer:
         y_BTI, state = shard_kernel(
             scan,
             (
-                u_BTI,
+                scanned_BTI,
                 delta_BTI,
-                -jnp.exp(_float32(p["A_log"], 2)),
+                A_IJ,
                 project("BTI,IJ->BTJ", u_BTI, p["B"]),
                 project("BTI,IJ->BTJ", u_BTI, p["C"]),
-                _float32(p["D"], 1),
+                D_I,
                 before["state"],
             ),
-            ("BTI", "BTI", "IJ", "BTJ", "BTJ", "I", "BIJ"),
+            ("BTI", "BTI", "IJ", "BTJ", "BTJ", "" if D_I is None else "I", "BIJ"),
             ("BTI", "BIJ"),
             split="BI",
         )
+        if skip_BTI is not None:
+            y_BTI += skip_BTI
         out_BTD = project("BTI,ID->BTD", y_BTI * jax.nn.silu(z_BTI), p["out"])
         return out_BTD, None if cache is None else {"state": state, "inputs": inputs}
 
     step = apply
+
+
+def emptying(
+    u_BTI: jax.Array, delta_BTI: jax.Array, A_IJ: jax.Array, resets_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Inputs and step sizes with which the scan empties its state before some steps.
+
+    There the step is so long that every decay exp(delta A) is 0, and the input so much smaller that
+    the step writes what it wrote, delta B u.
+    """
+    longest_I = jax.lax.stop_gradient(LOG_ZERO / jnp.max(A_IJ, axis=1))
+    resets_BT1 = resets_BT[..., None]
+    smaller_BTI = (delta_BTI * u_BTI / longest_I[None, None]).astype(u_BTI.dtype)
+    return (
+        jnp.where(resets_BT1, smaller_BTI, u_BTI),
+        jnp.where(resets_BT1, longest_I[None, None], delta_BTI),
+    )
 
 
 def _float32(x: jax.Array, ndim: int) -> jax.Array:

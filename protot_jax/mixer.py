@@ -8,12 +8,16 @@ Prototype Transformer, section 3, Eq. 1 and 2. With normed input x, prototypes P
    m_ir = sum_{j<i} beta_r^(i-j) w_jr v_j / sum_{j<i} beta_r^(i-j) w_jr   (`kernels.prefix_mean`);
 4. out_i = alpha U sum_r g_ir m_ir.
 
+Options that the released code has and keeps off are fields too, off by default: other gates, hidden
+prototypes, and N heads. A head has R / N prototypes, gates that sum to 1 among them, its own part
+of x, of W x and of the values, and its own alpha, divided by sqrt(N).
+
 In the first layer the read gate is the write gate. In the first two layers a causal depthwise
 convolution is averaged with the values. Where the paper and the released code differ, the
 docstring of the field says which this follows and why.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import math
 from typing import Any, ClassVar
@@ -22,7 +26,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels.prefix_mean.api import prefix_mean
-from kernels.prefix_mean.state import State
+from kernels.prefix_mean.state import State, empty_state
+from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import project
 from lm_jax.model.mixers import Layer
@@ -30,6 +35,7 @@ from lm_jax.model.params import ParamSpec, ParamTree, by_layer, constant
 from lm_jax.parallel.kernels import shard_kernel
 from protot_jax.convolution import causal_convolution, taps_spec
 from protot_jax.frozen import FrozenPrototypes
+from protot_jax.routing import Routing, gates, hide
 
 MEMORY = frozenset({"mixer.memory"})
 # The released code adds it to |tau|.
@@ -57,6 +63,17 @@ class Prototypes:
       mass_normalisation: false leaves out the denominator of Eq. 2 and reads the moving average
         (1 - beta) sum_{j<i} beta^(i-1-j) w_jr v_j, as the released code does, whose factor
         1 - beta cancels only in the mean. Table 18 of the paper was trained this way.
+      heads: N; it divides the model's width, the width of the values and `num_prototypes`.
+      routing: map of logits to gates: "softmax", "top_k" or "sparsemax" (`routing.gates`).
+      top_k: prototypes of a head with a gate above zero, for routing "top_k".
+      prototype_dropout: share of the prototypes that are hidden from a row in training.
+      entropy_weight: weight in the training loss of the mean entropy of the gates, which makes them
+        sharper (`routing_loss`).
+      balance_weight: weight in the training loss of the divergence of the prototypes' shares from
+        equal ones.
+
+    Raises:
+      UsageError: for fields that do not fit each other.
     """
 
     num_prototypes: int = 32
@@ -69,6 +86,30 @@ class Prototypes:
     alpha: float = 1.0
     decay: float = 0.9
     mass_normalisation: bool = True
+    heads: int = 1
+    routing: Routing = "softmax"
+    top_k: int = 0
+    prototype_dropout: float = 0.0
+    entropy_weight: float = 0.0
+    balance_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        of_head, odd = divmod(self.num_prototypes, self.heads) if self.heads > 0 else (0, 1)
+        if odd:
+            raise UsageError(
+                f"prototypes.heads = {self.heads} must divide num_prototypes = "
+                f"{self.num_prototypes}"
+            )
+        if not (1 <= self.top_k <= of_head if self.routing == "top_k" else self.top_k == 0):
+            raise UsageError(
+                f"prototypes.top_k = {self.top_k} must be from 1 to the {of_head} prototypes of a "
+                "head with routing = 'top_k', and 0 with another"
+            )
+        if not 0 <= self.prototype_dropout < 1:
+            raise UsageError(
+                f"prototypes.prototype_dropout = {self.prototype_dropout} must be at least 0 and "
+                "below 1"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,18 +121,29 @@ class PrototypeMixer(Prototypes):
 
     prefix: PrefixMean = prefix_mean
     recurrent: ClassVar[bool] = True
+    separates_documents: ClassVar[bool] = True
     frozen_sites: ClassVar[tuple[str, ...]] = ("mixer.write", "mixer.read")
 
     def value_size(self, cfg: DecoderConfig) -> int:
-        """E, the width of a channel."""
-        return max(8, cfg.hidden_size // 2) if self.low_rank else cfg.hidden_size
+        """E, the width of a channel; a head has E / N of it.
+
+        Raises:
+          UsageError: heads do not divide it, or the width of the model.
+        """
+        E = max(8, cfg.hidden_size // 2) if self.low_rank else cfg.hidden_size
+        if E % self.heads or cfg.hidden_size % self.heads:
+            raise UsageError(
+                f"prototypes.heads = {self.heads} must divide the width {cfg.hidden_size} and the "
+                f"width of the values, {E}"
+            )
+        return E
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:
         D, R, E = cfg.hidden_size, self.num_prototypes, self.value_size(cfg)
         later = (self.temperature,) * (cfg.num_layers - 1)
         temperature = by_layer((self.first_temperature, *later), (), "")
         return {
-            "prototypes": ParamSpec((R, D), "RD", unit_rows),
+            "prototypes": ParamSpec((R, D // self.heads), "RD", unit_rows),
             "read": ParamSpec((D, D), "DX"),
             "value": ParamSpec((D, E), "DE"),
             "conv": taps_spec(self.conv_kernel, (E,), "E"),
@@ -101,7 +153,7 @@ class PrototypeMixer(Prototypes):
             if self.shared_routing
             else by_layer((self.temperature,) * cfg.num_layers, (), ""),
             "decay_logit": constant(math.log(self.decay / (1.0 - self.decay)), (R,), "R"),
-            "alpha": constant(self.alpha, (), ""),
+            "alpha": constant(self.alpha, *(((), "") if self.heads == 1 else ((self.heads,), "N"))),
         }
 
     def unused(self, cfg: DecoderConfig) -> int:
@@ -112,6 +164,8 @@ class PrototypeMixer(Prototypes):
     def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
         del causal
         D, R, E, C = cfg.hidden_size, self.num_prototypes, self.value_size(cfg), self.conv_kernel
+        # A head meets its own prototypes alone.
+        R //= self.heads
         # The first layer reads with its write gate.
         shared = 2 * (D * R + D * D) if self.shared_routing else 0
         convolved = min(self.conv_layers, cfg.num_layers)
@@ -123,7 +177,7 @@ class PrototypeMixer(Prototypes):
         del length
         E = self.value_size(cfg)
         return {
-            "state": _empty(batch, self.num_prototypes, E),
+            "state": empty_state(batch, self.num_prototypes, E // self.heads),
             "values": jnp.zeros((batch, self.conv_kernel - 1, E), dtype),
         }
 
@@ -143,9 +197,61 @@ class PrototypeMixer(Prototypes):
             x.astype(mixed_BTE.dtype) for x in (write_BTR, read_BTR, scaled_BTR)
         )
         before = None if cache is None else State(*cache["state"])
+        resets_BT = layer.resets_BT
+        of_heads = self._of_heads(write_BTR, mixed_BTE, decay_R, scaled_BTR, before)
+        parts = [self._means(*own, resets_BT=resets_BT) for own in of_heads]
+        out_BTE = jnp.concatenate([part for part, _ in parts], 2)
+        if layer.scope.touches(MEMORY):
+            of_heads = self._of_heads(write_BTR, mixed_BTE, decay_R, before)
+            memory_BTRE = jnp.concatenate(
+                [self.memory(*own, resets_BT=resets_BT) for own in of_heads], 2
+            )
+            memory_BTRE = layer.scope("mixer.memory", memory_BTRE)
+            out_BTE = self._read(read_BTR, memory_BTRE)
+        if cache is not None:
+            after = jax.tree.map(lambda *own: jnp.concatenate(own, 1), *(s for _, s in parts))
+            cache = {"state": State(*after), "values": last}
+        alpha = p["alpha"].astype(jnp.float32)
+        if self.heads > 1:
+            scale_E = jnp.repeat(alpha, out_BTE.shape[2] // self.heads) / math.sqrt(self.heads)
+            out_BTE, alpha = (out_BTE * scale_E[None, None]).astype(out_BTE.dtype), 1.0
+        out_BTD = project("BTE,ED->BTD", out_BTE, p["out"])
+        return (alpha * out_BTD).astype(x_BTD.dtype), cache
+
+    step = apply
+
+    def _of_heads(self, *arrays: Any) -> Iterator[tuple[Any, ...]]:
+        """The parts of each head: of the last axis of an array, and of the second of a state."""
+
+        def split(x: Any) -> list[Any]:
+            if x is None:
+                return [None] * self.heads
+            if isinstance(x, State):
+                total, mass = (jnp.split(each, self.heads, 1) for each in x)
+                return list(map(State, total, mass))
+            return jnp.split(x, self.heads, x.ndim - 1)
+
+        return zip(*map(split, arrays), strict=True)
+
+    def _read(self, read_BTR: jax.Array, memory_BTRE: jax.Array) -> jax.Array:
+        B, T, _, E = memory_BTRE.shape
+        read_BTNR = read_BTR.reshape(B, T, self.heads, -1)
+        memory_BTNRE = memory_BTRE.reshape(B, T, self.heads, -1, E)
+        return jnp.einsum("BTNR,BTNRE->BTNE", read_BTNR, memory_BTNRE).reshape(B, T, -1)
+
+    def _means(
+        self,
+        write_BTR: jax.Array,
+        value_BTE: jax.Array,
+        decay_R: jax.Array,
+        read_BTR: jax.Array,
+        before: State | None,
+        resets_BT: jax.Array | None,
+    ) -> tuple[jax.Array, Any]:
+        """What the tokens read of one head, and with a state the state after them."""
         cached = before is not None
 
-        def prefix(first, write_BTR, value_BTE, decay_R, read_BTR, before):
+        def prefix(first, write_BTR, value_BTE, decay_R, read_BTR, before, resets_BT):
             del first
             result = self.prefix(
                 write_BTR,
@@ -155,27 +261,18 @@ class PrototypeMixer(Prototypes):
                 initial_state=State(*before) if cached else None,
                 return_state=cached,
                 mass_normalisation=self.mass_normalisation,
+                resets_BT=resets_BT,
             )
             return (result[0], tuple(result[1])) if cached else (result, None)
 
         state_axes = ("BRE", "BR") if cached else ""
-        out_BTE, after = shard_kernel(
+        return shard_kernel(
             prefix,
-            (write_BTR, mixed_BTE, decay_R, scaled_BTR, before and tuple(before)),
-            ("BTR", "BTE", "R", "BTR", state_axes),
+            (write_BTR, value_BTE, decay_R, read_BTR, before and tuple(before), resets_BT),
+            ("BTR", "BTE", "R", "BTR", state_axes, "" if resets_BT is None else "BT"),
             ("BTE", state_axes),
             split="BE",
         )
-        if layer.scope.touches(MEMORY):
-            memory_BTRE = self.memory(write_BTR, mixed_BTE, decay_R, before)
-            memory_BTRE = layer.scope("mixer.memory", memory_BTRE)
-            out_BTE = jnp.einsum("BTR,BTRE->BTE", read_BTR, memory_BTRE)
-        if cached:
-            cache = {"state": State(*after), "values": last}
-        out_BTD = project("BTE,ED->BTD", out_BTE, p["out"])
-        return (p["alpha"].astype(jnp.float32) * out_BTD).astype(x_BTD.dtype), cache
-
-    step = apply
 
     def gates(self, p: ParamTree, x_BTD: jax.Array, layer: Layer) -> tuple[jax.Array, jax.Array]:
         """Write and read gate `[B, T, R]` in float32, zero where a token is padding."""
@@ -186,8 +283,8 @@ class PrototypeMixer(Prototypes):
         if self.shared_routing:
             read_logits = jnp.where(jnp.equal(layer.index, 0), write_logits, read_logits)
         read_logits = scope("mixer.read_logits", read_logits)
-        write_BTR = scope.edit("mixer.write", jax.nn.softmax(write_logits, axis=-1))
-        read_BTR = scope.edit("mixer.read", jax.nn.softmax(read_logits, axis=-1))
+        write_BTR = scope.edit("mixer.write", self._gate(write_logits, layer))
+        read_BTR = scope.edit("mixer.read", self._gate(read_logits, layer))
         # After the edits, so that padding never writes.
         if layer.valid_BT is not None:
             write_BTR, read_BTR = (
@@ -197,6 +294,10 @@ class PrototypeMixer(Prototypes):
         scope.observe("mixer.read", read_BTR)
         return write_BTR, read_BTR
 
+    def _gate(self, logits_BTR: jax.Array, layer: Layer) -> jax.Array:
+        logits_BTR = hide(logits_BTR, self.prototype_dropout, layer.rng, heads=self.heads)
+        return gates(logits_BTR, self.routing, heads=self.heads, top_k=self.top_k)
+
     def convolved(
         self, p: ParamTree, value_BTE: jax.Array, layer: Layer, cache: Any
     ) -> tuple[jax.Array, jax.Array]:
@@ -205,12 +306,17 @@ class PrototypeMixer(Prototypes):
         held_BCE = jnp.zeros((B, self.conv_kernel - 1, E), value_BTE.dtype)
         if cache is not None:
             held_BCE = cache["values"]
-        summed_BTE, last_BCE = causal_convolution(value_BTE, p["conv"], held_BCE)
+        summed_BTE, last_BCE = causal_convolution(value_BTE, p["conv"], held_BCE, layer.document_BT)
         in_use = jnp.less(layer.index, self.conv_layers)
         return jnp.where(in_use, 0.5 * value_BTE + 0.5 * summed_BTE, value_BTE), last_BCE
 
     def memory(
-        self, write_BTR: jax.Array, value_BTE: jax.Array, decay_R: jax.Array, state: State | None
+        self,
+        write_BTR: jax.Array,
+        value_BTE: jax.Array,
+        decay_R: jax.Array,
+        state: State | None,
+        resets_BT: jax.Array | None = None,
     ) -> jax.Array:
         """Memory of each channel before each token, `[B, T, R, E]`, for recording and editing."""
         B, T, _ = write_BTR.shape
@@ -223,6 +329,7 @@ class PrototypeMixer(Prototypes):
                 jnp.ones((B, T, 1), write_BTR.dtype),
                 initial_state=before and State(*(x[:, None] for x in before)),
                 mass_normalisation=self.mass_normalisation,
+                resets_BT=resets_BT,
             )
 
         memory_BTRE = jax.vmap(channel, in_axes=(2, 0, 1), out_axes=2)(
@@ -236,7 +343,15 @@ class PrototypeMixer(Prototypes):
 
         The weights of past tokens are the memories of values that tell every token apart, so that
         they are those of the `prefix` of this mixer.
+
+        Raises:
+          UsageError: there are several heads.
         """
+        if self.heads > 1:
+            raise UsageError(
+                f"prototypes.heads = {self.heads}: predictions are attributed to the prototypes of "
+                "models with one head alone"
+            )
         write_LTR, read_LTR = records["mixer.write"], records["mixer.read"]
         L, T = write_LTR.shape[:2]
         one_hot_1TS = jnp.eye(T, dtype=write_LTR.dtype)[None]
@@ -262,12 +377,18 @@ class PrototypeMixer(Prototypes):
         return jnp.ones_like(decay_R) if self.mass_normalisation else (1.0 - decay_R) / decay_R
 
 
-def _empty(B: int, R: int, E: int) -> State:
-    return State(jnp.zeros((B, R, E), jnp.float32), jnp.zeros((B, R), jnp.float32))
-
-
 def _logits(x_BTD: jax.Array, prototypes_RD: jax.Array, tau: jax.Array) -> jax.Array:
-    logits_BTR = jnp.einsum("BTD,RD->BTR", x_BTD, prototypes_RD, preferred_element_type=jnp.float32)
+    """Logits of all prototypes, each of whose rows has the width of a head."""
+    f32, heads = jnp.float32, x_BTD.shape[2] // prototypes_RD.shape[1]
+    if heads == 1:
+        logits_BTR = jnp.einsum("BTD,RD->BTR", x_BTD, prototypes_RD, preferred_element_type=f32)
+    else:
+        x_BTND = x_BTD.reshape(*x_BTD.shape[:2], heads, -1)
+        prototypes_NRD = prototypes_RD.reshape(heads, -1, prototypes_RD.shape[1])
+        logits_BTNR = jnp.einsum(
+            "BTND,NRD->BTNR", x_BTND, prototypes_NRD, preferred_element_type=f32
+        )
+        logits_BTR = logits_BTNR.reshape(*x_BTD.shape[:2], -1)
     return logits_BTR / (jnp.abs(tau.astype(jnp.float32)) + TAU_FLOOR)
 
 

@@ -60,7 +60,8 @@ from protot_jax.results import (
     SeedSummary,
 )
 from protot_jax.router import router_statistics
-from protot_jax.saved_run import DATA, Data, load_data, model, seed_folder
+from protot_jax.routing_loss import RoutedLanguageModelling, adds_routing_loss
+from protot_jax.saved_run import DATA, Data, batch_maker, load_data, model, seed_folder
 from protot_jax.seeds import OverSeeds, over_seeds
 
 SUMMARY = "summary.json"
@@ -115,6 +116,8 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> S
     settings = TrainConfig(
         steps=min(steps, config.max_steps) if config.max_steps else steps,
         learning_rate=config.learning_rate,
+        warmup=config.warmup,
+        schedule=config.schedule,
         weight_decay=config.weight_decay,
         clip_norm=config.clip_norm or None,
         skip_sigma=config.skip_sigma or None,
@@ -123,8 +126,15 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> S
         early_stop=config.early_stop,
     )
     validation = OnePass(data.validation, **share)
-    objective = LanguageModelling(
-        cfg, mixer, dtype=config.dtype, dropout=config.dropout, casts=casts
+    make_batch = batch_maker(config, data.prepared.tokenizer)
+    kind = RoutedLanguageModelling if adds_routing_loss(mixer) else LanguageModelling
+    objective = kind(
+        cfg,
+        mixer,
+        dtype=config.dtype,
+        dropout=config.dropout,
+        casts=casts,
+        make_batch=make_batch,
     )
     result: TrainResult = train(
         folder,
@@ -136,8 +146,9 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> S
         mesh=mesh,
         policy=CheckpointPolicy(allow_fallback=config.allow_fallback),
         decays=decays,
+        group=optim.group,
         # Further numbers of every evaluation.
-        measure=router_statistics(cfg, mixer, validation, mesh)
+        measure=router_statistics(cfg, mixer, validation, mesh, make_batch)
         if isinstance(mixer, PrototypeMixer)
         else None,
     )

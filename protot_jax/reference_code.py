@@ -29,17 +29,23 @@ def released_prefix_mean(
     initial_state: State | None = None,
     return_state: bool = False,
     mass_normalisation: bool = True,
+    resets_BT: jax.Array | None = None,
 ) -> jax.Array | tuple[jax.Array, None]:
     """`kernels.prefix_mean` of a whole sequence, with the errors of the released code.
 
     It has no state and cannot decode: `return_state` returns None for it.
 
     Raises:
-      UsageError: for an initial state.
+      UsageError: for an initial state, or resets.
     """
     if initial_state is not None:
         raise UsageError(
             "the released arithmetic keeps no state; decode with the exact prefix mean"
+        )
+    if resets_BT is not None:
+        raise UsageError(
+            "the released arithmetic has no resets between documents; give each a row of its own, "
+            "or use the exact prefix mean"
         )
     T = write_BTR.shape[1]
     f32 = jnp.float32

@@ -4,7 +4,8 @@ The statistics that the authors' code prints for each epoch (spec row PT-45), an
 A.7.1, over every token of the validation text that the perplexity is computed on. Names are
 `layer_<l>/<what>`:
 
-    alpha, write_tau, read_tau       the scalars; logits are divided by |tau|
+    alpha, write_tau, read_tau       the scalars, alpha the mean over heads; logits are divided by
+                                     |tau|
     half_life_min, _median, _max     in tokens
     write_..., read_...              gates: `gini` and `max_share` of the prototypes' shares of all
                                      tokens, `top_1` the mean largest gate, `dead` the number that
@@ -31,7 +32,7 @@ from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from lm_jax.train.evaluate import Batches
 from lm_jax.train.loop import Measure
-from lm_jax.train.objective import PAD
+from lm_jax.train.objective import MakeBatch, next_token_batch
 from protot_jax.concepts import measures
 from protot_jax.mixer import PrototypeMixer
 
@@ -43,14 +44,18 @@ Sums = Mapping[str, Any]
 
 
 def router_statistics(
-    cfg: DecoderConfig, mixer: PrototypeMixer, batches: Batches, mesh: Mesh
+    cfg: DecoderConfig,
+    mixer: PrototypeMixer,
+    batches: Batches,
+    mesh: Mesh,
+    make_batch: MakeBatch = next_token_batch,
 ) -> Measure:
-    """A `measure` for `lm_jax.train.loop.train`, over one pass of `batches`; id 0 is padding.
+    """A `measure` for `lm_jax.train.loop.train`, over the inputs of one pass of `batches`.
 
     Each batch is reduced on the device, so that the gates of one batch at a time are in memory.
     """
     batch_sums = jax.jit(
-        under_mesh(functools.partial(_sums, cfg=cfg, mixer=mixer), mesh),
+        under_mesh(functools.partial(_sums, cfg=cfg, mixer=mixer, make_batch=make_batch), mesh),
         in_shardings=(
             sharding.param_shardings(mesh, param_spec(cfg, mixer)),
             sharding.batch_sharding(mesh),
@@ -68,7 +73,7 @@ def router_statistics(
         own = sharding.fetch(params["blocks"]["mixer"])
         numbers = {}
         for layer in range(cfg.num_layers):
-            scalars = {name: own[name][layer] for name in _SCALARS}
+            scalars = {name: np.mean(own[name][layer]) for name in _SCALARS}
             layer_sums = {name: x if name == "tokens" else x[layer] for name, x in result.items()}
             values = scalars | _of_layer(layer_sums, own["decay_logit"][layer])
             values["value_norm"] = np.linalg.norm(own["value"][layer])
@@ -79,10 +84,17 @@ def router_statistics(
     return measure
 
 
-def _sums(params: ParamTree, tokens_BS: Any, *, cfg: DecoderConfig, mixer: PrototypeMixer) -> Sums:
+def _sums(
+    params: ParamTree,
+    tokens_BS: Any,
+    *,
+    cfg: DecoderConfig,
+    mixer: PrototypeMixer,
+    make_batch: MakeBatch,
+) -> Sums:
     """Sums over the tokens of one batch, for every layer, by name."""
-    tokens_BT = tokens_BS[:, :-1]
-    valid_BT = tokens_BT != PAD
+    batch = make_batch(tokens_BS)
+    tokens_BT, valid_BT, document_BT = batch.input_BT, batch.input_mask_BT, batch.document_BT
     # Logits of a single position, because none are needed.
     first_B1 = jnp.zeros((tokens_BT.shape[0], 1), jnp.int32)
     records = forward(
@@ -92,6 +104,7 @@ def _sums(params: ParamTree, tokens_BS: Any, *, cfg: DecoderConfig, mixer: Proto
         mixer=mixer,
         record=dict.fromkeys(_SITES, sites.keep),
         valid_BT=valid_BT,
+        document_BT=document_BT,
         logits_at=first_B1,
     ).records
     write_LBTR, read_LBTR = records["mixer.write"], records["mixer.read"]
@@ -111,19 +124,25 @@ def _sums(params: ParamTree, tokens_BS: Any, *, cfg: DecoderConfig, mixer: Proto
         sums[f"{name}_logit_squares"] = jnp.square(apart_LBTR).sum((1, 2, 3))
     sums["js_read_write"] = jensen_shannon(write_LBTR, read_LBTR).sum((1, 2))
     decay_LR = jax.nn.sigmoid(params["blocks"]["mixer"]["decay_logit"].astype(jnp.float32))
-    mass_LBTR = _masses(write_LBTR, decay_LR)
+    mass_LBTR = _masses(write_LBTR, decay_LR, document_BT)
     sums["mass"] = jnp.where(valid_BT[None, :, :, None], mass_LBTR, 0.0).sum((1, 2)).mean(1)
     return sums
 
 
-def _masses(write_LBTR: jax.Array, decay_LR: jax.Array) -> jax.Array:
+def _masses(write_LBTR: jax.Array, decay_LR: jax.Array, document_BT: jax.Array | None) -> jax.Array:
     """D of Eq. 2 before every token, where the last write is discounted once."""
+    if document_BT is None:
+        document_BT = jnp.zeros(write_LBTR.shape[1:3], jnp.int32)
+    before_BT = jnp.concatenate([document_BT[:, :1], document_BT[:, :-1]], 1)
+    same_TB1 = (document_BT == before_BT).T[..., None]
 
-    def step(mass_LBR, write_LBR):
+    def step(mass_LBR, inputs):
+        write_LBR, same_B1 = inputs
+        mass_LBR = jnp.where(same_B1[None], mass_LBR, 0.0)
         return decay_LR[:, None] * (mass_LBR + write_LBR), mass_LBR
 
     _, mass_TLBR = jax.lax.scan(
-        step, jnp.zeros_like(write_LBTR[:, :, 0]), jnp.moveaxis(write_LBTR, 2, 0)
+        step, jnp.zeros_like(write_LBTR[:, :, 0]), (jnp.moveaxis(write_LBTR, 2, 0), same_TB1)
     )
     return jnp.moveaxis(mass_TLBR, 0, 2)
 

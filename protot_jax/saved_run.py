@@ -25,9 +25,11 @@ from lm_jax.parallel import sharding
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import file_digest, read_json
 from lm_jax.run.workdir import CONFIG_FILE
-from lm_jax.text.examples import Examples
+from lm_jax.text.examples import Examples, Mode
 from lm_jax.text.preparation import Prepared, prepare_corpus
 from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.text.tokenizer_training import END_OF_TEXT
+from lm_jax.train.objective import MakeBatch, PackedBatch, next_token_batch
 from protot_jax import models
 from protot_jax.config import PretrainConfig
 from protot_jax.mixer import PrototypeMixer
@@ -69,13 +71,32 @@ class Data:
 def load_data(config: PretrainConfig, folder: Path) -> Data:
     """Opens the prepared corpus in `folder`, or prepares it there."""
     prepared = prepare_corpus(folder, config.corpus)
-    split = functools.partial(Examples, prepared, context=config.context, mode=config.examples)
+    mode = layout(config)
+    split = functools.partial(Examples, prepared, context=config.context, mode=mode)
     return Data(
         prepared,
         split("train", limit=config.train_documents or None),
         split("validation", limit=config.validation_documents or None),
         split("test", limit=config.test_documents or None),
     )
+
+
+def layout(config: PretrainConfig) -> Mode:
+    """How the rows of a run are cut from its documents."""
+    return "truncate" if config.examples == "truncate" else "pack"
+
+
+def batch_maker(config: PretrainConfig, tokenizer: Tokenizer) -> MakeBatch:
+    """What makes inputs, targets and masks of the rows of a run."""
+    if config.examples != "pack":
+        return next_token_batch
+    end = tokenizer.backend.token_to_id(END_OF_TEXT)
+    if end is None:
+        raise BadInputError(
+            f"the tokenizer has no {END_OF_TEXT}, by which packed documents are told apart; choose "
+            "config.examples = 'truncate'"
+        )
+    return PackedBatch(end)
 
 
 def seed_folder(folder: Path, seed: int) -> Path:
@@ -127,11 +148,11 @@ class TrainedModel:
             )
         return self.mixer
 
-    def warn_of_packing(self) -> None:
-        """Logs a warning if the model was trained on packed rows, and few beginnings of texts."""
-        if self.config.examples == "pack":
+    def warn_of_joining(self) -> None:
+        """Logs a warning if the model was trained on joined rows, and few beginnings of texts."""
+        if self.config.examples == "join":
             logging.warning(
-                "this model was trained on documents joined into rows (config.examples = 'pack'); "
+                "this model was trained on documents joined into rows (config.examples = 'join'); "
                 "it is analysed here at beginnings of texts, which are rare in its training data"
             )
 

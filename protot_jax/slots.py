@@ -43,6 +43,7 @@ class SlotMixer(abc.ABC):
     num_slots: int = 64
 
     recurrent: ClassVar[bool] = True
+    separates_documents: ClassVar[bool] = True
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:
         D, N, H = cfg.hidden_size, cfg.num_heads, cfg.head_dim
@@ -90,7 +91,7 @@ class SlotMixer(abc.ABC):
         if layer.valid_BT is not None:
             log_decay_BTNM = jnp.where(layer.valid_BT[..., None, None], log_decay_BTNM, 0.0)
 
-        def slots(first, q_BTNH, k_BTNH, v_BTNH, log_decay_BTNM, state):
+        def slots(first, q_BTNH, k_BTNH, v_BTNH, log_decay_BTNM, state, resets_BT):
             del first
             out_BTNH, after = gated_slots(
                 q_BTNH,
@@ -100,14 +101,18 @@ class SlotMixer(abc.ABC):
                 scale=self.scale(cfg),
                 initial_state=Slots(*state),
                 return_state=True,
+                resets_BT=resets_BT,
             )
             return out_BTNH, tuple(after)
 
-        state_axes = ("BNMH", "BNMH")
+        state_axes, resets_BT = ("BNMH", "BNMH"), layer.resets_BT
         o_BTNH, state = shard_kernel(
             slots,
-            (heads["q"], heads["k"], heads["v"], log_decay_BTNM, tuple(before["state"])),
-            ("BTNH", "BTNH", "BTNH", "BTNM", state_axes),
+            (heads["q"], heads["k"], heads["v"], log_decay_BTNM, tuple(before["state"]), resets_BT),
+            (
+                *("BTNH", "BTNH", "BTNH", "BTNM", state_axes),
+                "" if resets_BT is None else "BT",
+            ),
             ("BTNH", state_axes),
             split="BN",
         )

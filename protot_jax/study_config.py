@@ -4,7 +4,7 @@ It is separate from the command `protot_jax.study`, whose flags a config file wo
 it imported the module that runs as `__main__`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
 import json
@@ -72,17 +72,21 @@ def study(
     table: str,
     paper_split: Split = "validation",
     small: Mapping[str, Any] | None = None,
+    other: Mapping[str, Iterable[Variant]] | None = None,
     **shared: Any,
 ) -> ConfigDict:
     """The `get_config(mode)` of an ablation; `shared` are fields of `PretrainConfig`.
 
-    Modes are "" and "smoke", and "small" where there are fields that it changes.
+    Modes are "" and "smoke", "small" where there are fields that it changes, and those of `other`,
+    each with its own variants.
 
     Raises:
       UsageError: for an unknown mode, or a variant that changes an unknown field.
     """
     config = StudyConfig(PretrainConfig(**shared), variants, table, paper_split)
-    modes = {"smoke": _smoke}
+    modes: dict[str, Callable[[StudyConfig], StudyConfig]] = {"smoke": _smoke}
+    for name, own in (other or {}).items():
+        modes[name] = functools.partial(dataclasses.replace, variants=tuple(own))
     if small is not None:
         base = with_fields(config.base, small)
         modes["small"] = functools.partial(dataclasses.replace, base=base)

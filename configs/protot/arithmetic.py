@@ -23,7 +23,7 @@ def get_config(mode: str = "") -> ConfigDict:
         context=256,
         prototypes=Prototypes(num_prototypes=16),
         corpus=CorpusConfig(vocab_size=2_000, words=2_500),
-        examples="pack",
+        examples="join",
         validation_documents=40,
         test_documents=40,
         batch_size=16,

@@ -2,9 +2,20 @@
 
     iaj protot study --config=protot/long_context --workdir=runs/contexts
 
-The released configuration of this study has no learning rate schedule while the others do; all of
-ours have one. `--config.base.arithmetic=released` trains ProtoT with the released prefix mean.
+The best learning rates of the paper's search, at every context. Further modes:
+
+    :scaled        that rate, and it times the root of the context over 256: the paper tried both
+                   and reports the better (A.2)
+    :grid          half, one and two times that rate, which for ProtoT are the released
+                   configuration's 1e-3, 2e-3 and 4e-3
+    :unscheduled   without warm-up and decay of the rate, as the released configuration of this
+                   study alone
+
+`--config.base.arithmetic=released` trains ProtoT with the released prefix mean.
 """
+
+from collections.abc import Callable, Iterator
+import math
 
 from ml_collections import ConfigDict
 
@@ -21,21 +32,36 @@ PAPER = {
 }
 
 
+def variants(
+    factors: Callable[[int], tuple[float, ...]] = lambda _: (), changes: tuple[str, ...] = ()
+) -> Iterator[Variant]:
+    """The rows, at the factors of a context on a model's rate; without factors at that alone."""
+    for model, (rate, perplexities) in PAPER.items():
+        for context, perplexity in zip(CONTEXTS, perplexities, strict=True):
+            yield Variant(
+                f"{model}_{context}",
+                (f"model={model}", f"learning_rate={rate}", f"context={context}", *changes),
+                tuple(rate * factor for factor in factors(context)),
+                paper=perplexity,
+            )
+
+
+def scaled(context: int) -> tuple[float, ...]:
+    """The rate itself and, at a longer context, its scaled value."""
+    return (1.0,) if context == CONTEXTS[0] else (1.0, math.sqrt(context / CONTEXTS[0]))
+
+
 def get_config(mode: str = "") -> ConfigDict:
     """The settings of `protot_jax.study_config.StudyConfig`."""
-    variants = (
-        Variant(
-            f"{model}_{context}",
-            (f"model={model}", f"learning_rate={rate}", f"context={context}"),
-            paper=perplexity,
-        )
-        for model, (rate, perplexities) in PAPER.items()
-        for context, perplexity in zip(CONTEXTS, perplexities, strict=True)
-    )
     # Parts of a speech long enough to fill the longest context.
     return study(
         mode,
-        *variants,
+        *variants(),
+        other={
+            "scaled": variants(scaled),
+            "grid": variants(lambda _: (0.5, 1.0, 2.0)),
+            "unscheduled": variants(changes=("schedule=constant", "warmup=0.0")),
+        },
         table="Table 1",
         train_documents=18_000,
         validation_documents=4_000,

@@ -17,7 +17,7 @@ def get_config(mode: str = "") -> ConfigDict:
         mode,
         corpus=CorpusConfig(source="wiki", unit="document", vocab_size=8_000),
         # An introduction fills half a row, so they are joined, and the state runs on through them.
-        examples="pack",
+        examples="join",
         validation_documents=200,
         test_documents=200,
         batch_size=16,

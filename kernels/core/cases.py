@@ -27,7 +27,8 @@ class Case:
     """One workload: sizes by letter, dtype, static options of the operation, and its uses.
 
     `uses` holds some of: `test` (small; every implementation against the reference), `cpu` (timed
-    on a CPU), `gpu` (timed on a GPU and tuned), `budget` (compiled ahead of time for a GPU).
+    on a CPU), `gpu` (timed on a GPU and tuned), `budget` (compiled ahead of time for a GPU),
+    `resets` (small; with resets, which no GPU kernel has).
     """
 
     name: str
@@ -133,6 +134,14 @@ def outputs_and_gradients(
         return {**outputs, **{f"d_{name}": grad for name, grad in gradients.items()}}
 
     return run
+
+
+def resets(B: int, T: int) -> jax.Array:
+    """Resets `[B, T]`: one in each fifth of the steps, and one more; at other steps in each row."""
+    step_1T, row_B1 = np.arange(T)[None], np.arange(B)[:, None]
+    return jnp.asarray(
+        ((step_1T + 2 * row_B1) % max(T // 5, 1) == 3) | (step_1T == T // 2 + row_B1)
+    )
 
 
 def cotangents(suite: Suite, case: Case, arrays: Arrays, key: jax.Array) -> Arrays:

@@ -5,6 +5,10 @@ import math
 import jax
 import jax.numpy as jnp
 
+# The logarithm of a decay that leaves nothing: its exponential is 0 in float32, and unlike minus
+# infinity it can be added to others and has a gradient.
+LOG_ZERO = -200.0
+
 
 def chunk_length(T: int, longest: int) -> int:
     """C of chunks that are nearly of one length, so that little padding is needed."""

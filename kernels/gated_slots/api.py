@@ -39,6 +39,7 @@ def gated_slots(
     scale: float = 1.0,
     initial_state: Slots | None = None,
     return_state: bool = False,
+    resets_BT: jax.Array | None = None,
     implementation: str | None = None,
 ) -> Any:
     """Writes and reads the slots of every head over T steps, or over one step of decoding.
@@ -51,6 +52,8 @@ def gated_slots(
       scale: factor of the scores.
       initial_state: float32 slots before the first step; None is zero. Differentiable.
       return_state: also returns the slots after the last step.
+      resets_BT: `[B, T]` bool, true where the slots are emptied before the step, as at the first
+        token of a document; None for no reset.
       implementation: "reference", "xla", or None for the best that runs here. There is no "pallas":
         a kernel is added only where it was measured to beat XLA on a GPU, and none was.
 
@@ -60,7 +63,7 @@ def gated_slots(
 
     Raises:
       ValueError: shapes that do not fit, or T = 0 or M = 0.
-      TypeError: an unsupported dtype.
+      TypeError: an unsupported dtype, or resets that are not bool.
     """
     keys_BNMH, values_BNME = (None, None) if initial_state is None else initial_state
     size = shapes.sizes(
@@ -71,9 +74,11 @@ def gated_slots(
         log_decay_BTNM=log_decay_BTNM,
         initial_keys_BNMH=keys_BNMH,
         initial_values_BNME=values_BNME,
+        resets_BT=resets_BT,
     )
     shapes.floating(OP, q=q_BTNH, k=k_BTNH, v=v_BTNE, log_decay=log_decay_BTNM)
     shapes.floating(OP, (jnp.float32,), initial_keys=keys_BNMH, initial_values=values_BNME)
+    shapes.floating(OP, (jnp.bool_,), resets=resets_BT)
     for letter, what in (("T", "steps"), ("M", "slots")):
         if size[letter] == 0:
             raise ValueError(f"{OP}: {letter} = 0 {what}; pass at least one")
@@ -82,7 +87,7 @@ def gated_slots(
         B, N, M, H, E = (size[letter] for letter in "BNMHE")
         state = Slots(jnp.zeros((B, N, M, H)), jnp.zeros((B, N, M, E)))
     run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, {"xla": "", "reference": ""})]
-    call = Call(q_BTNH, k_BTNH, v_BTNE, log_decay_BTNM, Slots(*state))
+    call = Call(q_BTNH, k_BTNH, v_BTNE, log_decay_BTNM, Slots(*state), resets_BT)
     out_BTNE, state = run(Config(scale), call)
     out_BTNE = out_BTNE.astype(v_BTNE.dtype)
     return (out_BTNE, state) if return_state else out_BTNE

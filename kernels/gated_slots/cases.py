@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from kernels.core.cases import Arrays, Case, Suite
+from kernels.core.cases import Arrays, Case, Suite, resets
 from kernels.gated_slots.api import IMPLEMENTATIONS, gated_slots
 from kernels.gated_slots.config import Slots
 
@@ -21,6 +21,7 @@ CASES = (
     _case(2, 33, 2, 5, 8, 6, "float32", {"test"}, initial_state=True),
     *(_case(2, 33, 2, 5, 8, 6, "float32", {"test"}, decay=decay) for decay in (0.0, 9.0)),
     _case(2, 33, 2, 5, 8, 6, "float32", {"test"}, written=0.2, initial_state=True),
+    _case(2, 37, 2, 5, 8, 6, "float32", {"test"}, resets=True, initial_state=True),
     _case(8, 256, 4, 64, 64, 64, "float32", {"cpu"}),
     _case(32, 256, 4, 64, 64, 64, "bfloat16", {"gpu"}),
 )
@@ -44,6 +45,8 @@ def make(case: Case, key: jax.Array) -> Arrays:
         "log_decay": -2.0 * case.options.get("decay", 0.3) * share_BTNM,
     }
     arrays = {name: x.astype(case.dtype) for name, x in arrays.items()}
+    if case.options.get("resets"):
+        arrays["resets"] = resets(B, T)
     if case.options.get("initial_state"):
         arrays["slot_keys"] = jax.random.normal(keys[5], (B, N, M, H))
         arrays["slot_values"] = jax.random.normal(keys[6], (B, N, M, E))
@@ -63,6 +66,7 @@ def call(case: Case, arrays: Arrays, implementation: str | None) -> dict[str, ja
         scale=case.sizes["H"] ** -0.5,
         initial_state=state,
         return_state=True,
+        resets_BT=arrays.get("resets"),
         implementation=implementation,
     )
     return {"out": out_BTNE, "end_keys": end.keys_BNMH, "end_values": end.values_BNME}

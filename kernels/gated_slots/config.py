@@ -14,13 +14,14 @@ class Slots(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The arrays of a call; all have gradients."""
+    """The arrays of a call; all but `resets_BT`, which may be None, have gradients."""
 
     q_BTNH: jax.Array
     k_BTNH: jax.Array
     v_BTNE: jax.Array
     log_decay_BTNM: jax.Array
     state: Slots
+    resets_BT: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)

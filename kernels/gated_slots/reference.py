@@ -14,8 +14,10 @@ def run(config: Config, call: Call) -> tuple[jax.Array, Slots]:
     """`out_BTNE` in float32, and the slots after the last step."""
 
     def step(state, inputs):
-        q_BNH, k_BNH, v_BNE, log_decay_BNM = inputs
+        q_BNH, k_BNH, v_BNE, log_decay_BNM, reset_B = inputs
         keep_BNM1 = jnp.exp(log_decay_BNM)[..., None]
+        if reset_B is not None:
+            keep_BNM1 = jnp.where(reset_B[:, None, None, None], 0.0, keep_BNM1)
         write_BNM1 = -jnp.expm1(log_decay_BNM)[..., None]
         state = Slots(
             *(
@@ -29,5 +31,6 @@ def run(config: Config, call: Call) -> tuple[jax.Array, Slots]:
         return state, out_BNE
 
     steps = tuple(x.astype(jnp.float32).swapaxes(0, 1) for x in call[:4])
-    state, out_TBNE = lax.scan(step, call.state, steps)
+    resets_TB = None if call.resets_BT is None else call.resets_BT.T
+    state, out_TBNE = lax.scan(step, call.state, (*steps, resets_TB))
     return out_TBNE.swapaxes(0, 1), state

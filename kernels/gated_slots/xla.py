@@ -13,13 +13,15 @@ the slots and has the rows q_t, k_t, v_t,
 The published form takes A_tsm as a quotient of products from the start of the chunk, which
 overflows where a slot forgets much in a chunk. Here it is the exponential of a sum of logarithms
 from step s on, C x C numbers for each slot, in short chunks. A slot that is not written, with
-alpha = 1 throughout, is kept bit for bit. A last chunk that is short is filled with zeros, which
+alpha = 1 throughout, is kept bit for bit. A reset before step s is alpha_s = 0 in every product,
+but not in the write 1 - alpha_s. A last chunk that is short is filled with zeros, which
 are logarithms of 1 and write nothing.
 
 Differentiation goes through the chunk; `jax.checkpoint` keeps its start alone.
 """
 
 import functools
+from typing import Any
 
 import jax
 from jax import lax
@@ -38,18 +40,24 @@ def run(config: Config, call: Call) -> tuple[jax.Array, Slots]:
     if T == 1:
         return reference.run(config, call)
     C = chunks.chunk_length(T, config.longest_chunk)
-    inputs = tuple(chunks.split(x, C) for x in call[:4])
+    inputs = tuple(chunks.split(x, C) for x in (*call[:3], call.log_decay_BTNM))
+    resets_ZBC = None
+    if call.resets_BT is not None:
+        resets_ZBC = chunks.split(call.resets_BT[..., None, None], C)[:, :, 0, :, 0]
     step = jax.checkpoint(functools.partial(_chunk, config.scale))
-    state, out_ZBNCE = lax.scan(step, call.state, inputs)
+    state, out_ZBNCE = lax.scan(step, call.state, (*inputs, resets_ZBC))
     return chunks.join(out_ZBNCE, T), state
 
 
-def _chunk(scale: float, state: Slots, inputs: tuple[jax.Array, ...]) -> tuple[Slots, jax.Array]:
+def _chunk(scale: float, state: Slots, inputs: tuple[Any, ...]) -> tuple[Slots, jax.Array]:
     """The slots after a chunk, and the chunk's output."""
     # Cast here, so that no whole bfloat16 sequence is copied to float32.
-    q_BNCH, k_BNCH, v_BNCE, log_decay_BNCM = (x.astype(jnp.float32) for x in inputs)
+    *arrays, reset_BC = inputs
+    q_BNCH, k_BNCH, v_BNCE, log_decay_BNCM = (x.astype(jnp.float32) for x in arrays)
     log_decay_BNMC = log_decay_BNCM.swapaxes(2, 3)
     write_BNM1C = -jnp.expm1(log_decay_BNMC)[..., None, :]
+    if reset_BC is not None:
+        log_decay_BNMC = jnp.where(reset_BC[:, None, None], chunks.LOG_ZERO, log_decay_BNMC)
     left_BNMCC = jnp.tril(chunks.decay_since(log_decay_BNMC[..., None])) * write_BNM1C
     start_BNMC = jnp.exp(jnp.cumsum(log_decay_BNMC, 3))
 

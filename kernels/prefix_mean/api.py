@@ -5,6 +5,8 @@ Prototype Transformer, section 3 and Eq. 2. For prototype r with decay beta, at 
     N_ir = sum_{j<i} beta^(i-j) w_jr v_j        D_ir = sum_{j<i} beta^(i-j) w_jr
     out_i = sum_r read_ir N_ir / D_ir
 
+A reset before step s leaves only the steps j >= s in the sums of later ones.
+
 Every implementation forms powers of beta with exponents >= 0 alone, so no decay overflows.
 """
 
@@ -38,6 +40,7 @@ def prefix_mean(
     initial_state: State | None = None,
     return_state: bool = False,
     mass_normalisation: bool = True,
+    resets_BT: jax.Array | None = None,
     implementation: str | None = None,
 ) -> Any:
     """Reads, at every step, the discounted mean of what was written before it.
@@ -54,7 +57,10 @@ def prefix_mean(
       return_state: also returns the state after the last step: for decoding, and for the next chunk
         of a prompt.
       mass_normalisation: false reads N in place of N / D.
-      implementation: "reference", "xla", "pallas", or None for the best that runs here.
+      resets_BT: `[B, T]` bool, true where the state is emptied before the step, as at the first
+        token of a document; None for no reset.
+      implementation: "reference", "xla", "pallas", or None for the best that runs here. "pallas"
+        has no resets.
 
     Returns:
       `out_BTE` in the dtype of `value_BTE`; with `return_state`, also the float32 state. Sums,
@@ -62,14 +68,20 @@ def prefix_mean(
 
     Raises:
       ValueError: shapes that do not fit, or T = 0.
-      TypeError: a dtype other than float32 and bfloat16.
+      TypeError: a dtype other than float32 and bfloat16, or resets that are not bool.
       dispatch.UnavailableError: a named implementation that does not run here.
     """
     size = shapes.sizes(
-        OP, write_BTR=write_BTR, value_BTE=value_BTE, decay_R=decay_R, read_BTR=read_BTR
+        OP,
+        write_BTR=write_BTR,
+        value_BTE=value_BTE,
+        decay_R=decay_R,
+        read_BTR=read_BTR,
+        resets_BT=resets_BT,
     )
     shapes.floating(OP, write=write_BTR, value=value_BTE, read=read_BTR)
     shapes.floating(OP, (jnp.float32,), decay=decay_R)
+    shapes.floating(OP, (jnp.bool_,), resets=resets_BT)
     if size["T"] == 0:
         raise ValueError(f"{OP}: write has T = 0 steps; pass at least one")
     state = initial_state
@@ -78,7 +90,7 @@ def prefix_mean(
     shapes.sizes(OP, write_BTR=write_BTR, value_BTE=value_BTE, state_BRE=state[0], mass_BR=state[1])
     shapes.floating(OP, (jnp.float32,), state=state[0], mass=state[1])
 
-    call = Call(write_BTR, value_BTE, decay_R, read_BTR, State(*state))
+    call = Call(write_BTR, value_BTE, decay_R, read_BTR, State(*state), resets_BT)
     config = Config(mass_normalisation, dispatch.target())
     reasons = {"pallas": pallas.unsupported_reason(config, call), "xla": "", "reference": ""}
     run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, reasons)]

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from kernels.core.cases import Arrays, Case, Suite
+from kernels.core.cases import Arrays, Case, Suite, resets
 from kernels.prefix_mean.api import IMPLEMENTATIONS, prefix_mean
 from kernels.prefix_mean.state import State
 
@@ -26,6 +26,10 @@ CASES = (
     _case(2, 130, 32, 32, "float32", {"test"}, gates="uniform"),
     _case(2, 130, 32, 32, "float32", {"test"}, mass_normalisation=False),
     _case(2, 130, 32, 32, "float32", {"test"}, initial_state=True),
+    *(
+        _case(2, 67, 16, 8, "float32", {"resets"}, resets=True, initial_state=True, **options)
+        for options in ({}, {"mass_normalisation": False})
+    ),
     _case(8, 256, 32, 128, "float32", {"cpu"}),
     _case(1, 4096, 32, 128, "float32", {"cpu"}),
     _case(32, 256, 32, 128, "bfloat16", GPU),
@@ -50,6 +54,8 @@ def make(case: Case, key: jax.Array) -> Arrays:
         "decay": jnp.exp2(-1.0 / half_life_R),
         "read": read_BTR.astype(case.dtype),
     }
+    if case.options.get("resets"):
+        arrays["resets"] = resets(B, T)
     if case.options.get("initial_state"):
         mass_BR = jax.random.uniform(keys[3], (B, R), minval=0.1, maxval=5.0)
         mean_BRE = jax.random.normal(keys[4], (B, R, E))
@@ -77,6 +83,7 @@ def call(case: Case, arrays: Arrays, implementation: str | None) -> dict[str, ja
         initial_state=State(arrays["total"], arrays["mass"]) if "total" in arrays else None,
         return_state=True,
         mass_normalisation=case.options.get("mass_normalisation", True),
+        resets_BT=arrays.get("resets"),
         implementation=implementation,
     )
     return {"out": out_BTE, "total": state.total_BRE, "mass": state.mass_BR}

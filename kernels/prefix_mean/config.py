@@ -10,13 +10,14 @@ from kernels.prefix_mean.state import State
 
 
 class Call(NamedTuple):
-    """The arrays of a call; all have gradients."""
+    """The arrays of a call; all but `resets_BT`, which may be None, have gradients."""
 
     write_BTR: jax.Array
     value_BTE: jax.Array
     decay_R: jax.Array
     read_BTR: jax.Array
     state: State
+    resets_BT: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,9 @@ which go from chunk to chunk as the states do, last chunk first:
     d ln beta_r = C (<dN_r, N'_r> + dD_r D'_r) - sum_j j W_jr dW_jr        (N', D' after the chunk)
     before the chunk: beta^C dN_r + sum_i c_ir beta^i dout_i, beta^C dD_r - sum_i c_ir beta^i dG_ir
 
+A reset before step s of a chunk takes every product of a step before s with one from s on out of
+these sums: the tables are zero there.
+
 The line of ln beta needs no product of its own: the weights of a mean sum to one, so moving every
 exponent beta^i of row i moves nothing, and beta^(i-j) is left with its part in j. Positions count
 from the chunk's start: counted from the sequence's, the two terms would cancel to no digits. The
@@ -51,12 +54,15 @@ TOGETHER = 32
 
 
 class Tables(NamedTuple):
-    """Powers of the decay: beta^(i-j) for j < i, else 0; beta^i; beta^(C-j); beta^C."""
+    """Powers of the decay: beta^(i-j) for j < i, else 0; beta^i; beta^(C-j); beta^C.
 
-    pair_IJR: jax.Array
-    start_IR: jax.Array
-    end_JR: jax.Array
-    whole_R: jax.Array
+    X is 1 where the chunks of a group have the same.
+    """
+
+    pair_XIJR: jax.Array
+    start_XIR: jax.Array
+    end_XJR: jax.Array
+    whole_XR: jax.Array
 
 
 def chunks_together(B: int) -> int:
@@ -70,12 +76,27 @@ def tables(C: int, decay_R: jax.Array) -> Tables:
     step_C = np.arange(C, dtype=np.float32)
     lag_IJ = step_C[:, None] - step_C[None]
     pair_IJR = jnp.exp(np.maximum(lag_IJ, 0.0)[..., None] * log_R[None, None])
-    return Tables(
+    of_a_chunk = (
         jnp.where(lag_IJ[..., None] > 0, pair_IJR, 0.0),
         jnp.exp(step_C[:, None] * log_R[None]),
         jnp.exp((C - step_C)[:, None] * log_R[None]),
         jnp.exp(C * log_R),
     )
+    return Tables(*(x[None] for x in of_a_chunk))
+
+
+def cut(table: Tables, resets_BT: jax.Array) -> Tables:
+    """The tables of the chunks of a group whose state is emptied before some steps."""
+    C = table.start_XIR.shape[1]
+    # How many resets of its chunk are not after a step.
+    count_XC = jnp.cumsum(resets_BT.reshape(-1, C), 1)
+    masks = Tables(
+        count_XC[:, :, None] == count_XC[:, None],
+        count_XC == 0,
+        count_XC == count_XC[:, -1:],
+        count_XC[:, -1] == 0,
+    )
+    return jax.tree.map(lambda mask, power: jnp.where(mask[..., None], power, 0.0), masks, table)
 
 
 def forward(
@@ -92,7 +113,7 @@ def forward(
     gain_XIR = read_XIR * _inverse_mass(config, table, write_XJR, before)
     # Several products read the gain: XLA would repeat the division in each.
     gain_XIR = lax.optimization_barrier(gain_XIR)
-    out_XIE = _dot("XIR,XRE->XIE", gain_XIR * table.start_IR[None], before.total_BRE)
+    out_XIE = _dot("XIR,XRE->XIE", gain_XIR * table.start_XIR, before.total_BRE)
     if write_XJR.shape[1] > 1:
         weight_XIJ = _dot("XIR,XIJR->XIJ", gain_XIR, _pairs(table, write_XJR))
         out_XIE += _dot("XIJ,XJE->XIE", weight_XIJ, value_XJE)
@@ -114,14 +135,14 @@ def backward(
     write_XJR, value_XJE, read_XIR, d_out_XIE = _chunks(
         table, write_BTR, value_BTE, read_BTR, d_out_BTE
     )
-    C = table.start_IR.shape[0]
+    C = table.start_XIR.shape[1]
     inverse_XIR = lax.optimization_barrier(_inverse_mass(config, table, write_XJR, before))
     gain_XIR = read_XIR * inverse_XIR
-    started_XIR = gain_XIR * table.start_IR[None]
-    kept_XJR = write_XJR * table.end_JR[None]
+    started_XIR = gain_XIR * table.start_XIR
+    kept_XJR = write_XJR * table.end_XJR
     product_XIJ = _dot("XIE,XJE->XIJ", d_out_XIE, value_XJE)
 
-    past_XIR = table.start_IR[None] * _dot("XIE,XRE->XIR", d_out_XIE, before.total_BRE)
+    past_XIR = table.start_XIR * _dot("XIE,XRE->XIR", d_out_XIE, before.total_BRE)
     pair_XIJR = _pairs(table, write_XJR)
     past_XIR += _dot("XIJ,XIJR->XIR", product_XIJ, pair_XIJR)
     d_read_XIR = lax.optimization_barrier(inverse_XIR * past_XIR)
@@ -141,17 +162,18 @@ def backward(
         if config.mass_normalisation:
             # The difference first: its terms cancel where one write holds nearly all of the mass.
             turned_XJR -= d_read_XIR[:, None, i]
-        return table.pair_IJR[None, i] * (gain_XIR[:, None, i] * turned_XJR)
+        return table.pair_XIJR[:, i] * (gain_XIR[:, None, i] * turned_XJR)
 
-    d_write_XJR = table.end_JR[None] * d_end_XJR + _sum_over(C, turned_XJR)
+    d_write_XJR = table.end_XJR * d_end_XJR + _sum_over(C, turned_XJR)
     d_value_XJE = _dot("XJR,XRE->XJE", kept_XJR, d_after.total_BRE)
     d_value_XJE += _outer(_dot("XIR,XIJR->XIJ", gain_XIR, pair_XIJR), d_out_XIE)
 
     carried_XR = _sum_over(C, lambda j: kept_XJR[:, j] * d_end_XJR[:, j])
-    carried_XR += table.whole_R[None] * d_after.mass_BR * before.mass_BR
+    carried_XR += table.whole_XR * d_after.mass_BR * before.mass_BR
     # Over the chunks first: a sum along E, the last axis, is one addition after another.
     flux_R = carried_XR.sum(0)
-    flux_R += table.whole_R * (d_after.total_BRE * before.total_BRE).sum(0).sum(-1)
+    passed_XRE = table.whole_XR[..., None] * d_after.total_BRE * before.total_BRE
+    flux_R += passed_XRE.sum(0).sum(-1)
     moved_XR = _sum_over(C, lambda j: j * write_XJR[:, j] * d_write_XJR[:, j])
     if not config.mass_normalisation:
         moved_XR -= _sum_over(C, lambda i: i * read_XIR[:, i] * d_read_XIR[:, i])
@@ -167,7 +189,7 @@ def backward(
 
 def _chunks(table: Tables, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The chunks of arrays `[B, T, ...]` along one leading axis X, sequence by sequence."""
-    C = table.start_IR.shape[0]
+    C = table.start_XIR.shape[1]
     return tuple(x.reshape(-1, C, x.shape[-1]) for x in arrays)
 
 
@@ -176,8 +198,8 @@ def _states(
 ) -> tuple[State, State]:
     """The states before the X chunks of a group, and the one after it."""
     write_XJR, value_XJE = _chunks(table, write_BTR, value_BTE)
-    kept_XJR = write_XJR * table.end_JR[None]
-    mass_XR = _sum_over(table.end_JR.shape[0], lambda j: kept_XJR[:, j])
+    kept_XJR = write_XJR * table.end_XJR
+    mass_XR = _sum_over(table.end_XJR.shape[1], lambda j: kept_XJR[:, j])
     return _carry(table, state, State(_outer(kept_XJR, value_XJE), mass_XR))
 
 
@@ -186,14 +208,18 @@ def _carry(table: Tables, state: State, added: State, reverse: bool = False) -> 
     B = state.mass_BR.shape[0]
     n = added.mass_BR.shape[0] // B
     added = jax.tree.map(lambda x: x.reshape(B, n, *x.shape[1:]), added)
-    whole = State(table.whole_R[None, :, None], table.whole_R[None])
+    whole_XR = table.whole_XR
+    whole_BnR = jnp.broadcast_to(whole_XR, (B * n, whole_XR.shape[1])).reshape(B, n, -1)
 
     def step(k: jax.Array, carry: tuple[State, State]) -> tuple[State, State]:
         state, reached = carry
         k = n - 1 - k if reverse else k
         put = functools.partial(lax.dynamic_update_index_in_dim, index=k, axis=1)
         reached = jax.tree.map(put, reached, state)
-        new = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, k, 1, keepdims=False), added)
+        new, whole_BR = jax.tree.map(
+            lambda x: lax.dynamic_index_in_dim(x, k, 1, keepdims=False), (added, whole_BnR)
+        )
+        whole = State(whole_BR[..., None], whole_BR)
         return jax.tree.map(lambda w, x, y: w * x + y, whole, state, new), reached
 
     last, reached = lax.fori_loop(0, n, step, (state, jax.tree.map(jnp.zeros_like, added)))
@@ -203,16 +229,16 @@ def _carry(table: Tables, state: State, added: State, reverse: bool = False) -> 
 def _pairs(table: Tables, write_XJR: jax.Array) -> jax.Array:
     """beta^(i-j) W_jr for j < i, else 0."""
     # Materialised: fused into the product, they would turn it into a slow sum.
-    return lax.optimization_barrier(table.pair_IJR[None] * write_XJR[:, None])
+    return lax.optimization_barrier(table.pair_XIJR * write_XJR[:, None])
 
 
 def _inverse_mass(config: Config, table: Tables, write_XJR: jax.Array, before: State) -> jax.Array:
     """1 / D_ir, 0 for no mass; 1 without normalisation."""
     if not config.mass_normalisation:
         return jnp.ones_like(write_XJR)
-    mass_XIR = table.start_IR[None] * before.mass_BR[:, None]
+    mass_XIR = table.start_XIR * before.mass_BR[:, None]
     C = write_XJR.shape[1]
-    mass_XIR += _sum_over(C, lambda j: table.pair_IJR[None, :, j] * write_XJR[:, None, j])
+    mass_XIR += _sum_over(C, lambda j: table.pair_XIJR[:, :, j] * write_XJR[:, None, j])
     held_XIR = mass_XIR > MASS_FLOOR
     return jnp.where(held_XIR, 1.0 / jnp.where(held_XIR, mass_XIR, 1.0), 0.0)
 

@@ -29,6 +29,8 @@ def unsupported_reason(config: Config, call: Call) -> str:
     """Why the kernels do not run for a call; empty if they do."""
     if reason := dispatch.unsupported_reason(config.target):
         return reason
+    if call.resets_BT is not None:
+        return "has no resets"
     R, E = call.write_BTR.shape[-1], call.value_BTE.shape[-1]
     for letter, size, most in (("R", R, 64), ("E", E, 256)):
         if size & (size - 1) or not 16 <= size <= most:
@@ -39,7 +41,7 @@ def unsupported_reason(config: Config, call: Call) -> str:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def run(config: Config, call: Call) -> tuple[jax.Array, State]:
     """`out_BTE` in the dtype of the values and the state after the last step; see `api`."""
-    write_BTR, value_BTE, decay_R, read_BTR, state = call
+    write_BTR, value_BTE, decay_R, read_BTR, state, _ = call
     B, T, E = value_BTE.shape
     sizes = {"B": B, "T": T, "R": decay_R.shape[0], "E": E}
     plan = segments.plan(config.target, sizes, value_BTE.dtype, backward=False)

@@ -29,7 +29,7 @@ from kernels.prefix_mean.state import State
 def backward(config: Config, call: Call, cotangents: tuple[jax.Array, State]) -> tuple[Call]:
     """The cotangent of the call."""
     call, cotangents = dispatch.first_order(segments.OP, (call, cotangents))
-    write_BTR, value_BTE, decay_R, read_BTR, state = call
+    write_BTR, value_BTE, decay_R, read_BTR, state, _ = call
     d_out_BTE, d_state = cotangents
     B, T, E = value_BTE.shape
     R = decay_R.shape[0]

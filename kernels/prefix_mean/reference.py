@@ -7,6 +7,8 @@ and D, its mass:
 2. N becomes N + write * value, and D becomes D + write.
 3. Both decay.
 
+A step with a reset first empties N and D.
+
 Without normalisation the output reads N itself. Differentiating stores a carry of size R E for
 every step.
 """
@@ -19,20 +21,23 @@ from jax import lax
 import jax.numpy as jnp
 
 from kernels.prefix_mean.config import Call, Config
-from kernels.prefix_mean.state import MASS_FLOOR, State
+from kernels.prefix_mean.state import MASS_FLOOR, State, emptied
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, State]:
     """`out_BTE` and the state after the last step, in float32; see `api.prefix_mean`."""
     arrays = (call.write_BTR, call.value_BTE, call.read_BTR)
     steps = tuple(x.astype(jnp.float32).swapaxes(0, 1) for x in arrays)
+    resets_TB = None if call.resets_BT is None else call.resets_BT.T
     step = functools.partial(_step, config, call.decay_R)
-    state, out_TBE = lax.scan(step, call.state, steps)
+    state, out_TBE = lax.scan(step, call.state, (*steps, resets_TB))
     return out_TBE.swapaxes(0, 1), state
 
 
 def _step(config: Config, decay_R: jax.Array, state: State, written: Any):
-    write_BR, value_BE, read_BR = written
+    write_BR, value_BE, read_BR, reset_B = written
+    if reset_B is not None:
+        state = emptied(state, reset_B)
     memory_BRE = state.total_BRE
     if config.mass_normalisation:
         held_BR = state.mass_BR > MASS_FLOOR

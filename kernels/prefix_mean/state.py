@@ -26,6 +26,14 @@ def empty_state(B: int, R: int, E: int) -> State:
     return State(jnp.zeros((B, R, E), jnp.float32), jnp.zeros((B, R), jnp.float32))
 
 
+def emptied(state: State, reset_B: jax.Array) -> State:
+    """The state with nothing in the batch rows of `reset_B`."""
+    return State(
+        jnp.where(reset_B[:, None, None], 0.0, state.total_BRE),
+        jnp.where(reset_B[:, None], 0.0, state.mass_BR),
+    )
+
+
 def log_of_decay(decay_R: jax.Array) -> jax.Array:
     """ln beta to about the last bit, also near 1, as for a half-life of 10,000 steps."""
     decay_R = jnp.maximum(decay_R.astype(jnp.float32), jnp.finfo(jnp.float32).tiny)

@@ -41,6 +41,13 @@ class Stretch(NamedTuple):
         at = self.start + k * self.L
         return tuple(lax.dynamic_slice_in_dim(x, at, self.L, 1).astype(jnp.float32) for x in arrays)
 
+    def tables(self, k: jax.Array, resets_BT: jax.Array | None) -> linear_chunk.Tables:
+        """The tables of group k."""
+        if resets_BT is None:
+            return self.table
+        at = self.start + k * self.L
+        return linear_chunk.cut(self.table, lax.dynamic_slice_in_dim(resets_BT, at, self.L, 1))
+
     def put(self, k: jax.Array, whole: jax.Array, part: jax.Array) -> jax.Array:
         """`whole` with group k replaced."""
         at = self.start + k * self.L
@@ -59,7 +66,8 @@ def _run(config: Config, call: Call, keep: bool):
     def step(stretch, carry, k):
         out_BTE, state = carry
         write, value, read = stretch.cut(k, call.write_BTR, call.value_BTE, call.read_BTR)
-        out_BLE, after = linear_chunk.forward(config, stretch.table, write, value, read, state)
+        table = stretch.tables(k, call.resets_BT)
+        out_BLE, after = linear_chunk.forward(config, table, write, value, read, state)
         return (stretch.put(k, out_BTE, out_BLE), after), state if keep else None
 
     carry, befores = (jnp.zeros(call.value_BTE.shape, jnp.float32), call.state), []
@@ -84,10 +92,11 @@ def _stretches(shape: tuple[int, ...], decay_R: jax.Array) -> list[Stretch]:
 
 def _forward(config: Config, call: Call):
     result, befores = _run(config, call, keep=True)
-    return result, (call[:4], befores)
+    return result, (call[:4], befores, call.resets_BT)
 
 
 def _backward(config: Config, saved: Any, cotangents: Any) -> tuple[Call]:
+    *saved, resets_BT = saved
     saved, cotangents = dispatch.first_order("prefix_mean", (saved, cotangents))
     (write_BTR, value_BTE, decay_R, read_BTR), befores = saved
     d_out_BTE, d_state = cotangents
@@ -99,7 +108,7 @@ def _backward(config: Config, saved: Any, cotangents: Any) -> tuple[Call]:
         state = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, k, 0, keepdims=False), before)
         write, value, read, d_out = stretch.cut(k, *inputs, d_out_BTE)
         d_write, d_value, d_log, d_read, d_state = linear_chunk.backward(
-            config, stretch.table, write, value, read, state, d_out, d_state
+            config, stretch.tables(k, resets_BT), write, value, read, state, d_out, d_state
         )
         parts = (d_write, d_value, d_read)
         gradients = tuple(stretch.put(k, *each) for each in zip(gradients, parts, strict=True))

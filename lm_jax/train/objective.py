@@ -27,6 +27,7 @@ from lm_jax.model.decoder import Output, forward, param_spec
 from lm_jax.model.flops import Causal, forward_flops
 from lm_jax.model.mixers import ATTENTION, AttentionMixer, Mixer
 from lm_jax.model.params import ParamSpec, ParamTree
+from lm_jax.model.sites import Reducer
 from lm_jax.run.config import to_plain
 from lm_jax.text.examples import IGNORE_INDEX
 from lm_jax.train import losses, optim
@@ -41,12 +42,14 @@ class LMBatch(NamedTuple):
     """Model inputs, next-token targets and masks of one batch, each `[B, T]`.
 
     `input_mask_BT` is false at padding, `loss_mask_BT` at targets that the loss leaves out.
+    `document_BT` numbers the documents that are joined in a row and each read by itself, or None.
     """
 
     input_BT: jax.Array
     input_mask_BT: jax.Array
     target_BT: jax.Array
     loss_mask_BT: jax.Array
+    document_BT: jax.Array | None = None
 
 
 MakeBatch = Callable[[jax.Array], LMBatch]
@@ -63,6 +66,25 @@ def next_token_batch(tokens_BS: jax.Array, *, padding: int = PAD) -> LMBatch:
 def ignore_index_batch(tokens_BS: jax.Array) -> LMBatch:
     """`next_token_batch` of rows padded with `IGNORE_INDEX`, for tokenizers without padding."""
     return next_token_batch(tokens_BS, padding=IGNORE_INDEX)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedBatch:
+    """`next_token_batch` of rows into which documents were joined, each of them read by itself.
+
+    Attributes:
+      end: id of the token that ends every document. No token is predicted from it, because the next
+        is of another document.
+    """
+
+    end: int
+
+    def __call__(self, tokens_BS: jax.Array) -> LMBatch:
+        batch = next_token_batch(tokens_BS)
+        ends_BT = batch.input_BT == self.end
+        # A document has its own end.
+        document_BT = jnp.cumsum(ends_BT, axis=1) - ends_BT
+        return batch._replace(loss_mask_BT=batch.loss_mask_BT & ~ends_BT, document_BT=document_BT)
 
 
 def input_length(make_batch: MakeBatch, rows: int, columns: int) -> int:
@@ -181,7 +203,24 @@ def token_loss(
       rng: key for dropout and for random mixers.
     """
     batch = make_batch(tokens_BS)
-    output = forward(
+    output = read_batch(params, batch, cfg, mixer, dropout=dropout, rng=rng)
+    model = losses.Predictor(output.hidden, params)
+    sums = losses.summed(model, batch.target_BT, batch.loss_mask_BT, cfg)
+    return sums.minimised, jnp.sum(batch.loss_mask_BT)
+
+
+def read_batch(
+    params: ParamTree,
+    batch: LMBatch,
+    cfg: DecoderConfig,
+    mixer: Mixer,
+    *,
+    dropout: float = 0.0,
+    rng: jax.Array | None = None,
+    record: Mapping[str, Reducer] | None = None,
+) -> Output:
+    """The forward pass over a batch, with the fastest softmax for it; arguments as `forward`."""
+    return forward(
         params,
         batch.input_BT,
         cfg,
@@ -190,10 +229,9 @@ def token_loss(
         dropout=dropout,
         rng=rng,
         valid_BT=batch.input_mask_BT,
+        document_BT=batch.document_BT,
+        record=record,
     )
-    model = losses.Predictor(output.hidden, params)
-    sums = losses.summed(model, batch.target_BT, batch.loss_mask_BT, cfg)
-    return sums.minimised, jnp.sum(batch.loss_mask_BT)
 
 
 def _attend(mixer: Mixer, dropout: float) -> Attend | Fused:
@@ -243,7 +281,7 @@ class LanguageModelling:
         } | (
             {}
             if self.make_batch is next_token_batch
-            else {"make_batch": self.make_batch.__qualname__}
+            else {"make_batch": getattr(self.make_batch, "__qualname__", repr(self.make_batch))}
         )
 
     def init_state(self) -> None:

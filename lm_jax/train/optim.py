@@ -8,6 +8,7 @@ clipped unless asked.
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from lm_jax.model import params as params_lib
@@ -15,6 +16,8 @@ from lm_jax.model.params import ParamSpec, ParamTree
 from lm_jax.train.config import TrainConfig
 
 Choice = Callable[[str, ParamSpec], bool]
+# The name of the group of a parameter, of its path.
+Group = Callable[[str], str]
 
 WARMUP_START = 1e-8
 FLOOR_SHARE = 0.1
@@ -37,6 +40,27 @@ def is_weight(path: str, spec: ParamSpec) -> bool:
 def choose(choice: Choice, spec: ParamTree) -> dict[str, bool]:
     """Whether a predicate selects each parameter of `spec`, by path."""
     return {path: choice(path, leaf) for path, leaf in params_lib.leaves(spec)}
+
+
+def group(path: str) -> str:
+    """The group of a decoder's parameter, over all layers.
+
+    These are embed, unembed, norms, mlp, and of the mixer every parameter by itself, as
+    `mixer/prototypes`.
+    """
+    parts = [part for part in path.split("/") if part != "blocks" and not part.isdigit()]
+    if parts[0] == "mixer":
+        return "/".join(parts[:2])
+    return "norms" if parts[0].startswith(("ln", "final")) else parts[0]
+
+
+def norms(grads: ParamTree, group: Group) -> dict[str, jax.Array]:
+    """The norm of the gradient of every group."""
+    squares: dict[str, jax.Array] = {}
+    for path, leaf in params_lib.by_path(grads).items():
+        own = jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+        squares[group(path)] = squares.get(group(path), 0.0) + own
+    return {name: jnp.sqrt(each) for name, each in squares.items()}
 
 
 def schedule(config: TrainConfig) -> optax.Schedule:

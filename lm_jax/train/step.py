@@ -25,7 +25,7 @@ from lm_jax.train.state import TrainState, state_shardings
 
 LOSS_WINDOW = 128
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]
 Step = Callable[[TrainState, Any, jax.Array, jax.Array], tuple[TrainState, Metrics]]
 EvalStep = Callable[[ParamTree, Any, jax.Array], Numbers]
 
@@ -63,13 +63,14 @@ def make_train_step(
     config: TrainConfig,
     *,
     decays: optim.Choice = optim.is_weight,
+    group: optim.Group | None = None,
 ) -> Step:
     """Compiles `step(state, frozen, tokens_BS, key) -> (state, metrics)`, which consumes `state`.
 
     Step k = 0, 1, ... has the random key `fold_in(key, k)`. Metrics are scalars: `loss`, `tokens`
     (predicted ones), `grad_norm` before clipping, `learning_rate`, `finite` (whether loss and norm
-    are), `skipped` (whether the loss was a spike, and the parameters are as before), and the
-    objective's `columns`.
+    are), `skipped` (whether the loss was a spike, and the parameters are as before), the
+    objective's `columns`, and with `group` the `grad_norms` by the name of a group.
     """
     spec = objective.spec
     optimizer = optim.adamw(spec, config, decays)
@@ -120,6 +121,8 @@ def make_train_step(
             "finite": jnp.isfinite(minimised) & jnp.isfinite(grad_norm),
             "skipped": jnp.zeros((), bool),
         }
+        if group is not None:
+            metrics["grad_norms"] = optim.norms(grads, group)
         aux_state, columns = objective.update(state.aux_state, metrics)
         metrics |= columns
         losses_W = state.losses_W

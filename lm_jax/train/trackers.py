@@ -5,18 +5,25 @@ its project, key and mode from its own environment; with WANDB_MODE=offline noth
 
     pip install 'interpretable-attention-jax[wandb]'
     WANDB_PROJECT=prototypes iaj protot pretrain ... --track=wandb
+
+`--track=csv` writes `tracked.csv`, a line `step,name,value` for every number.
 """
 
 from collections.abc import Mapping
+import csv
 import importlib.util
+import io
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from lm_jax.errors import UsageError
 from lm_jax.run.config import config_hash
+from lm_jax.run.files import replace_file
 
 EVENTS = "tensorboard"
-Track = Literal["none", "wandb"]
+CSV = "tracked.csv"
+_CSV_HEADER = ["step", "name", "value"]
+Track = Literal["none", "wandb", "csv"]
 
 
 class Tracker(Protocol):
@@ -80,6 +87,35 @@ class Wandb:
         self._run.finish()
 
 
+class Csv:
+    """A CSV file of numbers by step; lines after the first `done` steps are dropped as it opens."""
+
+    def __init__(self, folder: Path, done: int) -> None:
+        path, kept = folder / CSV, []
+        if done and path.is_file():
+            with path.open(encoding="utf-8", newline="") as file:
+                lines = csv.reader(file)
+                next(lines, None)
+                # A kill may have cut the last line.
+                kept = [line for line in lines if len(line) == 3 and int(line[0]) <= done]
+        with replace_file(path) as file:
+            text = io.StringIO(newline="")
+            csv.writer(text).writerows([_CSV_HEADER, *kept])
+            file.write(text.getvalue().encode())
+        self._file = path.open("a", encoding="utf-8", newline="")
+        self._writer = csv.writer(self._file)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        # Shortest digits that read back as the same number.
+        self._writer.writerows((step, name, float(value)) for name, value in values.items())
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
 def check(track: Track) -> None:
     """Raises `UsageError` if the package of a tracker is missing."""
     if track == "wandb" and importlib.util.find_spec("wandb") is None:
@@ -93,4 +129,6 @@ def trackers(
 ) -> tuple[Tracker, ...]:
     """Opens the trackers of a run that has done so many steps in this folder, with its settings."""
     events = TensorBoard(folder, done)
-    return (events, Wandb(folder, settings)) if track == "wandb" else (events,)
+    if track == "wandb":
+        return (events, Wandb(folder, settings))
+    return (events, Csv(folder, done)) if track == "csv" else (events,)

@@ -118,7 +118,7 @@ def report(
     """
     # A model without prototypes is refused before any work.
     _ = model.prototypes
-    model.warn_of_packing()
+    model.warn_of_joining()
     examples = Examples(
         open_prepared(data, tokenizer=model.tokenizer),
         settings.split,

@@ -288,7 +288,7 @@ def write_results(
 ) -> None:
     """Measures one concept and writes the three files into an open work folder."""
     data = experiment.prepared(run, subjects[0])
-    subjects[0].model.warn_of_packing()
+    subjects[0].model.warn_of_joining()
     record_provenance(
         folder,
         collect_provenance(

@@ -132,7 +132,7 @@ def main(arguments: cli.Arguments) -> None:
     config = config_from_options(options, subjects)
     experiment.check_held(subjects, config.held)
     for subject in subjects:
-        subject.model.warn_of_packing()
+        subject.model.warn_of_joining()
     folder = arguments.workdir or split_seed(Path(options.run[0]))[0] / FOLDER
     with open_workdir(folder, config, resume=arguments.resume) as work:
         if done := finish_time(work.path):

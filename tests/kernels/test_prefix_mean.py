@@ -72,7 +72,9 @@ def _compared(case: cases.Case):
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize("case", [_compared(case) for case in SUITE.using("test")])
+@pytest.mark.parametrize(
+    "case", [_compared(case) for use in ("test", "resets") for case in SUITE.using(use)]
+)
 def test_value_and_gradients_equal_the_reference(case):
     result = comparison.deviations(SUITE, case, "xla")
     assert all(each.ok for each in result), result

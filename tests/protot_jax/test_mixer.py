@@ -31,7 +31,7 @@ def block(mixer, layer, seed=0, spread=True):
         decay_R = np.exp2(-1.0 / half_life_R)
         p |= {
             "decay_logit": jnp.asarray(np.log(decay_R / (1 - decay_R)), jnp.float32),
-            "alpha": jnp.float32(0.7),
+            "alpha": jnp.float32(0.7) if mixer.heads == 1 else jnp.linspace(0.5, 1.1, mixer.heads),
             "read": p["read"] * 10,
         }
     return p
@@ -63,11 +63,19 @@ def equations(mixer, p, x_BTD, layer):
             ]
             value_BTE[:, t] = 0.5 * values[:, t] + 0.5 * sum(past)
 
-    def gate(query_D, tau):
-        logits = p["prototypes"] @ query_D / (abs(tau) + 1e-6)
-        e = np.exp(logits - logits.max())
-        return e / e.sum()
+    N, R = mixer.heads, mixer.num_prototypes
 
+    def gate(query_D, tau):
+        gates = []
+        for own_RD, part_D in zip(np.split(p["prototypes"], N), np.split(query_D, N), strict=True):
+            logits = own_RD @ part_D / (abs(tau) + 1e-6)
+            e = np.exp(logits - logits.max())
+            gates.append(e / e.sum())
+        return np.concatenate(gates)
+
+    # A head has its own part of the values, and its own alpha.
+    E = value_BTE.shape[2] // N
+    alpha_E = np.repeat(np.atleast_1d(p["alpha"]) / np.sqrt(N), E)
     decay_R = 1 / (1 + np.exp(-p["decay_logit"]))
     out_BTD = np.zeros((B, T, D))
     for b in range(B):
@@ -76,13 +84,14 @@ def equations(mixer, p, x_BTD, layer):
         if mixer.shared_routing and layer == 0:
             read_TR = write_TR
         for i in range(1, T):
-            read_E = 0.0
-            for r in range(mixer.num_prototypes):
+            read_E = np.zeros(N * E)
+            for r in range(R):
+                head_E = np.arange(N * E) // E == r // (R // N)
                 weight_J = decay_R[r] ** (i - 1 - np.arange(i)) * write_TR[:i, r]
                 # Without the mass the moving average of the released code.
                 scale = 1 / weight_J.sum() if mixer.mass_normalisation else 1 - decay_R[r]
-                read_E += read_TR[i, r] * scale * (weight_J @ value_BTE[b, :i])
-            out_BTD[b, i] = p["alpha"] * (read_E @ p["out"])
+                read_E += head_E * read_TR[i, r] * scale * (weight_J @ value_BTE[b, :i])
+            out_BTD[b, i] = alpha_E * read_E @ p["out"]
     return out_BTD
 
 
@@ -94,8 +103,10 @@ def equations(mixer, p, x_BTD, layer):
         {"low_rank": False, "conv_kernel": 4},
         {"mass_normalisation": False},
         {"shared_routing": False, "conv_layers": 0},
+        # Whose root is exact in float32.
+        {"heads": 4, "num_prototypes": 8},
     ],
-    ids=["default", "full-rank", "no-mass", "no-routing"],
+    ids=["default", "full-rank", "no-mass", "no-routing", "heads"],
 )
 def test_mixer_is_the_equations(layer, changed):
     mixer = dataclasses.replace(MIXER, **changed)

@@ -7,6 +7,8 @@ import pytest
 
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
+from lm_jax.train import optim
+from lm_jax.train.config import TrainConfig
 from protot_jax import saved_run, study_config
 from protot_jax.config import PretrainConfig
 from protot_jax.search_space import SearchConfig
@@ -154,6 +156,8 @@ DEFAULTS = {
     "epochs": 10,
     "max_steps": 0,
     "learning_rate": 2e-3,
+    "warmup": 0.02,
+    "schedule": "cosine",
     "weight_decay": 0.1,
     "clip_norm": 0.0,
     "skip_sigma": 0.0,
@@ -212,6 +216,53 @@ def test_a_study_is_the_table_of_the_paper(name):
             assert (cfg.num_layers, cfg.hidden_size) == (changed.get("num_layers", 6), width)
             mlp_size = 0 if model == "mamba" else {256: 688, 512: 1376}[width]
             assert (cfg.mlp_size, cfg.max_length) == (mlp_size, own.context)
+
+
+# Of the released configuration of the context sweep, where the ablations have 3e-3 for ProtoT.
+SWEEP = {
+    "protot": (1e-3, 2e-3, 4e-3),
+    "llama": (0.8e-3, 1.6e-3, 3.2e-3),
+    "mamba": (1.9e-3, 3.8e-3, 7.6e-3),
+    "deltanet": (3.4e-3, 6.8e-3, 13.6e-3),
+}
+
+
+def runs_of(mode):
+    """The runs of the context sweep by model and context, each with its own of the paper."""
+    table, plain = (load("long_context", study_config.StudyConfig, m) for m in (mode, ""))
+    results = {}
+    for variant, original in zip(table.variants, plain.variants, strict=True):
+        assert (variant.name, variant.paper) == (original.name, original.paper)
+        own = [own for _, own in study_config.each_run(table, variant)]
+        results[own[0].model, own[0].context] = own
+    assert len(results) == 16
+    return results
+
+
+def test_the_grid_of_the_context_sweep_is_that_of_its_released_configuration():
+    for (model, _), runs in runs_of(":grid").items():
+        assert tuple(own.learning_rate for own in runs) == SWEEP[model]
+
+
+def test_the_scaled_rates_grow_with_the_root_of_the_context():
+    # Appendix A.2; four times the context doubles the rate.
+    factors = {256: (1,), 512: (1, 2**0.5), 1024: (1, 2), 2048: (1, 8**0.5)}
+    for (model, context), runs in runs_of(":scaled").items():
+        wanted = [SWEEP[model][1] * factor for factor in factors[context]]
+        assert [own.learning_rate for own in runs] == pytest.approx(wanted, rel=1e-15)
+
+
+def test_the_unscheduled_sweep_has_one_rate_from_the_first_step_to_the_last():
+    for (model, context), (own,) in runs_of(":unscheduled").items():
+        changed = {"model": model, "context": context, "learning_rate": SWEEP[model][1]}
+        check_run(own, changed | {"schedule": "constant", "warmup": 0.0})
+        flat, falling = (
+            optim.schedule(TrainConfig(100, own.learning_rate, warmup=warmup, schedule=schedule))
+            for warmup, schedule in ((own.warmup, own.schedule), (0.02, "cosine"))
+        )
+        for step in (0, 1, 50, 99):
+            assert flat(step) == pytest.approx(own.learning_rate, rel=1e-6)
+        assert falling(0) < 1e-7 and falling(99) < 0.2 * own.learning_rate
 
 
 # Layers, width, MLP, vocabulary, prototypes, context: Table 1, section 4 and the released code.

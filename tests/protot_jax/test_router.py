@@ -11,6 +11,7 @@ import lm_jax
 from lm_jax.parallel import sharding
 from lm_jax.text.examples import OnePass
 from lm_jax.train.metrics import EVALUATIONS
+from lm_jax.train.objective import PackedBatch
 import protot_jax
 from protot_jax import router, saved_run
 from tests import rounding
@@ -45,9 +46,9 @@ class Rows:
         return {"tokens": self._batches[k]}
 
 
-def _statistics(cfg, mixer, tokens_NT, *, batch_size):
+def _statistics(cfg, mixer, tokens_NT, *, batch_size, **options):
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    return router.router_statistics(cfg, mixer, Rows(tokens_NT, batch_size), mesh)
+    return router.router_statistics(cfg, mixer, Rows(tokens_NT, batch_size), mesh, **options)
 
 
 def formulas(cfg, mixer, tokens_NT):
@@ -172,6 +173,20 @@ def test_a_prototype_that_fires_only_in_the_last_row_is_not_dead():
     assert without[name] == result[name] + 1
 
 
+def test_statistics_of_packed_rows_are_those_of_their_documents():
+    cfg, mixer, params = _model()
+    rng, end = np.random.default_rng(0), 4
+    documents = [np.append(rng.integers(5, 20, n - 1), end) for n in (5, 4, 3, 6)]
+    packed_NT = np.stack([np.concatenate(documents[:2]), np.concatenate(documents[2:])])
+    padded_NT = np.stack([np.pad(ids, (0, 9 - len(ids))) for ids in documents])
+    packed = _statistics(cfg, mixer, packed_NT, batch_size=2, make_batch=PackedBatch(end))
+    apart = _statistics(cfg, mixer, padded_NT, batch_size=2)(params, 0)
+    # Sums over 18 tokens, of gates after two layers.
+    assert packed(params, 0) == pytest.approx(apart, rel=18 * 64 * U)
+    joined = _statistics(cfg, mixer, packed_NT, batch_size=2)(params, 0)
+    assert joined["layer_0/mass"] > 1.2 * apart["layer_0/mass"]
+
+
 def test_disjoint_gates_are_ln_2_apart():
     one, other = jnp.eye(2)[None, 0], jnp.eye(2)[None, 1]
     # log1p, two products, a sum and a half.
@@ -183,6 +198,8 @@ def test_a_run_writes_them_at_every_evaluation_and_as_events(run):
     folder = run / "seed_1"
     rows = pq.read_table(folder / EVALUATIONS).to_pylist()
     taus = [(row["step"], row["value"]) for row in rows if row["name"] == "layer_0/write_tau"]
+    norms = {row["name"]: row["value"] for row in rows if row["name"].startswith("train/grad_norm")}
+    assert norms["train/grad_norm/mixer/prototypes"] > 0
     assert [step for step, _ in taus] == [2, 4]
     model = protot_jax.load_run(run, best=False)
     assert taus[-1][1] == float(model.params["blocks"]["mixer"]["write_tau"][0])

@@ -23,10 +23,10 @@ OBJECTIVE = LanguageModelling(tiny.CFG)
 BATCH = tiny.BATCHES.at(0)["tokens"]
 
 
-def updated(config, ways=1, batch=BATCH, objective=OBJECTIVE):
+def updated(config, ways=1, batch=BATCH, objective=OBJECTIVE, **options):
     """State and metrics after one update."""
     mesh = tiny.mesh(ways)
-    update = step.make_train_step(objective, mesh, config)
+    update = step.make_train_step(objective, mesh, config, **options)
     before = tiny.fresh_state(mesh, config)
     return update(before, (), sharding.shard_batch(mesh, batch), jax.random.key(7))
 
@@ -96,6 +96,25 @@ def test_four_devices_equal_one(mean):
     spread = after.opt_state[0].mu["blocks"]["mlp"]["up"].sharding
     assert spread == after.params["blocks"]["mlp"]["up"].sharding
     assert not spread.is_fully_replicated
+
+
+def test_the_norms_of_groups_are_those_of_their_gradients(mean):
+    _, metrics = updated(CONFIG, group=optim.group)
+    got = {name: float(norm) for name, norm in metrics["grad_norms"].items()}
+    mixer = {f"mixer/{name}" for name in "qkvo"}
+    assert got.keys() == {"embed", "unembed", "norms", "mlp"} | mixer
+    gradient, bound = (lm_jax.params.by_path(each[1]) for each in (mean.values, mean.bounds))
+    for name, norm in got.items():
+        paths = [path for path in gradient if optim.group(path) == name]
+        want, off = (
+            math.sqrt(sum(float(np.sum(np.square(tree[path]))) for path in paths))
+            for tree in (gradient, bound)
+        )
+        # By the triangle inequality; and a sum of squares is right to its number of terms.
+        terms = sum(gradient[path].size for path in paths)
+        assert abs(norm - want) <= off + terms * tiny.U * want
+    total = math.sqrt(sum(norm**2 for norm in got.values()))
+    assert total == pytest.approx(float(metrics["grad_norm"]), rel=1e-6)
 
 
 def test_bfloat16_computes_near_float32_and_keeps_float32_state(whole):

@@ -1,5 +1,6 @@
-"""Weights & Biases, by a module that records what it is asked: every number of a run, once."""
+"""Weights & Biases, by a module that records what it is asked, and CSV: every number, once."""
 
+import csv
 import dataclasses
 import importlib.machinery
 import importlib.util
@@ -10,7 +11,7 @@ import pytest
 
 from lm_jax.run import cli
 from lm_jax.train.launch import LaunchOptions, launched_with
-from lm_jax.train.trackers import EVENTS
+from lm_jax.train.trackers import CSV, EVENTS, Csv
 from tests.lm_jax.train import tiny_training as tiny
 from tests.lm_jax.train.tiny_run import (
     UPKEEP,
@@ -93,6 +94,41 @@ def test_rows_without_a_checkpoint_are_shown_again(runs, tmp_path, monkeypatch):
     assert [step for step, _ in runs[0].logged] == [1, 2, 3, 4]
     again = [step for step, values in runs[1].logged if "train/loss" in values]
     assert again == metrics(folder)["step"] == list(range(1, 13))
+
+
+def test_a_csv_file_has_the_numbers_of_the_tables_after_a_kill_too(tmp_path):
+    """It is killed after the save of step 8 and after step 10."""
+    folder = tmp_path / "run"
+    with launched_with(LaunchOptions(track="csv")):
+        for step in (8, 10):
+            with pytest.raises(Killed):
+                train(folder, on_step=kill_at(step))
+        train(folder)
+    with (folder / CSV).open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    losses = [(int(x["step"]), float(x["value"])) for x in lines if x["name"] == "train/loss"]
+    assert losses == list(enumerate(metrics(folder)["loss"], start=1))
+    rows = {(row["step"], row["name"]): row["value"] for row in evaluations(folder)}
+    own = {(int(x["step"]), x["name"]): float(x["value"]) for x in lines}
+    assert {key: own[key] for key in rows} == rows
+    assert len(own) == len(lines)
+
+
+def test_a_csv_file_drops_what_comes_after_the_checkpoint(tmp_path):
+    first = Csv(tmp_path, 0)
+    first.add(1, {"a": 0.1, "b, c": 1e-300})
+    first.add(2, {"a": 2.0})
+    first.close()
+    with (tmp_path / CSV).open("a") as file:
+        file.write("3")
+    second = Csv(tmp_path, 1)
+    second.add(2, {"a": 5.0})
+    second.close()
+    wanted = ["step,name,value", "1,a,0.1", '1,"b, c",1e-300', "2,a,5.0"]
+    assert (tmp_path / CSV).read_text().splitlines() == wanted
+    # A run from the start has nothing of another.
+    Csv(tmp_path, 0).close()
+    assert (tmp_path / CSV).read_text().splitlines() == wanted[:1]
 
 
 def test_it_is_off_by_default(runs, tmp_path):

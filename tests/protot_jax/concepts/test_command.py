@@ -201,7 +201,7 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
 def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog):
     model = protot_jax.load_run(run)
     # Of joined documents, which the command says.
-    model = dataclasses.replace(model, config=dataclasses.replace(model.config, examples="pack"))
+    model = dataclasses.replace(model, config=dataclasses.replace(model.config, examples="join"))
     recorder = Recorder()
     settings = report_data.ConceptConfig(length=16, top=2, resamples=99)
     report = command.report(model, run / "data", tmp_path, settings, recorder)
