@@ -155,13 +155,20 @@ def _curves(
     summary: CircuitSummary, results: list[TaskResult], component: str, ablation: str, scope: str
 ) -> Any:
     series, random = [], []
+    # Of a model that does not solve the task, an effect is a share of next to nothing: it has no
+    # band, and the axis is that of the others.
+    any_solved, readable = any(each.solved for each in results), []
     for each in results:
         if own := curve(each, component, ablation, scope=scope):
             x = [point.size for point in own.points]
             y = [point.explained for point in own.points]
             low = [point.explained - point.standard_error for point in own.points]
             high = [point.explained + point.standard_error for point in own.points]
-            series.append(Series(each.model, x, y, low, high))
+            if each.solved or not any_solved:
+                series.append(Series(each.model, x, y, low, high))
+                readable += [*low, *high]
+            else:
+                series.append(Series(each.model, x, y))
         if own := curve(each, component, ablation, "random"):
             x = [point.size for point in own.points]
             y = [point.explained for point in own.points]
@@ -170,10 +177,11 @@ def _curves(
     return report.curves(
         [*series, *random],
         caption=f"Explained effect of the {name} kept, {_SCOPE[scope]}; the others: {ablation} "
-        "ablation. Bands: one standard error.",
+        "ablation. Bands: one standard error, of models that solve the task.",
         x_label=f"{name} kept",
         y_label="explained effect",
         log_x=True,
+        y_range=(min([0.0, *readable]), max([1.0, *readable])),
         h_lines=[(summary.config.fraction, f"{100 * summary.config.fraction:g} %")],
         n=f"{results[0].clean.n} prompts",
     )

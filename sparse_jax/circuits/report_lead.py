@@ -21,7 +21,7 @@ from sparse_jax.circuits.results import CircuitSummary, Ratio
 def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     """Sizes of the circuits in a sentence and a table, each prompt ranked by itself.
 
-    The sentence compares the first model with the sparse one, where there is one.
+    A model that does not solve a task has no size there: its effect is a share of next to nothing.
     """
     config = summary.config
     roles = [model.role for model in summary.models]
@@ -29,7 +29,8 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     sizes = {
         (task, component, role): each.crossing
         for task, component, role in itertools.product(tasks, config.components, roles)
-        if (each := curve(results[task, role], component, config.ablations_of(component)[0]))
+        if results[task, role].solved
+        and (each := curve(results[task, role], component, config.ablations_of(component)[0]))
     }
     ratios = {
         (each.task, each.component, each.reference): each
@@ -38,16 +39,19 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
         and (each.ranking, each.scope) == ("signed", "prompt")
         and each.ablation == config.ablations_of(each.component)[0]
     }
-    shown = [roles[0], "sparse"] if "sparse" in roles[1:] else roles[:1]
     component = "token_edges" if "token_edges" in config.components else config.components[0]
-    needed = {task: [_count(sizes[task, component, role]) for role in shown] for task in tasks}
     explained = f"{100 * config.fraction:g}\u00a0%"
     references = [role for role in roles if role != "sparse" and "sparse" in roles]
     rows = [
         [
             task,
             COMPONENT[kind],
-            *(cell(format_size(sizes[task, kind, role])) for role in roles),
+            *(
+                cell(format_size(sizes[task, kind, role]))
+                if results[task, role].solved
+                else cell("–", note="not solved")
+                for role in roles
+            ),
             *(ratio_cell(ratios.get((task, kind, role))) for role in references),
         ]
         for task in tasks
@@ -56,15 +60,22 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     reasons = [text for task in tasks for text in unsolved(summary, task)]
     prompts = {task: results[task, roles[0]].clean.n for task in tasks}
     what = f"{COMPONENT[component].capitalize()} that explain {explained} of a prompt's metric"
-    if len(shown) > 1:
-        parts = "; ".join(f"{task} {' : '.join(counts)}" for task, counts in needed.items())
-        answer = f"{what}, {' : '.join(shown)}: {parts}."
-    else:
-        parts = ", ".join(
-            f"{count} of {results[task, roles[0]].components[component]:,} on {task}"
-            for task, (count,) in needed.items()
-        )
-        answer = f"{what}: {parts}."
+    parts = []
+    for task in tasks:
+        needed = {
+            role: _count(sizes[task, component, role])
+            for role in roles
+            if (task, component, role) in sizes
+        }
+        of = f"of {results[task, roles[0]].components[component]:,}"
+        if not needed:
+            parts.append(f"{task} is solved by no model")
+        elif len(roles) == 1:
+            parts.append(f"{needed[roles[0]]} {of} on {task}")
+        else:
+            counts = ", ".join(f"{role} {count}" for role, count in needed.items())
+            parts.append(f"{task} {counts} {of}")
+    answer = f"{what}: {'; '.join(parts)}."
     fewer = ", and how many times fewer the sparse model needs" if references else ""
     return [
         report.verdict(
