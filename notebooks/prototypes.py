@@ -182,9 +182,8 @@ report.heat_map(
     share_RK,
     caption=f"What the last token of the sentence reads in layer {layer}.",
     x_label="token whose value it is",
-    y_label="prototype that hands it over",
+    y_label="prototype",
     value_label="share of the output",
-    row_labels=[f"prototype {r}" for r in range(mixer.num_prototypes)],
     column_labels=[f"{i}{word}" for i, word in enumerate(words[:-1])],
 )
 
