@@ -40,9 +40,17 @@ STUDIES = {
 RUNS = sorted(FILES.keys() - OTHERS - STUDIES)
 
 
+def some_nightly(names, every_time):
+    """The same code runs under all of these configs, so .ci/run takes a few of them."""
+    return [
+        name if name in every_time else pytest.param(name, marks=pytest.mark.nightly)
+        for name in sorted(names)
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.real("sotu")
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", some_nightly(RUNS, {"arithmetic", "quickstart"}))
 def test_the_smoke_mode_of_a_run_runs(name, tmp_path, capsys):
     argv = ["pretrain", f"--config={FILES[name]}:smoke", f"--workdir={tmp_path / 'run'}"]
     assert cli.run(pretrain.main, argv, config=FILES["default"]) == 0
@@ -104,7 +112,7 @@ def test_the_small_mode_of_a_table_for_a_cpu_halves_what_it_says(name):
 
 @pytest.mark.slow
 @pytest.mark.real("sotu")
-@pytest.mark.parametrize("name", sorted(STUDIES))
+@pytest.mark.parametrize("name", some_nightly(STUDIES, {"paper_cpu"}))
 def test_the_smoke_mode_of_a_study_runs(name, tmp_path):
     """As a command: a config that imported the running module once defined its flags again."""
     argv = [

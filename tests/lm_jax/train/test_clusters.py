@@ -86,6 +86,7 @@ def assert_losses(run, folder):
     rounding.assert_within(rows["loss"].to_numpy()[1:], wanted)
 
 
+@pytest.mark.nightly
 def test_on_other_devices_and_processes_it_goes_on_with_the_same_batches(start, folder, tmp_path):
     """One process of eight devices, two of four, one of eight, each on another mesh."""
     run = tmp_path / "run"
