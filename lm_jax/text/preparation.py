@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import hashlib
-import math
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +48,7 @@ from lm_jax.run.files import (
 from lm_jax.run.results import Count, Share
 from lm_jax.text import corpora
 from lm_jax.text.records import read_records, record_writers, records_file
+from lm_jax.text.splits import SPLITS, check_shares, split_of, split_point
 from lm_jax.text.token_files import (
     KIND,
     id_dtype,
@@ -60,7 +60,6 @@ from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import END_OF_TEXT, train_tokenizer
 
 MANIFEST = "manifest.json"
-SPLITS = ("train", "validation", "test")
 _KIND = ManifestFormat(
     name=MANIFEST,
     version=1,
@@ -156,7 +155,7 @@ def prepare(
       StorageError: the folder cannot be written; then it does not exist.
       StoppedError: the command was asked to stop; nothing is kept.
     """
-    _check_shares(splits)
+    check_shares(splits)
     if not 0 <= seed < 2**64:
         raise UsageError(f"seed = {seed} must be in 0..2^64 - 1")
     folder = Path(folder)
@@ -387,30 +386,6 @@ def _documents(corpus: CorpusConfig) -> Iterator[corpora.Document]:
     return corpora.documents(
         corpus.source, unit=corpus.unit, words=corpus.words, field=corpus.field
     )
-
-
-def split_point(data: bytes, seed: int) -> float:
-    """The number in [0, 1) that decides a document's split, a hash of its text."""
-    digest = hashlib.blake2b(data, digest_size=8, key=seed.to_bytes(8, "little")).digest()
-    return int.from_bytes(digest, "little") / 2**64
-
-
-def split_of(point: float, splits: Sequence[float]) -> str:
-    """The split that holds a point of `split_point`."""
-    for split, share in zip(SPLITS, splits, strict=True):
-        if point < share:
-            return split
-        point -= share
-    # Rounding of the shares may leave a sliver at the end.
-    return max(zip(splits, SPLITS, strict=True))[1]
-
-
-def _check_shares(splits: Sequence[float]) -> None:
-    if len(splits) != len(SPLITS) or min(splits) < 0 or not math.isclose(sum(splits), 1.0):
-        raise UsageError(
-            f"splits = {tuple(splits)} must be three shares, of {', '.join(SPLITS)}, none "
-            "negative, with sum 1"
-        )
 
 
 def _check_filled(

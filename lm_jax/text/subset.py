@@ -8,7 +8,7 @@ and writes a folder that `preparation.prepare_corpus` reads as a source:
     tokenizer.json      learned from the first 10,000 of them, by which tokens are counted
     subset.json         files with sha256, dumps, order, counts, sha256 of the ids; written last
 
-The split of a document depends on a hash of its text (`preparation.split_point`), so that shares
+The split of a document depends on a hash of its text (`splits.split_point`), so that shares
 give counts by chance. `exact_shares` are shares that give the wanted counts exactly.
 """
 
@@ -34,7 +34,8 @@ from lm_jax.run.files import (
     write_manifest,
 )
 from lm_jax.text import corpora
-from lm_jax.text.preparation import SPLITS, document_ids, split_of, split_point
+from lm_jax.text.preparation import document_ids
+from lm_jax.text.splits import SPLITS, split_of, split_point
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import train_tokenizer
 

@@ -19,6 +19,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.files import content_digest
 from lm_jax.text import corpora, preparation
 from lm_jax.text.examples import Batches, Examples, OnePass
+from lm_jax.text.splits import SPLITS
 from lm_jax.text.tokenizer_training import train_tokenizer
 from tests.lm_jax.text.synthetic_corpus import ALL_TRAIN, stored, texts, write_corpus
 
@@ -65,11 +66,11 @@ def test_the_split_of_a_text_depends_on_neither_order_nor_company(tokenizer, tmp
     a, b, c = (
         {
             split: {tuple(ids) for ids in stored(preparation.open_prepared(tmp_path / name), split)}
-            for split in preparation.SPLITS
+            for split in SPLITS
         }
         for name in "abc"
     )
-    for split, share in zip(preparation.SPLITS, shares, strict=True):
+    for split, share in zip(SPLITS, shares, strict=True):
         assert b[split] <= a[split]
         # Four standard deviations of the binomial.
         assert abs(len(a[split]) - 400 * share) < 4 * (400 * share * (1 - share)) ** 0.5
@@ -265,7 +266,7 @@ def test_a_corpus_is_prepared_once_and_then_opened(tmp_path, monkeypatch):
     assert set(first.manifest["sources"]) == {"a.jsonl", "b.txt", "c.txt"}
     assert first.tokenizer.vocab_size <= 100
     # The texts of a split, read again from the source, are those of its records.
-    for split in preparation.SPLITS:
+    for split in SPLITS:
         again = list(preparation.split_documents(corpus, split))
         ids = [first.tokenizer.encode(text, split_special_tokens=True) for text in again]
         end = first.tokenizer.backend.token_to_id("<eot>")

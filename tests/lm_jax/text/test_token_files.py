@@ -6,6 +6,7 @@ import pytest
 from lm_jax.errors import BadInputError
 from lm_jax.text import corpora, preparation
 from lm_jax.text.preparation import CorpusConfig, export_token_files, prepare_corpus
+from lm_jax.text.splits import SPLITS
 from lm_jax.text.token_files import read_token_file, write_token_file
 from tests.lm_jax.text.synthetic_corpus import stored, texts
 
@@ -81,7 +82,7 @@ def test_data_prepared_from_token_files_is_that_of_the_text(tokenizer, tmp_path)
         export_token_files(first, tmp_path / "files")
     corpus = CorpusConfig(source=f"tokens:{tmp_path / 'files'}")
     second = prepare_corpus(tmp_path / "q", corpus)
-    for split in preparation.SPLITS:
+    for split in SPLITS:
         assert stored(second, split) == stored(first, split) != []
         counts = second.manifest["splits"][split]
         assert counts["documents"] == first.manifest["splits"][split]["documents"]
@@ -96,7 +97,7 @@ def test_data_prepared_from_token_files_is_that_of_the_text(tokenizer, tmp_path)
 def test_a_document_without_its_end_gets_it_and_an_empty_one_is_counted(tokenizer, tmp_path):
     folder = tmp_path / "files"
     folder.mkdir()
-    for split in preparation.SPLITS:
+    for split in SPLITS:
         write_token_file(folder / f"{split}.npz", [[5, 6], [], [5, 4]], vocab_size=120)
     tokenizer.save(folder)
     prepared = prepare_corpus(tmp_path / "q", CorpusConfig(source=f"tokens:{folder}"))
