@@ -71,14 +71,14 @@ def study(
     *variants: Variant,
     table: str,
     paper_split: Split = "validation",
-    small: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
     other: Mapping[str, Iterable[Variant]] | None = None,
     **shared: Any,
 ) -> ConfigDict:
     """The `get_config(mode)` of an ablation; `shared` are fields of `PretrainConfig`.
 
-    Modes are "" and "smoke", "small" where there are fields that it changes, and those of `other`,
-    each with its own variants.
+    Modes are "" and "smoke", those of `sizes`, each with the fields that it changes, and those of
+    `other`, each with its own variants.
 
     Raises:
       UsageError: for an unknown mode, or a variant that changes an unknown field.
@@ -87,9 +87,8 @@ def study(
     modes: dict[str, Callable[[StudyConfig], StudyConfig]] = {"smoke": _smoke}
     for name, own in (other or {}).items():
         modes[name] = functools.partial(dataclasses.replace, variants=tuple(own))
-    if small is not None:
-        base = with_fields(config.base, small)
-        modes["small"] = functools.partial(dataclasses.replace, base=base)
+    for name, fields in (sizes or {}).items():
+        modes[name] = functools.partial(dataclasses.replace, base=with_fields(config.base, fields))
     return in_mode(mode, config, modes, of="a study")
 
 
@@ -114,6 +113,12 @@ _CPU_SMALL: Mapping[str, Any] = {
 }
 
 
+_SIZES: Mapping[str, Mapping[str, Any]] = {
+    "small": _CPU_SMALL,
+    "whole": {"corpus.vocab_size": 16_000, "epochs": 10, "dtype": "bfloat16"},
+}
+
+
 def cpu_study(mode: str, *variants: Variant, table: str) -> ConfigDict:
     """A study in the paper's protocol at a size for a CPU, on introductions of Wikipedia articles.
 
@@ -121,9 +126,7 @@ def cpu_study(mode: str, *variants: Variant, table: str) -> ConfigDict:
     and three of its ten epochs; its perplexities are of test text. Mode "small" has half the
     examples, context and width, four layers and 16 prototypes.
     """
-    return study(
-        mode, *variants, table=table, paper_split="test", small=_CPU_SMALL, **_CPU_PROTOCOL
-    )
+    return study(mode, *variants, table=table, paper_split="test", sizes=_SIZES, **_CPU_PROTOCOL)
 
 
 def _smoke(config: StudyConfig) -> StudyConfig:

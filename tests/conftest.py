@@ -4,6 +4,7 @@ Set in the environment and before jax is imported, so that the commands a test s
 """
 
 from collections.abc import Generator
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -27,6 +28,14 @@ os.environ.pop("JAX_NUM_CPU_DEVICES", None)
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_cpu_parallel_codegen_split_count=1"
 )
+# From jax 0.11 on XLA has nothing but the emitters, and a process ends at a flag that is unknown.
+os.environ["FAST_FLAGS"] = (
+    "--xla_cpu_use_fusion_emitters=false"
+    if importlib.metadata.version("jax").startswith("0.10.")
+    else ""
+)
+if os.environ.get("FAST_COMPILE") == "1":
+    os.environ["XLA_FLAGS"] += f" {os.environ['FAST_FLAGS']}"
 if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=4"
 

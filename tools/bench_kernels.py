@@ -10,8 +10,11 @@ install. The exit code is 1 if a comparison failed or a bar was missed.
 """
 
 import argparse
+import collections
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 import dataclasses
+import functools
 import json
 from pathlib import Path
 import statistics
@@ -20,10 +23,11 @@ from typing import Any
 
 import jax
 
+from kernels.core import cases
 from kernels.suites import SUITES
-from tools.bench import benchmarks, timing
+from tools.bench import baselines, benchmarks, timing
 
-PACKAGES = ("jax", "jaxlib", "numpy", "jax-triton", "torch", "triton", "fla")
+PACKAGES = ("jax", "jaxlib", "numpy", "jax-triton", "torch", "triton", "fla-core")
 
 
 def line(result: benchmarks.Result) -> str:
@@ -35,6 +39,8 @@ def line(result: benchmarks.Result) -> str:
         red = [each for each in result.deviations if not each.ok]
         text = ", ".join(f"{d.name} {d.error:.1e}, {d.share:.1f} of its bound" for d in red)
         return f"{benchmark.label}\n    RED, no speed: {text}"
+    if result.failed:
+        return f"{benchmark.label}\n    FAILED: {result.failed}"
     ours = 1e6 * statistics.median(result.ours_seconds)
     baseline = 1e6 * statistics.median(result.baseline_seconds)
     text = (
@@ -56,12 +62,25 @@ def record(result: benchmarks.Result) -> dict[str, Any]:
     return {
         **dataclasses.asdict(result.benchmark),
         "missing": result.missing,
+        "failed": result.failed,
         "deviations": {each.name: [each.error, each.share] for each in result.deviations},
         "ours_seconds": result.ours_seconds,
         "baseline_seconds": result.baseline_seconds,
         "ours_bytes": result.ours_bytes,
         "baseline_bytes": result.baseline_bytes,
         "reached": result.reached(),
+    }
+
+
+def read_checked(path: Path) -> benchmarks.Checked:
+    """The comparisons in a file of `tools.check_kernels --json`."""
+    rows = json.loads(path.read_text("utf-8"))["rows"]
+    return {
+        (row["op"], row["implementation"], row["case"]): [
+            cases.Deviation(name, error, share)
+            for name, (error, share) in row["deviations"].items()
+        ]
+        for row in rows
     }
 
 
@@ -81,6 +100,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="untimed seconds of each program before each of its timed runs; 0 times it directly "
         "after its baseline (default: %(default)s)",
     )
+    parser.add_argument(
+        "--checked",
+        type=Path,
+        help="file of tools.check_kernels --json on this device; not compared again",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="threads that compile")
     parser.add_argument("--json", type=Path, help="file for conditions and raw timings")
     arguments = parser.parse_args(argv)
     if arguments.repeats < 1:
@@ -101,9 +126,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     conditions = timing.conditions(PACKAGES) | {"settle": f"{arguments.settle} s"}
     print(", ".join(f"{key} {value}" for key, value in conditions.items()) + "\n")
     results = []
-    for benchmark in table:
-        copies = 1 if arguments.device == "cpu" else 20
-        results.append(benchmarks.run(benchmark, arguments.repeats, copies, arguments.settle))
+    prepare = functools.partial(
+        benchmarks.prepare,
+        copies=1 if arguments.device == "cpu" else 20,
+        checked=read_checked(arguments.checked) if arguments.checked else None,
+    )
+    # Nothing else may run while one is timed, so that all are compiled before. What is no JAX
+    # program captures a graph, which no other thread may disturb.
+    with ThreadPoolExecutor(arguments.jobs) as threads:
+        inside = [each for each in table if each.baseline not in baselines.OUTSIDE]
+        done = dict(zip(inside, threads.map(prepare, inside), strict=True))
+    prepared = collections.deque(done.get(each) or prepare(each) for each in table)
+    done.clear()
+    while prepared:
+        # What it holds on the device goes with it.
+        results.append(prepared.popleft().measured(arguments.repeats, arguments.settle))
         print(line(results[-1]), flush=True)
     if arguments.json:
         rows = {"conditions": conditions, "rows": [record(each) for each in results]}

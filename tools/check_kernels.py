@@ -23,6 +23,8 @@ from kernels.core import cases, dispatch, triton_calls
 from kernels.suites import SUITES
 from tools.bench import benchmarks, timing
 
+_ALL = timing.Shard()
+
 
 def is_deterministic(suite: cases.Suite, case: cases.Case, implementation: str) -> bool:
     """Whether outputs and gradients of two runs are equal bit for bit."""
@@ -33,14 +35,15 @@ def is_deterministic(suite: cases.Suite, case: cases.Case, implementation: str) 
     return all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
-def check(op: str, implementation: str, longest: int) -> list[dict]:
+def check(op: str, implementation: str, longest: int, shard: timing.Shard = _ALL) -> list[dict]:
     """One row per case: its deviations, whether it is deterministic, and whether it passes.
 
     A case that the implementation does not support has no row.
     """
     suite = SUITES[op]
     rows = []
-    for case in {c.name: c for use in ("test", "gpu") for c in suite.using(use)}.values():
+    both = {c.name: c for use in ("test", "gpu") for c in suite.using(use)}
+    for case in shard.share(both.values()):
         shortened = benchmarks.shorten(case, longest)
         try:
             deviations = cases.compare(suite, shortened, implementation)
@@ -51,6 +54,7 @@ def check(op: str, implementation: str, longest: int) -> list[dict]:
         rows.append(
             {
                 "op": op,
+                "implementation": implementation,
                 "case": case.name,
                 "sizes": dict(shortened.sizes),
                 "deviations": {each.name: [each.error, each.share] for each in deviations},
@@ -81,6 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--longest", type=int, default=512, help="length to which large cases are cut"
     )
+    parser.add_argument(
+        "--shard",
+        type=timing.Shard.parse,
+        default=_ALL,
+        metavar="I/N",
+        help="every N-th case of an operation, from the I-th on: the part of one of N processes",
+    )
     parser.add_argument("--json", type=Path, help="file for conditions and deviations")
     arguments = parser.parse_args(argv)
     kernel = arguments.implementation in (None, "mosaic", *cases.GPU_KERNELS)
@@ -100,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if implementation not in SUITES[op].implementations:
                 print(f"{op}: has no {implementation or 'GPU kernel'!r} implementation")
                 continue
-            rows += check(op, implementation, arguments.longest)
+            rows += check(op, implementation, arguments.longest, arguments.shard)
     if arguments.json:
         results = {"conditions": timing.conditions(("jax", "jaxlib", "numpy")), "rows": rows}
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

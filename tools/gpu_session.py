@@ -1,18 +1,23 @@
 """Checks, tunes and benchmarks the kernels on a GPU, in one command and under ten minutes.
 
     python -m tools.gpu_session --out runs/gpu
+    python -m tools.gpu_session --out runs/gpu --only check_kernels
 
 1. check_kernels   every kernel against its reference on this device; if it fails, nothing is timed
 2. tune_kernels    tile sizes, into kernels/tuned/<device>.json
 3. bench_kernels   speed against the bars and baselines of docs/kernels.md
+4. bench_train     training steps, forward passes and decoding of the Prototype Transformer
 
-Each step is a separate process with its share of the time. Its log and its measurements are in the
-folder, and the tables are copied to it. Commit the JSON files; they contain device, versions and
-date.
+The first two share out their cases among processes, for compiling is most of their time; when
+tuning, one of them times at once. Each step has its share of the time. Its logs and its
+measurements are in the folder, and the tables are copied to it. Commit the JSON files; they contain
+device, versions and date.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import dataclasses
+import json
 import os
 from pathlib import Path
 import shutil
@@ -21,37 +26,119 @@ import sys
 import time
 
 from kernels.core import tuning
-
-# Share of the time, and whether the session continues after the step has failed.
-STEPS = (("check_kernels", 0.3, False), ("tune_kernels", 0.35, True), ("bench_kernels", 0.35, True))
+from kernels.suites import SUITES
 
 
-def command(step: str, out: Path) -> list[str]:
-    """The command line of a step."""
-    line = [sys.executable, "-m", f"tools.{step}"]
-    if step == "bench_kernels":
-        line.append("--device=gpu")
-    if step != "tune_kernels":
-        line += ["--json", str(out / f"{step}.json")]
-    return line
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step.
+
+    Attributes:
+      share: of the time.
+      continues: whether the session continues after it has failed.
+    """
+
+    name: str
+    share: float
+    continues: bool = True
 
 
-def run(step: str, out: Path, seconds: float) -> int:
-    """Runs one step with its output in `out/<step>.log`; returns 124 if its time ran out."""
-    log = out / f"{step}.log"
-    with log.open("wb") as file:
-        try:
-            process = subprocess.run(
-                command(step, out),
+STEPS = (
+    Step("check_kernels", 0.25, continues=False),
+    Step("tune_kernels", 0.3),
+    Step("bench_kernels", 0.25),
+    Step("bench_train", 0.2),
+)
+# The largest number of cases of one process.
+_CASES, _WORKLOADS = 6, 3
+
+
+def commands(step: str, out: Path) -> Iterator[tuple[str, list[str]]]:
+    """The arguments of each process of a step, by the name of its log."""
+    match step:
+        case "check_kernels":
+            for op, suite in SUITES.items():
+                cases = len({each.name for use in ("test", "gpu") for each in suite.using(use)})
+                for implementation in {suite.kernel, "mosaic"} & {*suite.implementations}:
+                    of = -(-cases // _CASES)
+                    for i in range(of):
+                        name = f"{step}_{op}_{implementation}_{i}"
+                        yield (
+                            name,
+                            [
+                                f"--op={op}",
+                                f"--implementation={implementation}",
+                                f"--shard={i}/{of}",
+                                # The bounds of longer attention take tens of gigabytes each.
+                                "--longest=256",
+                                f"--json={out / name}.json",
+                            ],
+                        )
+        case "tune_kernels":
+            lock = f"--lock={out / 'timing.lock'}"
+            for op, suite in SUITES.items():
+                of = -(-len(suite.using("gpu")) // _WORKLOADS) if suite.tiles else 0
+                for i in range(of):
+                    yield f"{step}_{op}_{i}", [f"--op={op}", f"--shard={i}/{of}", "--jobs=4", lock]
+        case "bench_kernels":
+            checked = f"--checked={out / 'check_kernels.json'}"
+            jobs = f"--jobs={os.cpu_count()}"
+            yield (
+                step,
+                ["--device=gpu", f"--json={out / step}.json", checked, jobs, "--settle=0.005"],
+            )
+        case "bench_train":
+            models = ["--models", "protot", "llama", "mamba", "deltanet"]
+            yield step, [*models, f"--json={out / step}.json"]
+
+
+def run(step: str, out: Path, seconds: float) -> dict[str, int]:
+    """Runs the processes of a step, each with its output in `out/<name>.log`.
+
+    Returns:
+      The exit codes by name; 124 where the time ran out.
+    """
+    everyone = list(commands(step, out))
+    environment = {**os.environ, "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cuda,cpu")}
+    # Several processes, or torch beside JAX, share the device's memory.
+    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    processes = {}
+    for name, arguments in everyone:
+        with (out / f"{name}.log").open("wb") as file:
+            processes[name] = subprocess.Popen(
+                [sys.executable, "-m", f"tools.{step}", *arguments],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                timeout=seconds,
-                env={**os.environ, "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cuda,cpu")},
-                check=False,
+                env=environment,
             )
+    end = time.monotonic() + seconds
+    codes = {}
+    for name, process in processes.items():
+        try:
+            codes[name] = process.wait(max(end - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
-            return 124
-    return process.returncode
+            process.kill()
+            process.wait()
+            codes[name] = 124
+    return codes
+
+
+def gather(out: Path) -> None:
+    """Joins the rows of the checking processes in `out/check_kernels.json`."""
+    parts = [
+        json.loads(path.read_text("utf-8")) for path in sorted(out.glob("check_kernels_*.json"))
+    ]
+    if parts:
+        rows = [row for part in parts for row in part["rows"]]
+        whole = {"conditions": parts[0]["conditions"], "rows": rows}
+        text = json.dumps(whole, indent=1) + "\n"
+        (out / "check_kernels.json").write_text(text, encoding="utf-8")
+
+
+def tail(out: Path, name: str, lines: int) -> str:
+    """The last lines of a log, indented."""
+    text = (out / f"{name}.log").read_text("utf-8", errors="replace").splitlines()
+    return "\n".join(f"    {line}" for line in text[-lines:])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,19 +146,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--seconds", type=float, default=570.0, help="time for all steps")
+    names = [step.name for step in STEPS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these steps")
     arguments = parser.parse_args(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    for step, share, continues in STEPS:
+    steps = [step for step in STEPS if step.name in arguments.only]
+    whole, failed = sum(step.share for step in steps), 0
+    for step in steps:
         start = time.monotonic()
-        code = run(step, arguments.out, share * arguments.seconds)
-        verdict = {0: "done", 124: "ran out of time"}.get(code, f"exit {code}")
-        print(f"{step}: {verdict} after {time.monotonic() - start:.0f} s", flush=True)
-        tail = (arguments.out / f"{step}.log").read_text("utf-8", errors="replace").splitlines()
-        print("\n".join(f"    {line}" for line in tail[-40:]), flush=True)
-        if code:
+        codes = run(step.name, arguments.out, step.share / whole * arguments.seconds)
+        took = time.monotonic() - start
+        if step.name == "check_kernels":
+            gather(arguments.out)
+        print(
+            f"{step.name}: {sum(not code for code in codes.values())} of {len(codes)} processes "
+            f"done after {took:.0f} s",
+            flush=True,
+        )
+        for name, code in codes.items():
+            if code:
+                verdict = "ran out of time" if code == 124 else f"exit {code}"
+                print(f"  {name}: {verdict}", flush=True)
+            print(
+                tail(arguments.out, name, 40 if len(codes) == 1 else 12 if code else 2), flush=True
+            )
+        if any(codes.values()):
             failed += 1
-            if not continues:
+            if not step.continues:
                 break
     for table in tuning.TABLES.glob("*.json"):
         shutil.copy(table, arguments.out / f"tuned_{table.name}")

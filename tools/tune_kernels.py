@@ -12,8 +12,10 @@ date, and is written after each workload.
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 import itertools
 import json
+import os
 from pathlib import Path
 import statistics
 import sys
@@ -47,43 +49,61 @@ def combinations(tiles: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]
 
 
 def tune(
-    suite: cases.Suite, case: cases.Case, target: dispatch.Target, repeats: int, copies: int = 1
+    suite: cases.Suite,
+    case: cases.Case,
+    target: dispatch.Target,
+    repeats: int,
+    *,
+    copies: int = 1,
+    jobs: int = 1,
+    lock: Path | None = None,
 ) -> dict[str, Any]:
     """The fastest tiles of one workload, with the seconds of every combination.
 
     Returns `tiles` (empty if the heuristic is fastest), `seconds` by combination, and `refused`,
     the first line of the compiler's error by combination.
 
+    Args:
+      jobs: threads that compile the combinations of a group.
+      lock: held while the device is timed.
+
     Raises:
       ArithmeticError: two combinations disagree by more than rounding.
     """
     arrays = suite.make(case, jax.random.key(0))
     ours = baselines.ours(suite.op, "pallas")
+
+    def compiled(tiles: Mapping[str, int]) -> timing.Pass | str:
+        # A function of its own each time: what jax.jit has traced keeps its tiles.
+        fn, arguments = baselines.gradient(ours, suite, case, arrays)
+        with dispatch.on(target), tuning.trying(suite.op, tiles):
+            try:
+                return timing.program(fn, arguments, copies)[0]
+            except jax.errors.JaxRuntimeError as error:
+                if not tiles:
+                    raise
+                return str(error).partition("\n")[0]
+
     seconds: dict[str, list[float]] = {}
     refused: dict[str, str] = {}
     expected: Any = None
     best: dict[str, int] = {}
     for group in [{}, *suite.tiles]:
         tried = {_label(each): each for each in ({**best, **c} for c in combinations(group))}
-        for label, tiles in tried.items():
-            if label in seconds:
-                continue
-            # A function of its own each time: what jax.jit has traced keeps its tiles.
-            fn, arguments = baselines.gradient(ours, suite, case, arrays)
-            with dispatch.on(target), tuning.trying(suite.op, tiles):
-                try:
-                    run, _ = timing.program(fn, arguments, copies)
-                    outputs = run()
-                except jax.errors.JaxRuntimeError as error:
-                    if not tiles:
-                        raise
-                    refused[label] = str(error).partition("\n")[0]
+        new = [label for label in tried if label not in seconds]
+        with ThreadPoolExecutor(jobs) as threads:
+            programs = list(threads.map(compiled, (tried[label] for label in new)))
+        with timing.alone(lock):
+            for label, run in zip(new, programs, strict=True):
+                if isinstance(run, str):
+                    refused[label] = run
                     continue
-            outputs = outputs if copies == 1 else outputs[0]
-            expected = outputs if expected is None else expected
-            _check(suite, case, label, outputs, expected)
-            (series,) = timing.in_turns([run], repeats)
-            seconds[label] = [each / copies for each in series]
+                outputs = run()
+                outputs = outputs if copies == 1 else outputs[0]
+                expected = outputs if expected is None else expected
+                _check(suite, case, label, outputs, expected)
+                (series,) = timing.in_turns([run], repeats)
+                seconds[label] = [each / copies for each in series]
         measured = [label for label in tried if label in seconds] + [_label(best)]
         fastest = min(measured, key=lambda label: statistics.median(seconds[label]))
         best = tried.get(fastest, best)
@@ -108,7 +128,13 @@ def _check(suite: cases.Suite, case: cases.Case, label: str, outputs: Any, expec
 
 
 def write(path: Path, conditions: Mapping[str, str], result: Mapping[str, Any]) -> None:
-    """Merges the tiles into the device's table."""
+    """Merges the tiles into the device's table, which other processes may be writing too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with timing.alone(path.with_suffix(".lock")):
+        _merge(path, conditions, result)
+
+
+def _merge(path: Path, conditions: Mapping[str, str], result: Mapping[str, Any]) -> None:
     old = json.loads(path.read_text("utf-8")) if path.exists() else {"tiles": {}, "timings": {}}
     for op, by_bucket in result.items():
         tiles = {bucket: each["tiles"] for bucket, each in by_bucket.items() if each["tiles"]}
@@ -116,7 +142,6 @@ def write(path: Path, conditions: Mapping[str, str], result: Mapping[str, Any]) 
         old["timings"][op] = old["timings"].get(op, {}) | {
             bucket: {**each, "conditions": dict(conditions)} for bucket, each in by_bucket.items()
         }
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(old, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -125,6 +150,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--op", choices=SUITES, help="one operation")
     parser.add_argument("--repeats", type=int, default=7, help="runs of each combination")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="threads that compile")
+    parser.add_argument(
+        "--shard",
+        type=timing.Shard.parse,
+        default=timing.Shard(),
+        metavar="I/N",
+        help="every N-th workload, from the I-th on: the part of one of N processes",
+    )
+    parser.add_argument("--lock", type=Path, help="file that such processes lock to time alone")
     parser.add_argument("--tables", type=Path, default=tuning.TABLES, help="where the table is")
     arguments = parser.parse_args(argv)
     target = dispatch.target()
@@ -132,13 +166,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"tuning {reason.partition(';')[0]}")
     path = arguments.tables / f"{tuning.device_key(target.device_kind)}.json"
     conditions = timing.conditions(PACKAGES)
-    for suite in [SUITES[arguments.op]] if arguments.op else SUITES.values():
-        for bucket, case in workloads(suite).items():
-            result = tune(suite, case, target, arguments.repeats, copies=5)
-            write(path, conditions, {suite.op: {bucket: result}})
-            best = min(statistics.median(each) for each in result["seconds"].values())
-            text = result["tiles"] or "the heuristic"
-            print(f"{suite.op} {case.name}: {text}, {1e6 * best:,.0f} us", flush=True)
+    suites = [SUITES[arguments.op]] if arguments.op else SUITES.values()
+    for suite, bucket, case in arguments.shard.share(
+        (each, *workload) for each in suites for workload in workloads(each).items()
+    ):
+        result = tune(
+            suite,
+            case,
+            target,
+            arguments.repeats,
+            copies=5,
+            jobs=arguments.jobs,
+            lock=arguments.lock,
+        )
+        write(path, conditions, {suite.op: {bucket: result}})
+        best = min(statistics.median(each) for each in result["seconds"].values())
+        text = result["tiles"] or "the heuristic"
+        print(f"{suite.op} {case.name}: {text}, {1e6 * best:,.0f} us", flush=True)
     print(f"wrote {path}")
     return 0
 

@@ -273,7 +273,6 @@ def _boundary_kernel(
     reverse: bool,
 ) -> None:
     S = plan.segments
-    last_length = plan.T - (S - 1) * plan.segment
     log2_decay_1R = log2_decay_ref[...]
     log2_decay_R1 = log2_decay_1R.reshape(log2_decay_1R.shape[1], 1)
 
@@ -290,7 +289,9 @@ def _boundary_kernel(
             boundary = s + 1 if reverse else s
             plt.store(total_ref.at[boundary], total_RE, mask=_all(inside, total_RE))
             plt.store(mass_ref.at[boundary], mass_1R, mask=_all(inside, mass_1R))
-            steps = jnp.where(s == S - 1, last_length, plan.segment).astype(jnp.float32)
+            # Not `jnp.where(s == S - 1, last, segment)`: Pallas' Triton lowering gives numbers that
+            # one flag chooses the type of the flag, so that of 64 its last bit is left.
+            steps = jnp.minimum(plan.T - s * plan.segment, plan.segment).astype(jnp.float32)
             state = (
                 jnp.where(
                     inside, jnp.exp2(steps * log2_decay_R1) * total_RE + add_total_RE, total_RE

@@ -32,9 +32,11 @@ DEVIATIONS = 10.0
 COMPILED_QUICKLY = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
+# From jax 0.11 on there is nothing but the emitters, and no option.
+if jax.__version_info__ < (0, 11):
+    COMPILED_QUICKLY["xla_cpu_use_fusion_emitters"] = False
 
 FLOAT32 = Arithmetic()
 _RULES = error_rules.RULES | error_choices.RULES
@@ -59,10 +61,12 @@ def value_and_error(
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     leaves = jax.tree.leaves(arguments)
-    with jax.enable_x64(True):
+    # On a CPU whatever is the default: a GPU compiles for its own, and is not to be its own oracle.
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         run = functools.partial(_run, closed.jaxpr, arithmetic)
         run = jax.jit(run, compiler_options=COMPILED_QUICKLY)
-        values, errors = run([_wide(x) for x in closed.consts], [_wide(x) for x in leaves])
+        consts, leaves = jax.device_get((closed.consts, leaves))
+        values, errors = run([_wide(x) for x in consts], [_wide(x) for x in leaves])
         values, errors = jax.device_get((values, errors))
     tree = jax.tree.structure(shapes)
     return tree.unflatten(values), tree.unflatten(errors)
@@ -135,11 +139,26 @@ def _branch(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> list[Pair
     return lax.switch(operands[0].value, branches, operands[1:])
 
 
+def _carried(eqn: Any) -> slice:
+    """Which operands of a scan are carried; constants come before them, and what it scans after.
+
+    The names of the parameters that say so are not the same in jax 0.10 and 0.11. What is scanned,
+    or stacked, has an axis more outside of the body.
+    """
+    body = eqn.params["jaxpr"]
+    scanned, stacked = (
+        sum(outer.aval.ndim > inner.ndim for outer, inner in zip(outers, inners, strict=True))
+        for outers, inners in ((eqn.invars, body.in_avals), (eqn.outvars, body.out_avals))
+    )
+    last = len(eqn.invars) - scanned
+    return slice(last - (len(eqn.outvars) - stacked), last)
+
+
 def _scan(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> list[Pair]:
     params = eqn.params
-    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-    consts, carry, xs = operands[:first], operands[first:last], operands[last:]
     jaxpr = params["jaxpr"]
+    carried = _carried(eqn)
+    consts, carry, xs = operands[: carried.start], operands[carried], operands[carried.stop :]
     inner = [Pair(_wide(c)) for c in jaxpr.consts]
     # What is carried is taken as inexact, unless it is an integer (a counter).
     carry = [

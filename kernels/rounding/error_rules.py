@@ -39,6 +39,7 @@ ULPS = {
     "exp2": 4.0,
     "expm1": 8.0,
     "log": 4.0,
+    "log2": 4.0,
     "log1p": 8.0,
     "tanh": 8.0,
     "logistic": 8.0,
@@ -108,6 +109,13 @@ def _times(size: Any, error: Any) -> Any:
 
 def _squared(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     return _integer_power(arithmetic, eqn, operands, 2)
+
+
+def _one_minus_square(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
+    """1 - x^2, in the derivative of tanh from jax 0.11 on."""
+    value = bind(eqn, [operands[0].value])
+    square = _squared(arithmetic, eqn, operands)
+    return Pair(value, arithmetic.together(square.error, arithmetic.rounding(value)))
 
 
 def _divided(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
@@ -363,6 +371,7 @@ RULES: dict[str, Rule] = {
     "optimization_barrier": _barrier,
     "mul": _multiplied,
     "square": _squared,
+    "one_minus_square": _one_minus_square,
     "div": _divided,
     "integer_pow": _integer_power,
     "pow": _power,

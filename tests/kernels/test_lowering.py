@@ -1,5 +1,9 @@
 """Every Pallas kernel lowers for an H200 at the sizes of its budgets, with jaxlib alone."""
 
+import functools
+import re
+
+from jax.experimental import pallas as pl
 import pytest
 
 from tools.gpu_code import budgets, target
@@ -10,9 +14,14 @@ from tools.gpu_code import budgets, target
     budgets.workloads(*budgets.operations("pallas")),
     ids=lambda each: getattr(each, "op", getattr(each, "name", "")),
 )
-def test_value_and_gradients_lower_to_triton(suite, case):
+def test_value_and_gradients_lower_to_triton(suite, case, monkeypatch, capsys):
+    """And no number is lowered as a flag: of `jnp.where(flag, 1, 64)` on scalars a bit is left."""
+    monkeypatch.setattr(pl, "pallas_call", functools.partial(pl.pallas_call, debug=True))
     lowered = target.lower(*budgets.program(suite, case))
     assert "__gpu$xla.gpu.triton" in lowered.as_text()
+    modules = capsys.readouterr().out
+    assert "tt.func public" in modules and "arith.select" in modules
+    assert re.search(r"arith\.select [^:]*: i1\b", modules) is None
 
 
 @pytest.mark.parametrize("op", budgets.operations())

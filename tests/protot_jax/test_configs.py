@@ -122,7 +122,7 @@ def test_the_smoke_mode_of_a_study_runs(name, tmp_path):
         f"--workdir={tmp_path / 'w'}",
     ]
     # No number is tested, so programs may be compiled the faster way.
-    flags = f"{os.environ['XLA_FLAGS']} --xla_cpu_use_fusion_emitters=false"
+    flags = f"{os.environ['XLA_FLAGS']} {os.environ['FAST_FLAGS']}"
     # A process that hangs must not block the other tests.
     ended = subprocess.run(
         [sys.executable, *argv],

@@ -6,7 +6,7 @@ disagree. If its baseline is not installed it is not run, and neither reaches no
 `microseconds` our time, and `memory` our temporaries over the baseline's, each at most the bar.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import math
 import statistics
@@ -16,6 +16,9 @@ import jax
 from kernels.core import cases, dispatch, triton_calls
 from kernels.suites import SUITES
 from tools.bench import baselines, timing
+
+# Deviations by operation, implementation and case.
+Checked = Mapping[tuple[str, str | None, str], Sequence[cases.Deviation]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +46,14 @@ class Benchmark:
 class Result:
     """Measurements of a benchmark; only `deviations` if the comparison failed.
 
-    `missing` names what to install for it or its baseline; nothing is measured then.
+    `missing` names what to install for it or its baseline, and `failed` is the error with which one
+    of them does not run; nothing is measured then.
     """
 
     benchmark: Benchmark
     deviations: list[cases.Deviation] = dataclasses.field(default_factory=list)
     missing: str = ""
+    failed: str = ""
     speed: timing.Ratio | None = None
     time: timing.Ratio | None = None
     ours_seconds: list[float] = dataclasses.field(default_factory=list)
@@ -73,6 +78,8 @@ class Result:
         benchmark, result = self.benchmark, {}
         if self.missing:
             return result
+        if self.failed:
+            return {"runs": False}
         if not self.green or self.speed is None or self.time is None:
             return {"comparison": False}
         if benchmark.speed is not None:
@@ -102,66 +109,89 @@ def shorten(case: cases.Case, longest: int) -> cases.Case:
     return dataclasses.replace(case, sizes=sizes)
 
 
-def run(
-    benchmark: Benchmark, repeats: int, copies: int = 1, settle: float = 0.0, longest: int = 512
-) -> Result:
-    """Compares with the reference, then times both in turns.
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A benchmark that is compared and compiled, and can be timed.
+
+    Attributes:
+      result: without times; final where there are no programs.
+      programs: of each pass ours and the baseline's, with the bytes of their temporaries.
+    """
+
+    result: Result
+    programs: Sequence[tuple[timing.Pass, int]] = ()
+    copies: int = 1
+
+    def measured(self, repeats: int, settle: float = 0.0) -> Result:
+        """Times both in turns.
+
+        Args:
+          repeats: turns.
+          settle: untimed seconds before each timed run (`timing.in_turns`).
+        """
+        if not self.programs:
+            return self.result
+        runs = [run for run, _ in self.programs]
+        try:
+            seconds = timing.in_turns(runs, repeats, settle=settle)
+        except jax.errors.JaxRuntimeError as error:
+            return dataclasses.replace(self.result, failed=_first_line(error))
+        seconds = [[each / self.copies for each in series] for series in seconds]
+        if self.result.benchmark.what == "backward":
+            seconds = [
+                [max(g - f, 1e-9) for g, f in zip(seconds[i], seconds[i + 2], strict=True)]
+                for i in range(2)
+            ]
+        (_, ours_bytes), (_, baseline_bytes) = self.programs[:2]
+        return dataclasses.replace(
+            self.result,
+            speed=timing.ratio(seconds[1], seconds[0]),
+            time=timing.ratio(seconds[0], seconds[1]),
+            ours_seconds=seconds[0],
+            baseline_seconds=seconds[1],
+            ours_bytes=ours_bytes,
+            baseline_bytes=baseline_bytes,
+        )
+
+
+def prepare(
+    benchmark: Benchmark, copies: int = 1, longest: int = 512, checked: Checked | None = None
+) -> Prepared:
+    """Compares with the reference and compiles; it may run in several threads at once.
 
     Args:
-      repeats: turns.
       copies: calls in one program (`timing.program`); times are per call.
-      settle: untimed seconds before each timed run (`timing.in_turns`).
       longest: longest sequence of the comparison.
+      checked: comparisons that this device has passed already, which are not made again.
     """
     outside = baselines.OUTSIDE.get(benchmark.baseline)
     if outside is not None and (missing := outside.missing()):
-        return Result(benchmark, missing=missing)
+        return Prepared(Result(benchmark, missing=missing))
     if benchmark.implementation == "triton":
         reason = triton_calls.unsupported_reason(dispatch.target())
         if reason:
-            return Result(benchmark, missing=reason)
+            return Prepared(Result(benchmark, missing=reason))
     suite = SUITES[benchmark.op]
     case = suite.named(benchmark.case)
-    deviations = cases.compare(suite, shorten(case, longest), benchmark.implementation)
-    if not all(each.ok for each in deviations):
-        return Result(benchmark, deviations)
-
+    deviations = (checked or {}).get((benchmark.op, benchmark.implementation, case.name))
+    if deviations is None:
+        deviations = cases.compare(suite, shorten(case, longest), benchmark.implementation)
+    result = Result(benchmark, list(deviations))
+    if not result.green:
+        return Prepared(result)
     arrays = suite.make(case, jax.random.key(0))
-    seconds, memory = _measure(benchmark, suite, case, arrays, repeats, copies, settle)
-    return Result(
-        benchmark,
-        deviations,
-        speed=timing.ratio(seconds[1], seconds[0]),
-        time=timing.ratio(seconds[0], seconds[1]),
-        ours_seconds=seconds[0],
-        baseline_seconds=seconds[1],
-        ours_bytes=memory[0],
-        baseline_bytes=memory[1],
-    )
-
-
-def _measure(
-    benchmark: Benchmark,
-    suite: cases.Suite,
-    case: cases.Case,
-    arrays: cases.Arrays,
-    repeats: int,
-    copies: int,
-    settle: float,
-) -> tuple[list[list[float]], list[int]]:
-    """Seconds per call and temporaries of ours and of the baseline."""
     passes = ("gradient", "forward") if benchmark.what == "backward" else (benchmark.what,)
-    built = [
-        each for what in passes for each in _pair(what, benchmark, suite, case, arrays, copies)
-    ]
-    seconds = timing.in_turns([run for run, _ in built], repeats, settle=settle)
-    seconds = [[each / copies for each in series] for series in seconds]
-    if benchmark.what == "backward":
-        seconds = [
-            [max(g - f, 1e-9) for g, f in zip(seconds[i], seconds[i + 2], strict=True)]
-            for i in range(2)
+    try:
+        built = [
+            each for what in passes for each in _pair(what, benchmark, suite, case, arrays, copies)
         ]
-    return seconds, [memory for _, memory in built[:2]]
+    except jax.errors.JaxRuntimeError as error:
+        return Prepared(dataclasses.replace(result, failed=_first_line(error)))
+    return Prepared(result, built, copies)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _pair(

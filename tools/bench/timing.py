@@ -6,28 +6,64 @@ ends in `jax.block_until_ready`.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
 import dataclasses
 import datetime
 import functools
 import importlib.metadata
-import importlib.util
 import inspect
 import os
 from pathlib import Path
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+from filelock import FileLock
 import jax
 
 from lm_jax.errors import UserError
 from lm_jax.train import profiling
 
 Pass = Callable[[], Any]
+Item = TypeVar("Item")
+
+
+@contextlib.contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """Holds `lock` in its `with` block: of the processes that share a device, one times it."""
+    if lock is None:
+        yield
+        return
+    with FileLock(lock):
+        yield
+
+
+class Shard(NamedTuple):
+    """One of `of` processes that share out the cases of a tool; each has every `of`-th."""
+
+    index: int = 0
+    of: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Of "I/N", with I from 0 on.
+
+        Raises:
+          argparse.ArgumentTypeError: no such pair.
+        """
+        index, _, of = text.partition("/")
+        if not (index.isdecimal() and of.isdecimal() and int(index) < int(of)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not I/N with I from 0 to N - 1")
+        return cls(int(index), int(of))
+
+    def share(self, items: Iterable[Item]) -> list[Item]:
+        """This process's part of `items`."""
+        return list(items)[self.index :: self.of]
 
 
 def in_turns(
@@ -118,29 +154,43 @@ def program(
 ) -> tuple[Pass, int]:
     """The compiled `fn(*arguments)` as a function to time, and the bytes of its temporaries.
 
+    Everything is compiled on return, so that several threads may each prepare a program.
+
     Args:
       copies: calls of `fn` in one run, within one program: on a GPU a kernel of microseconds is
         shorter than its dispatch from the host. Each copy has its own arguments, so that no result
-        is shared and the cache does not keep them between copies.
+        is shared and the cache does not keep them between copies. They are made by the first run.
     """
-    single = jax.jit(fn).lower(*arguments).compile()
+    traced = jax.jit(fn)
+    single = traced.lower(*arguments).compile()
     analysis = single.memory_analysis()
     if analysis is None:
         raise RuntimeError(f"{jax.default_backend()} does not report a program's memory")
     memory = analysis.temp_size_in_bytes
     if copies == 1:
         return lambda: jax.block_until_ready(single(*arguments)), memory
-    sets = [jax.tree.map(lambda x: x + 0, arguments) for _ in range(copies)]
-    many = jax.jit(lambda sets: [fn(*each) for each in sets])
-    return lambda: jax.block_until_ready(many(sets)), memory
+    # A call of a jitted function, which is traced once for all copies.
+    repeated = jax.jit(lambda sets: [traced(*each) for each in sets])
+    many = repeated.lower([arguments] * copies).compile()
+
+    @functools.cache
+    def sets() -> list[Any]:
+        return [jax.tree.map(lambda x: x + 0, arguments) for _ in range(copies)]
+
+    return lambda: jax.block_until_ready(many(sets())), memory
 
 
 def conditions(packages: Sequence[str]) -> dict[str, str]:
-    """Conditions of a measurement: versions, device, driver, load, date, commit."""
+    """Conditions of a measurement: versions, device, driver, load, date, commit.
+
+    Args:
+      packages: names of distributions, lower case with hyphens; those that are installed are kept.
+    """
+    installed = {
+        re.sub(r"[-_.]+", "-", each.name).lower() for each in importlib.metadata.distributions()
+    }
     results = {
-        package: importlib.metadata.version(package)
-        for package in packages
-        if importlib.util.find_spec(package.replace("-", "_"))
+        package: importlib.metadata.version(package) for package in packages if package in installed
     }
     git = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
