@@ -14,7 +14,8 @@ has
     study.parquet                a row per run and seed (`SCHEMA`)
     study.json                   the table (`results.StudySummary`)
 
-The same command resumes a killed study; finished runs are not trained again.
+The same command resumes a killed study; finished runs are not trained again. With more seeds and
+`--resume=force` a finished study trains those that it lacks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
-from lm_jax.run.workdir import finish_time, open_workdir
+from lm_jax.run.workdir import Resume, finish_time, open_workdir
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from protot_jax import pretrain
 from protot_jax.results import (
@@ -100,8 +101,21 @@ class Options:
     only: tuple[str, ...] = option((), "names of the variants to train now; default all")
 
 
-def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) -> StudySummary:
+def run(
+    config: StudyConfig,
+    folder: Path,
+    only: Sequence[str] | None = None,
+    *,
+    resume: Resume = "auto",
+) -> StudySummary:
     """Trains the variants in an open work folder and returns the table.
+
+    Args:
+      config: of the study.
+      folder: the work folder.
+      only: names of the variants to train now; None trains all.
+      resume: of the run of each variant and rate, as `open_workdir` takes it. "force" also resumes
+        those of other settings, as with more seeds; what is trained already is not trained again.
 
     Raises:
       UsageError: a name in `only` is no variant.
@@ -119,6 +133,7 @@ def run(config: StudyConfig, folder: Path, only: Sequence[str] | None = None) ->
             pretrain.run_in(
                 ConfigDict(dataclasses.asdict(settled)),
                 folder / place,
+                resume=resume,
                 data=folder / "data" / digest,
             )
     rows = list(_rows(config, folder))
@@ -244,7 +259,9 @@ def main(arguments: cli.Arguments) -> None:
     """The command."""
     config = from_plain(arguments.config, StudyConfig)
     with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
-        print(format_table(run(config, workdir.path, arguments.options.only)))
+        # A new folder has new runs.
+        resume: Resume = "force" if arguments.resume == "force" else "auto"
+        print(format_table(run(config, workdir.path, arguments.options.only, resume=resume)))
 
 
 if __name__ == "__main__":

@@ -224,6 +224,18 @@ def test_a_study_resumes_and_can_be_moved(text, tmp_path):
     assert second.rows[0] == row and second.rows[1].first_routing is None
     assert before == {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
 
+    # Another seed is refused, unless by force, and the finished one is not trained again.
+    more = dataclasses.replace(config, base=dataclasses.replace(config.base, seeds=(234, 7)))
+    with pytest.raises(UsageError, match=r"config.seeds.*--resume=force"):
+        study.run(more, moved, only=["two"])
+    third = study.run(more, moved, only=["two"], resume="force")
+    perplexity = third.rows[0].perplexity.validation
+    assert perplexity.n == 2 and best.validation_perplexity in (
+        perplexity.lowest,
+        perplexity.highest,
+    )
+    assert before == {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
+
 
 def test_a_study_says_which_variant_is_wrong(text):
     base = _study(text).base
