@@ -124,7 +124,8 @@ def cpu_study(mode: str, *variants: Variant, table: str) -> ConfigDict:
 
     18,000 examples that are the first tokens of a document each, with half the paper's vocabulary
     and three of its ten epochs; its perplexities are of test text. Mode "small" has half the
-    examples, context and width, four layers and 16 prototypes.
+    examples, context and width, four layers and 16 prototypes; "whole" the paper's vocabulary,
+    epochs and precision.
     """
     return study(mode, *variants, table=table, paper_split="test", sizes=_SIZES, **_CPU_PROTOCOL)
 

@@ -11,10 +11,11 @@ install. The exit code is 1 if a comparison failed or a bar was missed.
 
 import argparse
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 import dataclasses
 import functools
+import itertools
 import json
 from pathlib import Path
 import statistics
@@ -70,6 +71,26 @@ def record(result: benchmarks.Result) -> dict[str, Any]:
         "baseline_bytes": result.baseline_bytes,
         "reached": result.reached(),
     }
+
+
+def measured(
+    table: Sequence[benchmarks.Benchmark],
+    prepare: Callable[[benchmarks.Benchmark], benchmarks.Prepared],
+    arguments: argparse.Namespace,
+) -> Iterator[benchmarks.Result]:
+    """The results of the rows of one operation, one after another.
+
+    Nothing else may run while one is timed, so that all are compiled before. What is no JAX program
+    captures a graph, which no other thread may disturb.
+    """
+    with ThreadPoolExecutor(arguments.jobs) as threads:
+        inside = [each for each in table if each.baseline not in baselines.OUTSIDE]
+        done = dict(zip(inside, threads.map(prepare, inside), strict=True))
+    prepared = collections.deque(done.get(each) or prepare(each) for each in table)
+    done.clear()
+    while prepared:
+        # What it holds on the device goes with it.
+        yield prepared.popleft().measured(arguments.repeats, arguments.settle)
 
 
 def read_checked(path: Path) -> benchmarks.Checked:
@@ -131,21 +152,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         copies=1 if arguments.device == "cpu" else 20,
         checked=read_checked(arguments.checked) if arguments.checked else None,
     )
-    # Nothing else may run while one is timed, so that all are compiled before. What is no JAX
-    # program captures a graph, which no other thread may disturb.
-    with ThreadPoolExecutor(arguments.jobs) as threads:
-        inside = [each for each in table if each.baseline not in baselines.OUTSIDE]
-        done = dict(zip(inside, threads.map(prepare, inside), strict=True))
-    prepared = collections.deque(done.get(each) or prepare(each) for each in table)
-    done.clear()
-    while prepared:
-        # What it holds on the device goes with it.
-        results.append(prepared.popleft().measured(arguments.repeats, arguments.settle))
-        print(line(results[-1]), flush=True)
-    if arguments.json:
-        rows = {"conditions": conditions, "rows": [record(each) for each in results]}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    for _, group in itertools.groupby(table, lambda each: each.op):
+        for result in measured(list(group), prepare, arguments):
+            results.append(result)
+            print(line(result), flush=True)
+            if arguments.json:
+                rows = {"conditions": conditions, "rows": [record(each) for each in results]}
+                arguments.json.parent.mkdir(parents=True, exist_ok=True)
+                arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     missed = sum(not all(each.reached().values()) for each in results)
     not_run = sum(bool(each.missing) for each in results)
     text = f", {not_run} not run without their baseline" if not_run else ""

@@ -273,6 +273,12 @@ def bench_decode(
     return {"tokens_per_second": rates, "cache_bytes": size}
 
 
+def _keep(file: Path | None, results: dict[str, Any]) -> None:
+    """Writes what is measured so far, for a session whose time may run out."""
+    if file:
+        write_json(file, results)
+
+
 @profiled
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
@@ -315,16 +321,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if results["step"] is None:
             return 1
+        _keep(arguments.json, results)
         if arguments.lengths:
             results["forward"] = bench_forward(names, config, arguments.lengths, arguments.repeats)
+            _keep(arguments.json, results)
         if arguments.prompts:
             results["decode"] = bench_decode(
                 config, arguments.prompts, arguments.decoded, arguments.repeats
             )
             if results["decode"] is None:
                 return 1
-        if arguments.json:
-            write_json(arguments.json, results)
+            _keep(arguments.json, results)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

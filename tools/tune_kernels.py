@@ -7,7 +7,8 @@ For the first workload marked `gpu` of each bucket, the tile sizes of one kernel
 compiled, compared with the heuristic's result, and timed, forward and backward together if there is
 a backward. Combinations that do not fit the device are in the table with the compiler's error. The
 table `kernels/tuned/<device>.json` has the fastest tiles with all raw timings, device, versions and
-date, and is written after each workload.
+date, and is written after each group of
+combinations.
 """
 
 import argparse
@@ -57,11 +58,12 @@ def tune(
     copies: int = 1,
     jobs: int = 1,
     lock: Path | None = None,
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
     """The fastest tiles of one workload, with the seconds of every combination.
 
-    Returns `tiles` (empty if the heuristic is fastest), `seconds` by combination, and `refused`,
-    the first line of the compiler's error by combination.
+    Yields after each group of combinations, so that a session that runs out of time keeps what it
+    has measured: `tiles` (empty if the heuristic is fastest), `seconds` by combination, and
+    `refused`, the first line of the compiler's error by combination.
 
     Args:
       jobs: threads that compile the combinations of a group.
@@ -78,7 +80,7 @@ def tune(
         fn, arguments = baselines.gradient(ours, suite, case, arrays)
         with dispatch.on(target), tuning.trying(suite.op, tiles):
             try:
-                return timing.program(fn, arguments, copies)[0]
+                return timing.program(fn, arguments, copies, memory=False)[0]
             except jax.errors.JaxRuntimeError as error:
                 if not tiles:
                     raise
@@ -107,7 +109,7 @@ def tune(
         measured = [label for label in tried if label in seconds] + [_label(best)]
         fastest = min(measured, key=lambda label: statistics.median(seconds[label]))
         best = tried.get(fastest, best)
-    return {"tiles": best, "seconds": seconds, "refused": refused}
+        yield {"tiles": best, "seconds": seconds, "refused": refused}
 
 
 def _label(tiles: Mapping[str, int]) -> str:
@@ -170,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for suite, bucket, case in arguments.shard.share(
         (each, *workload) for each in suites for workload in workloads(each).items()
     ):
-        result = tune(
+        for result in tune(
             suite,
             case,
             target,
@@ -178,8 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             copies=5,
             jobs=arguments.jobs,
             lock=arguments.lock,
-        )
-        write(path, conditions, {suite.op: {bucket: result}})
+        ):
+            write(path, conditions, {suite.op: {bucket: result}})
         best = min(statistics.median(each) for each in result["seconds"].values())
         text = result["tiles"] or "the heuristic"
         print(f"{suite.op} {case.name}: {text}, {1e6 * best:,.0f} us", flush=True)

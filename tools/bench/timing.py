@@ -150,7 +150,7 @@ def show(label: str, first: Sequence[float], second: Sequence[float], names: Seq
 
 
 def program(
-    fn: Callable[..., Any], arguments: tuple[Any, ...], copies: int = 1
+    fn: Callable[..., Any], arguments: tuple[Any, ...], copies: int = 1, *, memory: bool = True
 ) -> tuple[Pass, int]:
     """The compiled `fn(*arguments)` as a function to time, and the bytes of its temporaries.
 
@@ -160,15 +160,18 @@ def program(
       copies: calls of `fn` in one run, within one program: on a GPU a kernel of microseconds is
         shorter than its dispatch from the host. Each copy has its own arguments, so that no result
         is shared and the cache does not keep them between copies. They are made by the first run.
+      memory: false gives 0 bytes, and with several copies saves compiling one alone.
     """
     traced = jax.jit(fn)
-    single = traced.lower(*arguments).compile()
-    analysis = single.memory_analysis()
-    if analysis is None:
-        raise RuntimeError(f"{jax.default_backend()} does not report a program's memory")
-    memory = analysis.temp_size_in_bytes
+    used = 0
+    if memory or copies == 1:
+        single = traced.lower(*arguments).compile()
+        analysis = single.memory_analysis()
+        if analysis is None:
+            raise RuntimeError(f"{jax.default_backend()} does not report a program's memory")
+        used = analysis.temp_size_in_bytes
     if copies == 1:
-        return lambda: jax.block_until_ready(single(*arguments)), memory
+        return lambda: jax.block_until_ready(single(*arguments)), used
     # A call of a jitted function, which is traced once for all copies.
     repeated = jax.jit(lambda sets: [traced(*each) for each in sets])
     many = repeated.lower([arguments] * copies).compile()
@@ -177,7 +180,7 @@ def program(
     def sets() -> list[Any]:
         return [jax.tree.map(lambda x: x + 0, arguments) for _ in range(copies)]
 
-    return lambda: jax.block_until_ready(many(sets())), memory
+    return lambda: jax.block_until_ready(many(sets())), used
 
 
 def conditions(packages: Sequence[str]) -> dict[str, str]:
