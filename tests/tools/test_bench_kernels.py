@@ -1,5 +1,6 @@
 """The benchmark of the kernels prints no speed of a wrong result, and names missed bars."""
 
+import dataclasses
 import json
 import re
 
@@ -105,6 +106,39 @@ def test_a_baseline_that_is_no_jax_program_is_timed_in_the_same_turns(benched, m
     assert code == 0 and out.count("reached  time") == 3
     passes = ["forward", "gradient", "gradient", "forward"]
     assert calls == [(what, "prefix_mean", "one", ["x"], 1) for what in passes]
+
+
+def test_a_baseline_that_does_not_run_fails_its_row_and_no_other(benched, monkeypatch, tmp_path):
+    measured = benchmarks.Prepared.measured
+    calls = []
+
+    def broken():
+        raise jax.errors.JaxRuntimeError("no memory\nmore")
+
+    def once(self, *arguments):
+        calls.append(self.result.benchmark.what)
+        if len(calls) == 2:
+            self = dataclasses.replace(self, programs=[(broken, 0), *self.programs])
+        return measured(self, *arguments)
+
+    monkeypatch.setattr(benchmarks.Prepared, "measured", once)
+    path = tmp_path / "bench.json"
+    code, out = benched(toy(), f"--json={path}", speed=1e-9)
+    assert code == 1 and calls == ["forward", "gradient", "backward"]
+    assert "FAILED: no memory\n" in out and out.count("reached  speed") == 2
+    assert [row["failed"] for row in json.loads(path.read_text())["rows"]] == ["", "no memory", ""]
+
+
+def test_what_the_device_has_checked_is_not_compared_again(benched, monkeypatch, tmp_path):
+    row = {"op": "prefix_mean", "implementation": "xla", "case": "one"}
+    path = tmp_path / "check.json"
+    path.write_text(json.dumps({"rows": [row | {"deviations": {"out": [1e-7, 0.5]}}]}))
+    monkeypatch.setattr(cases, "compare", None)
+    code, out = benched(toy(), f"--checked={path}", speed=1e-9)
+    assert code == 0 and out.count("reached  speed") == 3
+    path.write_text(json.dumps({"rows": [row | {"deviations": {"out": [1.0, 2.0]}}]}))
+    code, out = benched(toy(), f"--checked={path}", speed=1e-9)
+    assert code == 1 and out.count("RED, no speed: out 1.0e+00, 2.0 of its bound") == 3
 
 
 def test_a_gradient_is_timed_with_the_outputs_it_belongs_to():
