@@ -76,21 +76,24 @@ def record(result: benchmarks.Result) -> dict[str, Any]:
 def measured(
     table: Sequence[benchmarks.Benchmark],
     prepare: Callable[[benchmarks.Benchmark], benchmarks.Prepared],
-    arguments: argparse.Namespace,
+    *,
+    jobs: int,
+    repeats: int,
+    settle: float,
 ) -> Iterator[benchmarks.Result]:
     """The results of the rows of one operation, one after another.
 
     Nothing else may run while one is timed, so that all are compiled before. What is no JAX program
     captures a graph, which no other thread may disturb.
     """
-    with ThreadPoolExecutor(arguments.jobs) as threads:
+    with ThreadPoolExecutor(jobs) as threads:
         inside = [each for each in table if each.baseline not in baselines.OUTSIDE]
         done = dict(zip(inside, threads.map(prepare, inside), strict=True))
     prepared = collections.deque(done.get(each) or prepare(each) for each in table)
     done.clear()
     while prepared:
         # What it holds on the device goes with it.
-        yield prepared.popleft().measured(arguments.repeats, arguments.settle)
+        yield prepared.popleft().measured(repeats, settle)
 
 
 def read_checked(path: Path) -> benchmarks.Checked:
@@ -153,7 +156,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         checked=read_checked(arguments.checked) if arguments.checked else None,
     )
     for _, group in itertools.groupby(table, lambda each: each.op):
-        for result in measured(list(group), prepare, arguments):
+        for result in measured(
+            list(group),
+            prepare,
+            jobs=arguments.jobs,
+            repeats=arguments.repeats,
+            settle=arguments.settle,
+        ):
             results.append(result)
             print(line(result), flush=True)
             if arguments.json:

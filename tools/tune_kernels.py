@@ -7,8 +7,7 @@ For the first workload marked `gpu` of each bucket, the tile sizes of one kernel
 compiled, compared with the heuristic's result, and timed, forward and backward together if there is
 a backward. Combinations that do not fit the device are in the table with the compiler's error. The
 table `kernels/tuned/<device>.json` has the fastest tiles with all raw timings, device, versions and
-date, and is written after each group of
-combinations.
+date, and is written after each group of combinations.
 """
 
 import argparse
@@ -84,7 +83,7 @@ def tune(
             except jax.errors.JaxRuntimeError as error:
                 if not tiles:
                     raise
-                return str(error).partition("\n")[0]
+                return timing.first_line(error)
 
     seconds: dict[str, list[float]] = {}
     refused: dict[str, str] = {}
@@ -100,7 +99,13 @@ def tune(
                 if isinstance(run, str):
                     refused[label] = run
                     continue
-                outputs = run()
+                try:
+                    outputs = run()
+                except jax.errors.JaxRuntimeError as error:
+                    if not tried[label]:
+                        raise
+                    refused[label] = timing.first_line(error)
+                    continue
                 outputs = outputs if copies == 1 else outputs[0]
                 expected = outputs if expected is None else expected
                 _check(suite, case, label, outputs, expected)

@@ -135,7 +135,7 @@ class Prepared:
         try:
             seconds = timing.in_turns(runs, repeats, settle=settle)
         except jax.errors.JaxRuntimeError as error:
-            return dataclasses.replace(self.result, failed=_first_line(error))
+            return dataclasses.replace(self.result, failed=timing.first_line(error))
         seconds = [[each / self.copies for each in series] for series in seconds]
         if self.result.benchmark.what == "backward":
             seconds = [
@@ -188,12 +188,8 @@ def prepare(
             each for what in passes for each in _pair(what, benchmark, suite, case, arrays, copies)
         ]
     except jax.errors.JaxRuntimeError as error:
-        return Prepared(dataclasses.replace(result, failed=_first_line(error)))
+        return Prepared(dataclasses.replace(result, failed=timing.first_line(error)))
     return Prepared(result, built, copies)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _pair(

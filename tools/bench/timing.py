@@ -33,6 +33,11 @@ Pass = Callable[[], Any]
 Item = TypeVar("Item")
 
 
+def first_line(error: Exception) -> str:
+    """What a compiler or a runtime refuses, without its trace."""
+    return str(error).partition("\n")[0]
+
+
 @contextlib.contextmanager
 def alone(lock: Path | None) -> Iterator[None]:
     """Holds `lock` in its `with` block: of the processes that share a device, one times it."""
