@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax import report
-from lm_jax.report import Column, Section, Series, section, table
+from lm_jax.report import Column, Section, Series, cell, section, table
 from lm_jax.report.markup import Markup, element, number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
@@ -77,11 +77,9 @@ def format_interval(interval: Interval | None) -> str:
 
 def graphs(summary: GraphSummary) -> Section:
     """A row per graph."""
-    score = Column("Pruned", ".3f")
     columns = [
-        *("Graph", "Kind", "Next token", "Features", "Edges"),
-        *(Column("Replacement", ".3f"), score, Column("Completeness", ".3f"), score),
-        *("Row error", "Mediation error", Column("Over-count", ".2f")),
+        *("Graph", "Kind", "Next token", "Features", "Edges", "Replacement", "Completeness"),
+        *(Column("Row error", ".1e"), Column("Mediation error", ".1e"), Column("Over-count", ".2f")),
     ]
     return section(
         "Graphs",
@@ -105,10 +103,9 @@ def _row(graph: GraphResult) -> list[Any]:
         f"{first.token!r}, {100 * first.probability:.1f} %",
         graph.sizes.kept_features,
         graph.sizes.kept_edges,
-        *(whole.replacement, pruned.replacement, whole.completeness, pruned.completeness),
-        f"{max(graph.row_error):.1e}",
-        f"{max(graph.mediation_error):.1e}",
-        graph.over_count,
+        cell(whole.replacement, note=f"pruned {pruned.replacement:.3f}", spec=".3f"),
+        cell(whole.completeness, note=f"pruned {pruned.completeness:.3f}", spec=".3f"),
+        *(max(graph.row_error), max(graph.mediation_error), graph.over_count),
     ]
 
 
