@@ -26,6 +26,7 @@ FILES = {path.stem: str(path) for path in sorted(Path("configs/protot").glob("*.
 # Of the commands `count`, `search`, `glue` and `recall`, which have tests of their own.
 OTHERS = {"throughput", "search", "glue", "recall"}
 STUDIES = {
+    "ablations_cpu",
     "alpha",
     "context_variants",
     "dropout",
@@ -59,6 +60,13 @@ def test_the_smoke_mode_of_a_run_runs(name, tmp_path, capsys):
 
 # What each smoke mode trains: every mixer of the table once.
 SMOKE_ROWS = {
+    "ablations_cpu": [
+        *("no_dropout", "no_shared_routing", "temperature_1", "no_convolution", "none"),
+        *("taps_4", "taps_6", "taps_7", "alpha_0.0", "alpha_0.5", "alpha_0.8", "alpha_1.2"),
+        *("no_mass_normalisation", "no_low_rank", "prototypes_16", "prototypes_64"),
+        *("llama_no_dropout", "mamba_no_dropout", "deltanet_no_dropout"),
+        "llama_not_in_attention",
+    ],
     "alpha": ["alpha_0.0", "alpha_0.5", "alpha_0.8", "alpha_1.0", "alpha_1.2"],
     "context_variants": ["layers_12_2048", "prototypes_64_2048"],
     "dropout": [
@@ -94,7 +102,7 @@ def test_the_smoke_mode_of_a_study_keeps_what_the_study_varies(name):
     assert {own.max_steps for own in runs} == {2}
 
 
-@pytest.mark.parametrize("name", ["paper_cpu", "newer_cpu"])
+@pytest.mark.parametrize("name", ["paper_cpu", "newer_cpu", "ablations_cpu"])
 def test_the_small_mode_of_a_table_for_a_cpu_halves_what_it_says(name):
     whole, small = (
         from_plain(load_config(FILES[name] + mode), study_config.StudyConfig)
@@ -110,7 +118,7 @@ def test_the_small_mode_of_a_table_for_a_cpu_halves_what_it_says(name):
     assert small.base.epochs == whole.base.epochs == 3
 
 
-@pytest.mark.parametrize("name", ["paper_cpu", "newer_cpu"])
+@pytest.mark.parametrize("name", ["paper_cpu", "newer_cpu", "ablations_cpu"])
 def test_the_whole_mode_of_such_a_table_is_the_paper_s_protocol(name):
     config = from_plain(load_config(f"{FILES[name]}:whole"), study_config.StudyConfig)
     # What every field of the default is, but for the corpus, its limits and the early stop.
