@@ -79,7 +79,8 @@ def graphs(summary: GraphSummary) -> Section:
     """A row per graph."""
     columns = [
         *("Graph", "Kind", "Next token", "Features", "Edges", "Replacement", "Completeness"),
-        *(Column("Row error", ".1e"), Column("Mediation error", ".1e"), Column("Over-count", ".2f")),
+        *(Column("Row error", ".1e"), Column("Mediation error", ".1e")),
+        Column("Over-count", ".2f"),
     ]
     return section(
         "Graphs",
