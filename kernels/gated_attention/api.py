@@ -112,7 +112,7 @@ def gated_attention(
         "reference" and "xla" alone.
       edge_capacity: also returns the open edges, at most this many. The list has no gradient.
       implementation: "reference", "xla", "pallas", or None for the best of these that runs here;
-        or "mosaic", a forward pass for Hopper that no GPU has run yet.
+        or "mosaic", a forward pass for Hopper that no GPU has timed yet.
 
     Returns:
       a `GatedAttention`. Scores, sums and gates are float32 whatever the inputs.

@@ -87,7 +87,7 @@ def row_map_attention(
       start: position of the first query, a scalar or `[B]`; None aligns the last query with the
         last key. The XLA path reads fewer keys where it is a Python number or None.
       implementation: "reference", "xla", "pallas", or None for the best of these that runs here;
-        or "mosaic", a forward pass for Hopper that no GPU has run yet.
+        or "mosaic", a forward pass for Hopper that no GPU has timed yet.
 
     Returns:
       `RowMapAttention(out_BTNH, dead_rows_BN)`, the output in the dtype of v.

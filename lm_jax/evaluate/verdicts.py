@@ -160,12 +160,16 @@ def controls(
 
     "shuffled" has its words in random order, "other" is the continuation of the next prompt,
     "looped" its first words again and again, at most four and no more than half; "itself" is the
-    real one. The two of a pair have equally many words, so that length tells nothing.
+    real one. The two of a pair have equally many words, so that length tells nothing, and begin
+    with the same blank: that of the real one, or a space where neither it nor the prompt has one.
     """
     rng = np.random.default_rng(seed)
     result: dict[str, list[Shown]] = {kind: [] for kind in CONTROLS}
     for i, (prompt, real) in enumerate(zip(prompts, references, strict=True)):
         words = real.split()
+        lead = real[: len(real) - len(real.lstrip())]
+        if not lead and not prompt[-1:].isspace():
+            lead = " "
         loop = words[: max(1, min(_LOOP, len(words) // 2))]
         made = {
             "shuffled": rng.permutation(words).tolist(),
@@ -175,7 +179,8 @@ def controls(
         }
         for kind, worse in made.items():
             n = min(len(words), len(worse))
-            result[kind].append(Shown(prompt, " ".join(words[:n]), " ".join(worse[:n])))
+            texts = (lead + " ".join(each[:n]) for each in (words, worse))
+            result[kind].append(Shown(prompt, *texts))
     return result
 
 

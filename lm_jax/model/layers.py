@@ -55,7 +55,8 @@ def project(
     summed = sum(letter in axes_x for letter in axes_w)
     if isinstance(w, Adapted):
         update = _matrix_product(_matrix_product(x, w.down, summed), w.up, 1)
-        y = _matrix_product(x, w.weight, summed) + w.strength * update
+        y = _matrix_product(x, w.weight, summed)
+        y = y + (w.strength * update).astype(y.dtype)
     else:
         y = _matrix_product(x, w, summed)
     y = y if bias is None else y + add_axes(bias, y.ndim)
@@ -69,7 +70,8 @@ def project_heads(
     if isinstance(w, Adapted):
         down_BTNR = _matrix_product(x_BTND, w.down, 1)
         update_BTNH = jnp.einsum("BTNR,RNH->BTNH", down_BTNR, w.up)
-        y_BTNH = jnp.einsum("BTND,DNH->BTNH", x_BTND, w.weight) + w.strength * update_BTNH
+        y_BTNH = jnp.einsum("BTND,DNH->BTNH", x_BTND, w.weight)
+        y_BTNH = y_BTNH + (w.strength * update_BTNH).astype(y_BTNH.dtype)
     else:
         y_BTNH = jnp.einsum("BTND,DNH->BTNH", x_BTND, w)
     y_BTNH = y_BTNH if bias_NH is None else y_BTNH + add_axes(bias_NH, y_BTNH.ndim)

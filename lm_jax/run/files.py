@@ -99,8 +99,7 @@ def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
     check_new(path)
     draft = draft_of(path)
     try:
-        if draft.exists():
-            shutil.rmtree(draft)
+        remove_draft(draft)
         draft.mkdir(parents=True)
         yield draft
         _open_modes(draft)
@@ -118,6 +117,14 @@ def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
 def draft_of(path: Path) -> Path:
     """The temporary path at which the folder `path` is written."""
     return path.with_name(f".{path.name}.tmp")
+
+
+def remove_draft(path: Path) -> None:
+    """Removes the file or the folder that a killed process left at `path`, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def check_new(path: str | os.PathLike[str]) -> None:

@@ -24,7 +24,7 @@ import filelock
 
 from lm_jax.errors import BadInputError, StorageError, UsageError, UserError, WorkdirInUseError
 from lm_jax.run.config import config_difference, to_plain
-from lm_jax.run.files import read_json, storage_error, write_json
+from lm_jax.run.files import read_json, remove_draft, storage_error, write_json
 from lm_jax.run.provenance import PROVENANCE_FILE, utc_now
 
 CONFIG_FILE = "config.json"
@@ -80,7 +80,7 @@ def open_workdir(
     folder = folder.absolute()
     with _locked(folder):
         for leftover in folder.glob(".*.tmp"):
-            leftover.unlink()
+            remove_draft(leftover)
         changes = _compare_config(folder, settings, resume, may_change)
         start = utc_now()
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "start": start}

@@ -8,10 +8,10 @@
     tfds:NAME      a data set that tensorflow-datasets has prepared on this machine
     tokens:FOLDER  ids without their text (`lm_jax.text.token_files`): data can be prepared from
                    them, and they have no documents to give here
-    a path         a .txt file (one document), .jsonl or .parquet file (one document a row, in the
-                   field `text`, as FineWeb-Edu is distributed), or a folder of such files. Lines
-                   of JSON may be compressed, as .json.gz, .jsonl.gz, .json.zst or .jsonl.zst, as
-                   Dolma and OpenWebText are distributed
+    a path         a .txt file (one document), .jsonl, .ndjson or .parquet file (one document a row,
+                   in the field `text`, as FineWeb-Edu is distributed), or a folder of such files.
+                   Lines of JSON may be compressed, as .json.gz, .jsonl.gz, .json.zst or .jsonl.zst,
+                   as Dolma and OpenWebText are distributed
 
 A document that cannot be read as text is given as its raw bytes, and `usable` counts it among what
 it leaves out: one bad document neither stops a run nor is dropped uncounted.
@@ -38,8 +38,10 @@ Document = tuple[str, str | bytes]
 Unit = Literal["document", "paragraph"]
 T = TypeVar("T")
 
-_LINES = (".jsonl", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
+_LINES = (".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
 _SUFFIXES = (".txt", ".parquet", *_LINES)
+# Of a file that is named itself, and is then one text.
+_PLAIN = ("", ".txt", ".md", ".rst", ".tex")
 _PARQUET_ROWS = 256
 
 
@@ -161,6 +163,11 @@ def _whole_documents(source: str, field: str) -> Iterator[Document]:
 
 def _files(root: Path) -> list[Path]:
     if root.is_file():
+        if root.suffix not in _PLAIN and not root.name.endswith(_SUFFIXES):
+            raise BadInputError(
+                f"{root} is no {', '.join(_SUFFIXES)} file; convert it, or name it .txt if it "
+                "is one text"
+            )
         return [root]
     if not root.is_dir():
         raise BadInputError(

@@ -25,8 +25,10 @@ from lm_jax.model.flops import CONVENTIONS, Causal
 # Dense TFLOP/s of bfloat16 with float32 accumulation, and of TF32. NVIDIA's data sheets of each;
 # where they print rates "with sparsity" these are half of those. The first matching name counts.
 _TERAFLOPS: tuple[tuple[str, float, float], ...] = (
+    ("H200 NVL", 835.5, 417.5),
     ("H200", 989.4, 494.7),
     ("H100 PCIe", 756.0, 378.0),
+    ("H100 NVL", 835.5, 417.5),
     ("H100", 989.4, 494.7),
     ("A100", 312.0, 156.0),
     ("L40S", 362.0, 183.0),

@@ -80,7 +80,7 @@ def test_no_verdict_at_all_has_no_shares():
 
 
 PROMPTS = [f"prompt {i}" for i in range(40)]
-REAL = [f"it was the year {i} when two of the kings went to war" for i in range(40)]
+REAL = [f" it was the year {i} when two of the kings went to war" for i in range(40)]
 
 
 class Reader:
@@ -114,8 +114,23 @@ def test_worse_continuations_are_as_long_and_differ_as_said():
         assert sorted(made["shuffled"][i].second.split()) == sorted(real.split())
         assert made["shuffled"][i].second != real
         assert made["other"][i].second == REAL[(i + 1) % 40]
-        assert made["looped"][i].second.startswith("it was the year it was the year it")
+        assert made["looped"][i].second.startswith(" it was the year it was the year it")
         assert made["itself"][i].second == real
+
+
+@pytest.mark.parametrize(
+    ("prompt", "real", "blank"),
+    [
+        ("the old king", " said so", " "),
+        ("the old king", "\nsaid so", "\n"),
+        ("Q:\n", "said so", ""),
+    ],
+)
+def test_a_control_begins_as_the_real_continuation_does(prompt, real, blank):
+    """Without its blank the first word is fused with the prompt's last one, and scored so."""
+    for shown in verdicts.controls([prompt, prompt], [real, real], seed=0).values():
+        for text in (shown[0].first, shown[0].second):
+            assert text[: len(text) - len(text.lstrip())] == blank
 
 
 def test_length_tells_nothing_where_continuations_are_of_unequal_length():

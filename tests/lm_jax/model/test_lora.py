@@ -53,6 +53,19 @@ def test_a_fresh_adapter_changes_no_bit(cfg):
 
 
 @pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
+def test_float32_adapters_leave_a_bfloat16_model_in_bfloat16(cfg):
+    """As those of `load_peft` over weights that were loaded in bfloat16."""
+    params, adapters = model_and_adapters(cfg)
+    low = params_lib.tree_map(lambda x: x.astype(jnp.bfloat16), params)
+    result = logits(lora.attach(low, adapters, SETTINGS), cfg)
+    assert result.dtype == logits(low, cfg).dtype
+    wanted = logits(lora.attach(params, adapters, SETTINGS), cfg)
+    change = np.abs(wanted - logits(params, cfg)).max()
+    # Eight bits of mantissa: the adapters' effect is there, within some roundings.
+    np.testing.assert_allclose(result, wanted, atol=0.1 * change)
+
+
+@pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES)
 def test_merged_is_the_weight_plus_the_product_and_computes_the_same(cfg):
     params, adapters = model_and_adapters(cfg)
     trees = params, adapters

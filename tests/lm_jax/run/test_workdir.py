@@ -191,10 +191,12 @@ def test_a_second_process_is_refused_and_kill_9_frees_the_folder(tmp_path):
     with pytest.raises(WorkdirInUseError):
         _open(path, {"lr": 2}, resume="force")
     (path / ".summary.json.tmp").write_text("half")
+    (path / ".data.tmp").mkdir()
+    (path / ".data.tmp/part").write_text("half of a folder")
     holder.send_signal(signal.SIGKILL)
     holder.communicate(timeout=20)
     assert _open(path).resumed
-    assert not (path / ".summary.json.tmp").exists()
+    assert not list(path.glob(".*.tmp"))
 
 
 def test_the_lock_ends_with_its_context_even_by_an_exception(tmp_path):

@@ -166,6 +166,24 @@ def test_a_source_that_is_not_there_is_refused(tmp_path):
         corpora.documents("sotu", unit="paragraph", words=0)
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.jsonl.bz2"])
+def test_a_file_of_another_format_is_no_text(name, tmp_path):
+    """It was read as one document of raw syntax."""
+    (tmp_path / name).write_text(LINES[0])
+    with pytest.raises(BadInputError, match=rf"{name} is no \.txt, .* file; convert it"):
+        read(tmp_path / name)
+    with pytest.raises(BadInputError, match=r"holds no \.txt"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.ndjson", "document 1 word "), ("LICENSE", LINES[1]), ("a.md", LINES[1])]
+)
+def test_lines_of_json_and_plain_text_are_read_under_their_other_names(name, text, tmp_path):
+    (tmp_path / name).write_text(LINES[1])
+    assert [each for _, each in read(tmp_path / name)] == [text]
+
+
 DUMP = """<mediawiki>
   <page>
     <title>Boat</title>

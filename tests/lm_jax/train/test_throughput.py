@@ -21,7 +21,9 @@ def gpu(kind):
     [
         ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
         ("NVIDIA H100 PCIe", "bfloat16", 756.0),
+        ("NVIDIA H100 NVL", "bfloat16", 835.5),
         ("NVIDIA H200", "float32", 494.7),
+        ("NVIDIA H200 NVL", "bfloat16", 835.5),
         ("NVIDIA A100-SXM4-80GB", "float32", 156.0),
         ("NVIDIA L4", "bfloat16", 121.0),
         ("NVIDIA L40S", "bfloat16", 362.0),
