@@ -4,9 +4,10 @@ A file under configs/sparse/ sets the fields of its experiment and calls `experi
 the smoke mode.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
@@ -201,17 +202,23 @@ OVER_CONTROL: Mapping[str, Any] = {
 _SMOKE_MARGIN = 15.0
 
 
-def experiment(mode: str, **settings: Any) -> ConfigDict:
+def experiment(
+    mode: str,
+    modes: Mapping[str, Callable[[PosttrainConfig], PosttrainConfig]] = MappingProxyType({}),
+    **settings: Any,
+) -> ConfigDict:
     """The `get_config(mode)` of one experiment.
 
     Args:
       mode: "" for the experiment; "smoke" for a run of seconds that only tests that it runs.
+      modes: further modes of this experiment, each a function from its config to that of the mode.
       **settings: fields of `PosttrainConfig` that differ from its defaults.
 
     Raises:
       UsageError: the mode is unknown, or `PosttrainConfig` refuses the settings.
     """
-    return in_mode(mode, PosttrainConfig(**settings), {"smoke": smoke}, of="post-training")
+    known = {"smoke": smoke, **modes}
+    return in_mode(mode, PosttrainConfig(**settings), known, of="post-training")
 
 
 def smoke(config: PosttrainConfig) -> PosttrainConfig:

@@ -2,7 +2,7 @@
 
     iaj sparse choices --config=sparse/multiple_choice --workdir=runs/multiple_choice
     iaj sparse choices --workdir=runs/multiple_choice \\
-        --config.sparse="('runs/sparse/seed_234/target_3.7009/model',)" --config.limit=200
+        --config.sparse="('$(echo runs/sparse/seed_234/target_*/model)',)" --config.limit=200
 
 The work folder then holds
 

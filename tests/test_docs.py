@@ -69,6 +69,14 @@ def test_every_module_function_and_file_that_a_document_names_is_there(document)
         assert (ROOT / name).exists(), f"{document} names {name}"
 
 
+def test_every_mode_of_a_config_that_a_document_names_is_one():
+    text = "\n".join((ROOT / document).read_text("utf-8") for document in DOCUMENTS)
+    names = set(re.findall(r"(?<![\w/])(?:polyattn|protot|sparse)/\w+:\w+", text))
+    assert "sparse/smollm2:over_dense" in names
+    for name in sorted(names):
+        config_files.load_config(name)
+
+
 def exists(name: str) -> bool:
     """Whether a dotted name is a module, or a member of one."""
     parts = name.split(".")
