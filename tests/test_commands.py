@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from iaj import commands as front
+from lm_jax.assets.manifest import entries
 from lm_jax.run import cli, config_files, usage
 
 ROOT = Path(__file__).parents[1]
@@ -238,3 +239,18 @@ DOCUMENTS += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.m
 def test_the_commands_of_a_document_are_there_with_their_flags(document, capsys):
     for line in command_lines((ROOT / document).read_text("utf-8")):
         assert_is_a_command(line, capsys)
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "howto").glob("*.md")), ids=lambda p: p.stem
+)
+def test_a_how_to_fetches_the_texts_that_its_commands_read(page, capsys):
+    """The corpora of the manifest that are read unless a flag names another."""
+    fetched = set()
+    for line in command_lines(page.read_text("utf-8")):
+        if line[:2] == ["iaj", "fetch"]:
+            fetched.update(line[2:])
+        arguments = assert_is_a_command(line, capsys)
+        config = getattr(arguments, "config", None) or {}
+        source = config["corpus"]["source"] if "corpus" in config else ""
+        assert source in fetched | {""} or source not in entries(), line
