@@ -156,6 +156,10 @@ def test_every_option_has_a_meaning_in_words(name):
         assert not text.startswith(("of ", "a number", "the number")) and not text.endswith(".")
 
 
+# Words with which a phrase opens that lacks what it is about.
+NO_NOUN = {"as", "before", "by", "in", "its", "of", "on", "that", "their", "to"}
+
+
 @pytest.mark.parametrize("name", sorted(TRAINING | OTHERS))
 def test_help_says_what_each_field_of_the_config_means(name, capsys):
     main, options = loaded(name)
@@ -165,6 +169,15 @@ def test_help_says_what_each_field_of_the_config_means(name, capsys):
     config = config_files.load_config(options["config"])
     fields = {field for field, _ in config_files.fields(config)}
     assert fields <= meanings.keys()
+    by_section = {}
+    for field in fields:
+        words = meanings[field].split()
+        # A phrase that can be read without the docstring around it,
+        assert len(words) >= 3 and words[0] not in NO_NOUN, field
+        assert not meanings[field].startswith(("a name of `", "names of `")), field
+        # and that no other field of the same section has.
+        section = field.rpartition(".")[0]
+        assert by_section.setdefault((section, meanings[field]), field) == field, field
     assert cli.run(main, [name, "--help"], **options) == 0
     shown = " ".join(capsys.readouterr().out.split())
     for field in fields:
