@@ -154,6 +154,8 @@ def test_every_option_has_a_meaning_in_words(name):
         text = field.metadata["help"]
         assert len(text.split()) >= 2
         assert not text.startswith(("of ", "a number", "the number")) and not text.endswith(".")
+        # The error for a missing flag asks to "name the" text.
+        assert not (field.metadata["required"] and text.startswith(("a ", "an ", "the ")))
 
 
 # Words with which a phrase opens that lacks what it is about.
