@@ -106,13 +106,13 @@ report.curves(
 # ## S_p, and a polynomial in place of softmax
 #
 # With weights (score + b)^p where that is positive, a row of scores gives its largest key the share
-# 1 / (1 + S_p): more than half where S_p < 1. Such a row is called safe. b = 1.56 is what
-# `iaj polyattn audit` calibrates for this model.
+# 1 / (1 + S_p): more than half where S_p < 1. Such a row is called safe. b = 0.403 is what
+# `iaj polyattn audit` calibrates for this model on texts of 128 tokens.
 
 # %%
 degrees = (2, 4, 8, 16)
 scores_LNTS = np.asarray(out.records["attn.scores"])[:, 0]
-stats = polyattn_jax.row_stats(scores_LNTS[:, :, -1], bias=1.56, degrees=degrees)
+stats = polyattn_jax.row_stats(scores_LNTS[:, :, -1], bias=0.403, degrees=degrees)
 safe_P = (stats.s_p < 1).mean((0, 1))
 assert (np.diff(safe_P) >= 0).all()  # a higher power makes no row less safe
 report.bars(
@@ -128,17 +128,17 @@ report.bars(
 # Jensen-Shannon divergence of the next token from that of softmax is 0 to ln 2 = 0.69 nats.
 
 # %%
-row_map = polyattn_jax.parse_recipe("relu:p=4,b=1.56").map
+row_map = polyattn_jax.parse_recipe("relu:p=4,b=0.403").map
 rank_LN = stats.s_p[..., 1].ravel().argsort().argsort().reshape(L, -1)
 sets = {"smallest S_4": rank_LN < 90, "largest S_4": rank_LN >= 180, "all heads": rank_LN >= 0}
 divergence = {}
 for name, heads_LN in sets.items():
-    attend = polyattn_jax.substitute([row_map], 0, 1.56, jnp.asarray(heads_LN))
+    attend = polyattn_jax.substitute([row_map], 0, 0.403, jnp.asarray(heads_LN))
     replaced = lm_jax.forward(model.params, tokens_BT, model.cfg, attend=attend)
     divergence[name] = float(jensen_shannon(out.logits[0, -1], replaced.logits[0, -1]))
     probability = float(jax.nn.softmax(replaced.logits[0, -1])[answer])
     print(f"{name:<13} divergence {divergence[name]:.4f}, probability of Paris {probability:.2f}")
-    assert replaced.logits[0, -1].argmax() == answer
+assert divergence["largest S_4"] < divergence["smallest S_4"] < divergence["all heads"]
 
 # %% [markdown]
 # The heads of largest S_4 are not the ones that it hurts to replace here: S_p says whether a map

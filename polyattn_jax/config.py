@@ -25,7 +25,7 @@ class AuditConfig:
 
     Attributes:
       model: a Hugging Face folder, a GGUF file, or a name of the manifest.
-      dtype: of parameters and matrix products; scores and row maps are always float32.
+      dtype: dtype of parameters and matrix products; scores and row maps are always float32.
       attention: "kernels" forms no score matrix (kernels.row_map_attention, kernels.score_stats),
         "dense" does; "auto" takes the kernels on one GPU. The rows are the same but for rounding.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. (1, 1, 1) is the default device.
@@ -51,9 +51,11 @@ class AuditConfig:
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
       niah_n: number of needle prompts of each length.
       control_n: number of control prompts without the needle, of the first length.
-      induction_length, mqar_length: prompt length in tokens of this suite.
-      induction_n, mqar_n: number of prompts of this suite; 0 leaves it out, but the ablation needs
-        induction, which ranks the heads.
+      induction_length: tokens of an induction prompt.
+      mqar_length: tokens of an MQAR prompt.
+      induction_n: number of induction prompts; 0 leaves the suite out, but the ablation needs it to
+        rank the heads.
+      mqar_n: number of MQAR prompts; 0 leaves the suite out.
       repeated_n: number of prompts of 100 random tokens written twice, whose loss shows
         induction.
       repeated_vocabulary: those tokens are drawn below this id (frequent merges have low ids).

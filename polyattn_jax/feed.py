@@ -30,7 +30,7 @@ TEXT, FACTS = "haystack.txt", "haystack.json"
 class Options:
     """The feed, and which of it is taken."""
 
-    feed: Path = required("a saved RSS or Atom feed")
+    feed: Path = required("saved RSS or Atom feed")
     after: str = required("first day that is taken, such as 2026-01-01")
     names: str = option("", "a file of names, one a line, whose sentences are left out")
 

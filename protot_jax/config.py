@@ -26,32 +26,38 @@ class PretrainConfig:
     """Settings of pretraining.
 
     Attributes:
-      model: a name of `models.MODELS`.
-      hidden_size, num_layers, context, tie_embeddings: the shape of every model.
-      prototypes: of the model "protot"; other models ignore it.
-      arithmetic: of the prefix mean; "released" is that of the authors' code, for comparison.
+      model: kind of model: protot, llama, mamba, ... (`protot_jax.models.MODELS`).
+      hidden_size: width D of the residual stream.
+      num_layers: number of blocks.
+      context: tokens of an example, and the longest that LLaMA can read.
+      tie_embeddings: whether the output projection is the token embedding.
+      prototypes: settings of the model "protot"; other models ignore them.
+      arithmetic: how the prefix mean is computed: "exact", or "released" as in the authors' code,
+        for comparison.
       corpus: the text, and how it is tokenized and split.
       examples: "truncate" takes the beginning of each document, as in the paper. "pack" joins
         documents into full rows and reads each by itself: states, convolutions and attention end
         with it. "join" joins them without that. Most rows of both begin within a document.
       train_documents: number of documents of the training split, from its first; 0 for all. With
         "truncate" a document is an example.
-      validation_documents, test_documents: number of documents to evaluate; 0 for all.
+      validation_documents: number of validation documents to evaluate; 0 for all.
+      test_documents: number of test documents to evaluate; 0 for all.
       batch_size: examples of one update, on all devices together.
       epochs: passes over the training split.
       max_steps: maximum number of updates, if the epochs have more; 0 for no maximum.
-      learning_rate: peak, after the warm-up.
+      learning_rate: peak of the learning rate, after the warm-up.
       warmup: the fraction of the steps in which the rate rises.
-      schedule: of the rate after the warm-up: "cosine" falls to a tenth, "linear" to zero, and
+      schedule: learning rate after the warm-up: "cosine" falls to a tenth, "linear" to zero, and
         "constant" stays.
-      weight_decay: on matrices; none on norms, prototypes, convolutions' biases and scalars.
+      weight_decay: weight decay of matrices; none on norms, prototypes, convolutions' biases and
+        scalars.
       clip_norm: maximum norm of the gradient; 0 for no clipping, as in the paper.
       skip_sigma: skip an update whose loss is that many standard deviations above the mean of the
         last 128; 0 skips none.
       dropout: after the embedding, in the MLP and on each addition to the residual stream.
       attention_dropout: dropout of LLaMA's attention pattern too; the other models have none.
       accumulate: number of micro-batches of one update.
-      dtype: of the computation; weights and moments are float32.
+      dtype: dtype of the computation; weights and moments are float32.
       eval_every: steps between evaluations; 0 for an epoch.
       early_stop: stop at the first evaluation whose perplexity rises, as in the released code.
       seeds: one run each; a seed determines initial parameters, data order and dropout.

@@ -60,9 +60,9 @@ class CountConfig:
     Attributes:
       hidden_size: width of every model.
       num_layers: number of blocks of every model.
-      vocab_size: number of tokens.
-      context: tokens of one sample.
-      models: names of `models.MODELS`.
+      vocab_size: number of tokens of the vocabulary.
+      context: tokens of one sample, over which FLOPs are counted.
+      models: kinds of model to count, such as protot, llama or mamba (`protot_jax.models.MODELS`).
       tied: names of the models whose output projection is the token embedding.
     """
 

@@ -49,7 +49,7 @@ class Prototypes:
     """Settings of the mixer that the paper ablates, with its defaults.
 
     Attributes:
-      num_prototypes: R.
+      num_prototypes: number R of prototypes of each layer.
       low_rank: values of width max(8, D // 2), else D.
       conv_kernel: taps of the local convolution, the current token included.
       conv_layers: number of first layers that use it. Its weights exist in every layer, as in the

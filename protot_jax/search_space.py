@@ -41,8 +41,8 @@ class SearchConfig:
 
     Attributes:
       base: settings that all trials share.
-      learning_rate: the lowest and the highest.
-      batch_sizes: to choose from.
+      learning_rate: the lowest and the highest peak of the rate that a trial may have.
+      batch_sizes: examples of one update, of which each trial has one.
       choices: further fields of `base` to choose, each as `field=[value, ...]` in JSON.
       most_flops: forward FLOPs of one example, above which no trial is trained; 0 for no limit.
       trials: number of trials that are trained.

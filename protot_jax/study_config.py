@@ -46,9 +46,10 @@ class StudyConfig:
 
     Attributes:
       base: settings that all variants share.
-      variants: the rows.
+      variants: rows of the table: name, changes of `base`, learning rates and the paper's
+        perplexity.
       table: name of the paper's table.
-      paper_split: the split of the paper's perplexities.
+      paper_split: split of the text on which the paper's perplexities were measured.
       smoke: shrinks every variant, after its changes, to a run of seconds.
     """
 

@@ -4,9 +4,10 @@ A file under configs/sparse/ sets the fields of its experiment and calls `experi
 the smoke mode.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
@@ -28,12 +29,14 @@ class PosttrainConfig:
       corpus: the text and its splits; its `vocab_size` is ignored in favour of the model's.
       context: tokens of a window, always of one document.
       validation_documents: the most documents to evaluate on.
-      slacks: bounds of the loss, in nats per token above the dense model's on the same tokens; one
-        run for each, which together give the frontier.
-      slack_over: "dense", or "control" for bounds above the loss of the control of the same seed,
-        which is then trained first: a slack of 0 asks for the loss of equal training alone.
+      slacks: bounds of the loss, in nats per token above that of the dense model or of the control,
+        as `slack_over` says, on the same tokens; one run for each, which together give the
+        frontier.
+      slack_over: what `slacks` are above: "dense", the loss of the pretrained model, or "control",
+        that of the control of the same seed, which is then trained first: a slack of 0 asks for the
+        loss of equal training alone.
       targets: absolute bounds in nats per token, which replace `slacks` if there are any.
-      strength: of the penalty; the runs differ in its target.
+      strength: update rule of the penalty's strength; the runs differ in its target.
       adapters: rank, alpha and targets of LoRA.
       full: train all weights instead of adapters.
       bias: initial bias of the gate logits.
@@ -43,7 +46,7 @@ class PosttrainConfig:
       control: also train for as many steps with every gate open. Against this dense model, trained
         on the same text, the loss shows the cost of closing edges alone.
       distill: weight of the divergence from the dense model; 0 leaves the teacher out.
-      temperature: of both distributions in the divergence.
+      temperature: temperature of both distributions in the divergence.
       paired: bound the loss of each update by that of the control at the same update, on the same
         batch, plus the slack, and not by a fixed number: a run then closes edges from its first
         update on, when no model has the loss of the control's end. Needs `slack_over="control"`.
@@ -52,15 +55,16 @@ class PosttrainConfig:
       batch_size: windows of one update, on all devices together.
       accumulate: micro-batches of one update.
       steps: updates of a run.
-      learning_rate: at the peak; a cosine to a tenth follows.
+      learning_rate: peak of the learning rate; a cosine to a tenth follows.
       warmup: share of the steps in which the learning rate rises to its peak.
-      weight_decay: of matrices.
+      weight_decay: weight decay of matrices.
       clip_norm: largest norm of the gradient; 0 does not clip.
       skip_sigma: skip an update whose loss is that many standard deviations above the mean of the
         last 128; 0 skips none.
-      dtype: of the computation and of frozen weights; trained weights and moments are float32.
-      export_dtype: of the exported weights where adapters are merged into frozen ones: "base" is
-        `dtype`, to which the sum is rounded once; "float32" does not round it.
+      dtype: dtype of the computation and of frozen weights; trained weights and moments are
+        float32.
+      export_dtype: dtype of the exported weights where adapters are merged into frozen ones: "base"
+        is `dtype`, to which the sum is rounded once; "float32" does not round it.
       remat: keep only the residual stream of each layer for the backward pass.
       eval_every: steps between evaluations.
       save_every: steps between checkpoints; each evaluation saves one too.
@@ -201,17 +205,23 @@ OVER_CONTROL: Mapping[str, Any] = {
 _SMOKE_MARGIN = 15.0
 
 
-def experiment(mode: str, **settings: Any) -> ConfigDict:
+def experiment(
+    mode: str,
+    modes: Mapping[str, Callable[[PosttrainConfig], PosttrainConfig]] = MappingProxyType({}),
+    **settings: Any,
+) -> ConfigDict:
     """The `get_config(mode)` of one experiment.
 
     Args:
       mode: "" for the experiment; "smoke" for a run of seconds that only tests that it runs.
+      modes: further modes of this experiment, each a function from its config to that of the mode.
       **settings: fields of `PosttrainConfig` that differ from its defaults.
 
     Raises:
       UsageError: the mode is unknown, or `PosttrainConfig` refuses the settings.
     """
-    return in_mode(mode, PosttrainConfig(**settings), {"smoke": smoke}, of="post-training")
+    known = {"smoke": smoke, **modes}
+    return in_mode(mode, PosttrainConfig(**settings), known, of="post-training")
 
 
 def smoke(config: PosttrainConfig) -> PosttrainConfig:

@@ -33,10 +33,11 @@ class Strength:
     """Update rule of the strength, without its target.
 
     Attributes:
-      dual_rate: of the step in ln s; the paper's are 0.1 (GPT-2) and 0.01 (OLMo).
-      decay: of the moving average of the loss, in [0, 1).
+      dual_rate: factor of the step in ln s; the paper's are 0.1 (GPT-2) and 0.01 (OLMo).
+      decay: decay of the moving average of the loss, in [0, 1).
       start: the strength before the first update.
-      least, most: bounds of the strength.
+      least: floor of the strength.
+      most: ceiling of the strength.
       longest: the longest step in ln s, which limits the effect of a spike of the loss.
       settle: share of the updates, the last ones, in which the step in ln s shrinks linearly to 0,
         so that the strength does not swing while the learning rate is low; 0 never shrinks it.

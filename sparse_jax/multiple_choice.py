@@ -2,7 +2,7 @@
 
     iaj sparse choices --config=sparse/multiple_choice --workdir=runs/multiple_choice
     iaj sparse choices --workdir=runs/multiple_choice \\
-        --config.sparse="('runs/sparse/seed_234/target_3.7009/model',)" --config.limit=200
+        --config.sparse="('$(echo runs/sparse/seed_234/target_*/model)',)" --config.limit=200
 
 The work folder then holds
 
@@ -61,11 +61,11 @@ class MultipleChoiceConfig:
         compared.
       controls: further dense models, as the control of a post-training.
       sparse: folders that `sparse_jax.posttrain` exported.
-      tasks: names of `lm_jax.evaluate.multiple_choice.TASKS`.
+      tasks: tasks to answer: arc_easy, piqa, openbookqa (`lm_jax.evaluate.multiple_choice.TASKS`).
       truthfulqa: a file of TruthfulQA, whose MC1 is then a further task.
       limit: the first so many questions of each task; 0 for all.
       batch_tokens: the most tokens in a batch, of which all logits are held at once.
-      dtype: of the weights and of the computation.
+      dtype: dtype of the weights and of the computation.
     """
 
     dense: str = "smollm2"

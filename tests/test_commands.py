@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from iaj import commands as front
+from lm_jax.assets.manifest import entries
 from lm_jax.run import cli, config_files, usage
 
 ROOT = Path(__file__).parents[1]
@@ -153,6 +154,12 @@ def test_every_option_has_a_meaning_in_words(name):
         text = field.metadata["help"]
         assert len(text.split()) >= 2
         assert not text.startswith(("of ", "a number", "the number")) and not text.endswith(".")
+        # The error for a missing flag asks to "name the" text.
+        assert not (field.metadata["required"] and text.startswith(("a ", "an ", "the ")))
+
+
+# Words with which a phrase opens that lacks what it is about.
+NO_NOUN = {"as", "before", "by", "in", "its", "of", "on", "that", "their", "to"}
 
 
 @pytest.mark.parametrize("name", sorted(TRAINING | OTHERS))
@@ -164,6 +171,15 @@ def test_help_says_what_each_field_of_the_config_means(name, capsys):
     config = config_files.load_config(options["config"])
     fields = {field for field, _ in config_files.fields(config)}
     assert fields <= meanings.keys()
+    by_section = {}
+    for field in fields:
+        words = meanings[field].split()
+        # A phrase that can be read without the docstring around it,
+        assert len(words) >= 3 and words[0] not in NO_NOUN, field
+        assert not meanings[field].startswith(("a name of `", "names of `")), field
+        # and that no other field of the same section has.
+        section = field.rpartition(".")[0]
+        assert by_section.setdefault((section, meanings[field]), field) == field, field
     assert cli.run(main, [name, "--help"], **options) == 0
     shown = " ".join(capsys.readouterr().out.split())
     for field in fields:
@@ -238,3 +254,18 @@ DOCUMENTS += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.m
 def test_the_commands_of_a_document_are_there_with_their_flags(document, capsys):
     for line in command_lines((ROOT / document).read_text("utf-8")):
         assert_is_a_command(line, capsys)
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "howto").glob("*.md")), ids=lambda p: p.stem
+)
+def test_a_how_to_fetches_the_texts_that_its_commands_read(page, capsys):
+    """The corpora of the manifest that are read unless a flag names another."""
+    fetched = set()
+    for line in command_lines(page.read_text("utf-8")):
+        if line[:2] == ["iaj", "fetch"]:
+            fetched.update(line[2:])
+        arguments = assert_is_a_command(line, capsys)
+        config = getattr(arguments, "config", None) or {}
+        source = config["corpus"]["source"] if "corpus" in config else ""
+        assert source in fetched | {""} or source not in entries(), line

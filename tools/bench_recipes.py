@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=20, help="needle prompts")
     parser.add_argument("--length", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--batch", type=int, default=1, help="prompts at a time")
-    parser.add_argument("--bias", type=float, default=1.56, help="for recipes with b=auto")
+    parser.add_argument("--bias", type=float, default=0.403, help="for recipes with b=auto")
     parser.add_argument("--repeats", type=int, default=5, help="turns of the pair")
     arguments = parser.parse_args(argv)
     if reason := torch_llama.missing():

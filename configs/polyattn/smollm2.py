@@ -2,8 +2,8 @@
 
     iaj polyattn audit --config=polyattn/smollm2 --workdir=runs/smollm2
 
-Modes: `:quickstart` ends within eight minutes on two CPU cores, `:smoke` within one. The
-measured numbers are in docs/polyattn.md.
+Modes: `:quickstart` ends within minutes on two CPU cores, `:smoke` within one; in full it takes
+hours. The measured numbers are in docs/polyattn.md.
 """
 
 from ml_collections import ConfigDict

@@ -3,7 +3,7 @@
     iaj sparse choices --config=sparse/multiple_choice \\
         --workdir=runs/multiple_choice \\
         --config.controls="('runs/sparse/seed_234/control/model',)" \\
-        --config.sparse="('runs/sparse/seed_234/target_3.7009/model',)"
+        --config.sparse="('$(echo runs/sparse/seed_234/target_*/model)',)"
 
 The questions come from `iaj fetch mc`.
 """

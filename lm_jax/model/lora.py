@@ -47,8 +47,8 @@ class LoraConfig:
     """LoRA configuration: the adapted weights, their rank and strength.
 
     Attributes:
-      rank: r.
-      alpha: the update is multiplied by alpha / r.
+      rank: rank r of the two factors of an update.
+      alpha: scale of the update, which is multiplied by alpha / r.
       targets: patterns, as of a shell, of names (`q`) or of paths in a block (`mlp/*`).
 
     Raises:

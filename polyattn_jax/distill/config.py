@@ -28,7 +28,7 @@ class DistillConfig:
         map with matrices of its own (Hedgehog).
       budget: share of the softmax mass allowed below minus the calibrated bias.
       batch_size: windows of one update, on all devices together.
-      steps: updates.
+      steps: number of updates of a run.
       learning_rate: at the peak; a cosine to a tenth follows.
       warmup: share of the steps in which the learning rate rises to its peak.
       clip_norm: largest norm of the gradient; 0 does not clip.

@@ -28,9 +28,11 @@ class GlueConfig:
     Attributes:
       runs: work folders of pretraining runs, each as FOLDER or NAME=FOLDER.
       run_seed: seed of the pretrained models; -1 for the first of each run.
-      checkpoint: of lowest validation perplexity, or the last one.
-      tasks: names of `tasks.TASKS`.
-      folder: of the official GLUE files (CoLA, SST-2 and so on below it); unused by embedded tasks.
+      checkpoint: which weights are fine-tuned: the "best" by validation perplexity, or the "last".
+      tasks: tasks to fine-tune on, official ones of GLUE or embedded ones
+        (`protot_jax.glue.tasks.TASKS`).
+      folder: folder of the official GLUE files (CoLA, SST-2 and so on below it); unused by embedded
+        tasks.
       examples: the most examples of each split, evenly spaced; 0 for all.
       learning_rates: peaks to choose from, each after a warm-up and before a linear decay to zero.
       warmups: shares of the steps in which the rate rises, to choose from.
@@ -42,14 +44,14 @@ class GlueConfig:
       epochs: the most passes over the training split.
       max_steps: the most updates, if the epochs have more; 0 for no maximum.
       eval_every: steps between evaluations; 0 for an epoch.
-      min_gain, patience: training ends at this many evaluations in a row whose main metric is not
-        this much above the best one.
+      min_gain: least gain of the main metric over the best evaluation so far that counts as one.
+      patience: training ends at so many evaluations in a row without such a gain.
       max_length: the most ids of a text or pair; at most the context of the model.
       pooling: "mean" over the text, its "last" token, or "released": the mean over max_length
         positions with those of padding.
-      weight_decay: on matrices, as in pretraining.
-      head_dropout: before the head; the model has none.
-      dtype: of the computation; weights and moments are float32.
+      weight_decay: weight decay of matrices, as in pretraining.
+      head_dropout: dropout before the classifier; the model has none.
+      dtype: dtype of the computation; weights and moments are float32.
       resamples: bootstrap samples of an interval.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
       allow_fallback: where the newest checkpoint is damaged, continue from the one before it.

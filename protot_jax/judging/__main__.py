@@ -1,6 +1,6 @@
 """Has trained models continue prompts, measures the texts, and has judges compare them.
 
-    iaj protot judge --run=runs/protot --run=runs/llama --judge=perplexity:gemma
+    iaj protot judge --run=runs/protot --run=runs/llama --judge=perplexity:smollm2
     iaj protot judge --run=runs/protot --run=runs/llama --prompts=mine.jsonl --judge=tokens:FOLDER
 
 After Prototype Transformer, appendix B. Each model continues the same held-out beginnings of

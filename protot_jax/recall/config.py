@@ -22,23 +22,26 @@ class RecallConfig:
     """Settings of the recall suite.
 
     Attributes:
-      tasks: of `sequences.TASKS`; every model is trained on each apart.
-      models: names of `models.MODELS`.
+      tasks: tasks mqar, induction, needle; every model is trained on each apart.
+      models: kinds of model to compare, such as protot or llama (`protot_jax.models.MODELS`).
       memory: floats of the memory of a layer of every recurrent model (`state.py`); 4,096 is that
         of the paper's ProtoT, 32 prototypes of 128.
-      hidden_size, num_layers: of every model.
+      hidden_size: width of the residual stream of every model.
+      num_layers: number of blocks of every model.
       vocab_size: number of ids, padding included.
       train_length: length of the sequences that are trained on.
-      lengths: those that are measured; longer ones than `train_length` ask for more than was
+      lengths: lengths that are measured; longer ones than `train_length` ask for more than was
         trained.
-      pairs: of MQAR, each trained on and measured where a sequence has room for it.
-      sequences: that are measured in every condition.
-      batch_size, steps: of training.
+      pairs: numbers of pairs of MQAR, each trained on and measured where a sequence has room for
+        it.
+      sequences: number of sequences that are measured in every condition.
+      batch_size: sequences of one update.
+      steps: updates of a training.
       learning_rates: peaks to try, of which that with the best recall of other sequences of the
         trained length is reported; 2 % of the steps warm up, then a cosine to a tenth.
-      weight_decay: of matrices.
+      weight_decay: weight decay of matrices.
       clip_norm: largest norm of the gradient.
-      seeds: of weights and training sequences; the measured ones are the same for all.
+      seeds: random seeds of weights and training sequences; the measured ones are the same for all.
     """
 
     tasks: tuple[str, ...] = TASKS

@@ -25,28 +25,32 @@ class AdditionConfig:
     The paper states four layers, one head, 13 symbols and a fixed strength, and nothing else.
 
     Attributes:
-      num_layers: of both models, each with one head as wide as the model.
-      hidden_size, mlp_size: their widths.
+      num_layers: number of blocks of both models, each with one head as wide as the model.
+      hidden_size: width D of both models.
+      mlp_size: number F of hidden units of their MLPs.
       attention: "causal", where a position sees itself and earlier ones, or "bidirectional", where
         it sees the whole row, so that the tens of the answer can read its ones.
       held_out: number of sums that are not trained on.
       drawn: sums whose graphs are drawn; they are held out.
       batch_size: sums of one update; with 64 instead of 256 the dense model did not learn the ones
         of the answer in two of five seeds.
-      dense_steps, sparse_steps: updates of each model.
+      dense_steps: updates of the dense model.
+      sparse_steps: updates of the sparse model.
       begin: initial weights of the sparse model: "dense", those of the trained dense one, or
         "drawn", random ones. From random weights the penalty may close edges before the sums are
         learned that need them, also with bidirectional attention (see `bidirectional`).
-      dense_rate, sparse_rate: peak learning rates; 2 % of the steps warm up, then a cosine to a
-        tenth.
-      dense_decay, sparse_decay: weight decay of matrices; a large one pulls scores to 0, where a
-        gate with a positive bias is open.
+      dense_rate: peak of the dense model's learning rate; 2 % of the steps warm up, then a cosine
+        to a tenth.
+      sparse_rate: peak of the sparse model's learning rate, with the same schedule.
+      dense_decay: weight decay of the dense model's matrices; a large one pulls scores to 0, where
+        a gate with a positive bias is open.
+      sparse_decay: weight decay of the sparse model's matrices.
       clip_norm: largest norm of the gradient.
       strength: factor of the penalty, the expected share of open edges summed over layers.
-      bound: of the loss, in nats per token: the strength rises from `LEAST` to at most `strength`
-        while the loss is below it, and falls above it (`geco`); 0 keeps the strength fixed, as in
-        the paper.
-      bias: of the gate logits; above 0, most gates are open at first.
+      bound: bound of the loss, in nats per token: the strength rises from `LEAST` to at most
+        `strength` while the loss is below it, and falls above it (`geco`); 0 keeps the strength
+        fixed, as in the paper.
+      bias: bias of the gate logits; above 0, most gates are open at first.
       eval_every: steps between evaluations.
       seeds: random seeds of split, weights, order and gates; one study for each.
       allow_fallback: where the newest checkpoint is damaged, continue from the one before it.

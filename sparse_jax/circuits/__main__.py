@@ -3,8 +3,9 @@
     iaj sparse circuits --dense=smollm2 --task=ioi
     iaj sparse circuits --dense=path/to/folder --task=mine.jsonl
     iaj sparse circuits --pair=runs/pair --task=copy,docstring
-    iaj sparse circuits --dense=smollm2 --control=runs/sparse/control --sparse=runs/sparse/model \\
-        --task=ioi,copy --workdir=runs/circuits --config.ablations="('counterfactual','zero')"
+    iaj sparse circuits --dense=smollm2 --control=runs/sparse/seed_234/control/model \\
+        --sparse="$(echo runs/sparse/seed_234/target_*/model)" --task=ioi,copy \\
+        --workdir=runs/circuits --config.ablations="('counterfactual','zero')"
 
 After section 4.2 of "Sparse Attention Post-Training". Only --dense is required. A task is a name
 (copy, ioi, ioi_long, greater_than, docstring and others) or a .jsonl file with one object per line:

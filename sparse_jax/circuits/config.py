@@ -30,18 +30,21 @@ class CircuitConfig:
         by `iaj convert`, or a name of the manifest.
       control: the same training with every gate open, given like `dense`; "" for none.
       sparse: a folder that `sparse_jax.posttrain` exported; "" for none.
-      tasks: names of `sparse_jax.circuits.generators.GENERATORS`, or .jsonl files.
+      tasks: tasks such as ioi, greater_than, docstring, copy
+        (`sparse_jax.circuits.generators.GENERATORS`), or .jsonl files.
       rephrased: another wording, a name or a file, to which the circuits of a single task are
         transferred; "auto" takes the one that comes with the task, "" none.
-      metric: a name of `sparse_jax.circuits.metrics.METRICS`; "" takes the task's own.
+      metric: measure of an answer, such as logit_difference
+        (`sparse_jax.circuits.metrics.METRICS`); "" takes the task's own.
       count: prompts of a generated task; a file is used whole.
       seed: random seed of the prompts, random circuits and bootstrap samples.
-      components: of which circuits consist, each by itself: heads, token_edges, component_edges.
+      components: kinds of component that circuits consist of, each by itself: heads, token_edges,
+        component_edges.
       ablations: what replaces components outside the circuit; the first one is used for the
         figures, for circuits on other prompts and for the comparison with the paper.
-      direction: of the patches whose effects rank the components, noising or denoising.
-      edge_part: of a token edge what is patched to rank it: its value contribution, "value", or its
-        softmax weight, "weight". Ablations are of value contributions.
+      direction: direction of the patches whose effects rank the components, noising or denoising.
+      edge_part: part of a token edge that is patched to rank it: its value contribution, "value",
+        or its softmax weight, "weight". Ablations are of value contributions.
       rules: local derivatives of the attributions of heads and token edges, a name of
         `sparse_jax.circuits.rules.RULES`. The true gradient, "exact", ranks edges badly where the
         softmax is saturated.
@@ -56,7 +59,7 @@ class CircuitConfig:
       shown: index of the prompt whose patterns and edges are drawn.
       at_once: patches or circuits run side by side, which bounds the memory.
       resamples: bootstrap samples of the prompts.
-      dtype: of the weights and of the computation.
+      dtype: dtype of the weights and of the computation.
     """
 
     dense: str = "smollm2"

@@ -22,11 +22,13 @@ class GraphConfig:
       model: whose graphs are made: a folder of a dense or sparse model, a work folder that has one,
         or a name of the manifest; "" where two are compared.
       transcoder: folder of the exported transcoder of the model.
-      dense, sparse: two models that are compared, given like `model`; "" for none.
-      dense_transcoder, sparse_transcoder: their transcoders.
+      dense: dense model of a comparison, given like `model`; "" for none.
+      sparse: sparse model of a comparison, given like `model`; "" for none.
+      dense_transcoder: folder of the transcoder of `dense`.
+      sparse_transcoder: folder of the transcoder of `sparse`.
       neurons: features are the neurons of the models' own MLPs, without transcoders
         (`sparse_jax.graphs.neurons`).
-      prompts: texts.
+      prompts: texts whose next token is explained, a graph for each.
       prompt_file: prompts with targets, one JSON object per line (`sparse_jax.graphs.prompts`);
         "findings" for the ten that come with the package.
       targets: texts of the logit nodes, one token each with its leading space, for all `prompts`;
@@ -56,7 +58,7 @@ class GraphConfig:
         (`lm_jax.evaluate.judge`).
       unknown_origin: accept transcoders that do not say of which model they are.
       resamples: bootstrap samples of the prompts.
-      seed: of the bootstrap samples.
+      seed: random seed of the bootstrap samples.
     """
 
     model: str = ""

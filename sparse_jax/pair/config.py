@@ -28,16 +28,16 @@ class TextConfig:
     """The text of all models of the pair.
 
     Attributes:
-      source: of the documents, as `lm_jax.text.corpora` names it.
+      source: source of the documents, as `lm_jax.text.corpora` names it.
       documents: the first so many documents are used; 0 uses all.
       posttrain_share: share of the documents that only post-training reads.
-      validation_share: of the documents and prompts of each part, held out.
+      validation_share: share of the documents and prompts of each part that is held out.
       tasks: circuit tasks of which prompts are mixed in, in equal parts.
       task_share: share of documents of prompts among all documents.
       prompts_per_document: prompts of one task that follow each other in a document.
-      scored_prompts: of each task, on which all models are compared at the end.
+      scored_prompts: number of prompts of each task on which all models are compared at the end.
       vocab_size: tokens of the byte-level tokenizer that is trained on the text.
-      seed: of the splits and of the prompts.
+      seed: random seed of the splits and of the prompts.
     """
 
     source: str = "wiki"
@@ -59,19 +59,21 @@ class DenseConfig:
     The rate is constant until the held-out loss has reached a plateau, then falls to zero.
 
     Attributes:
-      num_layers, num_heads: of the decoder, of Llama blocks.
-      hidden_size, mlp_size: widths.
+      num_layers: number of blocks, those of Llama.
+      num_heads: number of heads of each block.
+      hidden_size: width D of the residual stream.
+      mlp_size: number F of hidden units of the MLP.
       head_dim: width of a head; 0 shares the hidden size evenly.
       batch_size: windows of one update.
-      learning_rate: constant until the plateau.
-      weight_decay: of matrices.
+      learning_rate: learning rate until the plateau, after the warm-up.
+      weight_decay: weight decay of matrices.
       clip_norm: largest norm of the gradient.
       warmup_steps: updates in which the rate rises.
       eval_every: updates between evaluations.
       plateau: when the held-out loss counts as no longer falling.
       most_steps: updates after which the first phase ends without a plateau.
       cooldown_steps: updates in which the rate falls linearly to zero.
-      seed: of the initial weights and the order.
+      seed: random seed of the initial weights and the order.
     """
 
     num_layers: int = 4
@@ -124,7 +126,7 @@ class PairConfig:
     """All settings of the pair.
 
     Attributes:
-      text: of all models.
+      text: the text that all models of the pair are trained on.
       dense: the dense model.
       context: tokens of a window, in pretraining and post-training.
       posttrain: post-training of the dense model; its `model`, `corpus` and `context` are those of
@@ -132,7 +134,7 @@ class PairConfig:
       variants: names in `VARIANTS`; one post-training each. "sparse" comes first, and its controls
         serve all.
       ablation_seeds: seeds of the variants but the first, among those of `posttrain`.
-      ablation_slacks: bounds of those variants.
+      ablation_slacks: bounds of the loss of those variants, as `posttrain.slacks`.
       allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
     """
 

@@ -23,11 +23,13 @@ class TranscoderTraining:
       corpus: the text and its splits; its `vocab_size` is ignored in favour of the model's.
       context: tokens of a window, always of one document.
       validation_documents: the most documents to evaluate on.
-      features: F, per layer.
-      kind, bandwidth, threshold: as in `TranscoderConfig`.
+      features: number F of features of each layer.
+      kind: activation function of the features: "jumprelu", "batchtopk" or "relu".
+      bandwidth: width of the window around a threshold in which JumpReLU gives it a gradient.
+      threshold: initial threshold of each feature.
       window: a feature writes into its own layer and the next `window - 1`; 0 for all later ones, 1
         for a per-layer transcoder.
-      penalties: of the loss.
+      penalties: coefficients of the terms of the loss.
       firing_rate: share of tokens at which a feature is active before the first update; sets the
         encoder's biases. The paper's is 10,000 / F.
       scale_batches: batches that the scales and those biases are measured on.
@@ -35,11 +37,11 @@ class TranscoderTraining:
       outlier: tokens are left out whose input has at least so many times the mean norm.
       batch_size: windows of one update, on all devices together.
       accumulate: micro-batches of one update.
-      steps: updates.
-      learning_rate: at the peak; a cosine to a tenth follows.
+      steps: number of updates of a run.
+      learning_rate: peak of the learning rate; a cosine to a tenth follows.
       warmup: share of the steps in which the learning rate rises to its peak.
       clip_norm: largest norm of the gradient; 0 does not clip.
-      dtype: of the model's forward pass; the transcoder is float32.
+      dtype: dtype of the model's forward pass; the transcoder is float32.
       stop_l0: training ends at the first evaluation with at most so many active features per token
         and layer, in the mean over layers (the paper's "optimal L0"); 0 trains all steps.
       eval_every: steps between evaluations.
@@ -52,7 +54,7 @@ class TranscoderTraining:
       score_features: features with a row in these graphs, those of most influence.
       control: train a per-layer transcoder of as many parameters too, on the same batches.
       save_every: steps between checkpoints; each evaluation saves one too.
-      seed: of the initial weights and the order.
+      seed: random seed of the initial weights and the order.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. Features are split over tensor.
       allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
     """

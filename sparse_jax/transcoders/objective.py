@@ -48,16 +48,16 @@ class Penalties:
     """Coefficients of the loss, for inputs and outputs scaled to norm sqrt(D).
 
     Attributes:
-      sparsity: c0 at its peak.
-      tanh_scale: C.
-      dead: c1.
+      sparsity: coefficient c0 of the sparsity penalty, at its peak.
+      tanh_scale: factor C inside the tanh of the sparsity penalty.
+      dead: coefficient c1 of the loss that revives dead features.
       ramp: share of the updates in which `sparsity` rises, or the number of active features falls.
-      rise: its shape, "linear" (the paper) or "cosine".
+      rise: shape of the ramp, "linear" (the paper) or "cosine".
       active: features that BatchTopK keeps, per token and layer.
-      active_start: those that it keeps in the first update.
+      active_start: features that BatchTopK keeps in the first update.
       silent_steps: updates without activity after which a feature counts as dead.
-      aux: c2; 0 is without AuxK, as JumpReLU is usually trained (with `dead` in its place). 1/32 is
-        usual with TopK and BatchTopK.
+      aux: coefficient c2 of AuxK; 0 is without it, as JumpReLU is usually trained (with `dead` in
+        its place). 1/32 is usual with TopK and BatchTopK.
       aux_active: dead features that AuxK may use, per token and layer.
 
     Raises:

@@ -16,17 +16,18 @@ class TwoHopConfig:
     """All settings of the study.
 
     Attributes:
-      second_hops: of the models (`toy.TwoHopModel`); one model each.
-      groups: groups of four bits.
-      probability: of a bit to be 1.
-      features: F, per layer.
+      second_hops: second hops of the models, relay or and (`toy.TwoHopModel`); one model each.
+      groups: number of groups of four bits in an input.
+      probability: probability that a bit is 1.
+      features: number F of features of each layer.
       sparsities: coefficients of the sparsity penalty (`Penalties.sparsity`); one transcoder each.
-      windows: as `TranscoderTraining.window`: 0 for cross-layer, 1 for per-layer transcoders.
-      bandwidth: of the derivative by the threshold.
+      windows: how far features write (`TranscoderTraining.window`): 0 for cross-layer, 1 for
+        per-layer transcoders.
+      bandwidth: width of the window around a threshold in which JumpReLU gives it a gradient.
       batch_size: inputs of one update.
-      steps: updates.
-      learning_rate: at the peak; a cosine to a tenth follows.
-      seeds: of the initial weights and the inputs.
+      steps: number of updates of a training.
+      learning_rate: peak of the learning rate; a cosine to a tenth follows.
+      seeds: random seeds of the initial weights and the inputs.
     """
 
     second_hops: tuple[str, ...] = ("relay", "and")

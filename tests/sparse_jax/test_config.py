@@ -12,7 +12,7 @@ from lm_jax.run.config_files import load_config
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax import posttrain
 from sparse_jax.addition.config import AdditionConfig
-from sparse_jax.config import PosttrainConfig, smoke
+from sparse_jax.config import SMALL_MODEL, PosttrainConfig, experiment, smoke
 from sparse_jax.multiple_choice import MultipleChoiceConfig
 
 ROOT = Path(__file__).parents[2]
@@ -167,3 +167,9 @@ def test_every_number_of_the_addition_is_checked():
 def test_a_field_of_multiple_choice_is_refused_by_its_name(changes, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         MultipleChoiceConfig(**changes)
+
+
+def test_the_mode_over_dense_is_the_recipe_of_small_models_with_a_control():
+    text = CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=600_000)
+    expected = experiment("", **SMALL_MODEL, corpus=text, validation_documents=120, control=True)
+    assert load_config(f"{CONFIG}:over_dense").to_dict() == expected.to_dict()
