@@ -161,7 +161,6 @@ def settings(result: GlueSummary) -> Section:
     """The pretrained models, and the learning rate and warm-up chosen for each."""
     rows = []
     for model in result.models:
-        rate, warmup = paper.CHOSEN[paper.MODEL[model.kind]]
         rows.append(
             [
                 model.name,
@@ -170,7 +169,7 @@ def settings(result: GlueSummary) -> Section:
                 model.context,
                 model.step,
                 cell(f"{model.learning_rate:g}, {100 * model.warmup:g} %", note=_tried(model)),
-                f"{rate:g}, {100 * warmup:g} %",
+                _chosen_by_paper(model.kind),
             ]
         )
     heads = [
@@ -185,6 +184,14 @@ def settings(result: GlueSummary) -> Section:
         chosen,
         *grids,
     )
+
+
+def _chosen_by_paper(kind: str) -> str | None:
+    name = paper.MODEL.get(kind)
+    if name is None:
+        return None
+    rate, warmup = paper.CHOSEN[name]
+    return f"{rate:g}, {100 * warmup:g} %"
 
 
 def _tried(model: ModelSummary) -> str:
