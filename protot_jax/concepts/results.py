@@ -247,6 +247,7 @@ class Model:
 
     Attributes:
       perplexity: of the analysed texts themselves.
+      heads: of the mixer; of several, nothing that prototypes carry is computed.
     """
 
     seed: Count
@@ -260,6 +261,7 @@ class Model:
     shared_routing: bool
     corpus: str
     perplexity: float
+    heads: Count = 1
 
 
 @dataclasses.dataclass(frozen=True)
