@@ -129,6 +129,18 @@ def test_a_run_trains_on_as_many_documents_as_configured(text, tmp_path):
         PretrainConfig(train_documents=-1)
 
 
+def test_a_split_with_fewer_documents_than_its_limit_is_named_once(text, tmp_path, caplog):
+    limits = {"train_documents": 1_000, "validation_documents": 5, "test_documents": 2_000}
+    config = from_plain(settings(text, **limits), PretrainConfig)
+    data = saved_run.load_data(config, tmp_path / "data")
+    wanted = [
+        f"the {name} split has {split.documents} documents, fewer than config.{name}_documents = "
+        f"{limit}; all are used"
+        for name, split, limit in (("train", data.train, "1,000"), ("test", data.test, "2,000"))
+    ]
+    assert [one.getMessage() for one in caplog.records if "fewer" in one.getMessage()] == wanted
+
+
 @pytest.mark.parametrize("layout", ["truncate", "pack", "join"])
 def test_unigram_perplexity_is_that_of_the_counted_targets(layout, text, tmp_path):
     config = from_plain(settings(text, examples=layout), PretrainConfig)
