@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import cast
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 import pyarrow.compute as pc
@@ -49,7 +50,7 @@ from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Evaluation, evaluate
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
-from lm_jax.train.objective import LanguageModelling, is_cast
+from lm_jax.train.objective import LanguageModelling, MakeBatch, is_cast
 from lm_jax.train.step import make_eval_step
 from lm_jax.weights import card as cards
 from protot_jax.config import PretrainConfig
@@ -83,26 +84,28 @@ def casts(path: str, spec: ParamSpec) -> bool:
     return is_cast(path, spec) and not path.endswith(_NOT_CAST)
 
 
-def unigram_perplexity(train_split: Examples, evaluated: Examples) -> float:
-    """Perplexity of the evaluated tokens under the token frequencies of the training split.
+def unigram_perplexity(train_split: Examples, evaluated: Examples, make_batch: MakeBatch) -> float:
+    """Perplexity of the evaluated targets under the frequencies of the training targets.
 
-    With add-one (Laplace) smoothing, so that no token has probability 0.
+    With add-one (Laplace) smoothing, so that no token has probability 0. Targets are those that the
+    loss counts, without `<bos>` where no document follows another.
     """
     vocab_size = train_split.prepared.manifest["vocab_size"]
     counts_V = np.ones(vocab_size)
-    for tokens_NS in _rows(train_split):
-        counts_V += np.bincount(tokens_NS.ravel(), minlength=vocab_size)
+    for target_M in _targets(train_split, make_batch):
+        counts_V += np.bincount(target_M, minlength=vocab_size)
     # Padding does not count.
     counts_V[0] = 0
     log_V = np.log(np.maximum(counts_V, 1) / counts_V.sum())
-    losses = [-log_V[t] for t in (x[:, 1:][x[:, 1:] != 0] for x in _rows(evaluated))]
+    losses = [-log_V[target_M] for target_M in _targets(evaluated, make_batch)]
     return float(np.exp(np.concatenate(losses).mean()))
 
 
-def _rows(examples: Examples) -> Iterator[np.ndarray]:
+def _targets(examples: Examples, make_batch: MakeBatch) -> Iterator[np.ndarray]:
     passed = OnePass(examples, batch_size=256)
     for k in range(passed.per_epoch):
-        yield passed.at(k)["tokens"]
+        batch = make_batch(jnp.asarray(passed.at(k)["tokens"]))
+        yield np.asarray(batch.target_BT)[np.asarray(batch.loss_mask_BT)]
 
 
 def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> SeedSummary:
@@ -217,7 +220,9 @@ def run(config: PretrainConfig, folder: Path) -> PretrainSummary:
             truncated_documents=data.train.truncated,
             unused_tokens=data.train.unused_tokens,
         ),
-        unigram_perplexity=unigram_perplexity(data.train, data.validation),
+        unigram_perplexity=unigram_perplexity(
+            data.train, data.validation, batch_maker(config, data.prepared.tokenizer)
+        ),
         seeds=seeds,
         device=jax.devices()[0].device_kind,
     )

@@ -122,6 +122,7 @@ class StudyRow:
       steps_per_second: of training alone, mean over seeds.
       paper: perplexity in the paper's table; null if it is in none.
       first_routing: null for a model without prototypes.
+      documents: that were used, by split; fewer than the config asks for if there are no more.
     """
 
     variant: str
@@ -133,6 +134,16 @@ class StudyRow:
     steps_per_second: float
     paper: float | None
     first_routing: FirstRouting | None = None
+    documents: dict[str, Count] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class DivergedRun:
+    """A run of a study whose loss was no longer finite: `divergence.json` in its folder."""
+
+    variant: str
+    learning_rate: float
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,12 +153,14 @@ class StudySummary:
     Attributes:
       table: of the paper.
       paper_split: the split that the paper's perplexities are of.
-      rows: one per variant that is trained.
+      rows: one per variant that is trained, unless all its runs diverged.
+      diverged: these are among the rates tried, and no row has their rate.
     """
 
     table: str
     paper_split: Split
     rows: tuple[StudyRow, ...]
+    diverged: tuple[DivergedRun, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

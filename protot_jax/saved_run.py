@@ -27,6 +27,7 @@ from lm_jax.run.files import file_digest, read_json
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.examples import Examples, Mode
 from lm_jax.text.preparation import Prepared, prepare_corpus
+from lm_jax.text.splits import SPLITS
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import END_OF_TEXT
 from lm_jax.train.objective import MakeBatch, PackedBatch, next_token_batch
@@ -69,16 +70,22 @@ class Data:
 
 
 def load_data(config: PretrainConfig, folder: Path) -> Data:
-    """Opens the prepared corpus in `folder`, or prepares it there."""
+    """Opens the prepared corpus in `folder`, or prepares it there.
+
+    A split that has fewer documents than its limit is used whole, with a warning.
+    """
     prepared = prepare_corpus(folder, config.corpus)
-    mode = layout(config)
-    split = functools.partial(Examples, prepared, context=config.context, mode=mode)
-    return Data(
-        prepared,
-        split("train", limit=config.train_documents or None),
-        split("validation", limit=config.validation_documents or None),
-        split("test", limit=config.test_documents or None),
-    )
+    split = functools.partial(Examples, prepared, context=config.context, mode=layout(config))
+    examples = []
+    for name in SPLITS:
+        limit = getattr(config, f"{name}_documents")
+        examples.append(split(name, limit=limit or None))
+        if examples[-1].documents < limit:
+            logging.warning(
+                "the %s split has %s documents, fewer than config.%s_documents = %s; all are used",
+                *(name, f"{examples[-1].documents:,}", name, f"{limit:,}"),
+            )
+    return Data(prepared, *examples)
 
 
 def layout(config: PretrainConfig) -> Mode:

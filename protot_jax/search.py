@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 import shlex
 import statistics
@@ -46,7 +45,7 @@ from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import open_workdir
-from protot_jax import pretrain
+from protot_jax import diverged, pretrain
 from protot_jax.config import PretrainConfig, with_fields
 from protot_jax.results import SearchSummary, Trial
 from protot_jax.saved_run import DATA
@@ -162,9 +161,7 @@ def _train(trial: Trial, own: PretrainConfig, place: Path, measure: Measure) -> 
     try:
         perplexities = tuple(measure(own, place))
     except DivergedError as error:
-        # Without the folder, which may be moved.
-        reason = str(error).replace(f"{place}{os.sep}", "")
-        return dataclasses.replace(trial, status="diverged", reason=reason)
+        return dataclasses.replace(trial, status="diverged", reason=diverged.reason(error, place))
     mean = statistics.mean(perplexities)
     if not math.isfinite(mean):
         reason = f"the mean validation perplexity is {mean}"

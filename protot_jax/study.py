@@ -6,20 +6,23 @@
 Prototype Transformer, appendix A.7: a variant is trained at each learning rate and reported at the
 best one, by the mean over seeds of the lowest validation perplexity; the test perplexity is of the
 same weights. The interval of a mean is over seeds and ignores that the rate was chosen on the same
-text. `--only` trains some of the variants now; the table has all that are trained. The work folder
-has
+text. A run that diverges is recorded with the reason, its rate is worse than all others, and the
+study continues. `--only` trains some of the variants now; the table has all that are trained. The
+work folder has
 
     data/                        the prepared corpora, one for each corpus config
-    <variant>/lr_<rate>/         a run of `protot_jax.pretrain`
+    <variant>/lr_<rate>/         a run of `protot_jax.pretrain`; with divergence.json if it diverged
     study.parquet                a row per run and seed (`SCHEMA`)
     study.json                   the table (`results.StudySummary`)
 
-The same command resumes a killed study; finished runs are not trained again. With more seeds and
-`--resume=force` a finished study trains those that it lacks.
+The same command resumes a killed study; runs that finished or diverged are not trained again. With
+more seeds and `--resume=force` a finished study trains those that it lacks. A stored run of other
+settings than the study's is refused.
 """
 
 from collections.abc import Iterator, Sequence
 import dataclasses
+import math
 from pathlib import Path
 import statistics
 
@@ -27,7 +30,7 @@ from ml_collections import ConfigDict
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_jax.errors import UsageError, nearest
+from lm_jax.errors import DivergedError, UsageError, nearest
 from lm_jax.run import cli, terminal
 from lm_jax.run.config import config_hash, from_plain
 from lm_jax.run.files import write_json
@@ -35,10 +38,15 @@ from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
-from lm_jax.run.workdir import Resume, finish_time, open_workdir
+from lm_jax.run.workdir import Resume, config_changes, finish_time, list_changes, open_workdir
+from lm_jax.text.splits import SPLITS as TEXT_SPLITS
+from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.metrics import EVALUATIONS, METRICS
-from protot_jax import pretrain
+from protot_jax import diverged, pretrain
+from protot_jax.config import PretrainConfig
+from protot_jax.diverged import DIVERGED
 from protot_jax.results import (
+    DivergedRun,
     FirstRouting,
     PerplexityBySplit,
     PretrainSummary,
@@ -57,6 +65,10 @@ SCHEMA = pa.schema(
         "seed": pa.int64(),
         "steps": pa.int64(),
         "tokens_seen": pa.int64(),
+        # Used, of each split.
+        "train_documents": pa.int64(),
+        "validation_documents": pa.int64(),
+        "test_documents": pa.int64(),
         # Of the weights of lowest validation perplexity, and of the last weights.
         "best_step": pa.int64(),
         "validation_perplexity": pa.float64(),
@@ -83,6 +95,9 @@ class SeedRow:
     seed: int
     steps: int
     tokens_seen: int
+    train_documents: int
+    validation_documents: int
+    test_documents: int
     best_step: int
     validation_perplexity: float
     test_perplexity: float
@@ -118,7 +133,7 @@ def run(
         those of other settings, as with more seeds; what is trained already is not trained again.
 
     Raises:
-      UsageError: a name in `only` is no variant.
+      UsageError: a name in `only` is no variant, or a run is of other settings.
     """
     names = [variant.name for variant in config.variants]
     for name in only or ():
@@ -126,48 +141,93 @@ def run(
             raise UsageError(f"--only: there is no variant {name!r}{nearest(name, names)}")
     for variant in config.variants:
         if only and variant.name not in only:
-            continue
-        for place, settled in each_run(config, variant):
-            digest = config_hash(settled.corpus)[:12]
-            (folder / place).parent.mkdir(parents=True, exist_ok=True)
-            pretrain.run_in(
-                ConfigDict(dataclasses.asdict(settled)),
-                folder / place,
-                resume=resume,
-                data=folder / "data" / digest,
-            )
-    rows = list(_rows(config, folder))
+            for place, settled in each_run(config, variant):
+                _check_stored(settled, folder / place)
+    for variant in config.variants:
+        if not only or variant.name in only:
+            for place, settled in each_run(config, variant):
+                data = folder / "data" / config_hash(settled.corpus)[:12]
+                _train(variant.name, settled, folder / place, data, resume)
+    rows, lost = _stored(config, folder)
     record_provenance(folder, collect_provenance())
     table = [dataclasses.asdict(row) for row in rows]
     write_table(folder / ROWS, pa.Table.from_pylist(table, SCHEMA))
-    summary = StudySummary(config.table, config.paper_split, best_of_variants(config, rows))
+    best = best_of_variants(config, rows, lost)
+    summary = StudySummary(config.table, config.paper_split, best, tuple(lost))
     write_json(folder / TABLE, summary)
     return summary
 
 
-def _rows(config: StudyConfig, folder: Path) -> Iterator[SeedRow]:
+def _train(variant: str, settled: PretrainConfig, folder: Path, data: Path, resume: Resume) -> None:
+    """Trains or resumes a run, unless it is known to diverge."""
+    marker, own = folder / DIVERGED, dataclasses.asdict(settled)
+    if marker.is_file() and not config_changes(folder, own, MAY_CHANGE):
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        pretrain.run_in(ConfigDict(own), folder, resume=resume, data=data)
+    except DivergedError as error:
+        reason = diverged.reason(error, folder)
+        write_json(marker, DivergedRun(variant, settled.learning_rate, reason))
+        print(f"{variant} diverged at a rate of {settled.learning_rate:g}: {reason}", flush=True)
+    else:
+        marker.unlink(missing_ok=True)
+
+
+def _check_stored(settled: PretrainConfig, folder: Path) -> None:
+    """Refuses a run that this study would not have trained; it may have other seeds."""
+    if not finish_time(folder) and not (folder / DIVERGED).is_file():
+        return
+    if changes := config_changes(folder, settled, (*MAY_CHANGE, "seeds")):
+        raise UsageError(
+            f"{folder} holds a run with {list_changes(changes)}; put that back, remove the folder, "
+            "or choose another --workdir"
+        )
+
+
+def _stored(config: StudyConfig, folder: Path) -> tuple[list[SeedRow], list[DivergedRun]]:
+    """The runs that finished, by seed, and those that diverged."""
+    rows: list[SeedRow] = []
+    lost: list[DivergedRun] = []
     for variant in config.variants:
         for place, settled in each_run(config, variant):
-            if not finish_time(folder / place):
-                continue
-            summary = load_result(folder / place / pretrain.SUMMARY, PretrainSummary)
-            for each in summary.seeds:
-                metrics = pq.read_table(seed_folder(folder / place, each.seed) / METRICS)
-                yield SeedRow(
-                    variant=variant.name,
-                    learning_rate=settled.learning_rate,
-                    seed=each.seed,
-                    steps=each.steps,
-                    tokens_seen=each.tokens_seen,
-                    best_step=each.best.step,
-                    validation_perplexity=each.best.validation_perplexity,
-                    test_perplexity=each.best.test_perplexity,
-                    last_validation_perplexity=each.last.validation_perplexity,
-                    last_test_perplexity=each.last.test_perplexity,
-                    # The median, since the first steps compile and others may pause.
-                    steps_per_second=1.0 / statistics.median(metrics["seconds"].to_numpy()),
-                    **_first_routing(seed_folder(folder / place, each.seed), each.best.step),
-                )
+            if finish_time(folder / place):
+                own = list(_rows(variant.name, settled, folder / place))
+                rows += own
+                mean = statistics.mean(row.validation_perplexity for row in own) if own else 0.0
+                if not math.isfinite(mean):
+                    reason = f"the mean validation perplexity is {mean}"
+                    lost.append(DivergedRun(variant.name, settled.learning_rate, reason))
+            elif (marker := folder / place / DIVERGED).is_file():
+                lost.append(load_result(marker, DivergedRun))
+    return rows, lost
+
+
+def _rows(variant: str, settled: PretrainConfig, folder: Path) -> Iterator[SeedRow]:
+    summary = load_result(folder / pretrain.SUMMARY, PretrainSummary)
+    used = summary.corpus.documents_used
+    for each in summary.seeds:
+        if each.seed not in settled.seeds:
+            continue
+        metrics = pq.read_table(seed_folder(folder, each.seed) / METRICS)
+        yield SeedRow(
+            variant=variant,
+            learning_rate=settled.learning_rate,
+            seed=each.seed,
+            steps=each.steps,
+            tokens_seen=each.tokens_seen,
+            train_documents=used["train"],
+            validation_documents=used["validation"],
+            test_documents=used["test"],
+            best_step=each.best.step,
+            validation_perplexity=each.best.validation_perplexity,
+            test_perplexity=each.best.test_perplexity,
+            last_validation_perplexity=each.last.validation_perplexity,
+            last_test_perplexity=each.last.test_perplexity,
+            # The median, since the first steps compile and others may pause.
+            steps_per_second=1.0 / statistics.median(metrics["seconds"].to_numpy()),
+            **_first_routing(seed_folder(folder, each.seed), each.best.step),
+        )
 
 
 def _first_routing(folder: Path, step: int) -> dict[str, float]:
@@ -179,13 +239,19 @@ def _first_routing(folder: Path, step: int) -> dict[str, float]:
     return {named[row["name"]]: row["value"] for row in rows}
 
 
-def best_of_variants(config: StudyConfig, rows: Sequence[SeedRow]) -> tuple[StudyRow, ...]:
-    """A row per trained variant, at the learning rate of lowest mean perplexity over its seeds."""
+def best_of_variants(
+    config: StudyConfig, rows: Sequence[SeedRow], lost: Sequence[DivergedRun] = ()
+) -> tuple[StudyRow, ...]:
+    """A row per trained variant, at the learning rate of lowest mean perplexity over its seeds.
+
+    A rate whose run is among the `lost` is worse than all others.
+    """
     table: list[StudyRow] = []
     for variant in config.variants:
         by_rate: dict[float, list[SeedRow]] = {}
+        bad = {run.learning_rate for run in lost if run.variant == variant.name}
         for row in rows:
-            if row.variant == variant.name:
+            if row.variant == variant.name and row.learning_rate not in bad:
                 by_rate.setdefault(row.learning_rate, []).append(row)
         if not by_rate:
             continue
@@ -200,7 +266,7 @@ def best_of_variants(config: StudyConfig, rows: Sequence[SeedRow]) -> tuple[Stud
                 variant=variant.name,
                 changes=variant.changes,
                 learning_rate=rate,
-                rates_tried=len(means),
+                rates_tried=len(means) + len(bad),
                 perplexity=PerplexityBySplit(
                     validation=over_seeds([row.validation_perplexity for row in best]),
                     test=over_seeds([row.test_perplexity for row in best]),
@@ -209,6 +275,7 @@ def best_of_variants(config: StudyConfig, rows: Sequence[SeedRow]) -> tuple[Stud
                 steps_per_second=statistics.mean(row.steps_per_second for row in best),
                 paper=variant.paper,
                 first_routing=_routing_over_seeds(best),
+                documents={name: getattr(best[0], f"{name}_documents") for name in TEXT_SPLITS},
             )
         )
     return tuple(table)
@@ -238,11 +305,20 @@ def format_table(summary: StudySummary) -> str:
             ),
             ("", "test", test, "", "", of_split["test"]),
         ]
+    known = {row.variant for row in summary.rows}
+    for variant in dict.fromkeys(one.variant for one in summary.diverged):
+        if variant not in known:
+            rows.append((variant, "", "diverged at every rate", "", "", ""))
     columns = ("variant", "text", "mean over seeds", "rate", "steps/s", "paper")
     lines = [
         f"{summary.table}: perplexity of the weights of lowest validation perplexity",
         terminal.format_table(columns, rows, left=(0, 1, 2)),
         "The paper's numbers are of FineWeb-Edu and 16,000 tokens.",
+        *_documents(summary.rows),
+        *(
+            f"{one.variant} diverged at a rate of {one.learning_rate:.2g}: {one.reason}"
+            for one in summary.diverged
+        ),
     ]
     routing = [
         (row.variant, *(f"{one.mean:.3f}" for one in (own.alpha, own.gini, own.top_1)))
@@ -253,6 +329,20 @@ def format_table(summary: StudySummary) -> str:
         heads = ("write gates of layer 0", "alpha", "Gini", "top-1")
         lines += ["", terminal.format_table(heads, routing, left=(0,))]
     return "\n".join(lines)
+
+
+def _documents(rows: Sequence[StudyRow]) -> list[str]:
+    """How many documents were used; variants are named where they differ."""
+    used: dict[str, list[str]] = {}
+    for row in rows:
+        counts = ", ".join(f"{name} {count:,}" for name, count in row.documents.items())
+        used.setdefault(counts, []).append(row.variant)
+    shown = {counts: ", ".join(names) for counts, names in used.items() if counts}
+    one = len(shown) == 1
+    return [
+        f"Documents used{'' if one else f' by {names}'}: {counts}"
+        for counts, names in shown.items()
+    ]
 
 
 def main(arguments: cli.Arguments) -> None:

@@ -3,13 +3,13 @@
     iaj protot study --config=protot/context_variants --workdir=runs/context_variants
 
 The default model with width 512, with 12 layers or with 64 prototypes. The paper names no learning
-rates of these; they are trained at that of the default model. Not run beyond its smoke mode.
+rates of these; they are trained at that of the default model. Of the default corpus few documents
+are longer than 256 tokens, as in `long_context`. Not run beyond its smoke mode.
 """
 
 from ml_collections import ConfigDict
 
-from lm_jax.text.preparation import CorpusConfig
-from protot_jax.study_config import Variant, study
+from protot_jax.study_config import PAPER_PROTOCOL, Variant, study
 
 CONTEXTS = (256, 512, 1024, 2048)
 # Test perplexity by context.
@@ -31,8 +31,6 @@ def get_config(mode: str = "") -> ConfigDict:
         mode,
         *variants,
         table="Table 1",
-        train_documents=18_000,
-        validation_documents=4_000,
         paper_split="test",
-        corpus=CorpusConfig(words=2_500),
+        **PAPER_PROTOCOL,
     )

@@ -10,7 +10,7 @@ evaluations.parquet.
 
 from ml_collections import ConfigDict
 
-from protot_jax.study_config import Variant, study
+from protot_jax.study_config import PAPER_PROTOCOL, Variant, study
 
 SHARED = "prototypes.shared_routing=false"
 FLAT = "prototypes.first_temperature=1.0"
@@ -27,8 +27,7 @@ def get_config(mode: str = "") -> ConfigDict:
         Variant("no_convolution", (CONV,), paper=145.7),
         Variant("none", (SHARED, FLAT, CONV), paper=149.9),
         table="Table 15",
-        train_documents=18_000,
-        validation_documents=4_000,
         epochs=3,
         seeds=(0,),
+        **PAPER_PROTOCOL,
     )

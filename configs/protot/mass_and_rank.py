@@ -5,7 +5,7 @@ iaj protot study --config=protot/mass_and_rank --workdir=runs/mass_and_rank
 
 from ml_collections import ConfigDict
 
-from protot_jax.study_config import Variant, study
+from protot_jax.study_config import PAPER_PROTOCOL, Variant, study
 
 RATES = (1e-3, 2e-3, 3e-3)
 
@@ -18,6 +18,5 @@ def get_config(mode: str = "") -> ConfigDict:
         Variant("no_mass_normalisation", ("prototypes.mass_normalisation=false",), RATES, 101.8),
         Variant("no_low_rank", ("prototypes.low_rank=false",), RATES, 97.3),
         table="Table 18",
-        train_documents=18_000,
-        validation_documents=4_000,
+        **PAPER_PROTOCOL,
     )

@@ -5,7 +5,7 @@ iaj protot study --config=protot/num_prototypes --workdir=runs/num_prototypes
 
 from ml_collections import ConfigDict
 
-from protot_jax.study_config import Variant, study
+from protot_jax.study_config import PAPER_PROTOCOL, Variant, study
 
 RATES = (1e-3, 2e-3, 3e-3)
 
@@ -20,6 +20,5 @@ def get_config(mode: str = "") -> ConfigDict:
         mode,
         *variants,
         table="Table 19",
-        train_documents=18_000,
-        validation_documents=4_000,
+        **PAPER_PROTOCOL,
     )

@@ -10,7 +10,7 @@ another config is refused. The files of a run:
     finished.json     written after everything else
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import logging
@@ -166,14 +166,33 @@ def _compare_config(
         return None
     if resume == "never":
         raise UsageError(f"{folder} holds a run already; choose a new --workdir, or --resume=auto")
-    stored = read_json(folder / CONFIG_FILE)
-    phrases = config_difference(*(_without(config, may_change) for config in (stored, settings)))
+    phrases = config_changes(folder, settings, may_change)
     if phrases and resume == "auto":
-        listed = ", ".join(phrases[:5]) + (f" and {len(phrases) - 5} more" if phrases[5:] else "")
         raise UsageError(
-            f"{folder} holds a run with {listed}; choose another --workdir, or --resume=force"
+            f"{folder} holds a run with {list_changes(phrases)}; choose another --workdir, or "
+            "--resume=force"
         )
     return phrases
+
+
+def config_changes(folder: Path, config: Any, may_change: Collection[str] = ()) -> list[str]:
+    """How `config.json` in a folder differs from a config, as phrases `config.x = 1, not 2`.
+
+    Args:
+      folder: of a run.
+      config: as `open_workdir` takes it.
+      may_change: top-level fields that are left out.
+
+    Raises:
+      CorruptError: `config.json` is not JSON.
+    """
+    pair = read_json(folder / CONFIG_FILE), to_plain(config)
+    return config_difference(*(_without(each, may_change) for each in pair))
+
+
+def list_changes(phrases: Sequence[str]) -> str:
+    """The first of the phrases of `config_changes` for a message."""
+    return ", ".join(phrases[:5]) + (f" and {len(phrases) - 5} more" if phrases[5:] else "")
 
 
 def _without(config: Any, names: Collection[str]) -> Any:

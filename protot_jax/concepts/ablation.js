@@ -36,8 +36,9 @@ function carriedTo(text, word, spans, place) {
   for (const span of spans) span.classList.remove("chosen", "source");
   const { carried, tokens, word_of: wordOf } = text;
   if (!carried) {
-    place.replaceChildren(el("p", { class: "absent" },
-      "What prototypes carry was computed for the first texts of each prototype only."));
+    place.replaceChildren(el("p", { class: "absent" }, report.model.heads > 1
+      ? "What prototypes carry is computed for models with one head alone."
+      : "What prototypes carry was computed for the first texts of each prototype only."));
     return;
   }
   spans[word].classList.add("chosen");

@@ -47,13 +47,16 @@ def mutual_information(token_M: np.ndarray, gate_M: np.ndarray, bins: int = BINS
     The paper does not define the bins. In I = H(token) + H(bin) - H(both) each entropy gets
     (cells in use - 1) / 2M added (Miller, 1955). For rare tokens that is too little, and the value
     of a small sample is too large, so compare it with that of shuffled tokens (`of_prototypes`).
-    Equal gates share a bin, so that a constant gate has a single one.
+    Equal gates share a bin, so that a constant gate has a single one. A gate that is on an edge has
+    the bin of that edge: a sparse unit, most of whose quantiles are 0, is 0 or in another bin.
     """
-    edges = np.quantile(gate_M, np.arange(1, bins) / bins)
-    bin_M = np.searchsorted(edges, gate_M, side="right")
-    joint = np.bincount(token_M * bins + bin_M)
+    edges = np.unique(np.quantile(gate_M, np.arange(1, bins) / bins))
+    # Even bins lie between edges, odd ones are an edge.
+    bin_M = np.searchsorted(edges, gate_M, "left") + np.searchsorted(edges, gate_M, "right")
+    columns = 2 * len(edges) + 1
+    joint = np.bincount(token_M * columns + bin_M)
     # Rows of the table are tokens.
-    joint_VA = np.pad(joint, (0, -len(joint) % bins)).reshape(-1, bins)
+    joint_VA = np.pad(joint, (0, -len(joint) % columns)).reshape(-1, columns)
     cells = (joint_VA.sum(1), joint_VA.sum(0), joint)
     token, gate, both = (_entropy(counts) for counts in cells)
     return token + gate - both

@@ -137,6 +137,8 @@ def build_report_data(
         prototypes = ablations.with_ablations(
             model, texts, report_texts, prototypes, settings.ablated
         )
+    # Predictions are attributed to the prototypes of models with one head alone.
+    if settings.ablated and mixer.heads == 1:
         tops = [top for each in prototypes for top in each.top_texts[: settings.ablated]]
         ablations.add_carried(model, texts, report_texts, tops)
     unit_settings = units.UnitSettings(
@@ -186,6 +188,7 @@ def _model(model: TrainedModel, texts: Texts) -> results.Model:
         shared_routing=mixer.shared_routing,
         corpus=model.config.corpus.source,
         perplexity=texts.perplexity(slice(None)),
+        heads=mixer.heads,
     )
 
 

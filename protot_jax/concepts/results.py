@@ -47,7 +47,7 @@ class PrototypeGate:
     Attributes:
       peak_over_mean: largest over mean across tokens, unlike Eq. 3, which is across prototypes;
         null where the gate is always 0.
-      mutual_information: between token and gate in 10 quantile bins, in nats, Miller-Madow.
+      mutual_information: between token and gate in quantile bins, in nats, Miller-Madow.
       mutual_information_by_chance: the same with the tokens shuffled.
       top_1: share of tokens where this prototype has the largest gate.
       active: share of tokens where its gate is >= 0.01.
@@ -247,6 +247,7 @@ class Model:
 
     Attributes:
       perplexity: of the analysed texts themselves.
+      heads: of the mixer; of several, nothing that prototypes carry is computed.
     """
 
     seed: Count
@@ -260,6 +261,7 @@ class Model:
     shared_routing: bool
     corpus: str
     perplexity: float
+    heads: Count = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,8 @@ folder: `iaj fetch films mc wiki` brings their text. The work folder then has
     summary.json                  every number of the page (`results.GlueSummary`)
     report.html                   one offline page, with the paper's tables
 
-The same command resumes a killed run; finished fine-tunings are not repeated.
+The same command resumes a killed run; finished fine-tunings are not repeated, nor are those that
+diverged: these count as worse than all others in the choice, and have no results.
 """
 
 import dataclasses
@@ -52,6 +53,7 @@ from protot_jax.glue.finetune import PREDICTIONS, Cell, Subject, fine_tune, row_
 from protot_jax.glue.readers import TaskData, read_official
 from protot_jax.glue.results import (
     ROWS,
+    DivergedTuning,
     FineTuneResult,
     GlueSummary,
     GridPoint,
@@ -98,6 +100,7 @@ class Job:
     config: GlueConfig
     folder: Path
     mesh: jax.sharding.Mesh
+    lost: list[DivergedTuning] = dataclasses.field(default_factory=list)
 
     def subject(self, task: str) -> Subject:
         """A task in the ids of the model."""
@@ -106,6 +109,15 @@ class Job:
             self.data[task], find(task), self.base.tokenizer, length=length, pads=pads
         )
         return Subject(self.base, self.data[task], encoded)
+
+    def tune(self, cell: Cell, subject: Subject) -> FineTuneResult:
+        """One fine-tuning; it is among the `lost` if it diverged."""
+        result = fine_tune(cell, subject, self.config, self.folder, self.mesh)
+        if result.diverged is not None:
+            one = DivergedTuning(**dataclasses.asdict(cell), reason=result.diverged)
+            # The search may have had it.
+            self.lost.extend([] if one in self.lost else [one])
+        return result
 
     def search(self) -> tuple[GridPoint, ...]:
         """Every rate and warm-up on the search tasks; empty where there is nothing to choose."""
@@ -118,29 +130,28 @@ class Job:
             subject = self.subject(task)
             for pair, by_task in scores.items():
                 cell = Cell(self.name, task, *pair, config.seeds[0])
-                by_task[task] = fine_tune(cell, subject, config, self.folder, self.mesh).selection
+                by_task[task] = self.tune(cell, subject).selection
+        bad = {pair: [] for pair in pairs}
+        for one in self.lost:
+            bad[one.learning_rate, one.warmup].append(one.task)
         return tuple(
-            GridPoint(*pair, by_task, float(np.mean(list(by_task.values()))))
+            GridPoint(*pair, by_task, float(np.mean(list(by_task.values()))), tuple(bad[pair]))
             for pair, by_task in scores.items()
         )
 
     def run(self) -> tuple[ModelSummary, dict[str, list[FineTuneResult]]]:
-        """Searches, then fine-tunes on every task with every seed."""
+        """Searches, then fine-tunes on every task with every seed; without those that diverged."""
         grid, base, config = self.search(), self.base, self.config
         rate, warmup = choose(grid) if grid else (config.learning_rates[0], config.warmups[0])
         results: dict[str, list[FineTuneResult]] = {}
         for task in config.tasks:
             subject = self.subject(task)
-            results[task] = [
-                fine_tune(
-                    Cell(self.name, task, rate, warmup, seed),
-                    subject,
-                    config,
-                    self.folder,
-                    self.mesh,
-                )
+            every = [
+                self.tune(Cell(self.name, task, rate, warmup, seed), subject)
                 for seed in config.seeds
             ]
+            if ended := [one for one in every if one.diverged is None]:
+                results[task] = ended
         model = ModelSummary(
             name=self.name,
             kind=base.config.model,
@@ -156,8 +167,12 @@ class Job:
 
 
 def choose(grid: tuple[GridPoint, ...]) -> tuple[float, float]:
-    """Rate and warm-up of the best mean; an undefined one is below all others."""
-    best = max(grid, key=lambda point: -math.inf if math.isnan(point.mean) else point.mean)
+    """Rate and warm-up of the best mean; below it are undefined ones, then those that diverged."""
+
+    def rank(point: GridPoint) -> tuple[bool, float]:
+        return not point.diverged, -math.inf if math.isnan(point.mean) else point.mean
+
+    best = max(grid, key=rank)
     return best.learning_rate, best.warmup
 
 
@@ -185,13 +200,17 @@ def run(config: GlueConfig, folder: Path) -> GlueSummary:
     )
     summaries, submissions, tables = [], [], []
     results: list[TaskResult] = []
+    lost: list[DivergedTuning] = []
     for name, base in models.items():
-        model, tuned = Job(name, base, data, config, folder, mesh).run()
-        rows = pa.concat_tables(
-            pq.read_table(folder / _cell(one).place / PREDICTIONS)
+        job = Job(name, base, data, config, folder, mesh)
+        model, tuned = job.run()
+        lost += job.lost
+        parts = [
+            pq.read_table(folder / _cell(one).place / PREDICTIONS).cast(ROWS)
             for of_task in tuned.values()
             for one in of_task
-        ).cast(ROWS)
+        ]
+        rows = pa.concat_tables([ROWS.empty_table(), *parts])
         for task, of_task in tuned.items():
             results.append(
                 summary.summarise_result(
@@ -209,7 +228,8 @@ def run(config: GlueConfig, folder: Path) -> GlueSummary:
             task: max(of_task, key=lambda one: (not math.isnan(one.selection), one.selection)).seed
             for task, of_task in tuned.items()
         }
-        submitted = summary.submit(folder / SUBMISSION / name, name, rows, data, best_seeds)
+        tested = {task: data[task] for task in tuned}
+        submitted = summary.submit(folder / SUBMISSION / name, name, rows, tested, best_seeds)
         submissions += [submitted] if submitted else []
         summaries.append(model)
         tables.append(rows)
@@ -227,6 +247,7 @@ def run(config: GlueConfig, folder: Path) -> GlueSummary:
         batch_size=config.batch_size,
         epochs=config.epochs,
         device=jax.devices()[0].device_kind,
+        diverged=tuple(lost),
     )
     write_json(folder / SUMMARY, written)
     # The page is rendered from the file, not from the numbers in memory.
@@ -245,7 +266,8 @@ def _cell(result: FineTuneResult) -> Cell:
 def format_summary(result: GlueSummary) -> str:
     """The main metrics for a terminal, each beside the constant prediction's."""
     heads, *rows = report_text.result_rows(result)
-    return terminal.format_table(heads, rows, left=range(4))
+    table = terminal.format_table(heads, rows, left=range(4))
+    return "\n".join([table, *map(report_text.divergence, result.diverged)])
 
 
 def main(arguments: cli.Arguments) -> None:

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError, out_of_range
 from lm_jax.run.config_files import in_mode
+from lm_jax.train.config import MAY_CHANGE
 from protot_jax.glue.objective import PoolingName
 from protot_jax.glue.tasks import EMBEDDED, OFFICIAL, find
 from protot_jax.saved_run import study_variant
@@ -143,9 +144,21 @@ class GlueConfig:
             named[name] = folder
         return named
 
+    @property
+    def of_fine_tuning(self) -> dict[str, Any]:
+        """What a fine-tuning depends on besides its model, text, rate, warm-up and seed."""
+        every = dataclasses.asdict(self)
+        return {name: value for name, value in every.items() if name not in _OF_OTHER_PARTS}
+
     def searching_tasks(self) -> tuple[str, ...]:
         """The tasks that choose rate and warm-up."""
         return tuple(name for name in self.tasks if name in self.search_tasks) or self.tasks
+
+
+_OF_OTHER_PARTS = (
+    *("runs", "run_seed", "checkpoint", "tasks", "folder", "examples", "learning_rates", "warmups"),
+    *("search_tasks", "seeds", "resamples", *MAY_CHANGE),
+)
 
 
 def _distinct(values: tuple[Any, ...]) -> bool:

@@ -1,12 +1,13 @@
 """One fine-tuning of one model on one task, in a folder of its own; resumable.
 
 The folder of a fine-tuning holds `metrics.parquet` and `evaluations.parquet` of the training loop,
-and in the end
+its settings in `config.json` (`GlueConfig.of_fine_tuning`), and in the end
 
     predictions.parquet    a row per example of every split but the training split (`results.ROWS`)
     result.json            `results.FineTuneResult`; with it the fine-tuning counts as done
 
-The weights that predict are those of the evaluation with the best main metric on the selection
+A fine-tuning that diverges has the reason in its result, and no predictions. The weights that
+predict are those of the evaluation with the best main metric on the selection
 split. Checkpoints are removed once the predictions are written.
 """
 
@@ -24,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax.checkpoint import manager
-from lm_jax.errors import UsageError
+from lm_jax.errors import DivergedError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
@@ -33,9 +34,11 @@ from lm_jax.run.config import config_hash
 from lm_jax.run.files import storage_error, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
+from lm_jax.run.workdir import CONFIG_FILE, config_changes, list_changes
 from lm_jax.train.config import CheckpointPolicy, Plateau, TrainConfig
 from lm_jax.train.evaluate import Evaluation, stop_between
 from lm_jax.train.loop import TrainResult, train
+from protot_jax import diverged
 from protot_jax.glue import metrics
 from protot_jax.glue.config import GlueConfig
 from protot_jax.glue.encoding import Encoded, EvalBatches, Rows, TrainBatches
@@ -115,25 +118,18 @@ def fine_tune(
       mesh: the devices.
 
     Raises:
-      UsageError: the stored result is of other weights or another text.
+      UsageError: the folder is of other settings, weights or text.
       As `lm_jax.train.loop.train`.
     """
     own = folder / cell.place
+    _bind(own, config)
     if not (own / RESULT).is_file():
         try:
-            own.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_error(own, error) from error
-        task, objective = find(cell.task), objective_of(config, subject.base, find(cell.task))
-        result = _train(cell, subject, config, own, mesh, objective)
-        best = result.history.best_step or int(result.state.step)
-        params = result.state.params
-        if best != int(result.state.step):
-            wanted = sharding.abstract(objective.spec, mesh=mesh)
-            params = manager.load_params(result.checkpoints, best, wanted)
-        run = functools.partial(_outputs, params, objective, mesh, config.batch_size)
-        write_table(own / PREDICTIONS, _predictions(cell, task, subject, run))
-        write_json(own / RESULT, _result(cell, subject, result, best, task))
+            result = _tune(cell, subject, config, own, mesh)
+        except DivergedError as error:
+            result = _diverged(cell, subject, diverged.reason(error, own))
+            print(f"{cell.place} diverged: {result.diverged}", flush=True)
+        write_json(own / RESULT, result)
     stored = load_result(own / RESULT, FineTuneResult)
     if stored.inputs != subject.sha256:
         raise UsageError(
@@ -142,6 +138,44 @@ def fine_tune(
         )
     shutil.rmtree(own / manager.FOLDER, ignore_errors=True)
     return stored
+
+
+def _bind(own: Path, config: GlueConfig) -> None:
+    """Writes the settings of a fine-tuning into its folder, or compares them with those there."""
+    settings = config.of_fine_tuning
+    if (own / CONFIG_FILE).is_file():
+        if changes := config_changes(own, settings):
+            raise UsageError(
+                f"{own} holds a fine-tuning with {list_changes(changes)}; put that back, remove "
+                "the folder, or choose another --workdir"
+            )
+    elif (own / RESULT).is_file() or (own / manager.FOLDER).is_dir():
+        raise UsageError(
+            f"{own} is of an earlier version, which did not store the settings of a fine-tuning; "
+            "remove the folder, or choose another --workdir"
+        )
+    else:
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(own, error) from error
+        write_json(own / CONFIG_FILE, settings)
+
+
+def _tune(
+    cell: Cell, subject: Subject, config: GlueConfig, own: Path, mesh: Mesh
+) -> FineTuneResult:
+    """Trains, or resumes it, and writes the predictions of the best weights."""
+    task, objective = find(cell.task), objective_of(config, subject.base, find(cell.task))
+    result = _train(cell, subject, config, own, mesh, objective)
+    best = result.history.best_step or int(result.state.step)
+    params = result.state.params
+    if best != int(result.state.step):
+        wanted = sharding.abstract(objective.spec, mesh=mesh)
+        params = manager.load_params(result.checkpoints, best, wanted)
+    run = functools.partial(_outputs, params, objective, mesh, config.batch_size)
+    write_table(own / PREDICTIONS, _predictions(cell, task, subject, run))
+    return _result(cell, subject, result, best, task)
 
 
 def _train(
@@ -276,4 +310,18 @@ def _result(
         truncated=subject.encoded.train.truncated,
         length=subject.encoded.train.rows_NS.shape[1] - 1,
         inputs=subject.sha256,
+    )
+
+
+def _diverged(cell: Cell, subject: Subject, reason: str) -> FineTuneResult:
+    return FineTuneResult(
+        **dataclasses.asdict(cell),
+        steps=0,
+        best_step=0,
+        stopped_early=False,
+        selection=math.nan,
+        truncated=subject.encoded.train.truncated,
+        length=subject.encoded.train.rows_NS.shape[1] - 1,
+        inputs=subject.sha256,
+        diverged=reason,
     )

@@ -72,7 +72,7 @@ CHOSEN: Mapping[str, tuple[float, float]] = {
     "Mamba": (1e-4, 0.1),
     "DeltaNet": (7e-4, 0.1),
 }
-# By the model's name in pretraining.
+# By the model's name in pretraining; the paper does not fine-tune other models.
 MODEL: Mapping[str, str] = {
     "protot": "ProtoT",
     "llama": "LLaMA",

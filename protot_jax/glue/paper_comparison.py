@@ -76,18 +76,19 @@ def _averages(averages: Sequence[Average]) -> Any:
 def embedded(result: GlueSummary) -> Section | None:
     """The embedded tasks beside the column of the paper that each is nearest to."""
     rows = []
-    kinds = {model.name: paper.MODEL[model.kind] for model in result.models}
+    kinds = {model.name: paper.MODEL.get(model.kind) for model in result.models}
     for one, task, split in each_split(result):
         if one.task not in paper.NEAREST:
             continue
         column, differs = paper.NEAREST[one.task]
-        published = paper.DEV[kinds[one.model]][column]
+        name, title = kinds[one.model], paper.COLUMNS[column]
+        published = None if name is None else paper.DEV[name][column]
         rows.append(
             [
                 one.model,
                 task.title,
                 over_examples(split, task.main),
-                cell(published, note=f"{kinds[one.model]}, {paper.COLUMNS[column]}", spec=".1f"),
+                cell(published, note=title if name is None else f"{name}, {title}", spec=".1f"),
                 differs,
             ]
         )

@@ -12,7 +12,15 @@ from lm_jax import report
 from lm_jax.report import Bar, Cell, Section, cell, section, table
 from lm_jax.report.prose import Prose
 from protot_jax.glue import paper, paper_comparison
-from protot_jax.glue.report_text import NAMES, each_split, over_examples, over_seeds, percent
+from protot_jax.glue.report_text import (
+    ALL_DIVERGED,
+    NAMES,
+    each_split,
+    over_examples,
+    over_seeds,
+    percent,
+    without_result,
+)
 from protot_jax.glue.results import (
     GlueSummary,
     ModelSummary,
@@ -27,6 +35,7 @@ def build(result: GlueSummary, *, provenance: Mapping[str, Any]) -> str:
     """The whole page, from `summary.json` and the run's provenance."""
     sections = [
         results(result),
+        diverged(result),
         all_metrics(result),
         settings(result),
         paper_comparison.tables(result),
@@ -111,6 +120,8 @@ def results(result: GlueSummary) -> Section:
                     None if math.isnan(constant) else 100 * constant,
                 )
             )
+    for model, task in without_result(result):
+        rows.append([model, task.title, ALL_DIVERGED, *[None] * 4])
     heads = [
         *("Model", "Task", "Ours, % [95 %]", "Constant, %"),
         *("Gain, points [95 %]", "McNemar p", "n"),
@@ -126,6 +137,28 @@ def results(result: GlueSummary) -> Section:
         _PROSE("results", seeds=len(result.seeds)),
         table(heads, rows, caption="Means over seeds, intervals over examples."),
         *([chart] if bars else []),
+    )
+
+
+def diverged(result: GlueSummary) -> Section | None:
+    """The fine-tunings whose loss was no longer finite."""
+    if not result.diverged:
+        return None
+    rows = [
+        [
+            *(one.model, one.task, f"{one.learning_rate:g}, {100 * one.warmup:g} %", one.seed),
+            one.reason,
+        ]
+        for one in result.diverged
+    ]
+    return section(
+        "Diverged",
+        _PROSE("diverged"),
+        table(
+            ["Model", "Task", "Rate, warm-up", "Seed", "Reason"],
+            rows,
+            caption="Fine-tunings that diverged.",
+        ),
     )
 
 
@@ -161,7 +194,6 @@ def settings(result: GlueSummary) -> Section:
     """The pretrained models, and the learning rate and warm-up chosen for each."""
     rows = []
     for model in result.models:
-        rate, warmup = paper.CHOSEN[paper.MODEL[model.kind]]
         rows.append(
             [
                 model.name,
@@ -170,7 +202,7 @@ def settings(result: GlueSummary) -> Section:
                 model.context,
                 model.step,
                 cell(f"{model.learning_rate:g}, {100 * model.warmup:g} %", note=_tried(model)),
-                f"{rate:g}, {100 * warmup:g} %",
+                _chosen_by_paper(model.kind),
             ]
         )
     heads = [
@@ -187,6 +219,14 @@ def settings(result: GlueSummary) -> Section:
     )
 
 
+def _chosen_by_paper(kind: str) -> str | None:
+    name = paper.MODEL.get(kind)
+    if name is None:
+        return None
+    rate, warmup = paper.CHOSEN[name]
+    return f"{rate:g}, {100 * warmup:g} %"
+
+
 def _tried(model: ModelSummary) -> str:
     return f"best of {len(model.grid)}" if model.grid else "given"
 
@@ -196,7 +236,10 @@ def _grid(model: ModelSummary, tasks: Sequence[str]) -> Any:
         [
             f"{point.learning_rate:g}",
             f"{100 * point.warmup:g} %",
-            *(percent(point.by_task[task]) for task in tasks),
+            *(
+                "diverged" if task in point.diverged else percent(point.by_task[task])
+                for task in tasks
+            ),
             cell(
                 percent(point.mean),
                 tone="good"

@@ -1,9 +1,16 @@
 """Words and numbers of the fine-tuning report: metrics in percent, with their intervals."""
 
 from collections.abc import Iterator
+import itertools
 import math
 
-from protot_jax.glue.results import GlueSummary, SplitResult, TaskResult, TaskSummary
+from protot_jax.glue.results import (
+    DivergedTuning,
+    GlueSummary,
+    SplitResult,
+    TaskResult,
+    TaskSummary,
+)
 from protot_jax.seeds import OverSeeds
 
 NAMES = {
@@ -61,4 +68,24 @@ def result_rows(result: GlueSummary) -> list[tuple[str, ...]]:
                 str(split.n),
             )
         )
+    for model, task in without_result(result):
+        rows.append((model, task.task, "", NAMES[task.main], ALL_DIVERGED, "", "", ""))
     return rows
+
+
+ALL_DIVERGED = "diverged with every seed"
+
+
+def without_result(result: GlueSummary) -> list[tuple[str, TaskSummary]]:
+    """The models and tasks whose fine-tunings all diverged."""
+    known = {(one.model, one.task) for one in result.results}
+    pairs = itertools.product(result.models, result.tasks)
+    return [(model.name, task) for model, task in pairs if (model.name, task.task) not in known]
+
+
+def divergence(one: DivergedTuning) -> str:
+    """A fine-tuning that diverged, in a line."""
+    return (
+        f"{one.model} on {one.task} diverged at a rate of {one.learning_rate:g}, warm-up "
+        f"{100 * one.warmup:g} %, seed {one.seed}: {one.reason}"
+    )

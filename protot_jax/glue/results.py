@@ -43,6 +43,7 @@ class FineTuneResult:
       truncated: texts of the training split that were cut.
       length: ids of a row.
       inputs: sha256 of the pretrained checkpoint's and of all encoded splits' digests.
+      diverged: why it has no predictions, if its loss was no longer finite.
     """
 
     model: str
@@ -57,16 +58,22 @@ class FineTuneResult:
     truncated: Count
     length: Count
     inputs: str
+    diverged: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class GridPoint:
-    """A rate and a warm-up: the main metric on each search task's selection split, and the mean."""
+    """A rate and a warm-up: the main metric on each search task's selection split, and the mean.
+
+    Attributes:
+      diverged: search tasks on which the fine-tuning diverged.
+    """
 
     learning_rate: float
     warmup: float
     by_task: dict[str, Real]
     mean: Real
+    diverged: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,8 +190,24 @@ class Average:
 
 
 @dataclasses.dataclass(frozen=True)
+class DivergedTuning:
+    """A fine-tuning whose loss was no longer finite."""
+
+    model: str
+    task: str
+    learning_rate: float
+    warmup: float
+    seed: Count
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class GlueSummary:
-    """A run of fine-tuning: `summary.json`."""
+    """A run of fine-tuning: `summary.json`.
+
+    Attributes:
+      results: of the seeds that did not diverge; none of a model on a task where all did.
+    """
 
     models: tuple[ModelSummary, ...]
     tasks: tuple[TaskSummary, ...]
@@ -197,3 +220,4 @@ class GlueSummary:
     batch_size: Count
     epochs: Count
     device: str
+    diverged: tuple[DivergedTuning, ...] = ()

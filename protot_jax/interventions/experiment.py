@@ -127,7 +127,7 @@ def prepared(run: Path, subject: SubjectModel) -> Prepared:
 
 def _text(data: Prepared, model: TrainedModel, rows: int, seed: int) -> np.ndarray:
     config = model.config
-    # Where the model read each document by itself, so is it here.
+    # A model of joined rows, where most begin within a document, is read on such rows.
     mode = "pack" if config.examples == "join" else "truncate"
     examples = Examples(data, VALIDATION, context=config.context, mode=mode)
     return gates.sample(examples, rows, seed)

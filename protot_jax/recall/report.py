@@ -11,7 +11,12 @@ from lm_jax.report import Cell, Column, Section, Series, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.run import terminal
-from protot_jax.recall.results import ConditionResult, ModelSize, RecallSummary
+from protot_jax.recall.results import (
+    ConditionResult,
+    DivergedTraining,
+    ModelSize,
+    RecallSummary,
+)
 from protot_jax.recall.sequences import Task
 
 _PROSE = Prose("protot_jax.recall")
@@ -27,7 +32,12 @@ def build(summary: RecallSummary, *, provenance: Mapping[str, Any]) -> str:
     tasks = dict.fromkeys(each.task for each in summary.results)
     return report.page(
         "Recall of mixers with equal memory",
-        [sizes(summary), *(recall(summary, task) for task in tasks), settings(summary)],
+        [
+            sizes(summary),
+            *(recall(summary, task) for task in tasks),
+            *([diverged(summary)] if summary.diverged else []),
+            settings(summary),
+        ],
         provenance=report.facts(provenance),
         lead=[report.verdict(*findings(summary))],
     )
@@ -43,6 +53,8 @@ def findings(summary: RecallSummary) -> list[str]:
         ranked = sorted(hardest, key=lambda each: -each.over_seeds.mean)
         shares = ", ".join(f"{each.model} {percent(each)}" for each in ranked)
         lines.append(f"{_TITLES[task]}, {describe(ranked[0])}: {shares}.")
+    if not summary.results:
+        return ["Every training diverged."]
     return lines or ["No condition has the trained length."]
 
 
@@ -170,6 +182,32 @@ def _chart(results: Sequence[ConditionResult], pairs: int | None, summary: Recal
     )
 
 
+def diverged(summary: RecallSummary) -> Section:
+    """The trainings whose loss was no longer finite, and the models that have no result for it."""
+    return section(
+        "Diverged",
+        _PROSE("diverged"),
+        table(
+            ["Model", "Task", "Rate", "Seed", "Shown above", "Reason"],
+            [
+                [
+                    *(one.model, one.task, f"{one.learning_rate:g}", one.seed),
+                    "at another rate"
+                    if _has_result(summary, one)
+                    else "no: diverged at every rate",
+                    one.reason,
+                ]
+                for one in summary.diverged
+            ],
+            caption="Trainings that diverged.",
+        ),
+    )
+
+
+def _has_result(summary: RecallSummary, one: DivergedTraining) -> bool:
+    return any((each.model, each.task) == (one.model, one.task) for each in summary.results)
+
+
 def settings(summary: RecallSummary) -> Section:
     """The training of all models."""
     config = summary.config
@@ -206,4 +244,10 @@ def format_tables(summary: RecallSummary) -> str:
             cells.append(percent(each))
         lines = [[condition, *cells] for condition, cells in by_condition.items()]
         parts += ["", terminal.format_table([task, *models], lines)]
+    lost = [
+        f"{one.model} on {one.task} diverged at a rate of {one.learning_rate:g}, seed {one.seed}"
+        f"{'' if _has_result(summary, one) else ', as at every rate'}: {one.reason}"
+        for one in summary.diverged
+    ]
+    parts += ["", *lost] if lost else []
     return "\n".join(parts)

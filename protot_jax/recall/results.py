@@ -71,8 +71,24 @@ class ConditionResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class DivergedTraining:
+    """A training whose loss was no longer finite: `divergence.json` in its folder."""
+
+    model: str
+    task: Task
+    learning_rate: float
+    seed: Count
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class RecallSummary:
-    """Recall of models of equal memory, by task, length and number of pairs."""
+    """Recall of models of equal memory, by task, length and number of pairs.
+
+    Attributes:
+      results: none of a model on a task where every learning rate diverged.
+      diverged: a rate is not chosen if it diverged with any seed.
+    """
 
     schema: Literal["protot_jax.recall"]
     version: Literal[1]
@@ -80,6 +96,7 @@ class RecallSummary:
     sizes: tuple[ModelSize, ...]
     results: tuple[ConditionResult, ...]
     device: str
+    diverged: tuple[DivergedTraining, ...] = ()
 
 
 ROWS = pa.schema(

@@ -8,6 +8,8 @@ The work folder then holds
     report.html                            the same as one offline page
 
 A run that was killed resumes from its last checkpoint; a run that was measured is not run again.
+One that diverges has no rows but the reason in `divergence.json` of its folder, and the suite
+continues.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from lm_jax.errors import DivergedError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import count_params, forward
 from lm_jax.model.mixers import Mixer
@@ -31,10 +34,11 @@ from lm_jax.run.rows import RowStore
 from lm_jax.run.stop import check as check_stop
 from lm_jax.train.loop import train
 from lm_jax.train.objective import PAD, LanguageModelling
-from protot_jax import pretrain
+from protot_jax import diverged, pretrain
+from protot_jax.diverged import DIVERGED
 from protot_jax.recall import report, summary
 from protot_jax.recall.config import RecallConfig
-from protot_jax.recall.results import ROWS, ModelSize, RecallSummary
+from protot_jax.recall.results import ROWS, DivergedTraining, ModelSize, RecallSummary
 from protot_jax.recall.sequences import Batches, Condition, Split, Task, answer_batch, rows
 from protot_jax.recall.state import state_size
 
@@ -83,7 +87,7 @@ def run(config: RecallConfig, folder: Path) -> RecallSummary:
     with RowStore(folder / SHARDS, ROWS, config_hash(to_plain(config))) as store:
         for each in plan(config):
             if each.unit not in store:
-                store.append(each.unit, run_one(config, each, folder))
+                store.append(each.unit, _rows(config, each, folder))
                 store.flush()
         table = store.merge(folder / TABLE)
     result = summary.summarise(
@@ -91,6 +95,11 @@ def run(config: RecallConfig, folder: Path) -> RecallSummary:
         table,
         sizes=tuple(model_size(name, *config.model(name)) for name in config.models),
         device=jax.devices()[0].device_kind,
+        diverged=[
+            load_result(marker, DivergedTraining)
+            for each in plan(config)
+            if (marker := folder / RUNS / each.name / DIVERGED).is_file()
+        ],
     )
     write_json(folder / SUMMARY, result)
     # The page is rendered from the file, not from the numbers in memory.
@@ -98,6 +107,20 @@ def run(config: RecallConfig, folder: Path) -> RecallSummary:
     page = report.build(written, provenance=to_jsonable(read_provenance(folder)))
     write_text(folder / REPORT, page)
     return written
+
+
+def _rows(config: RecallConfig, one: Run, folder: Path) -> dict[str, list[Any]]:
+    """The rows of a run; none if it diverges, which its folder then tells."""
+    place = folder / RUNS / one.name
+    (place / DIVERGED).unlink(missing_ok=True)
+    try:
+        return run_one(config, one, folder)
+    except DivergedError as error:
+        reason = diverged.reason(error, place)
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(place / DIVERGED, DivergedTraining(*one, reason))
+        print(f"{one.name} diverged: {reason}", flush=True)
+        return {name: [] for name in ROWS.names}
 
 
 def run_one(config: RecallConfig, one: Run, folder: Path) -> dict[str, list[Any]]:

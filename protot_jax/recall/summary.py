@@ -1,6 +1,6 @@
 """Statistics of the recall suite: the content of `summary.json` from the rows of `rows.parquet`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ from protot_jax.recall.results import (
     SCHEMA,
     VERSION,
     ConditionResult,
+    DivergedTraining,
     ModelSize,
     RecallSummary,
     SeedAccuracy,
@@ -22,7 +23,12 @@ Columns = Mapping[str, np.ndarray]
 
 
 def summarise(
-    config: RecallConfig, table: pa.Table, *, sizes: tuple[ModelSize, ...], device: str
+    config: RecallConfig,
+    table: pa.Table,
+    *,
+    sizes: tuple[ModelSize, ...],
+    device: str,
+    diverged: Sequence[DivergedTraining] = (),
 ) -> RecallSummary:
     """The summary of all rows.
 
@@ -31,6 +37,7 @@ def summarise(
       table: of `results.ROWS`.
       sizes: of the models.
       device: that trained them.
+      diverged: trainings without rows.
     """
     # A null is no pair.
     columns = {
@@ -41,19 +48,28 @@ def summarise(
         result
         for task in config.task_names
         for model in config.models
-        for result in _of_model(config, columns, task, model)
+        for result in _of_model(
+            config,
+            columns,
+            task,
+            model,
+            {one.learning_rate for one in diverged if (one.model, one.task) == (model, task)},
+        )
     ]
-    return RecallSummary(SCHEMA, VERSION, config, sizes, tuple(results), device)
+    return RecallSummary(SCHEMA, VERSION, config, sizes, tuple(results), device, tuple(diverged))
 
 
 def _of_model(
-    config: RecallConfig, columns: Columns, task: Task, model: str
+    config: RecallConfig, columns: Columns, task: Task, model: str, diverged: Collection[float]
 ) -> Iterator[ConditionResult]:
     own = _where(columns, task=task, model=model)
     tried = {
         rate: _accuracy(_where(own, split="choice", learning_rate=rate))
         for rate in config.learning_rates
+        if rate not in diverged
     }
+    if not tried:
+        return
     rate = max(tried, key=tried.__getitem__)
     own = _where(own, split="test", learning_rate=rate)
     for condition in config.measured(task):

@@ -4,21 +4,24 @@ import dataclasses
 import math
 import os
 from pathlib import Path
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import DivergedError, UsageError
 from lm_jax.run import cli
-from lm_jax.run.config import from_plain
+from lm_jax.run.config import from_plain, to_plain
 from lm_jax.run.config_files import load_config
-from lm_jax.run.files import read_json
+from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
+from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.preparation import prepare_corpus
 from protot_jax import pretrain, saved_run, study, study_config
 from protot_jax.config import PretrainConfig
-from protot_jax.results import PretrainSummary, StudySummary
+from protot_jax.results import DivergedRun, PretrainSummary, StudySummary
 from protot_jax.seeds import over_seeds
 from tests.protot_jax.small_runs import settings
 
@@ -100,6 +103,8 @@ def test_the_smoke_mode_of_a_study_keeps_what_the_study_varies(name):
     long = name in ("long_context", "context_variants")
     assert {own.context for own in runs} == ({256} if long else {32})
     assert {own.max_steps for own in runs} == {2}
+    # The text that comes with the quickstart.
+    assert {own.corpus.source for own in runs} == {"sotu"}
 
 
 @pytest.mark.parametrize("name", ["paper_cpu", "newer_cpu", "ablations_cpu"])
@@ -184,6 +189,9 @@ def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
             seed=0,
             steps=4,
             tokens_seen=10,
+            train_documents=1_234,
+            validation_documents=56,
+            test_documents=7,
             best_step=2,
             validation_perplexity=perplexity,
             test_perplexity=perplexity + 10.0,
@@ -214,6 +222,68 @@ def test_a_row_is_the_variant_at_its_best_rate_with_an_interval_over_seeds():
     assert "validation" in text[2] and not text[2].endswith(" 7.0")
     assert "15.50" in text[3] and text[3].endswith(" 7.0")
     assert text[-1].split() == ["two", "0.550", "0.250", "0.500"]
+    assert "Documents used: train 1,234, validation 56, test 7" in text
+    # A rate with a run that diverged is none to choose.
+    lost = [DivergedRun("two", 0.2, "step 3 has loss nan")]
+    (row,) = study.best_of_variants(config, rows, lost)
+    assert (row.learning_rate, row.rates_tried) == (0.3, 3)
+
+
+@pytest.fixture
+def diverging(run, tmp_path, monkeypatch):
+    """A study in which rates above 1 diverge and others are the stored run, and what it trained."""
+    base = from_plain(read_json(run / CONFIG_FILE), PretrainConfig)
+    variants = (
+        study_config.Variant("some", (), (base.learning_rate, 9.0)),
+        study_config.Variant("none", (), (9.0, 99.0)),
+    )
+    trained = []
+
+    def train(own, folder, **_):
+        trained.append(folder.relative_to(tmp_path).as_posix())
+        if own.learning_rate > 1:
+            folder.mkdir(exist_ok=True)
+            write_json(folder / CONFIG_FILE, to_plain(own))
+            raise DivergedError(f"step 3 has loss nan ({folder / 'seed_1/diverged.json'})")
+        if not folder.exists():
+            shutil.copytree(run, folder)
+
+    monkeypatch.setattr(pretrain, "run_in", train)
+    return study_config.StudyConfig(base, variants, "Table 0"), trained
+
+
+def test_a_run_that_diverges_ends_neither_the_study_nor_its_variant(diverging, tmp_path):
+    config, trained = diverging
+    summary = study.run(config, tmp_path)
+    assert trained == ["some/lr_0.5", "some/lr_9", "none/lr_9", "none/lr_99"]
+    (row,) = summary.rows
+    assert (row.variant, row.learning_rate, row.rates_tried) == ("some", 0.5, 2)
+    reason = "step 3 has loss nan (seed_1/diverged.json)"
+    lost = [("some", 9.0), ("none", 9.0), ("none", 99.0)]
+    assert summary.diverged == tuple(DivergedRun(*one, reason) for one in lost)
+    assert load_result(tmp_path / study.TABLE, StudySummary) == summary
+    text = study.format_table(summary)
+    assert re.search(r"\nnone +diverged at every rate", text)
+    assert f"some diverged at a rate of 9: {reason}" in text
+    # They are not trained again, as the first is not, which pretraining sees itself.
+    trained.clear()
+    assert study.run(config, tmp_path) == summary and trained == ["some/lr_0.5"]
+
+
+def test_a_stored_run_of_other_settings_is_no_row_of_a_study(diverging, tmp_path):
+    config, trained = diverging
+    study.run(config, tmp_path)
+    trained.clear()
+    other = dataclasses.replace(config, base=dataclasses.replace(config.base, dropout=0.3))
+    with pytest.raises(
+        UsageError, match=r"some/lr_0\.5 holds a run with config\.dropout = 0\.0, not"
+    ):
+        study.run(other, tmp_path, only=["none"], resume="force")
+    assert not trained
+    # Of other seeds it has those that are asked for.
+    seeds = dataclasses.replace(config, base=dataclasses.replace(config.base, seeds=(2, 3)))
+    (row,) = study.run(seeds, tmp_path, only=["some"], resume="force").rows
+    assert row.perplexity.validation.n == 1
 
 
 def test_a_mean_over_seeds_has_its_sample_size():

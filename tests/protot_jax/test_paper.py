@@ -141,6 +141,8 @@ TABLES = {
         ],
     ),
 }
+# In the asset `wiki`.
+INTRODUCTIONS = 66_555
 # The default column of Table 1: 18,000 examples of 256 tokens, validated on 4,000.
 DEFAULTS = {
     "hidden_size": 256,
@@ -196,6 +198,11 @@ def check_run(own, changed):
     for name, value in PROTOTYPES.items():
         assert getattr(own.prototypes, name) == changed.get(name, value), name
     assert (own.corpus.vocab_size, own.model) == (16_000, changed.get("model", "protot"))
+    # Introductions of Wikipedia articles, enough of them but where all there are suffice.
+    assert (own.corpus.source, own.corpus.unit) == ("wiki", "document")
+    for share, split in zip(own.corpus.splits, ("train", "validation"), strict=False):
+        limit = getattr(own, f"{split}_documents")
+        assert limit in (0, 20_000) or limit < 0.95 * share * INTRODUCTIONS
 
 
 @pytest.mark.parametrize("name", TABLES)

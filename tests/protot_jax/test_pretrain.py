@@ -1,6 +1,7 @@
 """Pretraining as a command: on synthetic text, for every model, started and resumed."""
 
 import dataclasses
+import itertools
 import json
 import math
 import shutil
@@ -17,6 +18,7 @@ from lm_jax.model.flops import forward_flops
 from lm_jax.run.config import from_plain
 from lm_jax.run.workdir import CONFIG_FILE, FINISHED_FILE
 from lm_jax.text.examples import Batches, Examples
+from lm_jax.text.tokenizer_training import END_OF_TEXT
 from lm_jax.train import optim, step
 from lm_jax.weights.card import CARD
 from protot_jax import models, pretrain, saved_run
@@ -127,22 +129,41 @@ def test_a_run_trains_on_as_many_documents_as_configured(text, tmp_path):
         PretrainConfig(train_documents=-1)
 
 
-def test_unigram_perplexity_is_that_of_the_counts(text, tmp_path):
-    config = from_plain(settings(text), PretrainConfig)
+def test_a_split_with_fewer_documents_than_its_limit_is_named_once(text, tmp_path, caplog):
+    limits = {"train_documents": 1_000, "validation_documents": 5, "test_documents": 2_000}
+    config = from_plain(settings(text, **limits), PretrainConfig)
     data = saved_run.load_data(config, tmp_path / "data")
+    wanted = [
+        f"the {name} split has {split.documents} documents, fewer than config.{name}_documents = "
+        f"{limit}; all are used"
+        for name, split, limit in (("train", data.train, "1,000"), ("test", data.test, "2,000"))
+    ]
+    assert [one.getMessage() for one in caplog.records if "fewer" in one.getMessage()] == wanted
 
-    def tokens(examples: Examples):
+
+@pytest.mark.parametrize("layout", ["truncate", "pack", "join"])
+def test_unigram_perplexity_is_that_of_the_counted_targets(layout, text, tmp_path):
+    config = from_plain(settings(text, examples=layout), PretrainConfig)
+    data = saved_run.load_data(config, tmp_path / "data")
+    tokenizer = data.prepared.tokenizer
+    end = tokenizer.backend.token_to_id(END_OF_TEXT)
+
+    def targets(examples: Examples):
         rows = examples.read(np.arange(examples.count))["tokens"]
-        return [row[row != 0].tolist() for row in rows]
+        pairs = [pair for row in rows.tolist() for pair in itertools.pairwise(row)]
+        # The end of a packed document predicts nothing.
+        ends = (end,) if layout == "pack" else ()
+        return [token for before, token in pairs if token and before not in ends]
 
-    counts = dict.fromkeys(range(1, data.prepared.manifest["vocab_size"]), 1)
-    for row in tokens(data.train):
-        for token in row:
-            counts[token] += 1
+    counts = dict.fromkeys(range(1, tokenizer.vocab_size), 1)
+    for token in targets(data.train):
+        counts[token] += 1
     total = sum(counts.values())
-    evaluated = [token for row in tokens(data.validation) for token in row[1:]]
+    evaluated = targets(data.validation)
     want = math.exp(-sum(math.log(counts[token] / total) for token in evaluated) / len(evaluated))
-    assert pretrain.unigram_perplexity(data.train, data.validation) == pytest.approx(want)
+    make_batch = saved_run.batch_maker(config, tokenizer)
+    result = pretrain.unigram_perplexity(data.train, data.validation, make_batch)
+    assert result == pytest.approx(want)
 
 
 @pytest.mark.parametrize("name", models.MODELS)

@@ -15,6 +15,8 @@ from lm_jax.text.preparation import open_prepared
 import protot_jax
 from protot_jax import attribution
 from protot_jax.concepts import ablations, collect, report_data
+from tests.protot_jax import small_runs
+from tests.protot_jax.concepts.conftest import save_untrained
 
 ABLATED = 2
 
@@ -115,4 +117,18 @@ def test_the_controls_are_of_the_layer_alone_and_can_be_left_out(run, built, tmp
     settings = report_data.ConceptConfig(texts=12, length=12, top=3, resamples=99, ablated=0)
     report = report_data.build_report_data(model, texts, path, settings, NullJudge())
     assert all(one.ablation is None for one in report.prototypes)
+    assert all(text.carried is None for text in report.texts)
+
+
+def test_a_model_of_several_heads_is_reported_without_what_is_carried(text, tmp_path):
+    config = small_runs.settings(text, dtype="float32", seeds=(1,))
+    config.prototypes.update({"num_prototypes": 4, "heads": 2})
+    model = protot_jax.load_run(save_untrained(config, tmp_path / "run"))
+    examples = Examples(open_prepared(tmp_path / "run/data"), "validation", context=11)
+    path = tmp_path / "gates.parquet"
+    texts = collect.collect(model, examples, path, texts=12, batch_size=8)
+    settings = report_data.ConceptConfig(texts=12, length=12, top=3, resamples=99, ablated=1)
+    report = report_data.build_report_data(model, texts, path, settings, NullJudge())
+    assert report.model.heads == 2
+    assert all(one.ablation is not None for one in report.prototypes)
     assert all(text.carried is None for text in report.texts)

@@ -52,6 +52,14 @@ def test_a_gate_that_the_token_decides_has_the_entropy_of_the_token():
     assert result == pytest.approx(np.log(10) + 9 / (2 * len(token_M)), rel=1e-12)
 
 
+def test_a_sparse_gate_that_the_token_decides_has_the_entropy_of_on_and_off():
+    """Its quantiles are all 0: active on one token of twenty."""
+    token_M = np.tile(np.arange(20), 100)
+    result = measures.mutual_information(token_M, np.where(token_M == 7, 0.6, 0.0))
+    # Token and both have 20 cells in use, the gate two.
+    assert result == pytest.approx(stats.entropy([0.05, 0.95]) + 1 / (2 * 2_000), rel=1e-12)
+
+
 def test_the_correction_removes_the_bias_of_an_independent_gate():
     rng = np.random.default_rng(1)
     result, uncorrected = [], []

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import DivergedError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.decoder import param_spec
 from lm_jax.run import cli
@@ -278,6 +278,76 @@ def test_other_settings_or_weights_are_refused(done, model, files, tmp_path, mon
     )
     with pytest.raises(UsageError, match="holds a fine-tuning of other weights or another text"):
         command.main(cli.Arguments(ConfigDict(dataclasses.asdict(settings)), copied))
+
+
+def test_stored_fine_tunings_of_other_settings_are_refused_by_force_too(
+    done, model, files, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(command, "load_run", lambda *_, **__: model)
+    folder = shutil.copytree(done[0], tmp_path / "glue")
+
+    def force(**changes):
+        settings = dataclasses.replace(SETTINGS, folder=str(files), **changes)
+        config = ConfigDict(dataclasses.asdict(settings))
+        command.main(cli.Arguments(config, folder, resume="force"))
+
+    message = (
+        r"holds a fine-tuning with config\.dtype = \"float32\", not \"bfloat16\", config\.epochs"
+    )
+    with pytest.raises(UsageError, match=message):
+        force(epochs=5, dtype="bfloat16")
+    # What no fine-tuning depends on.
+    force(resamples=101, tasks=("sst2",))
+    assert len(load_result(folder / "summary.json", GlueSummary).results) == 1
+    # Those of earlier versions have no settings.
+    next(folder.glob("tiny/sst2/lr_1e-07*")).joinpath("config.json").unlink()
+    with pytest.raises(UsageError, match="is of an earlier version, which did not store"):
+        force(resamples=102, tasks=("sst2",))
+
+
+def test_a_fine_tuning_that_diverges_ends_neither_the_search_nor_its_task(
+    done, launch, tmp_path, monkeypatch
+):
+    """The better rate diverges in the search, and of the other one a seed, then a whole task."""
+    folder, trained = shutil.copytree(done[0], tmp_path / "glue"), []
+    for name in (
+        "finished.json",
+        "summary.json",
+        "tiny/sst2/lr_0.02_warmup_0.1_seed_0/result.json",
+    ):
+        (folder / name).unlink()
+    real = finetune.train
+
+    def train(own, *args, **kwargs):
+        trained.append(f"{own.parent.name} {own.name}")
+        if "lr_0.02" in own.name or own.name.endswith("seed_1") or own.parent.name == "stsb":
+            raise DivergedError(f"step 3 has loss nan ({own}/diverged.json)")
+        return real(own, *args, **kwargs)
+
+    monkeypatch.setattr(finetune, "train", train)
+    printed = launch(folder)
+    place = "lr_1e-07_warmup_0.1_seed"
+    fast = "sst2 lr_0.02_warmup_0.1_seed_0"
+    wanted = [fast, f"sst2 {place}_1", f"stsb {place}_0", f"stsb {place}_1"]
+    assert trained == wanted
+    summary = load_result(folder / "summary.json", GlueSummary)
+    (chosen,) = summary.models
+    assert chosen.learning_rate == 1e-7
+    assert [point.diverged for point in chosen.grid] == [(), ("sst2",)]
+    (result,) = summary.results
+    assert (result.task, result.splits[0].metrics["accuracy"].n) == ("sst2", 1)
+    named = [(one.task, one.learning_rate, one.seed) for one in summary.diverged]
+    assert named == [("sst2", 2e-2, 0), ("sst2", 1e-7, 1), ("stsb", 1e-7, 0), ("stsb", 1e-7, 1)]
+    assert {one.reason for one in summary.diverged} == {"step 3 has loss nan (diverged.json)"}
+    assert re.search(r"tiny +stsb +Pearson +diverged with every seed", printed)
+    assert "tiny on sst2 diverged at a rate of 0.02, warm-up 10 %, seed 0: step 3" in printed
+    page = (folder / "report.html").read_text("utf-8")
+    assert "diverged with every seed" in page and "Fine-tunings that diverged." in page
+    # None is trained again.
+    (folder / "finished.json").unlink()
+    launch(folder)
+    assert trained == wanted
+    assert load_result(folder / "summary.json", GlueSummary) == summary
 
 
 BAD = {

@@ -9,10 +9,11 @@ import pytest
 
 from lm_jax.run.files import write_json
 from lm_jax.run.results import load_result
-from protot_jax.glue import report, report_text, summary
+from protot_jax.glue import paper, report, report_text, summary
 from protot_jax.glue.results import GlueSummary
 from protot_jax.glue.submission import file_text
 from protot_jax.glue.tasks import EMBEDDED, OFFICIAL, SUBMISSION
+from protot_jax.models import MODELS
 from tests.browser import drive, without_scripts
 from tests.protot_jax.glue import synthetic_summary
 
@@ -145,6 +146,24 @@ def test_the_page_has_every_number_beside_the_constant_and_the_paper(built, page
     assert "other &lt;i&gt;" in page and "other <i>" not in page
     assert "left out for overlap with reported sentences 821" in text
     assert "best of 4" in text
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_that_the_paper_does_not_fine_tune_has_no_number_of_it(built, kind):
+    own, *_ = built[0].models
+    model = dataclasses.replace(own, kind=kind)
+    results = [one for one in built[0].results if one.model == own.name and one.task == "films"]
+    result = dataclasses.replace(
+        built[0], models=(model,), results=tuple(results), averages=(), submissions=()
+    )
+    text = re.sub(r"<[^>]+>", " ", without_scripts(report.build(result, provenance={})))
+    name = paper.MODEL.get(kind)
+    rate = "–" if name is None else f"{paper.CHOSEN[name][0]:g}, "
+    title = paper.COLUMNS["sst2"]
+    note = title if name is None else f"{name}, {title}"
+    published = "–" if name is None else f"{paper.DEV[name]['sst2']:.1f}"
+    assert re.search(rf"best of 4\s+{re.escape(rate)}", text)
+    assert re.search(rf"{re.escape(published)}\s+{note}\s", text)
 
 
 def test_an_undefined_metric_is_called_so(built):

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lm_jax.errors import DivergedError
 from lm_jax.run import cli
 from lm_jax.run import stop as stop_flag
 from lm_jax.run.files import read_json
@@ -15,7 +16,7 @@ from lm_jax.train import loop
 from protot_jax.recall import report, study, summary
 from protot_jax.recall.__main__ import main
 from protot_jax.recall.config import RecallConfig
-from protot_jax.recall.results import ROWS, RecallSummary
+from protot_jax.recall.results import ROWS, DivergedTraining, RecallSummary
 
 CONFIG = "configs/protot/recall.py:smoke"
 
@@ -79,6 +80,50 @@ def test_a_stopped_suite_resumes_to_the_same_rows(finished, tmp_path, monkeypatc
     assert len(started) == 10
     assert pq.read_table(folder / study.TABLE).equals(pq.read_table(finished / study.TABLE))
     assert read_json(folder / study.SUMMARY) == read_json(finished / study.SUMMARY)
+
+
+def test_a_training_that_diverges_ends_neither_the_suite_nor_the_rate_that_does_not(
+    tmp_path, monkeypatch
+):
+    """ProtoT diverges at the second rate, LLaMA at both."""
+    trained, fast = [], 0.5
+
+    def run_one(config, one, folder):
+        trained.append(one.name)
+        if one.model == "llama" or one.learning_rate == fast:
+            raise DivergedError(f"step 3 has loss nan ({folder / 'runs' / one.name}/diverged.json)")
+        columns = rows({(split, one.learning_rate, 0): [1, 2] for split in ("choice", "test")})
+        return columns.to_pydict() | {"model": [one.model] * 4}
+
+    monkeypatch.setattr(study, "run_one", run_one)
+    config = RecallConfig(
+        tasks=("mqar",),
+        models=("protot", "llama"),
+        memory=64,
+        hidden_size=16,
+        num_layers=1,
+        vocab_size=24,
+        lengths=(16,),
+        pairs=(4,),
+        train_length=16,
+        learning_rates=(1e-3, fast),
+        seeds=(0,),
+        sequences=2,
+    )
+    result = study.run(config, tmp_path)
+    assert len(trained) == 4
+    (one,) = result.results
+    assert (one.model, one.learning_rate) == ("protot", 1e-3)
+    reason = "step 3 has loss nan (diverged.json)"
+    lost = [("protot", fast), ("llama", 1e-3), ("llama", fast)]
+    assert result.diverged == tuple(DivergedTraining(m, "mqar", r, 0, reason) for m, r in lost)
+    text = report.format_tables(result)
+    assert f"protot on mqar diverged at a rate of 0.5, seed 0: {reason}" in text
+    assert "llama on mqar diverged at a rate of 0.001, seed 0, as at every rate" in text
+    page = (tmp_path / study.REPORT).read_text("utf-8")
+    assert page.count("no: diverged at every rate") == 2 and reason in page
+    # None is trained again.
+    assert study.run(config, tmp_path) == result and len(trained) == 4
 
 
 def rows(right):

@@ -1,0 +1,17 @@
+"""Runs whose loss was no longer finite, as a study, a search and fine-tuning record them.
+
+One such run ends none of them: its learning rate is worse than all others.
+"""
+
+import os
+from pathlib import Path
+
+from lm_jax.errors import DivergedError
+
+# Beside the training loop's own `diverged.json`, which has the step and its documents.
+DIVERGED = "divergence.json"
+
+
+def reason(error: DivergedError, folder: Path) -> str:
+    """The message of the error without the run's folder, which may be moved."""
+    return str(error).replace(f"{folder}{os.sep}", "")
