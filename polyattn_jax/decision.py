@@ -34,6 +34,8 @@ from polyattn_jax.results import ConditionResult, RecipeVerdict, VerdictName
 
 # At or below this safe share of rows all five such cells of the paper collapsed (its Appendix F).
 SCREEN = 0.03
+# No interval over fewer prompts or texts decides anything.
+FEWEST = 10
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,6 @@ from polyattn_jax.suites import named
 UNSAFE, DIFFUSE, TOP = 0.7, 0.5, 40
 # The unsafe shares of a model over its lengths span 3 to 4 points in the paper, Pythia's 33.
 FLAT = 0.1
-# A bootstrap over fewer prompts is next to no interval, so that no claim is judged by it.
-FEWEST = 10
 ABSENT = ClaimFinding("not measured", "–")
 
 
@@ -116,7 +114,7 @@ def mostly_unsafe(audit: Audit) -> ClaimFinding:
 
 def _of_enough(verdict: ClaimVerdict, shares: Iterable[Interval]) -> ClaimVerdict:
     """The verdict, if all shares are over enough prompts."""
-    return verdict if min(share.n for share in shares) >= FEWEST else "undecided"
+    return verdict if min(share.n for share in shares) >= decision.FEWEST else "undecided"
 
 
 def _screened(audit: Audit, *, low: bool) -> list[ConditionResult]:
