@@ -11,6 +11,7 @@ lacks.
 [5] Fleiss, Levin & Paik, Statistical Methods for Rates and Proportions, ch. 4.
 [6] Holm, Scandinavian Journal of Statistics 1979.
 [7] MacKinnon & White, Journal of Econometrics 1985.
+[8] Zou & Donner, Statistics in Medicine 2008.
 """
 
 from collections.abc import Callable, Sequence
@@ -176,6 +177,17 @@ def student_interval(
     error = math.sqrt(np.sum((part * (values - mean)) ** 2 / (1 - part)))
     reach = float(stats.t.ppf((1 + confidence) / 2, freedom)) * error
     return Interval(mean, mean - reach, mean + reach, values.size)
+
+
+def difference(first: Interval, second: Interval) -> Interval:
+    """Returns first - second of two independent estimates, from their intervals (MOVER [8]).
+
+    `n` is the smaller of the two.
+    """
+    estimate = first.estimate - second.estimate
+    below = math.hypot(first.estimate - first.low, second.high - second.estimate)
+    above = math.hypot(first.high - first.estimate, second.estimate - second.low)
+    return Interval(estimate, estimate - below, estimate + above, min(first.n, second.n))
 
 
 def mcnemar(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> McNemar:

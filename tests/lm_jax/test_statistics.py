@@ -266,6 +266,14 @@ def test_student_interval_of_weighted_values_is_that_of_a_ratio():
         statistics.student_interval(values, weights=[1, 0, 2])
 
 
+def test_a_difference_has_newcombes_interval():
+    first, second = statistics.wilson(56, 70), statistics.wilson(48, 80)
+    result = statistics.difference(first, second)
+    # Newcombe, Statistics in Medicine 1998, table II, method 10, example (a).
+    np.testing.assert_allclose((result.low, result.high), (0.0524, 0.3339), atol=5e-5)
+    assert (result.estimate, result.n) == (pytest.approx(0.2), 70)
+
+
 def test_cohens_d_is_the_difference_in_pooled_deviations():
     first, second = np.array([2.0, 4.0, 6.0]), np.array([1.0, 3.0])
     pooled = math.sqrt((2 * first.var(ddof=1) + second.var(ddof=1)) / 3)
