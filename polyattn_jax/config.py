@@ -117,8 +117,9 @@ class AuditConfig:
     resamples: int = 1000
 
     def __post_init__(self) -> None:
-        for text in (*self.recipes, self.ablation_recipe):
-            parse_recipe(text)
+        specs: dict[str, dict[str, None]] = {}
+        for recipe in map(parse_recipe, (*self.recipes, self.ablation_recipe)):
+            specs.setdefault(recipe.name, {})[recipe.spec] = None
         least = {
             "batch_size": 1,
             "text_length": SHORTEST,
@@ -139,6 +140,12 @@ class AuditConfig:
             f"config.{name} = {getattr(self, name)} must be at least {bound}"
             for name, bound in least.items()
             if getattr(self, name) < bound
+        ]
+        problems += [
+            f"config.recipes: {' and '.join(own)} are both named {name} in the results; give their "
+            "files different names"
+            for name, own in specs.items()
+            if len(own) > 1
         ]
         problems += task_problems("config.choices", self.choices)
         problems += named.problems("config.suites", self.suites)
@@ -202,6 +209,12 @@ class AuditConfig:
     def by_name(self) -> dict[str, Recipe]:
         """The recipes by the name that `answers.parquet` gives them."""
         return {recipe.name: recipe for recipe in map(parse_recipe, self.recipes)}
+
+    @property
+    def with_ablation(self) -> dict[str, Recipe]:
+        """The recipes by name, that of the ablation among them."""
+        ablated = parse_recipe(self.ablation_recipe)
+        return self.by_name | {ablated.name: ablated}
 
 
 # What every experiment shares: the paper's 14 recipes, group sizes, draws and numbers of prompts.
