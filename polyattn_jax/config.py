@@ -47,7 +47,8 @@ class AuditConfig:
         every recipe, or `suite_recipes`; empty for none.
       suite_recipes: those of `recipes` that the suites are answered under; empty for all.
       suite_lengths: prompt lengths in tokens of each of them.
-      suite_n: number of prompts of each of them at each length.
+      suite_n: number of prompts of each of them at each length; copying has 54 at most, one of each
+        opening.
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
       niah_n: number of needle prompts of each length.
       control_n: number of control prompts without the needle, of the first length.
