@@ -360,7 +360,7 @@ def test_too_few_documents_are_refused_before_training(tiny, text, tmp_path):
     for file in sorted(text.iterdir())[:9]:
         shutil.copy(file, few)
     config = settings(tiny, few)
-    config.corpus.splits = (0.89, 0.11, 0.0)
+    config.corpus.splits = (0.8, 0.2, 0.0)
     with pytest.raises(BadInputError, match="1 document of the validation split has a window"):
         distill.open_task(distill.from_plain(config, DistillConfig), tmp_path / "run")
 
