@@ -10,6 +10,8 @@ lacks.
 [3] McNemar, Psychometrika 1947.  [4] Tango, Statistics in Medicine 1998.
 [5] Fleiss, Levin & Paik, Statistical Methods for Rates and Proportions, ch. 4.
 [6] Holm, Scandinavian Journal of Statistics 1979.
+[7] MacKinnon & White, Journal of Econometrics 1985.
+[8] Zou & Donner, Statistics in Medicine 2008.
 """
 
 from collections.abc import Callable, Sequence
@@ -151,15 +153,41 @@ def median_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
     return Interval(float(np.median(values)), float(ends.low), float(ends.high), values.size)
 
 
-def student_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Returns the mean of 2 or more independent values with Student's t interval."""
+def student_interval(
+    values: ArrayLike, confidence: float = 0.95, *, weights: ArrayLike | None = None
+) -> Interval:
+    """Returns the mean of 2 or more independent values with Student's t interval.
+
+    With `weights` above 0, such as the tokens of texts, it is sum(w x) / sum(w) with the variance
+    HC2 of the weighted mean [7] and one degree of freedom less than the effective number of values,
+    (sum w)^2 / sum w^2; equal weights change nothing.
+    """
     values = _finite("student_interval: values", values)
     _check_open_unit("confidence", confidence)
     if values.ndim != 1 or values.size < 2:
         raise UsageError(f"student_interval: values {values.shape} must be 1-D and 2 or more")
-    quantile = stats.t.ppf((1 + confidence) / 2, values.size - 1)
-    mean, reach = values.mean(), quantile * values.std(ddof=1) / math.sqrt(values.size)
-    return Interval(float(mean), float(mean - reach), float(mean + reach), values.size)
+    weights = np.ones(values.size) if weights is None else np.asarray(weights, float)
+    if weights.shape != values.shape or not (np.isfinite(weights) & (weights > 0)).all():
+        raise UsageError(
+            f"student_interval: weights {weights.shape} must be finite, above 0, and one per value"
+        )
+    part = weights / weights.sum()
+    mean = float(part @ values)
+    freedom = 1 / float(part @ part) - 1
+    error = math.sqrt(np.sum((part * (values - mean)) ** 2 / (1 - part)))
+    reach = float(stats.t.ppf((1 + confidence) / 2, freedom)) * error
+    return Interval(mean, mean - reach, mean + reach, values.size)
+
+
+def difference(first: Interval, second: Interval) -> Interval:
+    """Returns first - second of two independent estimates, from their intervals (MOVER [8]).
+
+    `n` is the smaller of the two.
+    """
+    estimate = first.estimate - second.estimate
+    below = math.hypot(first.estimate - first.low, second.high - second.estimate)
+    above = math.hypot(first.high - first.estimate, second.estimate - second.low)
+    return Interval(estimate, estimate - below, estimate + above, min(first.n, second.n))
 
 
 def mcnemar(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> McNemar:

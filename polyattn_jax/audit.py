@@ -65,7 +65,7 @@ from polyattn_jax.linear_state import linear_state
 from polyattn_jax.provenance import read_provenance
 from polyattn_jax.report import findings, page, terminal
 from polyattn_jax.results import AuditSummary
-from polyattn_jax.row_maps import parse_recipe, resolve_bias
+from polyattn_jax.row_maps import resolve_bias
 from polyattn_jax.suites import Suite, read_jsonl, read_texts
 
 SUMMARY, REPORT = "summary.json", "report.html"
@@ -106,7 +106,7 @@ def fingerprint(audited: AuditedModel, suites: dict[str, Suite]) -> str:
         "model": audited.model.sha256,
         "suites": {name: suite.sha256 for name, suite in suites.items()},
     }
-    if biases := bias_tables.digests(audited.config.by_name):
+    if biases := bias_tables.digests(audited.config.with_ablation):
         identity["biases"] = biases
     return config_hash(identity)
 
@@ -122,8 +122,7 @@ def run(audited: AuditedModel, folder: Path) -> None:
     identity = fingerprint(audited, suites)
     with units.open_stores(folder, identity, config.degrees) as stores:
         calibration = model_calibration.calibrated(audited, folder)
-        named = config.by_name | {"ablation": parse_recipe(config.ablation_recipe)}
-        calibrated = bias_tables.calibrated(audited, folder, named, calibration.bias)
+        calibrated = bias_tables.calibrated(audited, folder, config.with_ablation, calibration.bias)
         stages.control(audited, stores, suites)
         stages.diagnose(audited, stores, suites, stages.biases(config, calibration.bias))
         own_biases = {

@@ -71,7 +71,7 @@ def build_suites(audited: AuditedModel) -> dict[str, Suite]:
                 tokenizer,
                 haystack=text,
                 length=size,
-                n=c.suite_n,
+                n=named.available(name, c.suite_n),
                 common=c.repeated_vocabulary,
                 **common,
             )

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run import processes, progress, stop
 from lm_jax.run.files import write_json
 from lm_jax.run.results import Count, Share, load_result
@@ -36,7 +36,7 @@ class BiasTable:
 
     Attributes:
       level: what the rule was solved for; all heads of a layer have one bias in "layer".
-      model_sha256: digest of the weights.
+      model_sha256: digest of the weights, and `dtype` theirs.
       budget: share of the softmax mass allowed below minus the bias.
       length: tokens of each text.
       texts: how many there are.
@@ -55,6 +55,7 @@ class BiasTable:
     passes: Count
     biases: tuple[tuple[float, ...], ...]
     mass: tuple[tuple[Share, ...], ...]
+    dtype: str = ""
 
 
 def calibrated(
@@ -67,7 +68,8 @@ def calibrated(
 
     Raises:
       UsageError: a file has another number of layers or heads than the model.
-      CorruptError, BadInputError: a file cannot be read.
+      BadInputError: a file is of another model, or the folder has a calibration of other settings.
+      CorruptError: a file cannot be read.
     """
     results: dict[str, Any] = {"auto": b_auto}
     for recipe in recipes.values():
@@ -84,23 +86,36 @@ def read(path: str | Path, audited: AuditedModel) -> np.ndarray:
 
     Raises:
       UsageError: it has another number of layers or heads than the model.
-      CorruptError, BadInputError: it cannot be read.
+      BadInputError: it is of other weights.
+      CorruptError: it cannot be read.
     """
-    cfg = audited.model.cfg
-    rows = load_result(path, BiasTable).biases
+    cfg, table = audited.model.cfg, load_result(path, BiasTable)
+    rows = table.biases
     if len(rows) != cfg.num_layers or any(len(row) != cfg.num_heads for row in rows):
         raise UsageError(
             f"{path}: the model has {cfg.num_layers} layers of {cfg.num_heads} heads, and biases "
             "another number; name a file of this model"
         )
+    if table.model_sha256 != audited.model.sha256:
+        raise BadInputError(
+            f"{path}: model_sha256 is {table.model_sha256[:12]}, and config.model has weights "
+            f"{audited.model.sha256[:12]}; name a file of this model, or calibrate one by "
+            f"b=auto_{table.level}"
+        )
     return np.array(rows)
 
 
 def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
-    """The calibrated biases, read from the folder if an earlier start wrote them."""
+    """The calibrated biases, read from the folder if an earlier start wrote them.
+
+    Raises:
+      BadInputError: the earlier start had another model or other settings.
+    """
     path = folder / f"calibration_{level}.json"
     if processes.on_first(path.exists):
-        return load_result(path, BiasTable)
+        stored = load_result(path, BiasTable)
+        model_calibration.check_source(path, stored, audited)
+        return stored
     config, cfg = audited.config, audited.model.cfg
     shape = (cfg.num_layers, cfg.num_heads)
     texts_UT, _ = model_calibration.calibration_tokens(audited)
@@ -140,6 +155,7 @@ def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
         passes=solved.passes,
         biases=tuple(map(tuple, biases)),
         mass=tuple(map(tuple, masses)),
+        dtype=config.dtype,
     )
     processes.on_first(lambda: write_json(path, table))
     return table

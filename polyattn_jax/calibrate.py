@@ -84,6 +84,8 @@ class Calibration:
       passes: over the model.
       step: of the grid that intervals and curve are read off.
       curve: ascending by length.
+      budget: share of the mass that was allowed; null where a file does not say.
+      model_sha256: digest of the weights, and `dtype` theirs; empty where not recorded.
     """
 
     bias: float
@@ -96,6 +98,9 @@ class Calibration:
     passes: int
     step: float
     curve: tuple[AtLength, ...]
+    budget: float | None = None
+    model_sha256: str = ""
+    dtype: str = ""
 
 
 def mass_below(
@@ -342,6 +347,7 @@ def calibrate_texts(
         passes=2 + solution.passes,
         step=float(grid[-1] - grid[0]) / (num_thresholds - 1),
         curve=tuple(curve),
+        budget=budget,
     )
 
 

@@ -104,7 +104,7 @@ class Options:
     text_length: int = option(1024, "most tokens of a text that are read", least=SHORTEST)
     diagnose: bool = option(False, "diagnose the rows of --text in one forward pass, and stop")
     hybrid: str = option(
-        "", "search the heads that may have the recipe, and save them to this .json file"
+        "", "search the heads that may have the recipe, and save them to this new .json file"
     )
     keep: tuple[str, ...] = option(
         ("0", "5", "10", "20", "40", "60", "80"),
@@ -281,7 +281,7 @@ def losses_on_texts(
     """Measures or resumes the loss on texts of the user, with softmax and with the recipe."""
     conditions = stages.sweep_conditions(audited, calibrated, TEXTS)
     stages.text_losses(audited, stores, conditions, suite)
-    result = summary.text_losses(columns(stores.text_losses.read()), TEXTS, audited.config)
+    result = summary.text_losses(columns(stores.text_losses.read()), TEXTS)
     by_cell = {entry.cell: entry for entry in result}
     return by_cell[SOFTMAX.name], by_cell[conditions[-1].name]
 
@@ -330,10 +330,12 @@ def main(arguments: cli.Arguments) -> int:
         return EXIT_FINISHED
     if target := arguments.options.hybrid:
         search = search_from_options(arguments.options)
-        tried = hybrid.find(
-            config, search, arguments.workdir, Path(target), resume=arguments.resume
-        )
-        print(hybrid_report.format_hybrid(tried, Path(target)))
+        hybrid.check_target(Path(target))
+        tried = hybrid.find(config, search, arguments.workdir, resume=arguments.resume)
+        print(hybrid_report.format_hybrid(tried))
+        if tried.best is not None:
+            write_json(target, tried.best)
+            print(f"\nSaved to {target}\npolyattn_jax.load_recipe reads it.")
         return EXIT_FINISHED
     with (
         folder_or_temporary(arguments.workdir) as folder,

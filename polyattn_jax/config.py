@@ -47,7 +47,8 @@ class AuditConfig:
         every recipe, or `suite_recipes`; empty for none.
       suite_recipes: those of `recipes` that the suites are answered under; empty for all.
       suite_lengths: prompt lengths in tokens of each of them.
-      suite_n: number of prompts of each of them at each length.
+      suite_n: number of prompts of each of them at each length; copying has 54 at most, one of each
+        opening.
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
       niah_n: number of needle prompts of each length.
       control_n: number of control prompts without the needle, of the first length.
@@ -119,8 +120,9 @@ class AuditConfig:
     resamples: int = 1000
 
     def __post_init__(self) -> None:
-        for text in (*self.recipes, self.ablation_recipe):
-            parse_recipe(text)
+        specs: dict[str, dict[str, None]] = {}
+        for recipe in map(parse_recipe, (*self.recipes, self.ablation_recipe)):
+            specs.setdefault(recipe.name, {})[recipe.spec] = None
         least = {
             "batch_size": 1,
             "text_length": SHORTEST,
@@ -141,6 +143,12 @@ class AuditConfig:
             f"config.{name} = {getattr(self, name)} must be at least {bound}"
             for name, bound in least.items()
             if getattr(self, name) < bound
+        ]
+        problems += [
+            f"config.recipes: {' and '.join(own)} are both named {name} in the results; give their "
+            "files different names"
+            for name, own in specs.items()
+            if len(own) > 1
         ]
         problems += task_problems("config.choices", self.choices)
         problems += named.problems("config.suites", self.suites)
@@ -204,6 +212,12 @@ class AuditConfig:
     def by_name(self) -> dict[str, Recipe]:
         """The recipes by the name that `answers.parquet` gives them."""
         return {recipe.name: recipe for recipe in map(parse_recipe, self.recipes)}
+
+    @property
+    def with_ablation(self) -> dict[str, Recipe]:
+        """The recipes by name, that of the ablation among them."""
+        ablated = parse_recipe(self.ablation_recipe)
+        return self.by_name | {ablated.name: ablated}
 
 
 # What every experiment shares: the paper's 14 recipes, group sizes, draws and numbers of prompts.

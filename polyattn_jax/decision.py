@@ -34,6 +34,10 @@ from polyattn_jax.results import ConditionResult, RecipeVerdict, VerdictName
 
 # At or below this safe share of rows all five such cells of the paper collapsed (its Appendix F).
 SCREEN = 0.03
+# Accuracy from which on softmax solves a probe.
+SOLVED = 0.5
+# No interval over fewer prompts or texts decides anything.
+FEWEST = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +92,8 @@ def verdict(
 
 
 def solves(right: int, n: int, level: float = 0.95) -> bool:
-    """Whether `right` of `n` prompts show an accuracy of one half or more (Wilson interval)."""
-    return statistics.wilson(right, n, level).low >= 0.5
+    """Whether `right` of `n` prompts show an accuracy of `SOLVED` or more (Wilson interval)."""
+    return statistics.wilson(right, n, level).low >= SOLVED
 
 
 def unmet_controls(

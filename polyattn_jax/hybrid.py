@@ -7,16 +7,18 @@
    texts of the search. It ranks the heads; the K that cost most keep softmax.
 3. Frontier: the recipe in all other heads, for each K, and in random sets of as many, on the other
    texts and on the needle prompts.
-4. A set is accepted where the whole 95 % interval of its change on text is below `max_loss` nats
-   per token and the verdict on the needle is "preserve". The one with the fewest softmax heads is
-   saved.
+4. A set is accepted where the whole 95 % interval of its change on text (Student's t over texts, 10
+   at least) is below `max_loss` nats per token and the verdict on the needle is "preserve". The one
+   with the fewest softmax heads is saved.
 
 The accepted set is the best of those tried, so its own interval is a little too good; the texts
-that ranked the heads are not among those that it is measured on.
+that ranked the heads are not among those that it is measured on. Windows of one document that
+alternate between the two are not independent, which the page says.
 """
 
 from collections.abc import Mapping
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,7 @@ from polyattn_jax import (
     audit,
     audit_suites,
     bias_tables,
+    decision,
     head_sets,
     model_calibration,
     stages,
@@ -59,7 +62,8 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
     shape = (cfg.num_layers, cfg.num_heads)
     probe = f"niah_{config.sweep_length}"
     suites = {name: s for name, s in audit_suites.build_suites(audited).items() if name == probe}
-    suites |= split(audit_suites.texts(audited))
+    texts = audit_suites.texts(audited)
+    suites |= split(texts)
     record_provenance(
         folder,
         collect_provenance(
@@ -83,7 +87,7 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
 
         single = {f"{i}": head_sets.mask(np.array([i]), shape) for i in range(shape[0] * shape[1])}
         stages.text_losses(audited, stores, conditions(head_sets.SINGLE, single), suites["search"])
-        losses = summary.text_losses(columns(stores.text_losses.read()), head_sets.SINGLE, config)
+        losses = summary.text_losses(columns(stores.text_losses.read()), head_sets.SINGLE)
         by_cell = {entry.cell: entry.change for entry in losses}
         change = np.array([by_cell[name].estimate for name in single])
         # Ties, and what is not finite, by layer and head; the latter cost most.
@@ -93,9 +97,9 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
         tried = conditions(FRONTIER, masks)
         stages.text_losses(audited, stores, tried, suites["measured"])
         stages.evaluate(audited, stores, tried, {probe: suites[probe]})
-        texts = summary.text_losses(columns(stores.text_losses.read()), FRONTIER, config)
+        changes = summary.text_losses(columns(stores.text_losses.read()), FRONTIER)
         needles = summary.behaviour(columns(stores.answers.read()), FRONTIER, config)
-    text_of, needle_of = {e.cell: e for e in texts}, {e.cell: e for e in needles}
+    text_of, needle_of = {e.cell: e for e in changes}, {e.cell: e for e in needles}
     place = np.empty(len(ranking), int)
     place[ranking] = np.arange(len(ranking))
     frontier = [
@@ -132,6 +136,7 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
         layers=shape[0],
         heads=shape[1],
         search_texts=len(suites["search"].prompts),
+        documents=min(texts.manifest["texts"], len(texts.prompts)),
         singles=tuple(
             SingleHead(i // shape[1], i % shape[1], by_cell[name], int(place[i]))
             for i, name in enumerate(single)
@@ -147,12 +152,13 @@ def split(texts: Suite) -> dict[str, Suite]:
     """Every other text for the search, and the rest to measure on.
 
     Raises:
-      BadInputError: for fewer than four texts.
+      BadInputError: for so few texts that no interval over those to measure on decides.
     """
-    if len(texts.prompts) < 4:
+    least = 2 * decision.FEWEST
+    if len(texts.prompts) < least:
         raise BadInputError(
-            f"--text holds {len(texts.prompts)} texts, but the search needs 4, half of them to "
-            "measure on; give more text, or lower --text_length"
+            f"--text holds {len(texts.prompts)} texts, but the search needs {least}, half of them "
+            "to measure on; give more text, or lower --text_length"
         )
     halves = {"search": texts.prompts[0::2], "measured": texts.prompts[1::2]}
     return {name: dataclasses.replace(texts, name=TEXTS, prompts=p) for name, p in halves.items()}
@@ -170,10 +176,24 @@ def head_sets_of(ranking: np.ndarray, search: Search) -> dict[str, tuple[int | N
     return results
 
 
+def check_target(target: Path) -> None:
+    """Refuses a file of heads that could not be written, or would replace another.
+
+    Raises:
+      BadInputError: something is at `target`, or it is in no folder.
+    """
+    if os.path.lexists(target):
+        raise BadInputError(f"--hybrid={target} exists; name a file that does not, or remove it")
+    if not target.parent.is_dir():
+        raise BadInputError(
+            f"--hybrid={target}: there is no folder {target.parent}; create it, or name another"
+        )
+
+
 def find(
-    config: AuditConfig, search: Search, workdir: Path | None, target: Path, *, resume: Resume
+    config: AuditConfig, search: Search, workdir: Path | None, *, resume: Resume
 ) -> HybridResult:
-    """Runs or resumes `check --hybrid`, and writes the accepted heads to `target`, if any.
+    """Runs or resumes `check --hybrid`.
 
     Raises:
       UsageError: without a text.
@@ -190,7 +210,4 @@ def find(
             write_json(work.path / RESULT, result)
             write_text(work.path / REPORT, page.build(result))
             mark_finished(work.path)
-        result = load_result(work.path / RESULT, HybridResult)
-    if result.best is not None:
-        write_json(target, result.best)
-    return result
+        return load_result(work.path / RESULT, HybridResult)

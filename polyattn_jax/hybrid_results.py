@@ -72,6 +72,8 @@ class HybridResult:
       layers: of the model.
       heads: query heads of each layer.
       search_texts: number of texts that ranked the heads.
+      documents: number of documents that all texts come from; fewer than texts where they are
+        windows of a document, which are not independent.
       singles: by layer and head.
       softmax: loss of softmax on the texts of the measurement.
       softmax_needle: accuracy of softmax on the needle prompts.
@@ -87,6 +89,7 @@ class HybridResult:
     layers: Count
     heads: Count
     search_texts: Count
+    documents: Count
     singles: tuple[SingleHead, ...]
     softmax: TextLoss
     softmax_needle: ConditionResult

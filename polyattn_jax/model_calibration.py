@@ -1,9 +1,11 @@
 """b_auto of an audited model: the rule of `calibrate` on the score rows of shipped texts."""
 
 from collections.abc import Sequence
+import dataclasses
 import hashlib
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +22,16 @@ CALIBRATION_TEXTS_SHA256 = "e5df7fb61fb5c75f55614091449dd88d21206c60faf03112dadb
 
 
 def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
-    """b_auto of the model, read from `calibration.json` if an earlier start wrote it."""
+    """b_auto of the model, read from `calibration.json` if an earlier start wrote it.
+
+    Raises:
+      BadInputError: the earlier start had another model or other settings.
+    """
     path = folder / "calibration.json"
     if processes.on_first(path.exists):
-        return load_result(path, calibrate.Calibration)
+        stored = load_result(path, calibrate.Calibration)
+        check_source(path, stored, audited)
+        return stored
     c = audited.config
     texts_UT, lengths = calibration_tokens(audited)
     ways = 1 if audited.mesh is None else audited.mesh.shape["data"] * audited.mesh.shape["fsdp"]
@@ -68,8 +76,30 @@ def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
             resamples=c.resamples,
             seed=c.seed,
         )
+    result = dataclasses.replace(result, model_sha256=audited.model.sha256, dtype=c.dtype)
     processes.on_first(lambda: write_json(path, result))
     return result
+
+
+def check_source(path: Path, stored: Any, audited: AuditedModel) -> None:
+    """Compares the model and the settings of a stored calibration with those of this run.
+
+    Raises:
+      BadInputError: one of them differs.
+    """
+    c = audited.config
+    wanted = {
+        "model_sha256": audited.model.sha256,
+        "dtype": c.dtype,
+        "budget": c.budget,
+        "length": c.calibrated_at,
+    }
+    for field, value in wanted.items():
+        if (held := getattr(stored, field)) != value:
+            raise BadInputError(
+                f"{path}: {field} is {held!r}, and {value!r} in this run; remove the file to "
+                "calibrate again, or choose another --workdir"
+            )
 
 
 def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ...]]:

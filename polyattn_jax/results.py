@@ -339,7 +339,7 @@ class TextResults:
     """Loss and rows of texts of the user.
 
     Attributes:
-      unsafe: share of rows with S_p >= 1, of softmax with S >= 1.
+      unsafe: share of active rows with S_p >= 1, of softmax with S >= 1.
       against_softmax: null where S_p was not measured or no row has a target.
     """
 
@@ -361,7 +361,7 @@ class CheckResult:
       measured: whether S_p is defined for the recipe and was measured.
       length: tokens of a needle prompt.
       heads: number of heads that count as the top ones.
-      unsafe: share of rows with S_p >= 1, of softmax with S >= 1.
+      unsafe: share of active rows with S_p >= 1, of softmax with S >= 1.
       against_softmax: null where S_p was not measured or no row has a target.
       prompts: null without prompts of the user.
       texts: null without texts of the user.

@@ -227,7 +227,7 @@ def parse_recipe(text: str) -> Recipe:
     `poly:p=,b=`, `poly_over_length:p=,alpha=,b=` and `taylor2:b=`; of `feature_maps`, `elu1`,
     `hedgehog` and `performer:m=,seed=`. b is a number or `auto` and 0 by default; p is positive,
     that of `poly` whole. `auto_head` and `auto_layer` calibrate a bias of every head or layer, and
-    `b=FILE.json` reads one (`bias_tables`).
+    `b=FILE.json` reads one (`bias_tables`); the recipe's name has the file's without its folder.
 
     Raises:
       UsageError: naming what cannot be read and the nearest thing that can.
@@ -256,6 +256,13 @@ def parse_recipe(text: str) -> Recipe:
     return build(**values)
 
 
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def _hint(key: str, options: Mapping[str, Any]) -> str:
     return nearest(key, options) if options else "; it has none"
 
@@ -264,11 +271,17 @@ def _value(text: str, kind: str, key: str, value: str) -> float | str:
     words = ()
     if key == "b":
         words = (*_CALIBRATED, "-logn") if kind == "ramapuram" else _CALIBRATED
-    if value in words or (key == "b" and value.endswith(".json")):
+    if value in words:
         return value
-    try:
-        number = float(value)
-    except ValueError:
+    if key == "b" and value.endswith(".json"):
+        stem = Path(value).stem
+        if stem in (*_CALIBRATED, "zero", "-logn") or _number(stem) is not None:
+            raise UsageError(
+                f"recipe {text!r}: the name of its file reads as the bias {stem}; rename the file"
+            )
+        return value
+    number = _number(value)
+    if number is None:
         number = math.nan
     if not math.isfinite(number) or (key != "b" and number <= 0):
         wanted = " or ".join(("a number" if key == "b" else "a positive number", *words))

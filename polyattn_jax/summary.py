@@ -207,8 +207,12 @@ def behaviour(
     return tuple(results)
 
 
-def text_losses(losses: Columns, stage: str, config: AuditConfig) -> tuple[TextLoss, ...]:
-    """The loss of every condition of a stage on texts, and its change against softmax."""
+def text_losses(losses: Columns, stage: str) -> tuple[TextLoss, ...]:
+    """The loss of every condition of a stage on texts, and its change against softmax.
+
+    Intervals are Student's over texts, since a bootstrap of few texts is too narrow: of 2, 6 and 12
+    texts its 95 % interval covered 50, 88 and 90 % of normal changes.
+    """
     c = where(losses, stage=stage)
     base = where(c, cell=SOFTMAX.name)
     before = dict(zip(base["prompt"], base["loss"].astype(np.float64), strict=True))
@@ -223,12 +227,14 @@ def text_losses(losses: Columns, stage: str, config: AuditConfig) -> tuple[TextL
             values: np.ndarray,
             span: tuple[float, float],
             predicted: np.ndarray = predicted,
-            texts: np.ndarray = own["prompt"],
         ) -> LossInterval:
             if not np.isfinite(values).all():
-                return LossInterval(math.nan, *span, len(texts))
-            each = np.repeat(values, predicted), np.repeat(texts, predicted)
-            return LossInterval(**dataclasses.asdict(share(*each, config, span)))
+                return LossInterval(math.nan, *span, len(values))
+            if len(values) == 1:
+                return LossInterval(float(values[0]), *span, 1)
+            interval = statistics.student_interval(values, weights=predicted)
+            low = max(interval.low, span[0])
+            return LossInterval(interval.estimate, low, interval.high, interval.n)
 
         mean_loss, mean_change = mean(loss, (0.0, math.inf)), mean(change, (-math.inf, math.inf))
         results.append(
@@ -353,7 +359,7 @@ def summarise(
         bound=bound(rows, config),
         sweep=swept,
         prompts=behaviour(answers, "prompts", config) if config.prompts else (),
-        texts=text_losses(columns(tables.text_losses), "texts", config) if config.text else (),
+        texts=text_losses(columns(tables.text_losses), "texts") if config.text else (),
         choices=dict(choices),
         suites=tuple(suites),
         linear=tuple(linear),

@@ -9,8 +9,8 @@ Face publishes them; `--config.model=FOLDER` names another. On eight GPUs add
 From "When Does Polynomial Attention Concentrate?" are: bfloat16, induction and MQAR at 4096
 tokens, 200 prompts a cell, 14 recipes, sets of 5 to 80 heads by median S_2 at b_auto, 20 random
 draws with seeds 0 to 19 (Appendix V; its figures show 5). Unlike there, needle prompts have exactly
-1536 tokens, which is about what the paper's 128 distractor sentences give, and its copying suite is
-not among ours.
+1536 tokens, which is about what the paper's 128 distractor sentences give. Its copying suite is
+`--config.suites="('copying',)"`, left out here; ours has 54 openings for its 200.
 
 The paper finds: unsafe rows at b = 0 and p = 2, 4, 8 of 19.6, 10.3, 4.7 % (induction) and 21.4,
 11.0, 4.7 % (MQAR) in Table 1; b_auto = 3.5547; 200 of 200 needles with softmax, `relu_p4_bauto` and

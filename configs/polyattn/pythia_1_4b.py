@@ -11,7 +11,8 @@ sets of 5 to 80 heads by median S_2 at b_auto, 20 random draws with seeds 0 to 1
 figures show 5). Unlike there, induction and MQAR have 2048 tokens: the model was trained on no
 more, the paper calls its own 4096 out of distribution, and the prompt audit refuses what is longer
 than the context. Needle prompts have exactly 1536 tokens, about what the paper's 128 distractor
-sentences give, and its copying suite is not among ours.
+sentences give. Its copying suite is `--config.suites="('copying',)"`, left out here; ours has 54
+openings for its 200.
 
 The paper finds: unsafe rows at b = 0 and p = 2 of 66.0 % (induction) and 63.4 % (MQAR) at 1024
 tokens, 99.2 and 95.3 % at 4096 (Table 1); b_auto = 119.75; 200 of 200 needles with softmax, and

@@ -104,14 +104,6 @@ def run(config: DistillConfig, folder: Path) -> DistillSummary:
     )
     objective = objective_of(task, folder)
     trained = train_heads(task, objective, folder / TRAIN)
-    # Adapters change nothing at first, and matrices are the identity: the recipe as it is.
-    untrained = params_lib.init(jax.random.key(config.seed), objective.spec)
-    before, after = (measure(task, objective, p) for p in (untrained, trained.state.params))
-    by_head, losses = head_table(objective, before, after), loss_table(before, after)
-    source = read_provenance(folder, config)
-    write_table(folder / "rows.parquet", by_head, source)
-    write_table(folder / "losses.parquet", losses, source)
-    summary = summarise(task, objective, (before, after), (by_head, losses), folder)
     heads = HybridRecipe(
         version=1,
         model=config.model,
@@ -124,6 +116,14 @@ def run(config: DistillConfig, folder: Path) -> DistillSummary:
     )
     shutil.rmtree(folder / TRAINED, ignore_errors=True)
     save_trained(folder / TRAINED, TrainedHeads(heads, config.adapters, dict(trained.state.params)))
+    # Adapters change nothing at first, and matrices are the identity: the recipe as it is.
+    untrained = params_lib.init(jax.random.key(config.seed), objective.spec)
+    before, after = (measure(task, objective, p) for p in (untrained, trained.state.params))
+    by_head, losses = head_table(objective, before, after), loss_table(before, after)
+    source = read_provenance(folder, config)
+    write_table(folder / "rows.parquet", by_head, source)
+    write_table(folder / "losses.parquet", losses, source)
+    summary = summarise(task, objective, (before, after), (by_head, losses), folder)
     write_json(folder / SUMMARY, summary)
     write_text(folder / REPORT, report.build(summary))
     return summary

@@ -23,7 +23,8 @@ class DistillConfig:
         replaces all heads by `recipe`.
       corpus: the text and its splits; its `vocab_size` is ignored in favour of the model's.
       context: tokens of a window, always of one document; b_auto is calibrated at this length.
-      validation_documents: the most documents to measure on, before and after.
+      validation_documents: the most documents to measure on, before and after; 2 or more, which
+        intervals over documents take.
       adapters: rank, alpha and targets of the adapters on queries and keys; not read for a feature
         map with matrices of its own (Hedgehog).
       budget: share of the softmax mass allowed below minus the calibrated bias.
@@ -68,9 +69,10 @@ class DistillConfig:
 
     def __post_init__(self) -> None:
         parse_recipe(self.recipe)
-        counts = "context validation_documents batch_size steps eval_every save_every"
+        counts = "context batch_size steps eval_every save_every"
         wanted = {
             **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
+            "validation_documents": (self.validation_documents >= 2, "at least 2"),
             "budget": (0 < self.budget < 1, "between 0 and 1"),
             "learning_rate": (self.learning_rate > 0, "above 0"),
             "warmup": (0 <= self.warmup < 1, "at least 0 and below 1"),

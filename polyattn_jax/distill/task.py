@@ -49,7 +49,7 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
       UsageError: the batch does not divide over the devices, or the model has too few positions or
         lacks the weights to adapt.
       BadInputError: there is no such model or it has no tokenizer; the corpus has less than one
-        batch of windows; the hybrid is of another model.
+        batch of windows, or fewer than two documents to measure on; the hybrid is of another model.
       CorruptError: the file of the hybrid is damaged.
     """
     data, fsdp, tensor = config.mesh
@@ -75,7 +75,16 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
     index, count = sharding.batch_share(mesh)
     share = {"batch_size": config.batch_size, "process_index": index, "process_count": count}
     batches = Batches(windows("train"), seed=config.seed, **share)
-    validation = OnePass(windows("validation", limit=config.validation_documents), **share)
+    held_out = windows("validation", limit=config.validation_documents)
+    # A document of one id has no window.
+    documents = held_out.documents - held_out.unused_tokens
+    if documents < 2:
+        raise BadInputError(
+            f"config.corpus: {documents} document of the validation split has a window, and "
+            "intervals over documents take 2; give more text, or a larger share in "
+            "config.corpus.splits"
+        )
+    validation = OnePass(held_out, **share)
     base = opened.load(dtype=jnp.float32, mesh=mesh)
     if hybrid is not None and hybrid.model_sha256 != base.sha256:
         raise BadInputError(

@@ -10,7 +10,7 @@ from scipy import stats
 from polyattn_jax import head_sets, paper
 from polyattn_jax.condition_results import ConditionResult
 from polyattn_jax.paper_study import tables
-from polyattn_jax.paper_study.beside import Audit, at_b_auto, differences, row
+from polyattn_jax.paper_study.beside import Audit, at_b_auto, differences, openings_differ, row
 from polyattn_jax.paper_study.results import ComparedNumber
 from polyattn_jax.report import findings
 from polyattn_jax.results import Decisiveness
@@ -59,7 +59,10 @@ def literary(audit: Audit) -> Iterator[ComparedNumber]:
                 if entry.cell == SOFTMAX.name:
                     theirs = paper.LITERARY_SOFTMAX
             prompts = (entry.accuracy.n, paper.PROMPTS)
-            causes = differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe))
+            causes = (
+                *differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe)),
+                *openings_differ(result.suite),
+            )
             suite = named.key(result.suite, result.length)
             yield _change(audit, "Table 2", entry, suite, theirs, causes)
 
@@ -202,7 +205,10 @@ def literary_ablation(audit: Audit) -> Iterator[ComparedNumber]:
             continue
         n = findings.softmax_of(result.conditions).accuracy.n
         lengths, prompts = (result.length, COPYING_LENGTH), (n, paper.PROMPTS)
-        causes = differences(audit, lengths, prompts, calibrated=True)
+        causes = (
+            *differences(audit, lengths, prompts, calibrated=True),
+            *openings_differ(result.suite),
+        )
         of_sets = named.key(result.suite, result.length), result.conditions, result.decisiveness
         yield from _head_sets(audit, ("Figure 3", "Table 27"), of_sets, draws, within, causes)
 

@@ -18,6 +18,7 @@ from polyattn_jax.paper import PaperModel
 from polyattn_jax.paper_study.results import ComparedNumber
 from polyattn_jax.report import comparability, findings
 from polyattn_jax.results import AuditSummary
+from polyattn_jax.suites import openings
 
 DTYPE = "bfloat16"
 
@@ -110,6 +111,13 @@ def differences(
     """What differs but for the model: tokens and prompts, ours and the paper's, and b_auto's."""
     causes = comparability.obstacles(length, prompts)
     return (*causes, *comparability.calibration_obstacles(audit.summary) * calibrated)
+
+
+def openings_differ(suite: str) -> tuple[str, ...]:
+    """The cause of every difference on literary openings, of which ours are fewer."""
+    if suite != "copying":
+        return ()
+    return (f"{openings.COUNT} openings (paper: {paper.PROMPTS})",)
 
 
 def at_b_auto(recipe: str) -> bool:

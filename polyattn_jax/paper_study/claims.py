@@ -3,13 +3,14 @@
 A claim holds on a model if its numbers satisfy it, fails if they contradict it, and is undecided
 where prompts are too few or softmax does not solve the probe. A recipe collapses where its verdict
 is no-go. Over models a claim fails if it fails on one of them, and holds if it holds on all that
-were measured.
+were measured, but for that of no single recipe for all models (`no_single_recipe`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
+import itertools
 
-from lm_jax.statistics import Interval
+from lm_jax.statistics import Interval, difference
 from polyattn_jax import decision, head_types
 from polyattn_jax.paper_study.beside import Audit
 from polyattn_jax.paper_study.results import ClaimFinding, ClaimResult, ClaimVerdict
@@ -21,20 +22,22 @@ from polyattn_jax.suites import named
 UNSAFE, DIFFUSE, TOP = 0.7, 0.5, 40
 # The unsafe shares of a model over its lengths span 3 to 4 points in the paper, Pythia's 33.
 FLAT = 0.1
-# A bootstrap over fewer prompts is next to no interval, so that no claim is judged by it.
-FEWEST = 10
 ABSENT = ClaimFinding("not measured", "–")
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, the function that judges it on one model, and what it is judged by."""
+    """A claim of the paper, the function that judges it on one model, and what it is judged by.
+
+    `over` judges it over models; without it the worst verdict counts.
+    """
 
     claim: str
     where: str
     paper: str
     evidence: str
     judge: Callable[[Audit], ClaimFinding]
+    over: Callable[[Sequence[Audit]], ClaimVerdict] | None = None
 
 
 def judge(audits: Sequence[Audit]) -> tuple[ClaimResult, ...]:
@@ -42,7 +45,8 @@ def judge(audits: Sequence[Audit]) -> tuple[ClaimResult, ...]:
     results = []
     for claim in CLAIMS:
         by_model = {audit.name: claim.judge(audit) for audit in audits}
-        verdict = overall(finding.verdict for finding in by_model.values())
+        worst = overall(finding.verdict for finding in by_model.values())
+        verdict = claim.over(audits) if claim.over else worst
         results.append(
             ClaimResult(claim.claim, claim.where, claim.paper, claim.evidence, verdict, by_model)
         )
@@ -74,14 +78,40 @@ def _collapse(entries: Sequence[ConditionResult]) -> ClaimVerdict:
     return "undecided" if "undecided" in verdicts else "holds"
 
 
+def _normalised(audit: Audit) -> list[ConditionResult]:
+    return [entry for entry in _recipes(audit) if "_over_" not in entry.recipe]
+
+
 def no_drop_in(audit: Audit) -> ClaimFinding:
-    """Section 5.3: no recipe of the ten normalised ones replaces softmax."""
-    entries = [entry for entry in _recipes(audit) if "_over_" not in entry.recipe]
+    """Section 5.3 on one model, which supports the claim where every normalised recipe collapses.
+
+    A recipe that preserves here is no contradiction: it may collapse elsewhere.
+    """
+    entries = _normalised(audit)
     if not entries:
         return ABSENT
     best = findings.best_of(entries)
     text = f"{_counts(entries)}; best {best.recipe}"
-    return ClaimFinding(_collapse(entries), text)
+    collapsed = {entry.verdict for entry in entries} == {"no-go"}
+    return ClaimFinding("holds" if collapsed else "undecided", text)
+
+
+def no_single_recipe(audits: Sequence[Audit]) -> ClaimVerdict:
+    """Section 5.3: none of the ten normalised recipes replaces softmax on all models.
+
+    It fails if one recipe preserves on every model, of two at least, and holds if each recipe
+    collapses on one of them.
+    """
+    measured = [entries for entries in map(_normalised, audits) if entries]
+    if not measured:
+        return "not measured"
+    by_recipe: dict[str, list[str]] = {}
+    for entry in itertools.chain(*measured):
+        by_recipe.setdefault(entry.recipe, []).append(entry.verdict)
+    everywhere = len(measured) * ["preserve"]
+    if len(measured) > 1 and everywhere in by_recipe.values():
+        return "fails"
+    return "holds" if all("no-go" in own for own in by_recipe.values()) else "undecided"
 
 
 def un_normalised(audit: Audit) -> ClaimFinding:
@@ -116,7 +146,7 @@ def mostly_unsafe(audit: Audit) -> ClaimFinding:
 
 def _of_enough(verdict: ClaimVerdict, shares: Iterable[Interval]) -> ClaimVerdict:
     """The verdict, if all shares are over enough prompts."""
-    return verdict if min(share.n for share in shares) >= FEWEST else "undecided"
+    return verdict if min(share.n for share in shares) >= decision.FEWEST else "undecided"
 
 
 def _screened(audit: Audit, *, low: bool) -> list[ConditionResult]:
@@ -151,14 +181,17 @@ def no_promise(audit: Audit) -> ClaimFinding:
 def sound_bound(audit: Audit) -> ClaimFinding:
     """Appendix P: rows that the bound calls safe are, but for ties."""
     entries = audit.summary.bound
-    rows = sum(entry.n for entry in entries)
-    if not rows:
+    # A row is judged at every degree.
+    judged = sum(entry.n for entry in entries)
+    if not judged:
         return ABSENT
+    rows = sum({(entry.suite, entry.bias_kind): entry.n for entry in entries}.values())
+    degrees = len({entry.p for entry in entries})
     missed, beyond = (
         sum(getattr(entry, name) for entry in entries)
         for name in ("false_negative", "false_negative_eps")
     )
-    text = f"{missed:,} of {rows:,} rows"
+    text = f"{missed:,} of {judged:,} ({rows:,} rows x {degrees} degrees)"
     if missed:
         text += f", {beyond:,} of them no ties" if beyond else ", all ties"
     return ClaimFinding("fails" if beyond else "holds", text)
@@ -201,7 +234,7 @@ def diffuse_top(audit: Audit) -> ClaimFinding:
 
 
 def flat_over_length(audit: Audit) -> ClaimFinding:
-    """Appendix C: unsafe rows do not depend on the length."""
+    """Appendix C: unsafe rows do not depend on the length, by the intervals of all differences."""
     config, shares = audit.summary.config, {}
     for entry in audit.summary.prevalence:
         length = findings.suite_length(entry.suite, config)
@@ -211,18 +244,21 @@ def flat_over_length(audit: Audit) -> ClaimFinding:
     if len(shares) < 2:
         return ABSENT
     text = ", ".join(f"{100 * shares[n].estimate:.0f} % at {n:,}" for n in sorted(shares))
-    least = min(shares.values(), key=lambda share: share.estimate)
-    most = max(shares.values(), key=lambda share: share.estimate)
-    verdict: ClaimVerdict = "fails" if most.low - least.high > FLAT else "undecided"
-    if most.estimate - least.estimate <= FLAT:
+    changes = [difference(*pair) for pair in itertools.permutations(shares.values(), 2)]
+    verdict: ClaimVerdict = "undecided"
+    if any(change.low > FLAT for change in changes):
+        verdict = "fails"
+    elif all(change.high <= FLAT for change in changes):
         verdict = "holds"
     return ClaimFinding(_of_enough(verdict, shares.values()), text)
 
 
 def solved(audit: Audit) -> ClaimFinding:
-    """Appendix E: softmax finds the needle."""
+    """Appendix E: softmax finds the needle; it fails where the whole interval is below one half."""
     base = next(entry for entry in audit.summary.sweep if entry.cell == SOFTMAX.name)
     text = findings.counted(base.accuracy)
+    if base.accuracy.high < decision.SOLVED:
+        return ClaimFinding("fails", text)
     if audit.summary.controls.unmet:
         return ClaimFinding("undecided", f"{text}; controls not met")
     return ClaimFinding("holds", text)
@@ -233,11 +269,12 @@ _ROWS = "rows.parquet, target argmax"
 CLAIMS = (
     Claim("Softmax finds the needle", "5.5", "200 of 200 on each model", _SWEEP, solved),
     Claim(
-        "No normalised recipe replaces softmax",
+        "No single normalised recipe replaces softmax on all models",
         "5.3",
-        "none on all four models",
+        "none on all four",
         _SWEEP,
         no_drop_in,
+        no_single_recipe,
     ),
     Claim(
         "Recipes without a normaliser collapse", "5.3", "−100 points each", _SWEEP, un_normalised

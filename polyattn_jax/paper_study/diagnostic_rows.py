@@ -8,7 +8,7 @@ from polyattn_jax import head_types, paper
 from polyattn_jax.matched_results import MatchedSafety
 from polyattn_jax.paper_study import tables
 from polyattn_jax.paper_study.answer_rows import needle_differences
-from polyattn_jax.paper_study.beside import Audit, differences, row
+from polyattn_jax.paper_study.beside import Audit, differences, openings_differ, row
 from polyattn_jax.paper_study.results import ComparedNumber
 from polyattn_jax.report import comparability, findings
 from polyattn_jax.schema import BIASES
@@ -49,7 +49,10 @@ def prevalence(audit: Audit) -> Iterator[ComparedNumber]:
         causes = ()
         if published is not None:
             lengths, prompts = (length, published.length), (entry.prompts, paper.PROMPTS)
-            causes = differences(audit, lengths, prompts, calibrated=kind == "auto")
+            causes = (
+                *differences(audit, lengths, prompts, calibrated=kind == "auto"),
+                *openings_differ(base),
+            )
         bias = findings.bias_label(kind)
         for p in (2, 4, 8) if kind == "zero" else (2,):
             if str(p) in entry.unsafe:

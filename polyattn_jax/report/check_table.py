@@ -62,7 +62,7 @@ def _row_lines(result: CheckResult) -> list[str | Row]:
     unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
     ranked_by = "S_2" if parse_recipe(result.recipe).degree is not None else name
     lines: list[str | Row] = [
-        (f"rows with {name} >= 1", "share", "95 % interval", "prompts"),
+        (f"active rows with {name} >= 1", "share", "95 % interval", "prompts"),
         _share("  all heads", unsafe.recipe),
         _share("    softmax on the same rows", unsafe.softmax),
         _share(f"  the {result.heads} heads of greatest {ranked_by}", unsafe.recipe_top),
@@ -127,8 +127,8 @@ def _text_lines(result: CheckResult) -> list[str | Row]:
     ]
     if result.measured:
         lines += [
-            _share(f"  rows with {_statistic(result)} >= 1", texts.unsafe.recipe),
-            _share("  rows that softmax spreads", texts.unsafe.softmax),
+            _share(f"  active rows with {_statistic(result)} >= 1", texts.unsafe.recipe),
+            _share("    that softmax spreads", texts.unsafe.softmax),
         ]
     if against := texts.against_softmax:
         lines.append(_share("  rows only softmax concentrates", against.lost))

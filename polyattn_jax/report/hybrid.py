@@ -14,6 +14,7 @@ from lm_jax.run.terminal import format_table
 from polyattn_jax import head_sets
 from polyattn_jax.bias_tables import describe
 from polyattn_jax.hybrid_results import HeadSet, HybridResult
+from polyattn_jax.report.recipes import FEW_PROMPTS
 
 TERMS = {
     "K": "Number of heads that keep softmax; all others have the recipe.",
@@ -22,7 +23,7 @@ TERMS = {
     "cost most": "The K heads whose replacement alone raises the loss most, on the other texts.",
     "accepted": "The whole interval of the change is below the limit, and the verdict on the "
     "needle is preserve. The best of the sets tried: its own interval is a little too good.",
-    "interval": "95 %: of a change, from resampling texts; of the needle, Wilson's over prompts.",
+    "interval": "95 %: of a change, Student's t over texts; of the needle, Wilson's over prompts.",
 }
 
 
@@ -56,8 +57,23 @@ def _softmax(result: HybridResult) -> str:
     base, needle = result.softmax, result.softmax_needle
     return (
         f"Softmax: {base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
-        f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}."
+        f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}.{_caution(result)}"
     )
+
+
+def _caution(result: HybridResult) -> str:
+    """What weakens the intervals over texts, or nothing."""
+    n, text = result.softmax.loss.n, ""
+    if n < FEW_PROMPTS:
+        text += f" Few texts: {n}, where {FEW_PROMPTS} or more are wanted."
+    if result.documents < n + result.search_texts:
+        plural = "s" * (result.documents != 1)
+        text += (
+            f" The texts are windows of {result.documents} document{plural}, which alternate "
+            "between search and measurement: they are not independent, and intervals are too "
+            "narrow."
+        )
+    return text
 
 
 def _frontier(result: HybridResult) -> Section:
@@ -149,14 +165,14 @@ def _heads(result: HybridResult) -> Section:
     )
 
 
-def format_hybrid(result: HybridResult, target: Path) -> str:
+def format_hybrid(result: HybridResult) -> str:
     """The frontier and the accepted heads as plain text of at most 80 columns."""
     total = result.layers * result.heads
     base, needle = result.softmax, result.softmax_needle
     head = (
         f"{result.recipe} (b = {describe(result.bias)}) in all heads of {result.model} but K; "
         f"softmax: {base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
-        f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}"
+        f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}.{_caution(result)}"
     )
     rows = [
         (
@@ -179,10 +195,7 @@ def format_hybrid(result: HybridResult, target: Path) -> str:
     lines += textwrap.wrap(f"{text} (layer.head, nats, {result.search_texts} other texts)", 80)
     if result.best is None:
         return "\n".join([*lines, "", *textwrap.wrap(conclusion(result), 80)])
-    sentence = (
-        f"{conclusion(result)} Saved to {target}; polyattn_jax.load_recipe reads it. Replaced:"
-    )
-    lines += ["", *textwrap.wrap(sentence, 80)]
+    lines += ["", *textwrap.wrap(f"{conclusion(result)} Replaced:", 80)]
     for layer in range(result.layers):
         own = [str(head) for at, head in result.best.replaced if at == layer]
         if own:

@@ -16,11 +16,13 @@ from lm_jax.report.prose import Prose
 from lm_jax.run.config import to_plain
 from lm_jax.statistics import Interval, minimum_detectable_effect
 from polyattn_jax import decision, head_types, paper
+from polyattn_jax.config import AuditConfig
 from polyattn_jax.paper import PaperModel
 from polyattn_jax.report import comparability, findings
 from polyattn_jax.report.findings import suite_label, suite_length
 from polyattn_jax.report.recipes import suite_cell
 from polyattn_jax.results import AuditSummary
+from polyattn_jax.suites import named, openings
 
 _PROSE = Prose("polyattn_jax.report")
 
@@ -44,16 +46,18 @@ def paper_comparison(summary: AuditSummary, model: PaperModel | None) -> Section
             title,
             _PROSE("same_model", model=model.name, paper=PAPER),
             *_tables(summary, model, judged=True),
-            report.details("The paper's sweeps on its four models", *_sweep_tables()),
+            report.details("The paper's sweeps on its four models", *_sweep_tables(summary.config)),
         )
     name, near = findings.model_name(summary), paper.nearest(summary.family)
     if near is None:
-        return section(title, _PROSE("no_model", model=name, paper=PAPER), *_sweep_tables())
+        return section(
+            title, _PROSE("no_model", model=name, paper=PAPER), *_sweep_tables(summary.config)
+        )
     return section(
         title,
         _PROSE("near_model", model=name, near=near.name, paper=PAPER),
         *_tables(summary, near, judged=False),
-        report.details("The paper's sweeps on its four models", *_sweep_tables()),
+        report.details("The paper's sweeps on its four models", *_sweep_tables(summary.config)),
     )
 
 
@@ -221,7 +225,7 @@ def _bound(summary: AuditSummary, model: PaperModel, whose: str, judged: bool) -
     )
 
 
-def _sweep_tables() -> tuple[Markup, Markup]:
+def _sweep_tables(config: AuditConfig) -> tuple[Markup, Markup]:
     recipes = list(paper.MODELS[0].needle)
     names = ["Recipe", *(model.name for model in paper.MODELS)]
 
@@ -243,7 +247,8 @@ def _sweep_tables() -> tuple[Markup, Markup]:
             names,
             of(lambda model: model.literary),
             caption="The paper's Table 2: change of accuracy in points on openings of literature, "
-            "500 tokens of padding; softmax 74 to 79 %. This audit has no such probe.",
+            "500 tokens of padding; softmax 74 to 79 %. This audit "
+            + ("has its own above." if "copying" in config.suites else "has no such probe."),
             n="200 prompts per cell",
         ),
     )
@@ -289,7 +294,7 @@ def differences(summary: AuditSummary) -> Section:
             _HAYSTACKS.get(c.haystack, "a text file of the user"),
             "“random text”, not given",
         ),
-        ("Literary probe", "left out", "included; its openings are known by heart (contaminated)"),
+        ("Literary probe", _literary(c), "200 openings, known by heart (contaminated)"),
         (
             "Calibration",
             f"{number(summary.calibration.length)} tokens of each of "
@@ -298,7 +303,9 @@ def differences(summary: AuditSummary) -> Section:
         ),
         (
             "Ablation",
-            f"{c.ablation_recipe} in K = {_list(c.ablation_heads)} heads, {random}, needle probe"
+            f"{c.ablation_recipe} in K = {_list(c.ablation_heads)} heads, {random}, "
+            + " and ".join(["needle", *map(findings.suite_name, c.ablation_suites)])
+            + " probe"
             if c.ablation_heads
             else "left out",
             "relu_p2_bauto in K = 5, 10, 20, 40, 80 heads, 5 random draws (20 in Appendices V and "
@@ -337,6 +344,16 @@ def differences(summary: AuditSummary) -> Section:
             caption=f"This audit and {PAPER}.",
         ),
         report.details("Settings of this run", report.key_values(to_plain(c))),
+    )
+
+
+def _literary(config: AuditConfig) -> str:
+    if "copying" not in config.suites:
+        return "left out"
+    n = named.available("copying", config.suite_n)
+    return (
+        f"{number(n)} of {openings.COUNT} openings, one prompt each, at "
+        f"{_list(config.suite_lengths)} tokens"
     )
 
 

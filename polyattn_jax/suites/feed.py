@@ -19,6 +19,13 @@ import xml.etree.ElementTree as ET
 from lm_jax.errors import BadInputError
 from polyattn_jax.suites import haystack
 
+# RSS 2.0 has none.
+_NAMESPACES = (
+    "",
+    "http://purl.org/rss/1.0/",
+    "http://purl.org/rss/1.0/modules/content/",
+    "http://www.w3.org/2005/Atom",
+)
 # Words of the needle's question, and any quotation mark, which may open what is older.
 CUES = ("magic", "uuids", "the special")
 _QUOTED = re.compile(r"[\"“”„«»]|(?<!\w)['‘]\w|[.,!?]['’]")
@@ -67,19 +74,22 @@ def read_feed(path: Path) -> list[Post]:
         root = ET.fromstring(data)
     except ET.ParseError as error:
         raise BadInputError(f"{path} is no XML: {error}; save an RSS or Atom feed") from error
-    entries = [e for e in root.iter() if _name(e) in ("item", "entry")]
+    entries = [e for e in root.iter() if _field(e) in ("item", "entry")]
     if not entries:
         raise BadInputError(f"{path} has no posts: no <item> of RSS and no <entry> of Atom")
     return [_post(path, entry) for entry in entries]
 
 
-def _name(element: ET.Element) -> str:
-    """The tag without its namespace."""
-    return element.tag.rpartition("}")[2]
+def _field(element: ET.Element) -> str:
+    """The tag of an element of RSS, Atom or RSS's `content`; empty for one of another namespace."""
+    space, _, name = element.tag.rpartition("}")
+    return name if space.removeprefix("{") in _NAMESPACES else ""
 
 
 def _post(path: Path, entry: ET.Element) -> Post:
-    fields = {_name(child): "".join(child.itertext()) for child in entry}
+    fields: dict[str, str] = {}
+    for child in entry:
+        fields.setdefault(_field(child), "".join(child.itertext()))
     title = " ".join(fields.get("title", "").split())
     dates = ("pubDate", "published", "updated")
     date = next((fields[name] for name in dates if name in fields), "")
@@ -97,8 +107,8 @@ def _post(path: Path, entry: ET.Element) -> Post:
         when = when.astimezone(datetime.UTC)
     # `encoded` is the whole post of RSS, whose description may be a summary.
     bodies = ("encoded", "content", "description", "summary")
-    body = next((fields[name] for name in bodies if name in fields), "")
-    return Post(title, when.date(), prose(body))
+    texts = (prose(fields[name]) for name in bodies if name in fields)
+    return Post(title, when.date(), next(filter(None, texts), ""))
 
 
 class _Prose(html.parser.HTMLParser):

@@ -103,6 +103,11 @@ def build(
     return dataclasses.replace(suite, name=name)
 
 
+def available(name: str, n: int) -> int:
+    """How many prompts a suite has where `n` are asked for: `copying` has one of each opening."""
+    return min(n, openings.COUNT) if name == "copying" else n
+
+
 def key(name: str, length: int) -> str:
     """The name of a suite at one length, as in the parquet files: `decoys_512`."""
     return f"{name}_{length}"

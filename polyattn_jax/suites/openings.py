@@ -3,11 +3,11 @@
 After the "copying" suite of "When Does Polynomial Attention Concentrate?", Appendix B: 200 openings
 of well-known novels, padded with random tokens to a target length. The paper does not list them and
 says that models know them by heart, so this measures memory, not retrieval. Ours are the 54 of
-`polyattn_jax/data/openings.txt`, all in the public domain in the US.
+`polyattn_jax/data/openings.txt`, all in the public domain in the US. Each is in one prompt at most:
+two prompts of one opening would not be independent, as intervals take prompts to be.
 
-1. Prompt i has opening i modulo their number. It is cut before one of the words of its second half,
-   where the tokens before the cut do not depend on what follows; the target is the first token of
-   that word.
+1. Prompt i has opening i. It is cut before one of the words of its second half, where the tokens
+   before the cut do not depend on what follows; the target is the first token of that word.
 2. Random ordinary tokens before it fill the prompt to its length.
 """
 
@@ -20,6 +20,7 @@ from lm_jax.errors import BadInputError, CorruptError, UsageError
 from polyattn_jax.suites import prompts as prompts_lib
 from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
 
+COUNT = 54
 OPENINGS_SHA256 = "40c9e33b76e0186e7be32203ed2582d8503083d6aa99c60a16648ba3253620aa"
 
 
@@ -44,7 +45,7 @@ def copying(
     tokenizer: Tokenizer,
     *,
     length: int,
-    n: int = 200,
+    n: int = COUNT,
     seed: int = 0,
     common: int | None = None,
     max_length: int | None = None,
@@ -54,22 +55,26 @@ def copying(
     Args:
       tokenizer: the model's own.
       length: total tokens of a prompt, start token included.
-      n: number of prompts.
+      n: number of prompts, `COUNT` at most.
       seed: in [0, 2**32).
       common: draw the padding from that many of the lowest ordinary ids only.
       max_length: the model's context, checked by the audit.
 
     Raises:
-      UsageError: for a length that an opening does not fit.
+      UsageError: for more prompts than openings, or a length that an opening does not fit.
       BadInputError: for an opening that the tokenizer cannot cut, and as `make_suite`.
     """
     start = prompts_lib.start_tokens(tokenizer)
     ordinary = prompts_lib.ordinary_tokens(tokenizer, common)
     works = list(openings().items())
+    if n > len(works):
+        raise UsageError(
+            f"n={n}, but there are {len(works)} openings, and two prompts of one are not "
+            f"independent: give {len(works)} or fewer"
+        )
     prompts = []
-    for index in range(n):
+    for index, (work, text) in enumerate(works[:n]):
         rng = prompts_lib.rng(seed, index)
-        work, text = works[index % len(works)]
         kept, ids, target = _cut(tokenizer, work, text, rng)
         pad = length - len(start) - len(ids)
         if pad < 0:

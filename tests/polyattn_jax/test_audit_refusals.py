@@ -19,6 +19,11 @@ from lm_jax.run.workdir import open_workdir
             "recipe 'relu_p4_bato': no recipe or kind 'relu_p4_bato'; did you mean 'relu_p4_bauto'",
         ),
         ("--config.recipes=('relu:q=4',)", 2, "relu has no option 'q'"),
+        (
+            "--config.recipes=('relu:p=2,b=a/bias.json', 'relu:p=2,b=b/bias.json')",
+            2,
+            "relu:p=2,b=a/bias.json and relu:p=2,b=b/bias.json are both named relu_p2_bbias",
+        ),
         ("--config.niah_n=0", 2, "config.niah_n = 0 must be at least 1"),
         ("--config.tolerance=0.0", 2, "config.tolerance = 0.0 must be between 0 and 1"),
         ("--config.resamples=10", 2, "config.resamples = 10 must be at least 100"),

@@ -1,6 +1,8 @@
 """A bias of every head or layer equals that of sorting its own rows, and runs where it is named."""
 
+import dataclasses
 import json
+from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +12,14 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax.errors import CorruptError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.run.files import write_json
 from lm_jax.run.results import load_result
 import polyattn_jax
-from polyattn_jax import bias_tables, calibrate, model_calibration, recipe_rows
+from polyattn_jax import audit, bias_tables, calibrate, model_calibration, recipe_rows
 from polyattn_jax.bias_tables import BiasTable
 from polyattn_jax.calibrate import MassBelow
+from polyattn_jax.config import AuditConfig
 from polyattn_jax.row_maps import parse_recipe, relu_power, resolve_bias
 from polyattn_jax.substitute import substitute
 from tests.polyattn_jax.test_calibrate import causal, numpy_measure
@@ -120,7 +124,7 @@ def test_a_check_measures_rows_at_the_bias_of_their_head(checked, tiny):
     table = load_result(checked / "head" / "calibration_head.json", BiasTable)
     assert result["bias"] == [list(row) for row in table.biases]
     printed = fields((checked / "head.txt").read_text())
-    assert printed["bias"][-2:] == ["by", "head"] and "rows with S_4 >= 1" in printed
+    assert printed["bias"][-2:] == ["by", "head"] and "active rows with S_4 >= 1" in printed
     model = lm_jax.load_pretrained(tiny)
     tokens_BT = jnp.asarray(np.random.default_rng(0).integers(0, 200, (1, 20)))
     queries_BQ = jnp.asarray([[7, 19]])
@@ -165,6 +169,57 @@ def test_a_file_gives_the_numbers_of_the_calibration_that_wrote_it(checked, run_
     assert "the model has 3 layers of 4 heads, and biases another number" in line
     (line,) = run_check(f"--recipe=relu:p=4,b={tmp_path / 'none.json'}").refusals
     assert "none.json" in line
+
+
+def test_a_bias_of_other_weights_is_refused(checked, run_check, tmp_path):
+    held = json.loads((checked / "head" / "calibration_head.json").read_text())
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(held | {"model_sha256": "f" * 64}))
+    (line,) = run_check(f"--recipe=relu:p=4,b={other}").refusals
+    assert "other.json: model_sha256 is ffffffffffff, and config.model has weights" in line
+    assert "calibrate one by b=auto_head" in line
+
+
+def test_a_calibration_of_other_settings_is_not_taken(tmp_path):
+    """Whatever the folder holds is compared before it is used, without a pass over the model."""
+    model = SimpleNamespace(sha256="a" * 64)
+    at = calibrate.AtLength(64, 1.0, 1.0, 1.0, 1.0, 1.0)
+    stored = calibrate.Calibration(
+        *(1.0, 1.0, 1.0, 0.05, 64, 8, 512, 3, 0.1, (at,), 0.05, "a" * 64, "float32")
+    )
+    table = BiasTable("head", "a" * 64, 0.05, 64, 8, 512, 3, ((1.0,),), ((0.05,),), dtype="float32")
+    write_json(tmp_path / "calibration.json", stored)
+    write_json(tmp_path / "calibration_head.json", table)
+    own = AuditConfig("x", niah_lengths=(64,), sweep_length=64)
+
+    def read(config, sha256=model.sha256):
+        audited = SimpleNamespace(model=SimpleNamespace(sha256=sha256), config=config)
+        return (
+            lambda: model_calibration.calibrated(audited, tmp_path),
+            lambda: bias_tables.of_level(audited, tmp_path, "head"),
+        )
+
+    assert [found() for found in read(own)] == [stored, table]
+    for config, sha256, words in (
+        (dataclasses.replace(own, calibration_length=32), "a" * 64, "length is 64, and 32 in"),
+        (dataclasses.replace(own, budget=0.1), "a" * 64, "budget is 0.05, and 0.1 in"),
+        (dataclasses.replace(own, dtype="bfloat16"), "a" * 64, "dtype is 'float32', and"),
+        (own, "b" * 64, "model_sha256 is 'aaaa"),
+    ):
+        for found in read(config, sha256):
+            with pytest.raises(BadInputError, match=f"{words}.*remove the file to calibrate again"):
+                found()
+
+
+def test_the_bias_of_the_ablation_is_part_of_what_rows_depend_on(tmp_path):
+    path = tmp_path / "mine.json"
+    config = AuditConfig("x", ablation_recipe=f"relu:p=2,b={path}")
+    model = SimpleNamespace(sha256="a" * 64)
+    audited = SimpleNamespace(model=model, config=config)
+    path.write_text("1")
+    first = audit.fingerprint(audited, {})
+    path.write_text("2")
+    assert audit.fingerprint(audited, {}) != first
 
 
 def test_a_table_is_the_bias_of_each_head(checked, tiny):

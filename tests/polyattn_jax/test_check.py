@@ -148,7 +148,7 @@ def test_a_recipe_of_another_degree_is_measured_at_that_degree(run_check, tmp_pa
         == ("niah_64", "auto", "argmax", 1)
     ]
     assert unsafe and printed["all heads"][0] == f"{100 * np.mean(unsafe):.1f}"
-    assert "rows with S_3 >= 1" in printed
+    assert "active rows with S_3 >= 1" in printed
 
 
 def test_own_prompts_are_answered_and_leave_the_exit_code_to_the_needles(

@@ -352,6 +352,36 @@ def test_a_stopped_run_ends_with_the_same_numbers(trained, tiny, text, tmp_path,
         assert pq.read_table(trained / name) == pq.read_table(folder / name)
 
 
+def test_too_few_documents_are_refused_before_training(tiny, text, tmp_path):
+    with pytest.raises(UsageError, match=r"config\.validation_documents = 1 must be at least 2"):
+        DistillConfig(validation_documents=1)
+    few = tmp_path / "few"
+    few.mkdir()
+    for file in sorted(text.iterdir())[:9]:
+        shutil.copy(file, few)
+    config = settings(tiny, few)
+    config.corpus.splits = (0.8, 0.2, 0.0)
+    with pytest.raises(BadInputError, match="1 document of the validation split has a window"):
+        distill.open_task(distill.from_plain(config, DistillConfig), tmp_path / "run")
+
+
+def test_what_was_trained_is_saved_before_it_is_measured(
+    trained, tiny, text, tmp_path, monkeypatch
+):
+    """A failure of the measurement costs no training."""
+    folder = shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(folder / "trained")
+
+    def fail(*args):
+        raise BadInputError("no interval")
+
+    monkeypatch.setattr(distill, "measure", fail)
+    with pytest.raises(BadInputError, match="no interval"):
+        distill.run(distill.from_plain(settings(tiny, text), DistillConfig), folder)
+    first, second = (polyattn_jax.load_trained(f / "trained") for f in (trained, folder))
+    jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
+
+
 def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(tiny, text, tmp_path):
     sha256 = lm_jax.load_pretrained(tiny).sha256
     held = {

@@ -80,6 +80,20 @@ def test_atom_is_read_too(tmp_path):
     assert post == ("One", datetime.date(2026, 3, 1), "The rain fell on the roof.")
 
 
+def test_a_picture_is_no_text_of_a_post(tmp_path):
+    """Elements of other namespaces are no fields, and an empty body gives way to the next."""
+    media = RSS.replace("<rss ", '<rss xmlns:media="http://search.yahoo.com/mrss/" ', 1)
+    shown = '<media:title>Shown</media:title><media:content url="x.jpg"/>'
+    media = media.replace("<item><title>Late", f"<item>{shown}<title>Late", 1)
+    empty = "<content:encoded><![CDATA[<img/>]]></content:encoded>"
+    media = media.replace("<title>Old</title>", f"<title>Old</title>{empty}")
+    file = tmp_path / "feed.xml"
+    file.write_text(media, "utf-8")
+    _, late, old = feed.read_feed(file)
+    assert (late.title, late.text) == ("Late in the west", "The evening came over the hills.")
+    assert old.text == "The year was at its end."
+
+
 def test_the_command_writes_a_haystack_that_prompts_are_made_of(saved, tokenizer, tmp_path, capsys):
     folder = tmp_path / "haystack"
     flags = [f"--feed={saved}", "--after=2026-01-01", f"--workdir={folder}"]

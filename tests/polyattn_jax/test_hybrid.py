@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from scipy import stats
 
 import lm_jax
 from lm_jax.errors import CorruptError, UsageError
 from lm_jax.run.results import load_result
 import polyattn_jax
+from polyattn_jax import audit
 from polyattn_jax.hybrid import head_sets_of
 from polyattn_jax.hybrid_results import HybridResult, Search
 from polyattn_jax.report import hybrid as page
@@ -24,10 +26,10 @@ PROMPTS = 73
 
 @pytest.fixture(scope="module")
 def texts_file(tmp_path_factory):
-    """Six texts, of which the search reads three."""
+    """Twenty texts, of which the search reads ten."""
     rng = np.random.default_rng(1)
     path = tmp_path_factory.mktemp("texts") / "mine.jsonl"
-    rows = [{"id": f"{i}", "text": " ".join(rng.choice(PROSE, 30))} for i in range(6)]
+    rows = [{"id": f"{i}", "text": " ".join(rng.choice(PROSE, 30))} for i in range(20)]
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     return path
 
@@ -38,7 +40,7 @@ def searched(run_check, texts_file, tmp_path_factory):
     folder = tmp_path_factory.mktemp("searches")
     outcome = run_check(
         *("--recipe=relu_p4_b0", f"--n={PROMPTS}", f"--text={texts_file}", "--max_loss=1000"),
-        *("--keep=0,50", "--draws=1", f"--hybrid={folder / 'heads.json'}"),
+        *("--keep=0,50", "--draws=1", "--batch_size=10", f"--hybrid={folder / 'heads.json'}"),
         f"--workdir={folder / 'run'}",
     )
     assert outcome.code == 0, outcome.err
@@ -52,10 +54,11 @@ def test_heads_are_ranked_on_texts_that_measure_nothing(searched):
     by_stage = {}
     for row in losses:
         by_stage.setdefault(row["stage"], set()).add(row["prompt"])
-    assert by_stage == {"single heads": {"0", "2", "4"}, "frontier": {"1", "3", "5"}}
+    even, odd = ([f"{i}" for i in range(start, 20, 2)] for start in (0, 1))
+    assert by_stage == {"single heads": set(even), "frontier": set(odd)}
     loss = {(row["cell"], row["prompt"]): row["loss"] for row in losses}
     for head in result.singles:
-        own = [loss[f"{head.layer * N + head.head}", t] - loss["softmax", t] for t in "024"]
+        own = [loss[f"{head.layer * N + head.head}", t] - loss["softmax", t] for t in even]
         assert head.change.estimate == pytest.approx(np.mean(own), abs=1e-12)
     ranked = sorted(result.singles, key=lambda head: head.rank)
     assert [h.rank for h in ranked] == list(range(L * N))
@@ -64,7 +67,7 @@ def test_heads_are_ranked_on_texts_that_measure_nothing(searched):
 
 
 def test_the_frontier_holds_ranked_and_random_sets_and_the_rule(searched):
-    out, result, _, _ = searched
+    out, result, _, path = searched
     assert [(e.kept, e.seed) for e in result.frontier] == [(0, None), (6, None), (6, 0)]
     for entry in result.frontier:
         assert entry.text.heads == entry.needle.heads == L * N - entry.kept
@@ -74,7 +77,8 @@ def test_the_frontier_holds_ranked_and_random_sets_and_the_rule(searched):
     # The tiny model retrieves with the recipe in every head.
     assert result.frontier[0].accepted and len(result.best.replaced) == L * N
     assert "12 of 12 heads can have relu:p=4,b=0" in " ".join(out.split())
-    assert max(map(len, out.splitlines())) <= 80
+    assert f"Saved to {path}\n" in out
+    assert max(len(line) for line in out.splitlines() if str(path) not in line) <= 80
 
 
 def test_the_page_has_the_frontier_and_says_what_was_found(searched):
@@ -84,8 +88,46 @@ def test_the_page_has_the_frontier_and_says_what_was_found(searched):
     assert "12 of 12 heads can have relu:p=4,b=0" in html
     for entry in result.frontier:
         assert f"{entry.text.change.estimate:+.3f} [" in html.replace("\u2212", "-")
+    assert "Few texts: 10, where 30 or more are wanted." in html and "windows of" not in html
+    windows = page.format_hybrid(dataclasses.replace(result, documents=1))
+    assert "windows of 1 document, which alternate between search" in " ".join(windows.split())
     none = dataclasses.replace(result, best=None)
     assert "No set of heads is shown to lose less than 1000 nats" in page.build(none)
+
+
+def test_a_set_is_accepted_by_students_interval_over_texts(searched):
+    _, result, losses, _ = searched
+    for entry in result.frontier:
+        seed = "" if entry.seed is None else "random-"
+        name = f"but-{seed}{entry.kept}" + (f"-{entry.seed}" if seed else "")
+        change = [
+            next(r["loss"] for r in losses if (r["cell"], r["prompt"]) == (name, f"{i}"))
+            - next(
+                r["loss"]
+                for r in losses
+                if (r["stage"], r["cell"], r["prompt"]) == ("frontier", "softmax", f"{i}")
+            )
+            for i in range(1, 20, 2)
+        ]
+        want = stats.ttest_1samp(change, 0.0).confidence_interval()
+        # All texts have as many tokens.
+        assert entry.text.change.low == pytest.approx(want.low, rel=1e-9)
+        assert entry.text.change.high == pytest.approx(want.high, rel=1e-9)
+
+
+def test_a_file_is_neither_lost_nor_replaced_nor_asked_for_too_late(
+    run_check, texts_file, tmp_path, monkeypatch
+):
+    old = tmp_path / "heads.json"
+    old.write_text("{}")
+    monkeypatch.setattr(audit, "load", lambda config: pytest.fail("the model was loaded"))
+    for target, words in (
+        (old, "heads.json exists; name a file that does not, or remove it"),
+        (tmp_path / "none" / "heads.json", "there is no folder"),
+    ):
+        (line,) = run_check(f"--hybrid={target}", f"--text={texts_file}").refusals
+        assert words in line
+    assert old.read_text() == "{}"
 
 
 def test_the_sets_keep_the_heads_that_cost_most(searched):
@@ -142,11 +184,11 @@ def test_a_damaged_file_is_refused(searched, tmp_path, field, value, words):
 def test_what_cannot_be_searched_is_refused(run_check, texts_file, tmp_path):
     target = f"--hybrid={tmp_path / 'heads.json'}"
     few = tmp_path / "few.jsonl"
-    few.write_text("".join(texts_file.read_text().splitlines(keepends=True)[:3]))
+    few.write_text("".join(texts_file.read_text().splitlines(keepends=True)[:19]))
     for arguments, words in (
         ([target], "--hybrid measures the loss on texts; name a file"),
         ([target, f"--text={texts_file}", "--keep=10,x"], "write 5,10,20"),
-        ([target, f"--text={few}"], "holds 3 texts, but the search needs 4"),
+        ([target, f"--text={few}"], "holds 19 texts, but the search needs 20"),
     ):
         (line,) = run_check(*arguments).refusals
         assert words in line

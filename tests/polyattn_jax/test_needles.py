@@ -149,8 +149,9 @@ def test_openings_that_were_changed_are_refused(monkeypatch):
 
 def test_openings_are_continued_by_their_next_token(pieces):
     shipped = openings.openings()
-    assert len(shipped) == 54 and all(len(text) > 40 for text in shipped.values())
-    suite = build("copying", pieces, n=60, length=300, common=200)
+    assert len(shipped) == openings.COUNT and all(len(text) > 40 for text in shipped.values())
+    suite = build("copying", pieces, n=openings.COUNT, length=300, common=200)
+    assert {prompt.meta["work"] for prompt in suite.prompts} == {*shipped}
     for prompt in suite.prompts:
         text, kept = shipped[prompt.meta["work"]], prompt.meta["text"]
         assert text.startswith(kept) and len(kept) >= len(text) // 2
@@ -160,8 +161,10 @@ def test_openings_are_continued_by_their_next_token(pieces):
         assert prompt.target == pieces.encode(text)[len(ids)]
         padding = prompt.tokens[: -len(ids)]
         assert len(padding) == prompt.meta["padding"] and max(padding) < 200
-    first, second = suite.prompts[0], suite.prompts[54]
-    assert first.meta["work"] == second.meta["work"] and first.tokens != second.tokens
+    assert named.available("copying", 200) == openings.COUNT
+    assert (named.available("copying", 10), named.available("mqar", 200)) == (10, 200)
+    with pytest.raises(UsageError, match=r"n=55, but there are 54 openings.* give 54 or fewer"):
+        build("copying", pieces, n=55, length=300)
     with pytest.raises(
         UsageError, match=r"suite 'copying': length=20 is too short for the opening"
     ):

@@ -98,6 +98,7 @@ def test_suites_stand_beside_their_tables_at_every_length(finding):
     theirs, _, causes = numbers(audit, "Table 21")["decoys_512", "softmax", "accuracy"]
     assert (theirs, causes[-1]) == (99.5, "prompts of 512 tokens (paper: 1,500)")
     (softmax,) = (one for one in compare(audit) if one.item == "Table 2" and one.cell == "softmax")
+    assert softmax.causes[-1] == "54 openings (paper: 200)"
     assert (softmax.paper, softmax.paper_low, softmax.paper_high) == (None, 74.5, 79.0)
     assert numbers(audit, "Appendix I")["induction_256", "softmax", "accuracy"][:2] == (13.0, 10.0)
 

@@ -1,5 +1,7 @@
 """S of recipes' own weights against float64, all recipes in one forward pass."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from scipy import special
 
 import lm_jax
 from polyattn_jax import concentration, recipe_rows
+from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.row_maps import parse_recipe
 from tests import tiny
@@ -93,3 +96,34 @@ def test_a_map_without_a_proved_bound_is_taken_as_computed():
     unsafe = concentration.own_unsafe(c, parse_recipe("sigmoid_b0").map)
     assert unsafe.computed.tolist() == [False, False, True, True]
     assert unsafe.possible.tolist() == [False, False, True, True]
+
+
+def test_dead_rows_are_lost_and_are_in_no_safe_share():
+    """Of four rows one is dead, as softmax concentrates it; the powers leave such rows out too."""
+    c = {
+        "suite": np.full(4, "niah_64"),
+        "recipe": np.full(4, "relu_p2_bauto_head"),
+        "prompt": np.array(["a", "b", "a", "b"]),
+        "status": np.int8([Status.ACTIVE, Status.ACTIVE, Status.ACTIVE, Status.DEAD]),
+        "layer": np.zeros(4, int),
+        "head": np.zeros(4, int),
+        "s_own": np.float32([0.1, 0.2, 3.0, np.inf]),
+        "s_softmax": np.float32([0.1, 3.0, 3.0, 0.1]),
+        "change": np.float32([0.1, 0.2, 0.3, 1.0]),
+        "query": np.full(4, 9),
+        "window": np.zeros(4, int),
+        "active": np.int32([9, 9, 9, 0]),
+        "margin": np.ones(4, np.float32),
+    }
+    config = AuditConfig("x", niah_lengths=(64,), sweep_length=64)
+    audited = SimpleNamespace(
+        config=config, model=SimpleNamespace(cfg=SimpleNamespace(num_heads=1))
+    )
+    recipe = parse_recipe("relu:p=2,b=auto_head")
+    safe, compared = recipe_rows.shares(c, audited, recipe, "niah_64")
+    assert (safe.recipe.estimate, safe.softmax.estimate) == (pytest.approx(2 / 3), 1 / 3)
+    assert safe.recipe_top == safe.recipe and safe.softmax_top == safe.softmax
+    assert (compared.rows, compared.lost.estimate, compared.sharpened.estimate) == (4, 0.25, 0.25)
+    dead = c | {"status": np.full(4, Status.DEAD, np.int8), "s_own": np.full(4, np.float32(np.inf))}
+    safe, compared = recipe_rows.shares(dead, audited, recipe, "niah_64")
+    assert safe.recipe is None and compared.lost.estimate == 0.5

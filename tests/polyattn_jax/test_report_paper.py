@@ -112,3 +112,22 @@ def test_another_model_is_not_judged_and_one_of_another_architecture_says_so(fin
     assert [cell for _, cell in needle if cell[0] in "✓≈✗"] == []
     page = text_of(parsed(build(dataclasses.replace(result, family="gpt2"), rows, by_head)))
     assert "none of them is of its architecture" in page
+
+
+def test_what_differs_from_the_paper_is_what_the_settings_say(finding):
+    result, rows, by_head = finding
+    without = parsed(build(*finding))
+    named = {row[0]: row[1] for row in lines(without, "This audit and")}
+    assert named["Literary probe"] == "left out"
+    assert named["Ablation"].endswith("needle probe")
+    assert "This audit has no such probe." in text_of(without)
+    changes = {"suites": ("copying",), "suite_n": 200, "suite_lengths": (512,)}
+    config = dataclasses.replace(result.config, **changes, ablation_suites=("copying",))
+    tree = parsed(build(dataclasses.replace(result, config=config), rows, by_head))
+    named = {row[0]: row[1:] for row in lines(tree, "This audit and")}
+    assert named["Literary probe"] == [
+        "54 of 54 openings, one prompt each, at 512 tokens",
+        "200 openings, known by heart (contaminated)",
+    ]
+    assert named["Ablation"][0].endswith("needle and literary openings probe")
+    assert "This audit has its own above." in text_of(tree)

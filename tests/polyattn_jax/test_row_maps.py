@@ -331,6 +331,8 @@ def test_recipes_with_numbers():
         ("relu:p=-2", "p=-2 must be a positive number"),
         ("relu:p=four", "p=four must be a positive number"),
         ("relu:p=4,b=nan", "b=nan must be a number or auto"),
+        ("relu:p=4,b=mine/auto.json", "reads as the bias auto; rename the file"),
+        ("relu:p=4,b=2.json", "reads as the bias 2; rename the file"),
         ("relu:p=4,p=2", "write p=<value> once"),
         ("relu:p", "write p=<value> once"),
         ("poly:p=2.5", "p=2.5 must be a whole number"),
