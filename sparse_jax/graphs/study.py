@@ -62,12 +62,15 @@ SCHEMA = pa.schema(
         ("slug", pa.string()),
         ("component", pa.string()),
         ("sign", pa.string()),
+        ("positions", pa.string()),
+        ("edges", pa.int64()),
+        ("unmediated", pa.int64()),
         ("needed", pa.float64()),
         ("mass", pa.list_(pa.float64())),
     ]
 )
 # Of rows, whose meaning may change with the program.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
@@ -178,6 +181,9 @@ def make_piece(
             "slug": prompt.slug,
             "component": each.component,
             "sign": each.sign,
+            "positions": each.positions,
+            "edges": each.edges,
+            "unmediated": each.unmediated,
             "needed": each.needed,
             "mass": each.mass_C.tolist(),
         }
