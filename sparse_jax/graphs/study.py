@@ -9,7 +9,7 @@ The work folder then holds
     shards/               mean cumulative masses, so that a killed command resumes
     masses.parquet        all of them
     data/                 the prepared corpus of those texts
-    labels_<model>.json   labels of shown features, as `--labels` takes them
+    labels_<model>.json   labels of shown features, as `--labels` or `--<model>_labels` takes them
     answers.jsonl         answers of a local judge, so that none is asked for again
     summary.json          every number (`results.GraphSummary`)
     graph/<name>.html     the viewer of each graph, one offline file
@@ -45,7 +45,7 @@ from sparse_jax.graphs import (
     report,
     supernodes,
 )
-from sparse_jax.graphs.config import GraphConfig
+from sparse_jax.graphs.config import ALONE, COMPARED, GraphConfig, labels_field
 from sparse_jax.graphs.features import FeatureData
 from sparse_jax.graphs.inputs import Inputs
 from sparse_jax.graphs.page import FeatureExamples, TopText
@@ -82,7 +82,8 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
     """
     facts = tuple(each.facts for each in inputs.models.values())
     # Labels are put in at the end, so that other ones remake no graph.
-    unlabelled = dataclasses.replace(config, labels="", judge="null")
+    no_files = dict.fromkeys(map(labels_field, (ALONE, *COMPARED)), "")
+    unlabelled = dataclasses.replace(config, **no_files, judge="null")
     identity = {
         "format": _FORMAT,
         "config": to_plain(unlabelled),
@@ -113,8 +114,8 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
     for role in inputs.models:
         own = {each.file: documents[each.file] for each in results if each.role == role}
         corpus, data[role] = collect_features(config, folder, inputs, role, list(own.values()))
-        shown = {key: text for key, text in inputs.labels.items() if key in data[role]}
-        shown |= labels.judged(judge, data[role], shown)
+        shown = {key: text for key, text in inputs.labels[role].items() if key in data[role]}
+        shown |= labels.judged(judge, data[role], shown, labels.negative(own.values()))
         for file, document in own.items():
             documents[file] = labels.labelled(document, shown)
             graph_json.write(folder / file, documents[file])
@@ -220,7 +221,7 @@ def collect_features(
     corpus = FeatureCorpus(
         role,
         features=len(data),
-        silent=sum(not each.examples for each in data.values()),
+        silent=sum(not each.frequency for each in data.values()),
         source=config.corpus.source,
         sha256=prepared.manifest["documents_sha256"],
         tokens=prepared.manifest["splits"]["train"]["tokens"],
@@ -255,5 +256,8 @@ def _write_pages(
 
 
 def _shown(data: FeatureData) -> FeatureExamples:
-    texts = [TopText(each.tokens, each.activations) for each in data.examples]
-    return FeatureExamples(texts, data.top_logits, data.bottom_logits)
+    texts, lowest = (
+        [TopText(each.tokens, each.activations) for each in some]
+        for some in (data.examples, data.lowest)
+    )
+    return FeatureExamples(texts, data.top_logits, data.bottom_logits, lowest)

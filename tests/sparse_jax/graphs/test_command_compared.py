@@ -1,6 +1,7 @@
 """The command on two models: ratios and key edges are those of their definitions."""
 
 import html
+import json
 import re
 
 import numpy as np
@@ -10,7 +11,7 @@ import lm_jax
 from lm_jax.run.results import load_result
 from sparse_jax import model as sparse_model
 from sparse_jax import transcoders
-from sparse_jax.graphs import attribute, study
+from sparse_jax.graphs import attribute, graph_json, labels, study
 from sparse_jax.graphs.config import COMPARED
 from sparse_jax.graphs.influence import FEATURE
 from sparse_jax.graphs.results import GraphSummary
@@ -139,6 +140,26 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     assert "times as many as the sparse one" in out
     left_out = f"{ratio.sparse.unmediated:,} of {ratio.sparse.total:,}"
     assert f"edges of the dense model, {left_out} of the sparse one" in out and left_out in page
+    check_labels(summary, folder, tmp_path, [*asked, at(folder), "--resume=force"])
+
+
+def check_labels(summary, folder, files, asked):
+    """Each model has labels of its own, and the files that the command writes are read back."""
+    own = {role: {} for role in COMPARED}
+    for each in summary.graphs:
+        for node in graph_json.read(folder / each.file)["nodes"]:
+            if (key := graph_json.feature_of(node)) is not None:
+                own[each.role][key] = f"of the {each.role} model"
+    assert set(own["dense"]) & set(own["sparse"])
+    for role, known in own.items():
+        (files / f"{role}.json").write_text(json.dumps(labels.to_json(known)), "utf-8")
+    assert run(*asked, *(f"--{role}_labels={files / role}.json" for role in own)) == 0
+    for role, known in own.items():
+        assert labels.read_labels(str(folder / f"labels_{role}.json")) == known
+    for each in summary.graphs:
+        document = graph_json.read(folder / each.file)
+        named = {node["clerp"] for node in document["nodes"] if graph_json.feature_of(node)}
+        assert named == {f"of the {each.role} model"}
 
 
 def model_tokens(model, text):

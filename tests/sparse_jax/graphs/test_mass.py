@@ -76,8 +76,11 @@ ANY = mass.Kind("pairs", "absolute", "any")
 
 def rows(role, slug, curve, needed, *, kind=ANY, edges=3, unmediated=0):
     return {
-        **{"role": role, "slug": slug, **kind._asdict()},
-        **{"edges": edges, "unmediated": unmediated},
+        "role": role,
+        "slug": slug,
+        **kind._asdict(),
+        "edges": edges,
+        "unmediated": unmediated,
         "needed": needed,
         "mass": curve,
     }
