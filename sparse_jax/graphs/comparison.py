@@ -103,10 +103,11 @@ def ratios(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> list[M
         results.append(
             MassRatio(
                 *kind,
-                *(edge_counts(table, role, kind) for role in roles),
-                _interval(config, mass_PRC, of_mean),
-                _interval(config, needed_PR, per_edge),
-                PAPER.get(kind) if config.fraction == 0.9 else None,
+                dense=edge_counts(table, COMPARED[0], kind),
+                sparse=edge_counts(table, COMPARED[1], kind),
+                of_mean=_interval(config, mass_PRC, of_mean),
+                per_edge=_interval(config, needed_PR, per_edge),
+                paper=PAPER.get(kind) if config.fraction == 0.9 else None,
             )
         )
     return results

@@ -45,7 +45,7 @@ from sparse_jax.graphs import (
     report,
     supernodes,
 )
-from sparse_jax.graphs.config import ALONE, COMPARED, GraphConfig, labels_field
+from sparse_jax.graphs.config import GraphConfig
 from sparse_jax.graphs.features import FeatureData
 from sparse_jax.graphs.inputs import Inputs
 from sparse_jax.graphs.page import FeatureExamples, TopText
@@ -82,8 +82,9 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
     """
     facts = tuple(each.facts for each in inputs.models.values())
     # Labels are put in at the end, so that other ones remake no graph.
-    no_files = dict.fromkeys(map(labels_field, (ALONE, *COMPARED)), "")
-    unlabelled = dataclasses.replace(config, **no_files, judge="null")
+    unlabelled = dataclasses.replace(
+        config, labels="", dense_labels="", sparse_labels="", judge="null"
+    )
     identity = {
         "format": _FORMAT,
         "config": to_plain(unlabelled),

@@ -12,6 +12,9 @@ import pytest
 
 from sparse_jax.graphs import comparison, mass, report
 from sparse_jax.graphs.config import COMPARED, GraphConfig
+from sparse_jax.graphs.explanations import carrying_pairs
+from sparse_jax.graphs.mediation import Mediation
+from sparse_jax.graphs.piece import measure_mediation
 from sparse_jax.graphs.results import EdgeCounts
 from sparse_jax.graphs.study import SCHEMA
 
@@ -72,6 +75,36 @@ def test_edges_that_no_component_carries_are_left_out_and_counted():
 
 
 ANY = mass.Kind("pairs", "absolute", "any")
+
+
+def test_pairs_are_ranked_by_their_shares_of_all_edges():
+    """A pair that is the eleventh of each of 12 edges carries more than those before it."""
+    heads, T, X = 4, 6, 12
+    head, query, key = np.nonzero(np.broadcast_to(np.tri(T, dtype=bool), (heads, T, T)))
+    score_XLNTS = np.zeros((X, 1, heads, T, T), np.float32)
+    score_XLNTS[:, 0, 0, 0, 0] = 0.9
+    for x in range(X):
+        larger = 1 + np.arange(10 * x, 10 * x + 10) % (len(head) - 1)
+        score_XLNTS[x, 0, head[larger], query[larger], key[larger]] = 1.0
+    zero_XL = np.zeros((X, 1))
+    graph = SimpleNamespace(
+        replacement=SimpleNamespace(
+            error_LTD=np.zeros((1, T, 1)),
+            layers=SimpleNamespace(mixer=SimpleNamespace(width=1)),
+        ),
+        nodes=pa.table({"position": [0] * (2 * X)}),
+        edge_weights=lambda edges: np.ones(len(edges)),
+        mediations=lambda part, batch: [
+            Mediation(score_XLNTS[part[:, 0]], zero_XL, zero_XL, np.ones(X, int))
+        ],
+    )
+    edges = np.stack([np.arange(X), X + np.arange(X)], 1)
+    measured = measure_mediation(graph, edges, 0.9, heads=heads, key=None)
+    listed = {tuple(pair[:4]) for each in measured.carried.values() for pair in each.pairs}
+    assert (0, 0, 0, 0) not in listed
+    first, second = carrying_pairs(measured.size_LNTS, 2)
+    assert first == (0, 0, 0, 0) != second
+    np.testing.assert_allclose(measured.size_LNTS[first], 0.9 * X, rtol=1e-6)
 
 
 def rows(role, slug, curve, needed, *, kind=ANY, edges=3, unmediated=0):
