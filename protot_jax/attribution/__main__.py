@@ -54,7 +54,7 @@ def format_report(result: AttributionReport) -> str:
         lines.append(
             f"{target.token.text!r}: probability {target.probability:.3f}, logit "
             f"{target.logit:+.3f} over the mean; {target.pairs_for_90_percent:,} of "
-            f"{target.entries:,} pairs have 90 % of it; sums agree to "
+            f"{target.entries:,} pairs have 90 % of all absolute shares; sums agree to "
             f"{target.certificate.largest:.1e}"
         )
         heads = ["prototype", "from", "to", "weight", "share of the logit"]

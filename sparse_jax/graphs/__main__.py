@@ -60,7 +60,9 @@ class Options:
         (), "one token whose logit is explained, with its leading space", repeated=True
     )
     prompts: str | None = option(None, "file of prompts, .jsonl, or findings for the ten shipped")
-    labels: str | None = option(None, "file of labels of features, .json")
+    labels: str | None = option(None, "file of labels of the features of --model, .json")
+    dense_labels: str | None = option(None, "file of labels of the features of --dense")
+    sparse_labels: str | None = option(None, "file of labels of the features of --sparse")
     judge: str | None = option(
         None, "names what features stand for: null, local:FOLDER (a language model) or cached:FILE"
     )

@@ -15,6 +15,11 @@ from lm_jax.model.config import DecoderConfig
 class Features(Protocol):
     """Features of all layers, a pytree; L, F and D are layers, features of one, and width."""
 
+    @property
+    def signed(self) -> bool:
+        """Whether activations may be below 0."""
+        ...
+
     def check(self, cfg: DecoderConfig) -> None:
         """Raises where they are not of such a model.
 

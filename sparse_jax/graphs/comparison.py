@@ -4,23 +4,30 @@ Every prompt has the same weight. Curves of shorter prompts, which have fewer pa
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lm_jax.statistics import Interval, clustered_bootstrap
 from sparse_jax.graphs import mass
 from sparse_jax.graphs.config import COMPARED, GraphConfig
-from sparse_jax.graphs.mass import COMPONENTS, SIGNS, Component, Sign
-from sparse_jax.graphs.results import MassRatio, RoleMass
+from sparse_jax.graphs.mass import KINDS, Kind
+from sparse_jax.graphs.results import EdgeCounts, MassRatio, RoleMass
 
-# How many times fewer the sparse GPT-2 needs for 90 % (Fig. 6); its scores are absolute.
-PAPER = {("heads", "absolute"): 3.4, ("pairs", "absolute"): 16.1}
+# How many times fewer the sparse GPT-2 needs for 90 % (Fig. 6): absolute scores, of each edge in
+# the graph.
+PAPER = {Kind("heads", "absolute", "any"): 3.4, Kind("pairs", "absolute", "any"): 16.1}
 
 
-def curves(
-    table: pa.Table, roles: Sequence[str], component: Component, sign: Sign
-) -> tuple[np.ndarray, np.ndarray]:
+def _rows(table: pa.Table, kind: Kind) -> list[dict[str, Any]]:
+    """The rows of a kind."""
+    wanted = [pc.field(name) == value for name, value in kind._asdict().items()]
+    return table.filter(wanted[0] & wanted[1] & wanted[2]).to_pylist()
+
+
+def curves(table: pa.Table, roles: Sequence[str], kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Mean masses of each prompt `[P, R, C]` and mean counts per edge `[P, R]`.
 
     Prompts on which a model has no mediated edge are left out, for all models.
@@ -28,16 +35,13 @@ def curves(
     Args:
       table: rows of `study.SCHEMA`.
       roles: of the models, R of them.
-      component, sign: as in `mass`.
+      kind: of the rows.
     """
-    rows = {
-        (row["slug"], row["role"]): row
-        for row in table.to_pylist()
-        if (row["component"], row["sign"]) == (component, sign) and row["mass"]
-    }
+    every = _rows(table, kind)
+    rows = {(row["slug"], row["role"]): row for row in every if row["mass"]}
     slugs = [
         slug
-        for slug in dict.fromkeys(table["slug"].to_pylist())
+        for slug in dict.fromkeys(row["slug"] for row in every)
         if all((slug, role) in rows for role in roles)
     ]
     C = max((len(row["mass"]) for row in rows.values()), default=0)
@@ -51,26 +55,32 @@ def curves(
     return mass_PRC, needed_PR
 
 
+def edge_counts(table: pa.Table, role: str, kind: Kind) -> EdgeCounts:
+    """Edges of a model on all prompts, and how many of them no component carries."""
+    rows = [row for row in _rows(table, kind) if row["role"] == role]
+    unmediated = sum(row["unmediated"] for row in rows)
+    return EdgeCounts(unmediated + sum(row["edges"] for row in rows), unmediated)
+
+
 def role_masses(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> list[RoleMass]:
     """The counts of each model."""
     results = []
     for role in roles:
-        for component in COMPONENTS:
-            for sign in SIGNS:
-                mass_PRC, needed_PR = curves(table, [role], component, sign)
-                results.append(
-                    RoleMass(
-                        role,
-                        component,
-                        sign,
-                        _interval(config, needed_PR[:, 0], np.mean),
-                        _interval(
-                            config,
-                            mass_PRC[:, 0],
-                            lambda rows: mass.needed_of_mean(rows.mean(0), config.fraction),
-                        ),
-                    )
+        for kind in KINDS:
+            mass_PRC, needed_PR = curves(table, [role], kind)
+            results.append(
+                RoleMass(
+                    role,
+                    *kind,
+                    edge_counts(table, role, kind),
+                    _interval(config, needed_PR[:, 0], np.mean),
+                    _interval(
+                        config,
+                        mass_PRC[:, 0],
+                        lambda rows: mass.needed_of_mean(rows.mean(0), config.fraction),
+                    ),
                 )
+            )
     return results
 
 
@@ -78,30 +88,28 @@ def ratios(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> list[M
     """Dense over sparse, resampled over prompts in pairs; empty for a model by itself."""
     if tuple(roles) != COMPARED:
         return []
+
+    def of_mean(rows: np.ndarray) -> float:
+        dense, sparse = (mass.needed_of_mean(curve, config.fraction) for curve in rows.mean(0))
+        return dense / sparse
+
+    def per_edge(rows: np.ndarray) -> float:
+        dense, sparse = rows.mean(0)
+        return float(dense / sparse)
+
     results = []
-    for component in COMPONENTS:
-        for sign in SIGNS:
-            mass_PRC, needed_PR = curves(table, roles, component, sign)
-
-            def of_mean(rows: np.ndarray) -> float:
-                dense, sparse = (
-                    mass.needed_of_mean(curve, config.fraction) for curve in rows.mean(0)
-                )
-                return dense / sparse
-
-            def per_edge(rows: np.ndarray) -> float:
-                dense, sparse = rows.mean(0)
-                return float(dense / sparse)
-
-            results.append(
-                MassRatio(
-                    component,
-                    sign,
-                    _interval(config, mass_PRC, of_mean),
-                    _interval(config, needed_PR, per_edge),
-                    PAPER.get((component, sign)) if config.fraction == 0.9 else None,
-                )
+    for kind in KINDS:
+        mass_PRC, needed_PR = curves(table, roles, kind)
+        results.append(
+            MassRatio(
+                *kind,
+                dense=edge_counts(table, COMPARED[0], kind),
+                sparse=edge_counts(table, COMPARED[1], kind),
+                of_mean=_interval(config, mass_PRC, of_mean),
+                per_edge=_interval(config, needed_PR, per_edge),
+                paper=PAPER.get(kind) if config.fraction == 0.9 else None,
             )
+        )
     return results
 
 

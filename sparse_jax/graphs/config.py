@@ -52,7 +52,8 @@ class GraphConfig:
         `vocab_size` is ignored in favour of the model's.
       context: tokens of a window of that text, at most those of the model.
       examples: the most texts of a feature.
-      labels: file of labels, {"<layer>_<feature>": "text"}; "" for none.
+      labels: file of labels of the features of `model`, {"<layer>_<feature>": "text"}; "" for none.
+      dense_labels, sparse_labels: the same of two models that are compared.
       judge: names the theme of the texts of features without a label: "null" for none,
         "local:FOLDER" for a language model, "cached:FILE" for stored answers
         (`lm_jax.evaluate.judge`).
@@ -86,6 +87,8 @@ class GraphConfig:
     context: int = 64
     examples: int = 10
     labels: str = ""
+    dense_labels: str = ""
+    sparse_labels: str = ""
     judge: str = "null"
     unknown_origin: bool = False
     resamples: int = 2_000
@@ -124,8 +127,14 @@ class GraphConfig:
                 "those of a transcoder; leave one of the two out"
             ]
         for role in COMPARED:
-            if getattr(self, flag := transcoder_field(role)) and not getattr(self, role):
-                return [f"--{role} is missing; name the model of --{flag}"]
+            for flag in (transcoder_field(role), labels_field(role)):
+                if getattr(self, flag) and not getattr(self, role):
+                    return [f"--{role} is missing; name the model of --{flag}"]
+        if self.labels and self.dense:
+            return [
+                "--labels with --dense and --sparse: each model has features of its own; give "
+                "--dense_labels and --sparse_labels"
+            ]
         if not given:
             return []
         if given not in ([ALONE], list(COMPARED)):
@@ -169,6 +178,11 @@ class GraphConfig:
 def transcoder_field(role: str) -> str:
     """The field of the transcoder of a role."""
     return "transcoder" if role == ALONE else f"{role}_transcoder"
+
+
+def labels_field(role: str) -> str:
+    """The field of the labels of a role's features."""
+    return "labels" if role == ALONE else f"{role}_labels"
 
 
 def experiment(mode: str, **settings: Any) -> ConfigDict:

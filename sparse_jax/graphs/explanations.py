@@ -5,7 +5,6 @@ of sources (`qk`). Interventions multiply the features with the most influence (
 and all features of proposed supernodes at once (`groups`).
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from sparse_jax.graphs import features, graph_json, interventions, supernodes
 from sparse_jax.graphs.config import GraphConfig
 from sparse_jax.graphs.effects import Effects, Mode
 from sparse_jax.graphs.graph import Graph
-from sparse_jax.graphs.graph_document import Mediated, kept_nodes
+from sparse_jax.graphs.graph_document import kept_nodes
 from sparse_jax.graphs.groups import GroupEffects, scale_groups
 from sparse_jax.graphs.influence import FEATURE, Pruned
 from sparse_jax.graphs.qk import QK
@@ -31,24 +30,24 @@ from sparse_jax.graphs.results import (
 _RESPONDING: tuple[Mode, ...] = ("attention_frozen", "free")
 
 
-def carrying_pairs(
-    carried: Mapping[tuple[int, int], Mediated], count: int
-) -> list[tuple[int, int, int, int]]:
-    """The pairs (layer, head, query, key) with the largest sums of absolute shares of edges."""
-    total: defaultdict[tuple[int, int, int, int], float] = defaultdict(float)
-    for each in carried.values():
-        for layer, head, query, key, share in each.pairs:
-            total[layer, head, query, key] += abs(share)
-    return sorted(total, key=lambda pair: (-total[pair], pair))[:count]
+def carrying_pairs(size_LNTS: np.ndarray, count: int) -> list[tuple[int, int, int, int]]:
+    """The pairs (layer, head, query, key) of the largest sizes, without those of size 0."""
+    order = np.argsort(-size_LNTS, axis=None, kind="stable")[:count]
+    places = np.stack(np.unravel_index(order, size_LNTS.shape), 1)
+    return [(*pair,) for pair in places.tolist() if size_LNTS[*pair] > 0]
 
 
-def explain_scores(
-    graph: Graph, carried: Mapping[tuple[int, int], Mediated], count: int
-) -> list[QK]:
-    """Scores of the pairs that carry most; none where the mixer has no scores."""
+def explain_scores(graph: Graph, size_LNTS: np.ndarray, count: int) -> list[QK]:
+    """Scores of the pairs that carry most; none where the mixer has no scores.
+
+    Args:
+      graph: the graph.
+      size_LNTS: sums of the absolute shares of edges (`piece.MeasuredMediation`).
+      count: at most so many.
+    """
     if graph.replacement.scores is None:
         return []
-    return [graph.qk(*pair) for pair in carrying_pairs(carried, count)]
+    return [graph.qk(*pair) for pair in carrying_pairs(size_LNTS, count)]
 
 
 def intervene(

@@ -4,8 +4,10 @@
     data[layer, index].examples[0].tokens
 
 One pass over the windows of a prepared corpus, nothing stored but the best texts of each feature.
-The first token of a window is left out, as in the training of transcoders. Logits are those of the
-direct path: all that the feature writes, times the weight of the last norm, times the unembedding.
+A feature is active where its activation is not 0. Activations of neurons may be negative
+(`Features.signed`): of them the texts with the lowest are kept too. The first token of a window is
+left out, as in the training of transcoders. Logits are those of the direct path: all that the
+feature writes, times the weight of the last norm, times the unembedding.
 Files are those of the viewers: one per feature, named by Cantor's number of layer and index.
 """
 
@@ -53,12 +55,14 @@ class FeatureData:
     """A feature on a corpus.
 
     Attributes:
-      examples: windows with the largest activations, largest first.
-      top_logits, bottom_logits: tokens whose logits it raises and lowers most, as text.
+      examples: windows with the largest activations above 0, largest first.
+      top_logits, bottom_logits: tokens whose logits it raises and lowers most where its activation
+        is above 0, as text; where it is below, it lowers and raises them.
       frequency: share of tokens on which it is active.
       least, largest: activation where it is active; 0 if it never is.
       quantiles: of the activations where it is active.
       counts: of them, in equal bins from `least` to `largest`.
+      lowest: windows with the lowest activations below 0, lowest first.
     """
 
     examples: tuple[Text, ...]
@@ -69,6 +73,7 @@ class FeatureData:
     largest: float
     quantiles: tuple[float, ...]
     counts: tuple[int, ...]
+    lowest: tuple[Text, ...] = ()
 
 
 def collect(
@@ -97,15 +102,15 @@ def collect(
     if not features:
         return {}
     layer_X, index_X = (jnp.asarray(each, jnp.int32) for each in zip(*features, strict=True))
-    best = _Best(len(features), context, examples)
+    found = _Found(len(features), context, examples, signed=basis.signed)
     if prepared is not None:
         read = functools.partial(_activations, source.model, basis, layer_X, index_X)
         for tokens_BS in _batches(prepared, context, source.model.cfg.vocab_size):
             stop.check("while texts of features were read")
             act_XBT, mask_BT = map(np.asarray, read(jnp.asarray(tokens_BS)))
-            best.add(act_XBT, mask_BT, tokens_BS[:, :-1])
+            found.add(act_XBT, mask_BT, tokens_BS[:, :-1])
     return {
-        feature: best.data(x, logits_V, source.tokenizer)
+        feature: found.data(x, logits_V, source.tokenizer)
         for x, (feature, logits_V) in enumerate(
             zip(features, _each_logits(source, basis, layer_X, index_X), strict=True)
         )
@@ -159,16 +164,14 @@ def _logits(model, basis, layer_X, index_X):
 
 
 class _Best:
-    """The texts with the largest activations of X features, and all their activations above 0."""
+    """The texts with the largest activations of X features, times a sign, above 0."""
 
     def __init__(self, count: int, context: int, examples: int) -> None:
         self.value_XK = np.full((count, examples), -np.inf, np.float32)
         self.act_XKT = np.zeros((count, examples, context), np.float32)
         self.token_XKT = np.full((count, examples, context), -1, np.int32)
-        self.active: list[list[np.ndarray]] = [[] for _ in range(count)]
-        self.tokens = 0
 
-    def add(self, act_XBT: np.ndarray, mask_BT: np.ndarray, token_BT: np.ndarray) -> None:
+    def add(self, act_XBT: np.ndarray, token_BT: np.ndarray) -> None:
         """Takes a batch; of equal maxima the earlier window stays before the later one."""
         X, K = self.value_XK.shape
         value_XB = act_XBT.max(2)
@@ -181,8 +184,35 @@ class _Best:
         self.value_XK = np.take_along_axis(value_XM, order_XK, 1)
         self.act_XKT = np.take_along_axis(act_XMT, order_XK[:, :, None], 1)
         self.token_XKT = np.take_along_axis(token_XMT, order_XK[:, :, None], 1)
-        for x in range(X):
-            self.active[x].append(act_XBT[x][act_XBT[x] > 0])
+
+    def texts(self, x: int, sign: int, tokenizer: Tokenizer) -> tuple[Text, ...]:
+        """The texts of feature x with its activations."""
+        texts = []
+        for value, act_T, token_T in zip(
+            self.value_XK[x], self.act_XKT[x], self.token_XKT[x], strict=True
+        ):
+            if np.isfinite(value):
+                kept = token_T >= 0
+                tokens = tuple(tokenizer.decode([i]) for i in token_T[kept])
+                texts.append(Text(tokens, tuple(map(float, sign * act_T[kept]))))
+        return tuple(texts)
+
+
+class _Found:
+    """The best texts of X features, of each sign that they have, and all their activations."""
+
+    def __init__(self, count: int, context: int, examples: int, *, signed: bool) -> None:
+        signs = (1, -1) if signed else (1,)
+        self.best = {sign: _Best(count, context, examples) for sign in signs}
+        self.active: list[list[np.ndarray]] = [[] for _ in range(count)]
+        self.tokens = 0
+
+    def add(self, act_XBT: np.ndarray, mask_BT: np.ndarray, token_BT: np.ndarray) -> None:
+        """Takes a batch."""
+        for sign, best in self.best.items():
+            best.add(sign * act_XBT, token_BT)
+        for active, act_BT in zip(self.active, act_XBT, strict=True):
+            active.append(act_BT[act_BT != 0])
         self.tokens += int(mask_BT.sum())
 
     def data(self, x: int, logits_V: np.ndarray, tokenizer: Tokenizer) -> FeatureData:
@@ -194,16 +224,9 @@ class _Best:
             tuple(tokenizer.decode([i]) for i in some)
             for some in (order_V[:_LOGITS], order_V[::-1][:_LOGITS])
         )
-        texts = []
-        for value, act_T, token_T in zip(
-            self.value_XK[x], self.act_XKT[x], self.token_XKT[x], strict=True
-        ):
-            if np.isfinite(value):
-                kept = token_T >= 0
-                tokens = tuple(tokenizer.decode([i]) for i in token_T[kept])
-                texts.append(Text(tokens, tuple(map(float, act_T[kept]))))
+        texts = {sign: best.texts(x, sign, tokenizer) for sign, best in self.best.items()}
         return FeatureData(
-            examples=tuple(texts),
+            examples=texts[1],
             top_logits=top,
             bottom_logits=bottom,
             frequency=len(active) / self.tokens if self.tokens else 0.0,
@@ -211,6 +234,7 @@ class _Best:
             largest=largest,
             quantiles=tuple(map(float, np.quantile(active, _QUANTILES))) if len(active) else (),
             counts=tuple(np.histogram(active, _BINS)[0].tolist()) if len(active) else (),
+            lowest=texts.get(-1, ()),
         )
 
 
@@ -231,24 +255,16 @@ def _unit_writes(basis, layer_X, index_X):
 
 def document(feature: Feature, data: FeatureData, *, scan: str) -> dict[str, Any]:
     """A feature as the JSON document that Neuronpedia and circuit-tracer's viewer read."""
-    texts: set[tuple[str, ...]] = set()
-    examples = []
-    for each in data.examples:
-        examples.append(
-            {
-                "tokens": each.tokens,
-                "tokens_acts_list": each.activations,
-                "train_token_ind": int(np.argmax(each.activations)),
-                "is_repeated_datapoint": each.tokens in texts,
-            }
-        )
-        texts.add(each.tokens)
+    quantiles = [{"quantile_name": "Top activations", "examples": _examples(data.examples, 1)}]
+    if data.lowest:
+        lowest = {"quantile_name": "Bottom activations", "examples": _examples(data.lowest, -1)}
+        quantiles.append(lowest)
     return {
         "index": graph_json.pair_number(*feature),
         "transcoder_id": scan,
         "layer": feature[0],
         "feature": feature[1],
-        "examples_quantiles": [{"quantile_name": "Top activations", "examples": examples}],
+        "examples_quantiles": quantiles,
         "top_logits": data.top_logits,
         "bottom_logits": data.bottom_logits,
         "act_min": data.least,
@@ -257,6 +273,23 @@ def document(feature: Feature, data: FeatureData, *, scan: str) -> dict[str, Any
         "histogram": data.counts,
         "activation_frequency": data.frequency,
     }
+
+
+def _examples(texts: Sequence[Text], sign: int) -> list[dict[str, Any]]:
+    """Texts, each with the place of its largest activation, or with sign -1 of its lowest."""
+    before: set[tuple[str, ...]] = set()
+    examples = []
+    for each in texts:
+        examples.append(
+            {
+                "tokens": each.tokens,
+                "tokens_acts_list": each.activations,
+                "train_token_ind": int(np.argmax(sign * np.array(each.activations))),
+                "is_repeated_datapoint": each.tokens in before,
+            }
+        )
+        before.add(each.tokens)
+    return examples
 
 
 def write(folder: Path, data: Mapping[Feature, FeatureData], *, scan: str) -> None:

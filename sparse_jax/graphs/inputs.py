@@ -17,7 +17,7 @@ from lm_jax.text import corpora
 from sparse_jax.graphs import neurons
 from sparse_jax.graphs import prompts as prompt_files
 from sparse_jax.graphs.basis import Features
-from sparse_jax.graphs.config import COMPARED, GraphConfig
+from sparse_jax.graphs.config import COMPARED, GraphConfig, labels_field
 from sparse_jax.graphs.labels import Labels, read_labels
 from sparse_jax.graphs.neurons import Neurons
 from sparse_jax.graphs.prompts import FINDINGS, EncodedPrompt, Prompt
@@ -45,13 +45,13 @@ class Inputs:
       models: by role.
       prompts: the same for all models.
       prompts_sha256: their digest.
-      labels: of features.
+      labels: of features, by role.
     """
 
     models: Mapping[str, GraphModel]
     prompts: tuple[EncodedPrompt, ...]
     prompts_sha256: str
-    labels: Labels
+    labels: Mapping[str, Labels]
 
 
 def read(config: GraphConfig) -> Inputs:
@@ -90,7 +90,8 @@ def read(config: GraphConfig) -> Inputs:
         # Before the graphs, which take longer.
         options = {"unit": corpus.unit, "words": corpus.words, "field": corpus.field}
         next(iter(corpora.documents(corpus.source, **options)), None)
-    labels = read_labels(config.labels) if config.labels else {}
+    files_of_labels = {role: getattr(config, labels_field(role)) for role in models}
+    labels = {role: read_labels(file) if file else {} for role, file in files_of_labels.items()}
     check_judge(config.judge)
     return Inputs(models, tuple(encoded), prompt_files.digest(wanted), labels)
 

@@ -1,9 +1,12 @@
 """Labels of features: read from a file, or by a judge from the texts on which they are most active.
 
 {"<layer>_<feature>": "text"}
+
+A neuron may have nodes of both signs and has one label: the judge reads the texts of the sign of
+its strongest node (`negative`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 import json
 from pathlib import Path
 import re
@@ -59,20 +62,42 @@ def labelled(document: Mapping[str, Any], labels: Mapping[Feature, str]) -> dict
     return {**document, **{key: [named(node) for node in own] for key, own in lists.items()}}
 
 
+def negative(documents: Iterable[Mapping[str, Any]]) -> set[Feature]:
+    """Features whose node with the largest activation by absolute value is negative."""
+    strongest: dict[Feature, float] = {}
+    for node in (node for document in documents for node in document["nodes"]):
+        if (feature := graph_json.feature_of(node)) is not None:
+            known = strongest.get(feature, 0.0)
+            strongest[feature] = max(known, node.get("activation") or 0.0, key=abs)
+    return {feature for feature, activation in strongest.items() if activation < 0}
+
+
 def judged(
-    judge: Judge, data: Mapping[Feature, FeatureData], known: Mapping[Feature, str]
+    judge: Judge,
+    data: Mapping[Feature, FeatureData],
+    known: Mapping[Feature, str],
+    below: Collection[Feature] = (),
 ) -> Labels:
     """Themes that a judge names, of the features that have texts and no label yet.
+
+    Args:
+      judge: who is asked.
+      data: of the features.
+      known: labels that there are.
+      below: features whose texts are those with the lowest activations.
 
     Raises:
       StoppedError: on a signal; a local judge has stored its answers so far.
     """
     labels = {}
     for feature, each in data.items():
-        if feature in known or not each.examples:
+        texts = each.examples
+        if feature in below:
+            texts = [Text(one.tokens, tuple(-a for a in one.activations)) for one in each.lowest]
+        if feature in known or not texts:
             continue
         stop.check(f"before the label of feature {feature[1]} in layer {feature[0]}")
-        label = judge.label([words(text) for text in each.examples])
+        label = judge.label([words(text) for text in texts])
         if label is not None:
             labels[feature] = label.theme
     return labels

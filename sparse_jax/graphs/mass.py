@@ -7,11 +7,14 @@ shares a of `mediation`. In order of size, their cumulative mass is
     signed     the sum of the largest a in the direction of the total over the total, at most 1
 
 The sums over layers are not the edge (a path through two heads counts at both), so the mass is of
-what mediates, not of the edge; an edge that no head carries has none.
+what mediates, not of the edge; an edge that no head carries has none and is left out of means. Two
+models may leave out different edges. An edge between different positions must pass attention, and
+so none of those is left out: means over them are over the same kind of edge in both.
 """
 
 import dataclasses
-from typing import Any, Literal, get_args
+import itertools
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -19,7 +22,20 @@ from sparse_jax.circuits.curves import crossing
 
 Component = Literal["heads", "pairs"]
 Sign = Literal["absolute", "signed"]
-COMPONENTS, SIGNS = get_args(Component), get_args(Sign)
+# Of the two ends of an edge.
+Positions = Literal["any", "different"]
+COMPONENTS, SIGNS, POSITIONS = get_args(Component), get_args(Sign), get_args(Positions)
+
+
+class Kind(NamedTuple):
+    """Which components by which mass, over edges between which positions."""
+
+    component: Component
+    sign: Sign
+    positions: Positions
+
+
+KINDS = [Kind(*each) for each in itertools.product(COMPONENTS, SIGNS, POSITIONS)]
 # Edges at a time, so that the arrays of tens of thousands of pairs stay in the cache.
 _EDGES = 4
 
@@ -65,7 +81,7 @@ class Mass:
     """Mean over edges.
 
     Attributes:
-      component, sign: see the head of this file.
+      component, sign, positions: see the head of this file.
       edges: with a share of any component.
       unmediated: edges without.
       mass_C: mean cumulative mass; empty without edges.
@@ -74,6 +90,7 @@ class Mass:
 
     component: Component
     sign: Sign
+    positions: Positions
     edges: int
     unmediated: int
     mass_C: np.ndarray
@@ -86,35 +103,34 @@ class MassSums:
     def __init__(self, fraction: float) -> None:
         """`fraction` is that of `needed`."""
         self._fraction = fraction
-        kinds = [(component, sign) for component in COMPONENTS for sign in SIGNS]
-        self._mass: dict[tuple[Component, Sign], Any] = dict.fromkeys(kinds, 0.0)
-        self._counts = {kind: np.zeros(3, np.int64) for kind in kinds}
+        self._mass: dict[Kind, Any] = dict.fromkeys(KINDS, 0.0)
+        self._counts = {kind: np.zeros(3, np.int64) for kind in KINDS}
 
-    def add(self, score_XLNTS: np.ndarray) -> None:
-        """Adds the shares of some edges."""
+    def add(self, score_XLNTS: np.ndarray, different_X: np.ndarray) -> None:
+        """Adds the shares of some edges; `different_X` are those between different positions."""
         for start in range(0, len(score_XLNTS), _EDGES):
-            some_XLNTS = score_XLNTS[start : start + _EDGES]
+            some = slice(start, start + _EDGES)
             for component in COMPONENTS:
-                share_XC = shares(some_XLNTS, component)
+                share_XC = shares(score_XLNTS[some], component)
                 for sign in SIGNS:
-                    self._add(component, sign, cumulative(share_XC, sign))
+                    mass_XC = cumulative(share_XC, sign)
+                    self._add(Kind(component, sign, "any"), mass_XC)
+                    self._add(Kind(component, sign, "different"), mass_XC[different_X[some]])
 
-    def _add(self, component: Component, sign: Sign, mass_XC: np.ndarray) -> None:
+    def _add(self, kind: Kind, mass_XC: np.ndarray) -> None:
         has_X = ~np.isnan(mass_XC[:, 0])
         count = needed(mass_XC[has_X], self._fraction).sum()
-        self._mass[component, sign] = self._mass[component, sign] + mass_XC[has_X].sum(0)
-        self._counts[component, sign] += (has_X.sum(), (~has_X).sum(), count)
+        self._mass[kind] = self._mass[kind] + mass_XC[has_X].sum(0)
+        self._counts[kind] += (has_X.sum(), (~has_X).sum(), count)
 
     def means(self) -> list[Mass]:
-        """Means over the edges so far, for each component and sign."""
+        """Means over the edges so far, of each kind."""
         return [
-            _mean(*kind, mass, *self._counts[kind].tolist()) for kind, mass in self._mass.items()
+            _mean(kind, mass, *self._counts[kind].tolist()) for kind, mass in self._mass.items()
         ]
 
 
-def _mean(
-    component: Component, sign: Sign, total_C: Any, edges: int, unmediated: int, count: int
-) -> Mass:
+def _mean(kind: Kind, total_C: Any, edges: int, unmediated: int, count: int) -> Mass:
     if not edges:
-        return Mass(component, sign, 0, unmediated, np.empty(0), float("nan"))
-    return Mass(component, sign, edges, unmediated, total_C / edges, count / edges)
+        return Mass(*kind, 0, unmediated, np.empty(0), float("nan"))
+    return Mass(*kind, edges, unmediated, total_C / edges, count / edges)

@@ -75,6 +75,11 @@ class Neurons:
         return cls(params, None, None, model.cfg.activation, "ln2_post" in model.cfg.norm_names)
 
     @property
+    def signed(self) -> bool:
+        """True: of a gated MLP, or of GELU, activations are below 0 on many tokens."""
+        return True
+
+    @property
     def decoder_bias_LD(self) -> jax.Array:
         """Biases of MLP outputs."""
         down_LFD = self.params["down"]

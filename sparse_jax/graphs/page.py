@@ -62,13 +62,16 @@ class FeatureExamples:
 
     Attributes:
       texts: those with the largest activations, largest first.
-      top_logits: tokens whose logits its decoders raise most, as text.
+      top_logits: tokens whose logits its decoders raise most, as text; of a node with an activation
+        below 0, those whose logits they lower.
       bottom_logits: tokens whose logits they lower most.
+      lowest: texts with the lowest activations, lowest first, for nodes with one below 0.
     """
 
     texts: Sequence[TopText]
     top_logits: Sequence[str] = ()
     bottom_logits: Sequence[str] = ()
+    lowest: Sequence[TopText] = ()
 
 
 def build(
@@ -156,10 +159,8 @@ def _viewer(
     keys = [graph_json.feature_of(node) for node in nodes]
     examples = {
         f"{key[0]}_{key[1]}": {
-            "texts": [
-                {"tokens": list(text.tokens), "activations": [float(x) for x in text.activations]}
-                for text in features[key].texts
-            ],
+            "texts": _as_json(features[key].texts),
+            "lowest": _as_json(features[key].lowest),
             "topLogits": list(features[key].top_logits),
             "bottomLogits": list(features[key].bottom_logits),
         }
@@ -174,6 +175,13 @@ def _viewer(
         "proposals": [list(group) for group in proposals],
     }
     return section("Explore the graph", _PROSE("viewer", json_script(data)))
+
+
+def _as_json(texts: Sequence[TopText]) -> list[dict[str, Any]]:
+    return [
+        {"tokens": list(text.tokens), "activations": [float(x) for x in text.activations]}
+        for text in texts
+    ]
 
 
 def _lead(document: Mapping[str, Any]) -> Markup:

@@ -61,7 +61,7 @@ def make_graph(
     edges = mediated_edges(graph, pruned, config.mediated)
     key = case_study.key_edge(graph, pruned)
     measured = measure_mediation(graph, edges, config.fraction, heads=model.facts.heads, key=key)
-    scores = explanations.explain_scores(graph, measured.carried, config.explained)
+    scores = explanations.explain_scores(graph, measured.size_LNTS, config.explained)
     effects = explanations.intervene(config, model.source.model, graph, pruned)
     logits = _logits(graph, model)
     name = file_name(role, prompt.slug)
@@ -177,6 +177,7 @@ class MeasuredMediation:
 
     Attributes:
       carried: the largest shares of each edge, by source and target.
+      size_LNTS: absolute share of every pair, summed over edges.
       error_L: largest error of the certificate, per layer.
       over_count: median of the sum over layers as a multiple of the edge; NaN without edges.
       masses: mean cumulative masses.
@@ -184,6 +185,7 @@ class MeasuredMediation:
     """
 
     carried: dict[tuple[int, int], Mediated]
+    size_LNTS: np.ndarray
     error_L: np.ndarray
     over_count: float
     masses: list[Mass]
@@ -215,8 +217,10 @@ def measure_mediation(
     edges = np.concatenate(parts)
     carried: dict[tuple[int, int], Mediated] = {}
     sums, over = MassSums(fraction), [np.empty(0)]
-    error_L = np.zeros(len(graph.replacement.error_LTD))
+    error_L, size_LNTS = np.zeros(L), np.zeros((L, heads, T, T))
     weight_X = graph.edge_weights(edges)
+    source_X, target_X = graph.nodes["position"].to_numpy()[edges].T
+    different_X = source_X != target_X
     start, key_LNTS = 0, None
     batches = (batch for part in parts for batch in graph.mediations(part, batch=at_once))
     for batch in batches:
@@ -227,14 +231,15 @@ def measure_mediation(
             carried[source, target] = largest_shares(score_LNTS)
             if (source, target) == key:
                 key_LNTS = score_LNTS
-        sums.add(score_XLNTS)
+        sums.add(score_XLNTS, different_X[at])
+        size_LNTS += np.abs(score_XLNTS).sum(0, dtype=np.float64)
         error_L = np.maximum(error_L, batch.certificate(weight_X[at]).max(0))
         over.append(batch.over_count(weight_X[at]))
     if key is not None and key_LNTS is None:
         key_LNTS = graph.mediation(*key)
     over_X = np.concatenate(over)
     median = float(np.median(over_X)) if len(over_X) else float("nan")
-    return MeasuredMediation(carried, error_L, median, sums.means(), key_LNTS)
+    return MeasuredMediation(carried, size_LNTS, error_L, median, sums.means(), key_LNTS)
 
 
 def _numbers(
@@ -260,6 +265,7 @@ def _numbers(
             MassResult(
                 each.component,
                 each.sign,
+                each.positions,
                 each.edges,
                 each.unmediated,
                 each.needed,

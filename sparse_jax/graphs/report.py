@@ -17,8 +17,9 @@ from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
 from sparse_jax.graphs import case_study, comparison
 from sparse_jax.graphs.config import COMPARED
-from sparse_jax.graphs.mass import COMPONENTS, SIGNS, Component
+from sparse_jax.graphs.mass import COMPONENTS, KINDS, Component
 from sparse_jax.graphs.results import (
+    EdgeCounts,
     GraphResult,
     GraphSummary,
     GroupIntervention,
@@ -29,6 +30,7 @@ from sparse_jax.graphs.results import (
 _PROSE = Prose("sparse_jax.graphs")
 MODE_NAMES = {"frozen": "all", "attention_frozen": "attention", "free": "nothing"}
 NAMES = {"heads": "heads", "pairs": "key-query pairs"}
+EDGES = {"any": "all", "different": "between different positions"}
 facts = report.facts
 # Points of a curve, near to even in the logarithm.
 _POINTS = 200
@@ -48,21 +50,34 @@ def build(summary: GraphSummary, rows: pa.Table, *, provenance: Mapping[str, Any
 
 
 def conclusion(summary: GraphSummary) -> Markup:
-    """Ratios of the absolute mass, beside the paper's."""
-    sentences = [format_ratio(each) for each in summary.ratios if each.sign == "absolute"]
+    """Ratios of the absolute mass of all edges, beside the paper's."""
+    sentences = [
+        format_ratio(each)
+        for each in summary.ratios
+        if (each.sign, each.positions) == ("absolute", "any")
+    ]
     return report.verdict(*sentences, tone="none")
 
 
 def format_ratio(ratio: MassRatio) -> str:
     """A ratio in a sentence."""
-    what = f"{NAMES[ratio.component]} ({ratio.sign})"
+    what = f"{NAMES[ratio.component]} ({ratio.sign}; edges: {EDGES[ratio.positions]})"
+    left_out = (
+        f"left out, as no head carries them: {format_left_out(ratio.dense)} edges of the dense "
+        f"model, {format_left_out(ratio.sparse)} of the sparse one"
+    )
     if ratio.of_mean is None:
-        return f"{what}: no ratio, as fewer than two prompts have edges in both models."
+        return f"{what}: no ratio, as fewer than two prompts have edges in both models; {left_out}."
     paper = "" if ratio.paper is None else f"; the paper's is {ratio.paper:g}"
     return (
         f"Of {what} the dense model needs {format_interval(ratio.of_mean)} times as many as the "
-        f"sparse one ({ratio.of_mean.n} prompts{paper})."
+        f"sparse one ({ratio.of_mean.n} prompts{paper}; {left_out})."
     )
+
+
+def format_left_out(edges: EdgeCounts) -> str:
+    """Edges that no head carries, of all."""
+    return f"{number(edges.unmediated)} of {number(edges.total)}"
 
 
 def format_interval(interval: Interval | None) -> str:
@@ -151,47 +166,60 @@ def mass(summary: GraphSummary, rows: pa.Table) -> Section:
     config = summary.config
     fraction = f"{config.fraction:.0%}"
     charts = []
-    for component in COMPONENTS:
-        for sign in SIGNS:
-            series, prompts = [], 0
-            for each in summary.models:
-                mass_PRC, _ = comparison.curves(rows, [each.role], component, sign)
-                prompts = max(prompts, len(mass_PRC))
-                if not len(mass_PRC):
-                    continue
-                mean_C = mass_PRC[:, 0].mean(0)
-                at = np.unique(np.geomspace(1, len(mean_C), _POINTS).astype(int))
-                series.append(Series(each.role, at, mean_C[at - 1]))
-            charts.append(
-                report.curves(
-                    series,
-                    caption=f"Mean cumulative mass of {NAMES[component]}, {sign}.",
-                    x_label=f"{NAMES[component]}, largest share first",
-                    y_label="mean cumulative mass",
-                    n=f"{prompts} prompts",
-                    log_x=True,
-                    h_lines=[(config.fraction, fraction)],
-                )
+    for kind in (each for each in KINDS if each.positions == "any"):
+        series, prompts = [], {}
+        for each in summary.models:
+            mass_PRC, _ = comparison.curves(rows, [each.role], kind)
+            prompts[each.role] = len(mass_PRC)
+            if not len(mass_PRC):
+                continue
+            mean_C = mass_PRC[:, 0].mean(0)
+            at = np.unique(np.geomspace(1, len(mean_C), _POINTS).astype(int))
+            series.append(Series(each.role, at, mean_C[at - 1]))
+        charts.append(
+            report.curves(
+                series,
+                caption=f"Mean cumulative mass of {NAMES[kind.component]}, {kind.sign}.",
+                x_label=f"{NAMES[kind.component]}, largest share first",
+                y_label="mean cumulative mass",
+                n=_prompts(prompts),
+                log_x=True,
+                h_lines=[(config.fraction, fraction)],
             )
+        )
     counts = [_counts(each) for each in summary.masses]
     return section(
         "What carries an edge",
         _PROSE("mass", fraction, config.mediated),
         report.grid(*charts),
         table(
-            ["Model", "Components", "Shares", f"Mean curve at {fraction}", "Mean per edge"],
+            [
+                *("Model", "Components", "Shares", "Edges"),
+                *(f"Mean curve at {fraction}", "Mean per edge", "Prompts", "Left out"),
+            ],
             counts,
-            caption=f"Components that have {fraction} of the mass, with 95 % intervals.",
-            n=f"{len({each.slug for each in summary.graphs})} prompts",
+            caption=f"Components that have {fraction} of the mass, with 95 % intervals over "
+            "prompts, and edges that no head carries.",
         ),
     )
 
 
+def _prompts(counts: Mapping[str, int]) -> str:
+    """How many prompts are behind curves, of each model where they differ."""
+    if len(set(counts.values())) == 1:
+        return f"{next(iter(counts.values()))} prompts"
+    return ", ".join(f"{role} {count} prompts" for role, count in counts.items())
+
+
+def _n(interval: Interval | None) -> int | None:
+    return None if interval is None else interval.n
+
+
 def _counts(each: RoleMass) -> list[Any]:
     return [
-        *(each.role, NAMES[each.component], each.sign),
-        format_interval(each.needed_of_mean),
-        format_interval(each.needed),
+        *(each.role, NAMES[each.component], each.sign, EDGES[each.positions]),
+        *(format_interval(each.needed_of_mean), format_interval(each.needed)),
+        *(_n(each.needed), format_left_out(each.edges)),
     ]
 
 
@@ -202,17 +230,22 @@ def ratios(summary: GraphSummary) -> Section:
         "Dense against sparse",
         _PROSE("ratios", fraction),
         table(
-            ["Components", "Shares", f"Mean curve at {fraction}", "Mean per edge", "Paper"],
+            [
+                *("Components", "Shares", "Edges", f"Mean curve at {fraction}", "Mean per edge"),
+                *("Prompts", "Paper", "Left out, dense", "Left out, sparse"),
+            ],
             [
                 [
-                    *(NAMES[each.component], each.sign),
+                    *(NAMES[each.component], each.sign, EDGES[each.positions]),
                     *(format_interval(each.of_mean), format_interval(each.per_edge)),
+                    _n(each.of_mean),
                     "–" if each.paper is None else f"{each.paper:g}",
+                    *(format_left_out(each.dense), format_left_out(each.sparse)),
                 ]
                 for each in summary.ratios
             ],
-            caption="Components of the dense model for each of the sparse one.",
-            n=f"{len({each.slug for each in summary.graphs})} prompts",
+            caption="Components of the dense model for each of the sparse one, with 95 % "
+            "intervals over prompts, and edges that no head carries.",
         ),
     )
 

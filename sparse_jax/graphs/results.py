@@ -7,7 +7,7 @@ from lm_jax.statistics import Interval
 from sparse_jax.graphs.config import GraphConfig
 from sparse_jax.graphs.effects import Mode
 from sparse_jax.graphs.graph import GraphScores
-from sparse_jax.graphs.mass import Component, Sign
+from sparse_jax.graphs.mass import Component, Positions, Sign
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class MassResult:
     """Mean cumulative mass over the edges of one graph, or over graphs (`mass.Mass`).
 
     Attributes:
-      component, sign: as in `mass`.
+      component, sign, positions: as in `mass`.
       edges: behind the mean.
       unmediated: edges that no head carries, which are left out.
       needed: mean number of components that have `config.fraction` of an edge's mass; NaN without
@@ -88,6 +88,7 @@ class MassResult:
 
     component: Component
     sign: Sign
+    positions: Positions
     edges: Count
     unmediated: Count
     needed: Real
@@ -256,12 +257,26 @@ class FeatureCorpus:
 
 
 @dataclasses.dataclass(frozen=True)
+class EdgeCounts:
+    """Edges of all prompts.
+
+    Attributes:
+      total: whose mediation was measured.
+      unmediated: of them, those that no head carries, which are in no mean.
+    """
+
+    total: Count
+    unmediated: Count
+
+
+@dataclasses.dataclass(frozen=True)
 class RoleMass:
     """Mass of one model over all prompts, each with the same weight.
 
     Attributes:
       role: of the model.
-      component, sign: as in `mass`.
+      component, sign, positions: as in `mass`.
+      edges: how many, and how many of them are left out.
       needed: mean number of components per edge, with its interval over prompts; None of fewer
         than two prompts.
       needed_of_mean: where the mean curve has the mass, with its interval.
@@ -270,6 +285,8 @@ class RoleMass:
     role: str
     component: Component
     sign: Sign
+    positions: Positions
+    edges: EdgeCounts
     needed: Interval | None
     needed_of_mean: Interval | None
 
@@ -279,7 +296,8 @@ class MassRatio:
     """How many times as many components the dense model needs as the sparse one.
 
     Attributes:
-      component, sign: as in `mass`.
+      component, sign, positions: as in `mass`.
+      dense, sparse: edges of either model, and how many of them are left out.
       of_mean: of the counts where the mean curves reach the mass, as the paper's figure has it;
         with an interval over prompts.
       per_edge: of the mean counts per edge.
@@ -288,6 +306,9 @@ class MassRatio:
 
     component: Component
     sign: Sign
+    positions: Positions
+    dense: EdgeCounts
+    sparse: EdgeCounts
     of_mean: Interval | None
     per_edge: Interval | None
     paper: float | None

@@ -9,7 +9,7 @@ The work folder then holds
     shards/               mean cumulative masses, so that a killed command resumes
     masses.parquet        all of them
     data/                 the prepared corpus of those texts
-    labels_<model>.json   labels of shown features, as `--labels` takes them
+    labels_<model>.json   labels of shown features, as `--labels` or `--<model>_labels` takes them
     answers.jsonl         answers of a local judge, so that none is asked for again
     summary.json          every number (`results.GraphSummary`)
     graph/<name>.html     the viewer of each graph, one offline file
@@ -62,12 +62,15 @@ SCHEMA = pa.schema(
         ("slug", pa.string()),
         ("component", pa.string()),
         ("sign", pa.string()),
+        ("positions", pa.string()),
+        ("edges", pa.int64()),
+        ("unmediated", pa.int64()),
         ("needed", pa.float64()),
         ("mass", pa.list_(pa.float64())),
     ]
 )
 # Of rows, whose meaning may change with the program.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
@@ -79,7 +82,9 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
     """
     facts = tuple(each.facts for each in inputs.models.values())
     # Labels are put in at the end, so that other ones remake no graph.
-    unlabelled = dataclasses.replace(config, labels="", judge="null")
+    unlabelled = dataclasses.replace(
+        config, labels="", dense_labels="", sparse_labels="", judge="null"
+    )
     identity = {
         "format": _FORMAT,
         "config": to_plain(unlabelled),
@@ -110,8 +115,8 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
     for role in inputs.models:
         own = {each.file: documents[each.file] for each in results if each.role == role}
         corpus, data[role] = collect_features(config, folder, inputs, role, list(own.values()))
-        shown = {key: text for key, text in inputs.labels.items() if key in data[role]}
-        shown |= labels.judged(judge, data[role], shown)
+        shown = {key: text for key, text in inputs.labels[role].items() if key in data[role]}
+        shown |= labels.judged(judge, data[role], shown, labels.negative(own.values()))
         for file, document in own.items():
             documents[file] = labels.labelled(document, shown)
             graph_json.write(folder / file, documents[file])
@@ -178,6 +183,9 @@ def make_piece(
             "slug": prompt.slug,
             "component": each.component,
             "sign": each.sign,
+            "positions": each.positions,
+            "edges": each.edges,
+            "unmediated": each.unmediated,
             "needed": each.needed,
             "mass": each.mass_C.tolist(),
         }
@@ -214,7 +222,7 @@ def collect_features(
     corpus = FeatureCorpus(
         role,
         features=len(data),
-        silent=sum(not each.examples for each in data.values()),
+        silent=sum(not each.frequency for each in data.values()),
         source=config.corpus.source,
         sha256=prepared.manifest["documents_sha256"],
         tokens=prepared.manifest["splits"]["train"]["tokens"],
@@ -249,5 +257,8 @@ def _write_pages(
 
 
 def _shown(data: FeatureData) -> FeatureExamples:
-    texts = [TopText(each.tokens, each.activations) for each in data.examples]
-    return FeatureExamples(texts, data.top_logits, data.bottom_logits)
+    texts, lowest = (
+        [TopText(each.tokens, each.activations) for each in some]
+        for some in (data.examples, data.lowest)
+    )
+    return FeatureExamples(texts, data.top_logits, data.bottom_logits, lowest)

@@ -79,20 +79,26 @@ function groupChooser(node) {
 function texts(node) {
   const examples = node.index === null ? null : data.examples[`${node.layer}_${node.index}`];
   if (!examples) return [];
-  const logits = [["Raises the logits of", examples.topLogits], ["Lowers the logits of", examples.bottomLogits]]
+  // What is written below 0 is the negative of what is written above.
+  const sign = node.activation < 0 ? -1 : 1;
+  const [raised, lowered] = sign < 0 ? [examples.bottomLogits, examples.topLogits]
+    : [examples.topLogits, examples.bottomLogits];
+  const logits = [["Raises the logits of", raised], ["Lowers the logits of", lowered]]
     .filter(([, list]) => list.length);
   return [
-    el("h4", {}, "Texts that activate it most"),
-    el("ol", { class: "texts" }, ...examples.texts.slice(0, MAX_TEXTS).map(activeText)),
+    el("h4", {}, sign < 0 ? "Texts with its lowest activations" : "Texts that activate it most"),
+    el("ol", { class: "texts" }, ...(sign < 0 ? examples.lowest : examples.texts).slice(0, MAX_TEXTS)
+      .map((text) => activeText(text, sign))),
     ...logits.map(([name, list]) => el("p", { class: "small" }, `${name}: `,
       ...list.flatMap((token, i) => [i ? ", " : "", el("bdi", {}, `“${oneLine(token)}”`)]))),
   ];
 }
 
-function activeText({ tokens: words, activations }) {
-  const most = Math.max(...activations, 0);
+function activeText({ tokens: words, activations }, sign) {
+  const sizes = activations.map((activation) => Math.max(0, sign * activation));
+  const most = Math.max(...sizes);
   return el("li", {}, ...words.map((word, i) => {
-    const strength = most > 0 ? Math.max(0, activations[i]) / most : 0;
+    const strength = most > 0 ? sizes[i] / most : 0;
     const mark = el("span", { class: "word hot", title: `activation ${number(activations[i])}` },
       word.replaceAll("\n", "↵"));
     mark.style.setProperty("--strength", strength.toFixed(3));

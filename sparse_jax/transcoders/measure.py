@@ -210,9 +210,8 @@ class Measurements:
         """The hidden units of the MLPs, of which those count as active that are not zero."""
         active = tokens = 0
         for batch, replaced_BT in self._held_out():
-            kept_BT = batch.input_mask_BT & replaced_BT
-            active += int(_active_units(self.frozen.model, batch, kept_BT))
-            tokens += int(kept_BT.sum())
+            active += int(_active_units(self.frozen.model, batch, replaced_BT))
+            tokens += int(replaced_BT.sum())
         cfg = self.frozen.model.cfg
         mlp = self.frozen.model.params["blocks"]["mlp"]
         return Control(
@@ -258,10 +257,11 @@ class Measurements:
         return (control,)
 
     def _held_out(self) -> Iterator[tuple[LMBatch, jax.Array]]:
-        """The first held-out batches, and which of their tokens have their MLPs replaced."""
+        """The first held-out batches, and which of their tokens have their MLPs replaced: those
+        that training does not leave out."""
+        limits = {"skip_start": self.config.skip_start, "outlier": self.config.outlier}
         for batch in itertools.islice(self.text.held_out_batches(), _SUBSTITUTED_BATCHES):
-            after_start = np.arange(batch.input_BT.shape[1]) >= self.config.skip_start
-            replaced_BT = np.broadcast_to(after_start, batch.input_BT.shape)
+            replaced_BT = _read(self.frozen, batch, **limits).mask_X.reshape(batch.input_BT.shape)
             yield batch, jax.device_put(replaced_BT, sharding.replicated(self.mesh))
 
 

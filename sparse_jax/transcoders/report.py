@@ -134,7 +134,11 @@ def controls(summary: TranscoderSummary) -> Section:
     graphs = summary.graphs
     return section(
         "Transcoder against controls",
-        _PROSE("controls", [each.name for each in summary.controls]),
+        _PROSE(
+            "controls",
+            [each.name for each in summary.controls],
+            [summary.steps, *(each.steps for each in summary.controls if each.steps is not None)],
+        ),
         table(
             [
                 "",
@@ -182,8 +186,8 @@ def _row(
     moved: list[Any] = ["none"] * 2
     scores: list[Any] = ["none"] * 4
     if graphs is None:
-        # All neurons: nothing is replaced, and nothing is an error.
-        moved, scores = [0.0, 100.0], [1.0] * 4
+        # All neurons: nothing is replaced, and nothing is an error before pruning.
+        moved, scores = [0.0, 100.0], [1.0, None, 1.0, None]
     if substitution is not None:
         moved = [substitution.divergence, 100 * substitution.agreement]
     if graphs is not None and graphs.mean is not None:

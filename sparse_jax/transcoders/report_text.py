@@ -46,8 +46,10 @@ def _scores(graphs: PromptScores | None) -> str:
 
 
 def _control(each: Control) -> str:
+    trained = "" if each.steps is None else f", {each.steps:,} updates"
     return (
-        f"control {each.name}, {each.parameters:,} parameters: {each.l0:.1f} active per token, "
+        f"control {each.name}, {each.parameters:,} parameters{trained}: {each.l0:.1f} active per "
+        f"token, "
         f"{100 * each.unexplained:.1f} % unexplained, {_scores(each.graphs)}"
     )
 

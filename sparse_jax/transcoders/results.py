@@ -161,7 +161,9 @@ class Control:
       unexplained: as in `Reconstruction`.
       substitution: with all MLPs replaced; None for neurons, of which all change nothing and the
         largest are known after the forward pass alone.
-      graphs: scores; None for all neurons, whose replacement score is 1 by construction.
+      graphs: scores; None for all neurons, whose whole graph has scores of 1 by construction.
+      steps: updates of its own training, which `stop_l0` may end at others than the transcoder's;
+        None for controls without training.
     """
 
     name: Literal["per_layer", "shuffled", "neurons", "largest_neurons"]
@@ -171,6 +173,7 @@ class Control:
     unexplained: float
     substitution: Substitution | None
     graphs: PromptScores | None
+    steps: Count | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +184,9 @@ class TranscoderSummary:
       model, model_sha256, family: the model that it stands for.
       kind, window, features: as in `TranscoderConfig`.
       parameters: of the transcoder.
-      steps, tokens_seen: of training; tokens that were left out are not counted.
+      steps: updates of training.
+      tokens_seen: in training, without padding and the first `skip_start` of each row. Outliers are
+        counted, though training leaves them out.
       ended: why training ended: after all "steps", or at the "l0" of `stop_l0`.
       validation_tokens: tokens behind `reconstruction`.
       reconstruction: of the exported transcoder, on held-out text.

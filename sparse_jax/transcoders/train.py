@@ -112,6 +112,7 @@ def _as_control(summary: TranscoderSummary) -> Control:
         unexplained=summary.reconstruction.unexplained,
         substitution=summary.substitution,
         graphs=summary.graphs,
+        steps=summary.steps,
     )
 
 

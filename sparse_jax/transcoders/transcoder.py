@@ -248,6 +248,11 @@ class Transcoder:
         return self.params["decoder"][f"to_{target}"][source - first]
 
     @property
+    def signed(self) -> bool:
+        """False: thresholds are above 0, and so are activations."""
+        return False
+
+    @property
     def decoder_bias_LD(self) -> jax.Array:
         """What outputs are without any feature."""
         return self.params["decoder_bias"]

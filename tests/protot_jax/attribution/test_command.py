@@ -54,6 +54,11 @@ def test_the_files_are_written_and_keep_to_their_schema(attributed):
     first = content["targets"][0]["pairs"][0]
     assert f"L{first['layer']}P{first['prototype']}" in printed
     assert f"{first['share']:+.4f}" in printed and str(folder / "report.html") in printed
+    counted = content["targets"][0]
+    assert (
+        f"{counted['pairs_for_90_percent']:,} of {counted['entries']:,} pairs have 90 % of all "
+        "absolute shares"
+    ) in printed
 
 
 def test_numbers_of_the_file_are_those_of_the_decomposition(run, attributed):

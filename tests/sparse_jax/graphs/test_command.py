@@ -27,6 +27,7 @@ from sparse_jax.graphs import (
 from sparse_jax.graphs import effects as effects_lib
 from sparse_jax.graphs.features import SKIPPED_START
 from sparse_jax.graphs.influence import FEATURE
+from sparse_jax.graphs.piece import mediated_edges
 from sparse_jax.graphs.results import GraphSummary
 from sparse_jax.source_model import SourceModel
 from tests.sparse_jax.circuits.small_study import LAYERS
@@ -112,11 +113,13 @@ def test_scores_and_interventions_are_those_of_the_library(alone, by_hand):
     source, _, graphs = by_hand
     for graph, result in zip(graphs, summary.graphs, strict=True):
         document = graph_json.read(folder / result.file)
-        carried = {}
-        for one in document["mediation"]:
-            for *pair, share in one["pairs"]:
-                carried[tuple(pair)] = carried.get(tuple(pair), 0.0) + abs(share)
-        most = sorted(carried, key=lambda pair: (-carried[pair], pair))[: summary.config.explained]
+        pruned = graph.prune()
+        # All shares of all edges, not those that the file lists of each.
+        edges = mediated_edges(graph, pruned, summary.config.mediated)
+        batches = [np.asarray(each.score_XLNTS) for each in graph.mediations(edges)]
+        size_LNTS = np.abs(np.concatenate(batches).astype(np.float64)).sum(0)
+        most = np.stack(np.unravel_index(np.argsort(-size_LNTS, axis=None), size_LNTS.shape), 1)
+        most = [tuple(pair) for pair in most[: summary.config.explained].tolist()]
         assert len(most) == summary.config.explained == len(result.score_errors)
         for place, one, error in zip(most, document["qk"], result.score_errors, strict=True):
             score = graph.qk(*place)
@@ -125,7 +128,6 @@ def test_scores_and_interventions_are_those_of_the_library(alone, by_hand):
             assert [value for *_, value in one["pair_wise_contributors"]] == [
                 value for *_, value in score.top(5).pairs
             ]
-        pruned = graph.prune()
         kept = np.flatnonzero(pruned.kept_S & (graph.edges().kind_S == FEATURE))
         strongest = kept[np.argsort(-pruned.influence_S[kept], kind="stable")][:8]
         factors = summary.config.factors
@@ -208,7 +210,8 @@ def test_mediated_edges_are_those_of_the_highest_score(alone, by_hand):
     carried_X = head_XC.sum(1) > 0
     sorted_XC = np.sort(head_XC[carried_X], 1)[:, ::-1]
     mass_XC = np.cumsum(sorted_XC, 1) / sorted_XC.sum(1, keepdims=True)
-    (heads,) = (m for m in result.masses if (m.component, m.sign) == ("heads", "absolute"))
+    heads, apart = (m for m in result.masses if (m.component, m.sign) == ("heads", "absolute"))
+    assert (heads.positions, apart.positions) == ("any", "different")
     assert (heads.edges, heads.unmediated) == (carried_X.sum(), (~carried_X).sum())
     assert heads.needed == np.mean([np.argmax(mass_C >= 0.9) + 1 for mass_C in mass_XC])
     over_X = shares.astype(np.float64).sum((1, 2, 3, 4)) / graph.edge_weights(pairs)

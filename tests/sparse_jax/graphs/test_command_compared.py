@@ -1,6 +1,7 @@
 """The command on two models: ratios and key edges are those of their definitions."""
 
 import html
+import json
 import re
 
 import numpy as np
@@ -10,7 +11,8 @@ import lm_jax
 from lm_jax.run.results import load_result
 from sparse_jax import model as sparse_model
 from sparse_jax import transcoders
-from sparse_jax.graphs import attribute, study
+from sparse_jax.graphs import attribute, graph_json, labels, study
+from sparse_jax.graphs.config import COMPARED
 from sparse_jax.graphs.influence import FEATURE
 from sparse_jax.graphs.results import GraphSummary
 from tests.sparse_jax.graphs.small_command import PROMPTS, at, run, small
@@ -61,10 +63,11 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
         "dense": lm_jax.load_pretrained(models / "dense"),
         "sparse": sparse_model.load(models / "sparse" / "model"),
     }
-    counts, means, made = {}, {}, {}
+    counts, means, made, edges, apart_counts = {}, {}, {}, {}, {}
     for role, model in sources.items():
         transcoder, _ = transcoders.load(models / f"{role}_clt")
-        mass_PC, count_P = [], []
+        mass_PC, count_P, apart_P = [], [], []
+        edges |= {(role, each): np.zeros(2, int) for each in ("any", "different")}
         for text in PROMPTS:
             graph = attribute(model, transcoder, model_tokens(model, text))
             made[role, text] = graph
@@ -74,20 +77,37 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
             batches = [np.asarray(each.score_XLNTS) for each in graph.mediations(pairs)]
             score = np.concatenate(batches).astype(np.float64)
             share_XC = np.sort(np.abs(score.reshape(len(score), -1)), 1)[:, ::-1]
-            share_XC = share_XC[share_XC[:, 0] > 0]
+            position_N = graph.nodes["position"].to_numpy()
+            apart_X = position_N[pairs[:, 0]] != position_N[pairs[:, 1]]
+            has_X = share_XC[:, 0] > 0
+            # Nothing but attention leads from one position to another.
+            assert has_X[apart_X].all()
+            edges[role, "any"] += len(pairs), (~has_X).sum()
+            edges[role, "different"] += apart_X.sum(), 0
+            share_XC = share_XC[has_X]
             mass_XC = np.cumsum(share_XC, 1) / share_XC.sum(1, keepdims=True)
+            apart_P.append((mass_XC[apart_X[has_X]] < 0.9).sum(1).mean() + 1)
             # Of all pairs, half are not causal and have no share: the count is that of the rest.
             mass_PC.append(mass_XC.mean(0))
             count_P.append((mass_XC < 0.9).sum(1).mean() + 1)
-        counts[role] = np.array(count_P)
+        counts[role], apart_counts[role] = np.array(count_P), np.mean(apart_P)
         longest = max(map(len, mass_PC))
         ends = [np.pad(m, (0, longest - len(m)), constant_values=1.0) for m in mass_PC]
         means[role] = np.mean(ends, 0)
-    (ratio,) = (r for r in summary.ratios if (r.component, r.sign) == ("pairs", "absolute"))
+    absolute = [r for r in summary.ratios if (r.component, r.sign) == ("pairs", "absolute")]
+    ratio, apart = absolute
+    assert (ratio.positions, apart.positions) == ("any", "different")
     assert ratio.paper == 16.1
     assert ratio.per_edge.n == ratio.of_mean.n == len(PROMPTS)
     wanted = counts["dense"].mean() / counts["sparse"].mean()
     np.testing.assert_allclose(ratio.per_edge.estimate, wanted, rtol=1e-12)
+    wanted = apart_counts["dense"] / apart_counts["sparse"]
+    np.testing.assert_allclose(apart.per_edge.estimate, wanted, rtol=1e-12)
+    for each in absolute:
+        for role in COMPARED:
+            counted = getattr(each, role)
+            assert [counted.total, counted.unmediated] == edges[role, each.positions].tolist()
+    assert ratio.sparse.unmediated > 0
     # Two prompts have three samples: the interval is between the ratios of either.
     own = counts["dense"] / counts["sparse"]
     assert min(own) - 1e-12 <= ratio.per_edge.low <= ratio.per_edge.high <= max(own) + 1e-12
@@ -96,7 +116,7 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     masses = {
         each.role: each.needed_of_mean.estimate
         for each in summary.masses
-        if (each.component, each.sign) == ("pairs", "absolute")
+        if (each.component, each.sign, each.positions) == ("pairs", "absolute", "any")
     }
     for role, k in reached.items():
         assert k <= masses[role] <= k + 1
@@ -116,7 +136,30 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     counts = [edge.carriers[0].needed if edge and edge.carriers else "–" for edge in edges]
     assert re.search(rf"Heads with 80% of the key edge\s+{counts[0]}\s+{counts[1]}\s+> 40", cells)
     assert "16.1" in page and "graph/sparse-" in page
-    assert "times as many as the sparse one" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "times as many as the sparse one" in out
+    left_out = f"{ratio.sparse.unmediated:,} of {ratio.sparse.total:,}"
+    assert f"edges of the dense model, {left_out} of the sparse one" in out and left_out in page
+    check_labels(summary, folder, tmp_path, [*asked, at(folder), "--resume=force"])
+
+
+def check_labels(summary, folder, files, asked):
+    """Each model has labels of its own, and the files that the command writes are read back."""
+    own = {role: {} for role in COMPARED}
+    for each in summary.graphs:
+        for node in graph_json.read(folder / each.file)["nodes"]:
+            if (key := graph_json.feature_of(node)) is not None:
+                own[each.role][key] = f"of the {each.role} model"
+    assert set(own["dense"]) & set(own["sparse"])
+    for role, known in own.items():
+        (files / f"{role}.json").write_text(json.dumps(labels.to_json(known)), "utf-8")
+    assert run(*asked, *(f"--{role}_labels={files / role}.json" for role in own)) == 0
+    for role, known in own.items():
+        assert labels.read_labels(str(folder / f"labels_{role}.json")) == known
+    for each in summary.graphs:
+        document = graph_json.read(folder / each.file)
+        named = {node["clerp"] for node in document["nodes"] if graph_json.feature_of(node)}
+        assert named == {f"of the {each.role} model"}
 
 
 def model_tokens(model, text):

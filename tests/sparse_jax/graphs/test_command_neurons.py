@@ -49,17 +49,35 @@ def test_a_graph_of_neurons_needs_no_transcoder_and_says_so(models, tmp_path, ca
     types = {node["feature_type"] for node in document["nodes"]}
     assert neurons.NEURON in types and "cross layer transcoder" not in types
     assert "not of a transcoder: nothing was trained" in (folder / study.REPORT).read_text("utf-8")
-    # Texts are those on which the hidden unit of the model itself is largest.
-    file = max((folder / study.FEATURES).rglob("*.json"), key=lambda f: f.stat().st_size)
-    stored = read_json(file)
-    example = stored["examples_quantiles"][0]["examples"][0]
-    ids = source.tokenizer.encode(" ".join(example["tokens"]))
-    assert len(ids) == len(example["tokens"])
-    row_BT = np.array(ids)[None]
-    hidden = source.model.forward(
-        row_BT, np.ones_like(row_BT, bool), record={"mlp.post": lm_jax.keep}
-    ).records["mlp.post"]
-    act_T = np.asarray(hidden)[stored["layer"], 0, :, stored["feature"]]
-    largest = int(np.argmax(example["tokens_acts_list"]))
-    assert largest == example["train_token_ind"] >= SKIPPED_START
-    np.testing.assert_allclose(example["tokens_acts_list"][largest], act_T[largest], rtol=1e-4)
+    stored = [read_json(file) for file in (folder / study.FEATURES).rglob("*.json")]
+    check_texts(max(stored, key=lambda each: len(each["examples_quantiles"])), source)
+    # Every unit of a gated MLP is active on every token, with either sign.
+    assert {each["activation_frequency"] for each in stored} == {1.0}
+    assert any(each["act_min"] < 0 < each["act_max"] for each in stored)
+    assert summary.features[0].silent == 0
+    # A node below 0 has texts with such activations.
+    nodes = [node for node in document["nodes"] if graph_json.feature_of(node)]
+    below = {graph_json.feature_of(node) for node in nodes if node["activation"] < 0}
+    assert below
+    for each in stored:
+        if (each["layer"], each["feature"]) in below:
+            names = [group["quantile_name"] for group in each["examples_quantiles"]]
+            assert names[1:] == ["Bottom activations"] * (each["act_min"] < 0)
+
+
+def check_texts(stored, source):
+    """Texts are those on which the hidden unit of the model itself is largest and lowest."""
+    highest, lowest = (group["examples"] for group in stored["examples_quantiles"])
+    assert max(highest[0]["tokens_acts_list"]) == stored["act_max"]
+    assert min(lowest[0]["tokens_acts_list"]) == stored["act_min"] < 0
+    for example, place in ((highest[0], np.argmax), (lowest[0], np.argmin)):
+        ids = source.tokenizer.encode(" ".join(example["tokens"]))
+        assert len(ids) == len(example["tokens"])
+        row_BT = np.array(ids)[None]
+        hidden = source.model.forward(
+            row_BT, np.ones_like(row_BT, bool), record={"mlp.post": lm_jax.keep}
+        ).records["mlp.post"]
+        act_T = np.asarray(hidden)[stored["layer"], 0, :, stored["feature"]]
+        at = int(place(example["tokens_acts_list"]))
+        assert at == example["train_token_ind"] >= SKIPPED_START
+        np.testing.assert_allclose(example["tokens_acts_list"][at], act_T[at], rtol=1e-4)

@@ -66,6 +66,12 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(tmp_path, capsys):
             "--sparse is missing; name the",
         ),
         ([dense, own, f"--sparse={models}", prompt], 2, "give --model alone, or --dense and"),
+        ([dense, own, "--dense_labels=x", prompt], 2, "--dense is missing; name the model of"),
+        (
+            ["--dense=x", "--sparse=x", "--neurons", "--labels=x", prompt],
+            2,
+            "each model has features of its own; give --dense_labels and --sparse_labels",
+        ),
         ([dense, own, prompt, "--edge_threshold=0"], 2, "config.edge_threshold = 0.0 must be"),
         ([dense, own, prompt, "--judge=locl:x"], 2, "judge = 'locl:x' is unknown; did you mean"),
         (

@@ -1,5 +1,6 @@
 """A judge's labels: whose features they are of, what it is asked, and where they end up."""
 
+import dataclasses
 import json
 
 from lm_jax.evaluate.answers import digest
@@ -46,6 +47,23 @@ def test_a_judge_is_asked_for_features_with_texts_and_without_a_label():
     own = {(0, 1): data(text), (0, 2): data(), (1, 3): data(text, text)}
     assert labels.judged(judge, own, known) == {(1, 3): "theme"}
     assert judge.texts == [[(["a", " word"], [0.0, 1.0])] * 2]
+
+
+def test_a_negative_neuron_is_judged_by_its_lowest_activations():
+    """Nodes with 2 and -3: the texts below 0, with what is lowest marked most."""
+    nodes = [
+        {"feature_type": "mlp neuron", "layer": "1", "feature": graph_json.pair_number(1, 3)}
+        | {"activation": activation}
+        for activation in (2.0, -3.0)
+    ]
+    assert labels.negative([{"nodes": nodes[:1]}]) == set()
+    below = labels.negative([{"nodes": nodes[:1]}, {"nodes": nodes}])
+    assert below == {(1, 3)}
+    judge, lowest = Asked(), Text(("low", " high"), (-4.0, 1.0))
+    highest = Text(("high", " low"), (1.0, -2.0))
+    own = dataclasses.replace(data(highest), lowest=(lowest,))
+    assert labels.judged(judge, {(1, 3): own}, {}, below) == {(1, 3): "theme"}
+    assert judge.texts == [[(["low", " high"], [4.0, -1.0])]]
 
 
 def test_labels_of_a_file_are_read_as_they_were_written(tmp_path):

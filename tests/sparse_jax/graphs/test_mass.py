@@ -1,14 +1,21 @@
 """Mass of heads and pairs, by hand; the comparison of two models, on tables made by hand."""
 
 import dataclasses
+import html
 import math
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparse_jax.graphs import comparison, mass
+from sparse_jax.graphs import comparison, mass, report
 from sparse_jax.graphs.config import COMPARED, GraphConfig
+from sparse_jax.graphs.explanations import carrying_pairs
+from sparse_jax.graphs.mediation import Mediation
+from sparse_jax.graphs.piece import measure_mediation
+from sparse_jax.graphs.results import EdgeCounts
 from sparse_jax.graphs.study import SCHEMA
 
 CONFIG = GraphConfig(
@@ -41,9 +48,11 @@ def test_edges_that_no_component_carries_are_left_out_and_counted():
     score_XLNTS[0, 1, 0, 2, 1] = 2.0
     score_XLNTS[1, 0, 1, 2, 0], score_XLNTS[1, 0, 1, 1, 1] = 1.0, -1.0
     sums = mass.MassSums(0.9)
-    sums.add(score_XLNTS[:1])
-    sums.add(score_XLNTS[1:])
-    found = {(each.component, each.sign): each for each in sums.means()}
+    different_X = np.array([True, False, False])
+    sums.add(score_XLNTS[:1], different_X[:1])
+    sums.add(score_XLNTS[1:], different_X[1:])
+    means = {mass.Kind(each.component, each.sign, each.positions): each for each in sums.means()}
+    found = {kind[:2]: each for kind, each in means.items() if kind.positions == "any"}
     # Edge 1 has two pairs that cancel: no head, and no signed sum of pairs.
     assert {kind: (each.edges, each.unmediated) for kind, each in found.items()} == {
         ("heads", "absolute"): (1, 2),
@@ -56,18 +65,55 @@ def test_edges_that_no_component_carries_are_left_out_and_counted():
     assert len(found["heads", "absolute"].mass_C) == 2 * 2
     np.testing.assert_allclose(found["pairs", "absolute"].mass_C[:2], [0.75, 1.0])
     assert found["pairs", "absolute"].needed == 1.5
+    # Between different positions is the first edge alone, and it passes a head.
+    others = [each for kind, each in means.items() if kind.positions == "different"]
+    assert [(each.edges, each.unmediated, each.needed) for each in others] == [(1, 0, 1.0)] * 4
     empty = mass.MassSums(0.9)
-    empty.add(score_XLNTS[2:])
+    empty.add(score_XLNTS[2:], different_X[2:])
     (each, *_) = empty.means()
     assert each.edges == 0 and math.isnan(each.needed) and not each.mass_C.size
 
 
-def rows(role, slug, curve, needed):
+ANY = mass.Kind("pairs", "absolute", "any")
+
+
+def test_pairs_are_ranked_by_their_shares_of_all_edges():
+    """A pair that is the eleventh of each of 12 edges carries more than those before it."""
+    heads, T, X = 4, 6, 12
+    head, query, key = np.nonzero(np.broadcast_to(np.tri(T, dtype=bool), (heads, T, T)))
+    score_XLNTS = np.zeros((X, 1, heads, T, T), np.float32)
+    score_XLNTS[:, 0, 0, 0, 0] = 0.9
+    for x in range(X):
+        larger = 1 + np.arange(10 * x, 10 * x + 10) % (len(head) - 1)
+        score_XLNTS[x, 0, head[larger], query[larger], key[larger]] = 1.0
+    zero_XL = np.zeros((X, 1))
+    graph = SimpleNamespace(
+        replacement=SimpleNamespace(
+            error_LTD=np.zeros((1, T, 1)),
+            layers=SimpleNamespace(mixer=SimpleNamespace(width=1)),
+        ),
+        nodes=pa.table({"position": [0] * (2 * X)}),
+        edge_weights=lambda edges: np.ones(len(edges)),
+        mediations=lambda part, batch: [
+            Mediation(score_XLNTS[part[:, 0]], zero_XL, zero_XL, np.ones(X, int))
+        ],
+    )
+    edges = np.stack([np.arange(X), X + np.arange(X)], 1)
+    measured = measure_mediation(graph, edges, 0.9, heads=heads, key=None)
+    listed = {tuple(pair[:4]) for each in measured.carried.values() for pair in each.pairs}
+    assert (0, 0, 0, 0) not in listed
+    first, second = carrying_pairs(measured.size_LNTS, 2)
+    assert first == (0, 0, 0, 0) != second
+    np.testing.assert_allclose(measured.size_LNTS[first], 0.9 * X, rtol=1e-6)
+
+
+def rows(role, slug, curve, needed, *, kind=ANY, edges=3, unmediated=0):
     return {
         "role": role,
         "slug": slug,
-        "component": "pairs",
-        "sign": "absolute",
+        **kind._asdict(),
+        "edges": edges,
+        "unmediated": unmediated,
         "needed": needed,
         "mass": curve,
     }
@@ -81,18 +127,23 @@ def test_ratios_by_hand():
             rows("dense", "one", dense, 4.0),
             rows("dense", "two", [*dense, 1.0], 6.0),
             rows("sparse", "one", sparse, 2.0),
-            rows("sparse", "two", sparse, 1.0),
+            rows("sparse", "two", sparse, 1.0, edges=1, unmediated=2),
             # A model without a mediated edge: the prompt counts for neither.
             rows("dense", "three", [1.0], 1.0),
-            rows("sparse", "three", [], math.nan),
+            rows("sparse", "three", [], math.nan, edges=0, unmediated=3),
         ],
         schema=SCHEMA,
     )
-    mass_PRC, needed_PR = comparison.curves(table, COMPARED, "pairs", "absolute")
+    mass_PRC, needed_PR = comparison.curves(table, COMPARED, ANY)
     np.testing.assert_array_equal(needed_PR, [[4.0, 2.0], [6.0, 1.0]])
     np.testing.assert_array_equal(mass_PRC[0, 1], [*sparse, 1.0, 1.0, 1.0])
     (ratio,) = (r for r in comparison.ratios(CONFIG, table, COMPARED) if r.of_mean)
-    assert (ratio.component, ratio.sign, ratio.paper) == ("pairs", "absolute", 16.1)
+    assert (ratio.component, ratio.sign, ratio.positions) == ANY and ratio.paper == 16.1
+    # Of all prompts, those that count for neither too.
+    assert (ratio.dense, ratio.sparse) == (EdgeCounts(9, 0), EdgeCounts(9, 5))
+    assert "2 prompts; the paper's is 16.1; left out, as no head carries them: 0 of 9 edges of" in (
+        report.format_ratio(ratio)
+    )
     assert ratio.of_mean.estimate == pytest.approx(2.0) and ratio.of_mean.n == 2
     # 5 : 1.5 over both, 2 and 6 over either alone.
     assert ratio.per_edge.estimate == pytest.approx(10 / 3)
@@ -100,3 +151,43 @@ def test_ratios_by_hand():
     assert comparison.ratios(CONFIG, table, ["model"]) == []
     other = dataclasses.replace(CONFIG, fraction=0.8)
     assert all(each.paper is None for each in comparison.ratios(other, table, COMPARED))
+
+
+def test_edges_between_different_positions_have_a_ratio_of_their_own():
+    """All edges: 2 components to 1. Those between positions: 4 to 1, on one prompt more."""
+    different, curve = ANY._replace(positions="different"), [0.5, 0.6, 0.8, 0.9, 1.0]
+    made = []
+    for slug in ("one", "two", "three"):
+        sparse = [] if slug == "three" else [0.9, 1.0]
+        made += [
+            rows("dense", slug, [0.5, 0.9, 1.0], 2.0),
+            rows("sparse", slug, sparse, 1.0, edges=2 * bool(sparse), unmediated=1),
+            rows("dense", slug, curve, 4.0, kind=different, edges=2),
+            rows("sparse", slug, [0.9, 1.0], 1.0, kind=different, edges=1),
+        ]
+    table = pa.Table.from_pylist(made, schema=SCHEMA)
+    every, apart = (r for r in comparison.ratios(CONFIG, table, COMPARED) if r.of_mean)
+    assert (every.positions, apart.positions) == ("any", "different")
+    assert [each.of_mean.estimate for each in (every, apart)] == pytest.approx([2.0, 4.0])
+    assert (every.sparse, apart.sparse) == (EdgeCounts(7, 3), EdgeCounts(3, 0))
+    assert apart.paper is None
+    # Each row of a table has the prompts of its own intervals.
+    summary = SimpleNamespace(
+        config=CONFIG,
+        models=(),
+        masses=comparison.role_masses(CONFIG, table, COMPARED),
+        ratios=(every, apart),
+    )
+    first, second = cells(report.ratios(summary))
+    assert first[5:] == ["2", "16.1", "0 of 9", "3 of 7"]
+    assert second[2:3] + second[5:] == ["between different positions", "3", "–", "0 of 6", "0 of 3"]
+    counts = {tuple(row[:4]): row[6:] for row in cells(report.mass(summary, table))}
+    assert counts["sparse", "key-query pairs", "absolute", "all"] == ["2", "3 of 7"]
+    assert counts["dense", "key-query pairs", "absolute", "all"] == ["3", "0 of 9"]
+
+
+def cells(section):
+    """Texts of the cells of a section's table, by row."""
+    body = str(section.body).split("<tbody>")[-1]
+    found = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.split("</tr>")]
+    return [[html.unescape(cell) for cell in row] for row in found if row]

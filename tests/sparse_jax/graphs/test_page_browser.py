@@ -89,6 +89,35 @@ def test_a_click_shows_a_node_with_its_edges_and_what_carries_them(tmp_path):
     assert result["moved"] != result["clicked"][0]
 
 
+@pytest.mark.parametrize("activation", [0.5, -0.5])
+def test_a_node_has_the_texts_and_logits_of_its_sign(tmp_path, activation):
+    document = synthetic()
+    (node, *_) = (n for n in document["nodes"] if graph_json.kind(n) == "feature")
+    node["activation"] = activation
+    texts = [page.TopText(["a", "b"], [0.5, -9.0])], [page.TopText(["c", "d"], [9.0, -1.0])]
+    one = page.FeatureExamples(texts[0], ["up"], ["down"], texts[1])
+    result = browse(
+        tmp_path,
+        document,
+        """
+        return { logits: all("#panel h4 ~ p.small").map((p) => p.textContent)
+            .filter((text) => text.includes("logits")),
+          words: all("#panel .texts .word").map((w) => [w.textContent,
+            w.style.getPropertyValue("--strength")]) };""",
+        features={graph_json.feature_of(node): one},
+        view=view_of(document, clickedId=node["node_id"]),
+    )
+    first, second = ("up", "down") if activation > 0 else ("down", "up")
+    assert result["logits"] == [
+        f"Raises the logits of: “{first}”",
+        f"Lowers the logits of: “{second}”",
+    ]
+    strongest = (
+        [["a", "1.000"], ["b", "0.000"]] if activation > 0 else [["c", "0.000"], ["d", "1.000"]]
+    )
+    assert result["words"] == strongest
+
+
 def test_edges_in_the_drawing_can_be_clicked(tmp_path):
     document = synthetic(features=2, links=1, layers=2, positions=2, logits=1, seed=4)
     document["links"] = [

@@ -1,6 +1,7 @@
 """A transcoder from a command: what it learns, resuming to the bit, what its folder holds."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import lm_jax
 from lm_jax.errors import BadInputError, StoppedError, UsageError
 from lm_jax.run import results, stop
 from lm_jax.run.files import read_json, write_json
@@ -18,7 +20,7 @@ from lm_jax.train.metrics import EVALUATIONS
 from lm_jax.train.objective import ignore_index_batch
 from sparse_jax import transcoders
 from sparse_jax.graphs import attribute
-from sparse_jax.transcoders import train
+from sparse_jax.transcoders import report, train
 from sparse_jax.transcoders.config import TranscoderTraining
 from sparse_jax.transcoders.inputs import read_activations
 from sparse_jax.transcoders.objective import Penalties
@@ -94,19 +96,51 @@ def test_it_learns_and_exports_what_it_was_evaluated_as(whole, config):
     assert "features active per token" in format_summary(summary)
 
 
-def test_features_fire_at_the_wanted_rate_before_training(config, tmp_path):
+@pytest.fixture(scope="module")
+def untrained(config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("untrained")
+    # Dimensions of MLP inputs have other scales, so that the norms of tokens differ.
+    base = lm_jax.load_pretrained(config.model)
+    scale = base.params["blocks"]["ln2"]["scale"]
+    scaled = scale * jnp.geomspace(0.1, 3.0, scale.shape[-1])[None]
+    blocks = base.params["blocks"] | {"ln2": {"scale": scaled}}
+    params = base.params | {"blocks": blocks}
+    lm_jax.save_pretrained(folder / "model", base.cfg, params, base.tokenizer)
     short = dataclasses.replace(
         config,
+        model=str(folder / "model"),
         steps=1,
         learning_rate=1e-9,
         eval_every=1,
         firing_rate=0.25,
         control=False,
         mesh=(-1, 1, 1),
+        outlier=1.2,
     )
-    summary = train.run(short, tmp_path)
+    (folder / "run").mkdir()
+    return folder / "run", train.run(short, folder / "run")
+
+
+def test_features_fire_at_the_wanted_rate_before_training(untrained):
+    _, summary = untrained
     # Of 48 features and 2 layers; the quantiles are those of two batches of other text.
     assert summary.reconstruction.l0 == pytest.approx(0.25 * 48 * 2, rel=0.15)
+
+
+def test_outliers_keep_their_mlps(untrained):
+    folder, summary = untrained
+    scales = results.load_result(folder / train.SCALES, StoredScales).scales
+    model = train.SourceModel.load(summary.model).model
+    held_out = Examples(
+        open_prepared(folder / train.DATA), "validation", context=16, mode="window", limit=200
+    )
+    replaced = after_start = 0
+    for k in range(4):
+        batch = ignore_index_batch(jnp.asarray(OnePass(held_out, batch_size=8).at(k)["tokens"]))
+        acts = read_activations(model, scales, batch, skip_start=1, outlier=1.2)
+        replaced += int(acts.mask_X.sum())
+        after_start += int(batch.input_mask_BT[:, 1:].sum())
+    assert summary.substitution.tokens == replaced < after_start
 
 
 def test_stopped_it_ends_in_the_same_bits_on_the_same_mesh(whole, config, tmp_path, monkeypatch):
@@ -162,6 +196,7 @@ def test_the_controls_stand_beside_the_transcoder(whole, config):
     # Every unit of a gated MLP is other than zero.
     mlp_size = train.SourceModel.load(config.model).model.cfg.mlp_size
     assert neurons.l0 == 2 * mlp_size and neurons.graphs is None
+    assert [each.steps for each in summary.controls] == [summary.steps, None, None, None]
     # On the same text, and no neuron is zero; rounding may move features at their thresholds.
     assert largest.l0 == pytest.approx(summary.reconstruction.l0, rel=1e-3)
     assert 0 < largest.unexplained < 1 and 0 < largest.graphs.mean.unpruned.replacement < 1
@@ -179,6 +214,16 @@ def test_the_controls_stand_beside_the_transcoder(whole, config):
         assert said in page
     for name in ("per_layer", "largest_neurons"):
         assert f"control {name}" in format_summary(summary)
+    # Nothing is left out of the whole graph of all neurons; its pruned one was not measured.
+    own = str(report.controls(summary).body)
+    row = own[own.index(">neurons<") :].split("</tr>")[0]
+    assert re.findall(r"<td[^>]*>(.*?)</td>", row)[-4:] == ["1.000", "–", "1.000", "–"]
+    assert "saw the same batches" in own and "parameters, 40 updates: " in format_summary(summary)
+    fewer = dataclasses.replace(
+        summary, controls=(dataclasses.replace(per_layer, steps=30), *summary.controls[1:])
+    )
+    own = " ".join(str(report.controls(fewer).body).split())
+    assert "in the same order, for 30 updates in place of 40." in own and "saw the" not in own
 
 
 def test_training_ends_when_few_features_are_active(config, tmp_path):
