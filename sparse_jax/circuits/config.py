@@ -35,6 +35,7 @@ class CircuitConfig:
         transferred; "auto" takes the one that comes with the task, "" none.
       metric: a name of `sparse_jax.circuits.metrics.METRICS`; "" takes the task's own.
       count: prompts of a generated task; a file is used whole.
+      trained_on: texts of a pair (`sparse_jax.pair.corpus`) whose prompts no generated task has.
       seed: random seed of the prompts, random circuits and bootstrap samples.
       components: of which circuits consist, each by itself: heads, token_edges, component_edges.
       ablations: what replaces components outside the circuit; the first one is used for the
@@ -66,6 +67,7 @@ class CircuitConfig:
     rephrased: str = "auto"
     metric: str = ""
     count: int = 20
+    trained_on: tuple[str, ...] = ()
     seed: int = 0
     components: tuple[str, ...] = ("heads", "token_edges")
     ablations: tuple[str, ...] = ("counterfactual",)

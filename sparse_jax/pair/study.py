@@ -29,11 +29,11 @@ from sparse_jax import posttrain
 from sparse_jax.config import PosttrainConfig
 from sparse_jax.pair import corpus, dense, report, task_scores
 from sparse_jax.pair.config import VARIANTS, PairConfig
-from sparse_jax.pair.folders import DENSE, MODEL, SUMMARY, exported_models
+from sparse_jax.pair.folders import DENSE, MODEL, SUMMARY, TEXT, exported_models, text_files
 from sparse_jax.pair.results import PairSummary, VariantResult
 from sparse_jax.results import PosttrainSummary
 
-TEXT, DATA = "text", "data"
+DATA = "data"
 # Read by the training of the tokenizer alone: often enough that all numbers of two digits, which
 # tasks on years continue with, are tokens of a small vocabulary too.
 _NUMBERS = ["x".join(f"{number:02d}" for number in range(100))] * 10_000
@@ -76,7 +76,7 @@ def run(config: PairConfig, folder: Path, *, force: bool = False) -> PairSummary
     tasks, unscored = task_scores.make_tasks(
         config.text.tasks,
         prepared.tokenizer,
-        [folder / TEXT / name for name in (corpus.PRETRAIN, corpus.POSTTRAIN)],
+        corpus.read_prompts(text_files(folder)),
         prompts=config.text.scored_prompts,
         context=config.context,
     )
