@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from lm_jax import report
 from lm_jax.report import Cell, Column, Points, Section, Series, cell, section, table
 from lm_jax.report.markup import Markup, number
+from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
@@ -244,8 +245,20 @@ def training(run: Run, summary: PosttrainSummary) -> Section:
     losses = [Series("training", step, loss), Series("held out", at, held_out)]
     h_lines = [(target, "bound"), (dense, "dense")]
     caption = "Loss, with its bound and the dense model's."
+    over: list[Part] = []
     if run.moving:
-        losses.append(Series("bound in training", *_thinned(steps["step"], run.moving)))
+        _, moving = _thinned(steps["step"], run.moving)
+        losses.append(Series("bound in training", step, moving))
+        over.append(
+            report.curves(
+                [Series("training", step, loss - moving)],
+                caption="Training loss minus its bound at the same update.",
+                x_label="step",
+                y_label="nats per token",
+                h_lines=[(0.0, "bound")],
+                n=count,
+            )
+        )
         h_lines[0] = (target, "bound held out")
         caption = (
             "Loss, with its bounds, which are those of the control plus the slack, and the dense "
@@ -281,6 +294,7 @@ def training(run: Run, summary: PosttrainSummary) -> Section:
                 log_y=True,
                 n=count,
             ),
+            *over,
         ),
     )
 
