@@ -240,6 +240,9 @@ def _losses(folder: Path, steps: int) -> tuple[float, ...]:
 def train_control(task: Task, seed: int) -> ControlResult:
     """Trains with every gate open, evaluates and exports the model, and returns the numbers."""
     folder = seed_folder(task.folder, seed) / CONTROL
+    if (folder / export.RESULT).exists():
+        # Folders from before this file was written have it before another export.
+        control_loss(folder)
     if claim_run(task, folder, seed=seed, target=None, result=export.RESULT):
         return load_result(folder / export.RESULT, ControlResult)
     objective = dataclasses.replace(
