@@ -152,6 +152,13 @@ class PosttrainConfig:
             problems.append("config.slack_over = 'control' needs config.control = True")
         if self.paired and (self.slack_over != "control" or self.targets):
             problems.append("config.paired needs config.slack_over = 'control' and no targets")
+        if self.paired and self.skip_sigma:
+            # A skipped update has no number in the dual, so those after it would be bounded by the
+            # control's losses on other batches.
+            problems.append(
+                f"config.skip_sigma = {self.skip_sigma} skips updates, and config.paired compares "
+                "each with that of the control; set config.skip_sigma = 0 or config.paired = False"
+            )
         if self.accumulate >= 1 and self.batch_size % self.accumulate:
             problems.append(
                 f"config.batch_size = {self.batch_size} must be a multiple of config.accumulate = "

@@ -20,7 +20,7 @@ The work folder then holds
     seed_<n>/target_<nats>/  one run: checkpoints, metrics.parquet, evaluations.parquet
                              (`lm_jax.train.loop`), the exported model and more (`export.py`)
     seed_<n>/control/        with `control`, the same training with every gate open, and the dense
-                             model that it gives
+                             model that it gives; its loss that bounds refer to (`task.py`)
     summary.json             every number that is printed at the end (`results.PosttrainSummary`)
     report.html              curves, edges by layer and head, attention before and after
 
@@ -76,7 +76,7 @@ from sparse_jax.results import (
     RunResult,
     by_bound,
 )
-from sparse_jax.task import Task, bounds, claim_run, dense_loss, open_task
+from sparse_jax.task import Task, bounds, claim_run, control_loss, dense_loss, open_task
 
 CONTROL, SUMMARY, REPORT = "control", "summary.json", "report.html"
 # Bias of a gate logit with which every gate is open, whatever the noise, and has no gradient.
@@ -197,7 +197,7 @@ def train_target(task: Task, seed: int, target: float, control: Path | None = No
     config = task.config
     if config.paired:
         assert control is not None
-        over = target - load_result(control / export.RESULT, ControlResult).loss.estimate
+        over = target - control_loss(control)
         objective = objective_of(task, over, _losses(control, config.steps))
     else:
         objective = objective_of(task, target)
@@ -240,6 +240,9 @@ def _losses(folder: Path, steps: int) -> tuple[float, ...]:
 def train_control(task: Task, seed: int) -> ControlResult:
     """Trains with every gate open, evaluates and exports the model, and returns the numbers."""
     folder = seed_folder(task.folder, seed) / CONTROL
+    if (folder / export.RESULT).exists():
+        # Folders from before this file was written have it before another export.
+        control_loss(folder)
     if claim_run(task, folder, seed=seed, target=None, result=export.RESULT):
         return load_result(folder / export.RESULT, ControlResult)
     objective = dataclasses.replace(
@@ -329,7 +332,7 @@ def run(
             control = load_result(control_folder / export.RESULT, ControlResult)
         elif config.slack_over == "control":
             control = train_control(task, seed)
-        over = control.loss.estimate if control and config.slack_over == "control" else None
+        over = control_loss(control_folder) if config.slack_over == "control" else None
         targets = bounds(config, dense.loss, over)
         if processes.is_first():
             bounds_text = ", ".join(f"{target:.4f}" for target in targets)
@@ -362,16 +365,25 @@ def run(
         controls=tuple(trained_controls),
         device=jax.devices()[0].device_kind,
     )
-    processes.on_first(lambda: _conclude(folder, summary))
+    processes.on_first(lambda: _conclude(config, folder, summary, controls or folder))
     return summary
 
 
-def _conclude(folder: Path, summary: PosttrainSummary) -> None:
+def _conclude(
+    config: PosttrainConfig, folder: Path, summary: PosttrainSummary, controls: Path
+) -> None:
     write_json(folder / SUMMARY, summary)
     summary = load_result(folder / SUMMARY, PosttrainSummary)
-    results = [report_page.read(folder / run.folder) for run in summary.runs]
+    results = []
+    for run in summary.runs:
+        moving: tuple[float, ...] = ()
+        if config.paired:
+            losses = _losses(seed_folder(controls, run.seed) / CONTROL, config.steps)
+            moving = tuple(loss + config.slacks[run.bound] for loss in losses)
+        results.append(report_page.read(folder / run.folder, moving))
     origin = to_jsonable(read_provenance(folder))
-    write_text(folder / REPORT, report_page.build(summary, results, provenance=origin))
+    page = report_page.build(config, summary, results, provenance=origin)
+    write_text(folder / REPORT, page)
     mark_finished(folder)
 
 

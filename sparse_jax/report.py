@@ -15,39 +15,37 @@ import pyarrow.parquet as pq
 from lm_jax import report
 from lm_jax.report import Cell, Column, Points, Section, Series, cell, section, table
 from lm_jax.report.markup import Markup, number
+from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax import export
+from sparse_jax.config import PosttrainConfig
 from sparse_jax.paper import TABLE_1
-from sparse_jax.report_text import ONE_RUN, format_rounding, format_signed
+from sparse_jax.report_text import ONE_RUN, format_rounding, format_signed, terms
 from sparse_jax.results import PosttrainSummary, RunResult, Spread, TextPatterns
 
 _PROSE = Prose("sparse_jax")
 
 # A longer curve is drawn through means of neighbouring steps.
 _MOST_POINTS = 400
-TERMS = {
-    "edge": "A query that reads a key in one head: T (T + 1) / 2 per head in a window of T tokens.",
-    "open": "The gate of the edge passes its softmax weight on. In evaluation a gate is open where "
-    "its logit, the scaled score plus a bias, is above 0; in training it is sampled.",
-    "loss": "Mean negative log-likelihood of the next token, in nats.",
-    "strength": "Factor of the penalty, which is the expected share of open edges summed over "
-    "layers. It rises while the loss is below its bound, and falls while it is above.",
-    "interval": "95 %, from resampling documents, for one trained model.",
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Numbers, tables and patterns of one run, from its folder."""
+    """Numbers, tables and patterns of one run, from its folder.
+
+    Attributes:
+      moving: the bound of each update, where it is no fixed number; else ().
+    """
 
     result: RunResult
     steps: Mapping[str, Sequence[float]]
     evaluations: Sequence[Mapping[str, Any]]
     edges: Mapping[str, Sequence[int]]
     patterns: tuple[TextPatterns, ...]
+    moving: tuple[float, ...] = ()
 
     def evaluated(self, name: str) -> tuple[list[int], list[float]]:
         """Steps and values of one metric of the evaluations."""
@@ -55,8 +53,8 @@ class Run:
         return [row["step"] for row in rows], [row["value"] for row in rows]
 
 
-def read(folder: Path) -> Run:
-    """Reads a run from its folder.
+def read(folder: Path, moving: tuple[float, ...] = ()) -> Run:
+    """Reads a run from its folder; `moving` is its bound by update.
 
     Raises:
       CorruptError: a file is damaged.
@@ -67,27 +65,32 @@ def read(folder: Path) -> Run:
         pq.read_table(folder / EVALUATIONS).to_pylist(),
         pq.read_table(folder / export.EDGES).to_pydict(),
         load_result(folder / export.PATTERNS, tuple[TextPatterns, ...]),
+        moving,
     )
 
 
 def build(
-    summary: PosttrainSummary, result: Sequence[Run], *, provenance: Mapping[str, Any]
+    config: PosttrainConfig,
+    summary: PosttrainSummary,
+    result: Sequence[Run],
+    *,
+    provenance: Mapping[str, Any],
 ) -> str:
     """The whole page; the runs of the first seed are shown in detail."""
     parts = [losses(summary), over_seeds(summary), frontier(summary, result)]
     for run in result:
         if run.result.seed == summary.seeds[0]:
             parts += [training(run, summary), by_head(run), attention(run)]
-    parts += [paper(summary), section("Terms", report.key_values(TERMS))]
+    parts += [paper(summary), section("Terms", report.key_values(terms(config)))]
     return report.page(
         f"Sparse attention: {Path(summary.model).name}",
         [part for part in parts if part is not None],
         provenance=report.facts(provenance),
-        lead=[conclusion(summary)],
+        lead=[conclusion(config, summary)],
     )
 
 
-def conclusion(summary: PosttrainSummary) -> Markup:
+def conclusion(config: PosttrainConfig, summary: PosttrainSummary) -> Markup:
     """The sparsest bound that is kept, or the sparsest of all if none is; means over seeds."""
     kept = [bound for bound in summary.bounds if bound.loss.mean <= bound.target]
     best = min(kept or summary.bounds, key=lambda bound: bound.edges.mean)
@@ -98,7 +101,10 @@ def conclusion(summary: PosttrainSummary) -> Markup:
     )
     text += f" (means of {len(summary.seeds)} seeds)." if several else f" ({ONE_RUN})."
     # The bound is on the training text; held-out text may be a little harder.
-    reason = f"The bound was {best.slack:+.4f} against the dense model, " + (
+    slack, than = best.slack, "dense model"
+    if config.slack_over == "control" and not config.targets:
+        slack, than = config.slacks[summary.bounds.index(best)], "control"
+    reason = f"The bound was {slack:+.4f} against the {than}, " + (
         "and it is kept."
         if kept
         else "and no run keeps it on held-out text: train longer, or set a lower slack."
@@ -236,12 +242,34 @@ def training(run: Run, summary: PosttrainSummary) -> Section:
     _, open_edges = run.evaluated("validation/edges")
     count = f"{number(len(steps['step']))} steps"
     target, dense = run.result.target, summary.dense_loss
+    losses = [Series("training", step, loss), Series("held out", at, held_out)]
+    h_lines = [(target, "bound"), (dense, "dense")]
+    caption = "Loss, with its bound and the dense model's."
+    over: list[Part] = []
+    if run.moving:
+        _, moving = _thinned(steps["step"], run.moving)
+        losses.append(Series("bound in training", step, moving))
+        over.append(
+            report.curves(
+                [Series("training", step, loss - moving)],
+                caption="Training loss minus its bound at the same update.",
+                x_label="step",
+                y_label="nats per token",
+                h_lines=[(0.0, "bound")],
+                n=count,
+            )
+        )
+        h_lines[0] = (target, "bound held out")
+        caption = (
+            "Loss, with its bounds, which are those of the control plus the slack, and the dense "
+            "model's."
+        )
     return section(
         f"Training under the bound {target:.4f}",
         report.grid(
             report.curves(
                 [
-                    Series("sampled, in training", step, 100 * edges),
+                    Series("expected, in training", step, 100 * edges),
                     Series("held out, logit > 0", at, 100 * np.asarray(open_edges)),
                 ],
                 caption="Open edges.",
@@ -251,11 +279,11 @@ def training(run: Run, summary: PosttrainSummary) -> Section:
                 n=count,
             ),
             report.curves(
-                [Series("training", step, loss), Series("held out", at, held_out)],
-                caption="Loss, with its bound and the dense model's.",
+                losses,
+                caption=caption,
                 x_label="step",
                 y_label="nats per token",
-                h_lines=[(target, "bound"), (dense, "dense")],
+                h_lines=h_lines,
                 n=count,
             ),
             report.curves(
@@ -266,6 +294,7 @@ def training(run: Run, summary: PosttrainSummary) -> Section:
                 log_y=True,
                 n=count,
             ),
+            *over,
         ),
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from lm_jax.statistics import Interval
+from sparse_jax.config import PosttrainConfig
 from sparse_jax.results import (
     BoundSummary,
     ComparedRun,
@@ -99,3 +100,34 @@ def format_spread(spread: Spread) -> str:
 def format_signed(interval: Interval) -> str:
     """Text of a difference of losses with its interval."""
     return f"{interval.estimate:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
+
+
+def terms(config: PosttrainConfig) -> dict[str, str]:
+    """What the words of the page mean, for the method that ran."""
+    score = "the score without its scale" if config.raw_gate else "the scaled score"
+    sampled = "in training it is sampled"
+    if config.by_rule:
+        sampled += f", and in the last {config.by_rule:.0%} of the updates open by this rule too"
+    if config.by_rule == 1:
+        sampled = "in training too"
+    bound = "A loss in nats per token, given in the config."
+    if not config.targets:
+        bound = f"The {config.slack_over} model's loss on the held-out text, and a slack."
+    if config.paired:
+        bound += (
+            " In training it is that of the control at the same update, on the same batch, and the "
+            "slack."
+        )
+    return {
+        "edge": "A query that reads a key in one head: T (T + 1) / 2 per head in a window of T "
+        "tokens.",
+        "open": "The gate of the edge passes its softmax weight on"
+        + ", divided by the sum of those that are open" * config.renormalise
+        + f". In evaluation a gate is open where its logit, {score} plus a bias, is above 0; "
+        f"{sampled}.",
+        "loss": "Mean negative log-likelihood of the next token, in nats.",
+        "bound": bound,
+        "strength": "Factor of the penalty, which is the expected share of open edges summed over "
+        "layers. It rises while the loss is below its bound, and falls while it is above.",
+        "interval": "95 %, from resampling documents, for one trained model.",
+    }

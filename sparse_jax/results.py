@@ -167,6 +167,13 @@ class ControlResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class ControlLoss:
+    """The loss of a control that bounds refer to, in nats per token: `loss.json`."""
+
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
 class BoundSummary:
     """A bound with its share of edges and its losses over all seeds.
 

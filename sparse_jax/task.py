@@ -1,9 +1,10 @@
 """Model, data and dense loss that all runs of one post-training share.
 
-    dense.json    the dense loss (`results.DenseResult`), written once; bounds are relative to it
+    dense.json                    the dense loss (`results.DenseResult`), written once
+    seed_<n>/control/loss.json    that of a control (`results.ControlLoss`), written once
 
-A resumed run reads the dense loss back: a second evaluation may differ in its last bits on another
-mesh or device, and every bound with it.
+Bounds are relative to one of them. A resumed run reads it back: a second evaluation may differ in
+its last bits on another mesh or device, or in another dtype of the export, and every bound with it.
 """
 
 import dataclasses
@@ -30,10 +31,11 @@ from lm_jax.train.step import check_batch, make_eval_step
 from lm_jax.weights.load import OpenedModel, Pretrained, open_pretrained
 from sparse_jax import patterns
 from sparse_jax.config import PosttrainConfig
-from sparse_jax.results import DenseResult
+from sparse_jax.export import RESULT
+from sparse_jax.results import ControlLoss, ControlResult, DenseResult
 from sparse_jax.run_identity import claim_folder
 
-DATA, DENSE = "data", "dense.json"
+DATA, DENSE, LOSS = "data", "dense.json", "loss.json"
 # Fields that decide which runs there are, and nothing within a run.
 _CHOOSE_RUNS = ("slacks", "slack_over", "targets", "seeds", "control")
 # Fields that decide only the report and the export of a run.
@@ -159,6 +161,23 @@ def _is_stored(file: Path, identity: dict[str, str], task: Task) -> bool:
             f"back, {remedy}"
         )
     raise UsageError(f"{file} is of {', '.join(changes)}; {remedy}")
+
+
+def control_loss(control: Path) -> float:
+    """The loss of a control that bounds refer to, from `loss.json` in its folder if it is there.
+
+    Raises:
+      CorruptError: the file is damaged.
+    """
+    file = control / LOSS
+
+    def store() -> None:
+        if not file.exists():
+            result = load_result(control / RESULT, ControlResult)
+            write_json(file, ControlLoss(result.loss.estimate))
+
+    processes.on_first(store)
+    return load_result(file, ControlLoss).loss
 
 
 def bounds(config: PosttrainConfig, dense: float, control: float | None = None) -> list[float]:

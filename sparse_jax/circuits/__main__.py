@@ -34,7 +34,7 @@ from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from sparse_jax.circuits import report_text, study
 from sparse_jax.circuits.config import CircuitConfig, task_name
 from sparse_jax.circuits.results import CircuitSummary
-from sparse_jax.pair.folders import model_folders
+from sparse_jax.pair.folders import model_folders, text_files
 
 _WIDTH = 100
 
@@ -43,7 +43,7 @@ _WIDTH = 100
 class Options:
     """The models and the tasks; each sets the field of the config of that name.
 
-    `pair` sets all three models.
+    `pair` sets all three models, and leaves out the prompts of their training text.
     """
 
     pair: str | None = option(None, "work folder of iaj sparse pair, whose three models are taken")
@@ -62,6 +62,7 @@ def settings(arguments: cli.Arguments) -> CircuitConfig:
     if options.pair is not None:
         for role, folder in model_folders(Path(options.pair)).items():
             config[role] = str(folder)
+        config.trained_on = tuple(map(str, text_files(Path(options.pair))))
     for role in ("dense", "control", "sparse"):
         if (source := getattr(options, role)) is not None:
             config[role] = source

@@ -37,6 +37,7 @@ class CircuitConfig:
       metric: measure of an answer, such as logit_difference
         (`sparse_jax.circuits.metrics.METRICS`); "" takes the task's own.
       count: prompts of a generated task; a file is used whole.
+      trained_on: texts of a pair (`sparse_jax.pair.corpus`) whose prompts no generated task has.
       seed: random seed of the prompts, random circuits and bootstrap samples.
       components: kinds of component that circuits consist of, each by itself: heads, token_edges,
         component_edges.
@@ -69,6 +70,7 @@ class CircuitConfig:
     rephrased: str = "auto"
     metric: str = ""
     count: int = 20
+    trained_on: tuple[str, ...] = ()
     seed: int = 0
     components: tuple[str, ...] = ("heads", "token_edges")
     ablations: tuple[str, ...] = ("counterfactual",)

@@ -84,6 +84,24 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
+def answers_right(
+    metric: str, first_BV: jax.Array, second_BV: jax.Array, continuations: Continuations
+) -> jax.Array:
+    """Whether each prompt is answered right, `[B]`.
+
+    With `logit_difference`, a right continuation has a higher logit than every wrong one: a mean
+    over wrong ones may be low where one of them is expected. The other metrics compare sums of
+    probabilities of many continuations; there the metric is above 0.
+    """
+    if metric != "logit_difference":
+        return METRICS[metric](first_BV, second_BV, continuations) > 0
+    best_B, rival_B = (
+        _take(first_BV, ids_BA, -jnp.inf).max(1)
+        for ids_BA in (continuations.right_BA, continuations.wrong_BA)
+    )
+    return best_B > rival_B
+
+
 def check_name(name: str) -> str:
     """The name, if there is such a metric.
 

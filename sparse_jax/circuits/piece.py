@@ -280,6 +280,11 @@ class Measurement:
             order_XBX = _rank_values(own, real, ranking, scope)
         return discover.ranks(np.where(opened | ~real, order_XBX, _LAST))
 
+    def _circuit_ranks(self, component: str) -> np.ndarray:
+        """Ranks of the curve that says how many components are needed."""
+        _, ranking, scope, draw = parts.first_curve(self._config, component).options
+        return self._ranks(component, ranking, scope, draw)
+
     def _transfer(self, source: SourceCircuit) -> list[pa.Table]:
         """Another wording's circuit on these prompts, and their own of that size."""
         heads_LBN = self._stored_importance("heads")
@@ -311,14 +316,16 @@ class Measurement:
         if "heads" in self._config.components:
             needed["heads"] = self._needed("heads", shown)
             own = self._stored_importance("heads")[:, shown]
-            for layer, head in _best(own, min(needed["heads"], MOST_HEADS)):
+            ranks = self._circuit_ranks("heads")[:, shown]
+            for layer, head in _first(ranks, min(needed["heads"], MOST_HEADS)):
                 weights = np.clip(weights_LNTS[layer, head, :T, :T], 0, 1).round(_DIGITS)
                 value = float(own[layer, head])
                 heads.append(HeadPattern(layer, head, value, tuple(map(tuple, weights.tolist()))))
         if "token_edges" in self._config.components:
             needed["token_edges"] = self._needed("token_edges", shown)
             own = self._stored_importance("token_edges")[:, shown]
-            for layer, head, query, key in _best(own, min(needed["token_edges"], MOST_EDGES)):
+            ranks = self._circuit_ranks("token_edges")[:, shown]
+            for layer, head, query, key in _first(ranks, min(needed["token_edges"], MOST_EDGES)):
                 weight = min(float(weights_LNTS[layer, head, query, key]), 1.0)
                 value = float(own[layer, head, query, key])
                 edges.append(NeededEdge(layer, head, query, key, weight, value))
@@ -370,8 +377,8 @@ def _rank_values(
     return np.where(real, np.abs(values) if ranking == "absolute" else values, -np.inf)
 
 
-def _best(importance_LX: np.ndarray, count: int) -> list[tuple[int, ...]]:
-    """Indices of the components of highest importance, in order."""
-    order = np.argsort(-importance_LX, axis=None, kind="stable")[:count]
-    places = np.unravel_index(order, importance_LX.shape)
+def _first(ranks_LX: np.ndarray, count: int) -> list[tuple[int, ...]]:
+    """Indices of the components of the first ranks, in order."""
+    order = np.argsort(ranks_LX, axis=None)[:count]
+    places = np.unravel_index(order, ranks_LX.shape)
     return list(zip(*(place.tolist() for place in places), strict=True))

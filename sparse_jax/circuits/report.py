@@ -89,7 +89,7 @@ def prompts(summary: CircuitSummary) -> Section:
     heads = ["Task", "Clean", "Corrupt", "Right", "Wrong", "Metric", "Tokens", "Kept", "Dropped"]
     return section(
         "Prompts and models",
-        _PROSE("prompts"),
+        _PROSE("prompts", len(summary.config.trained_on)),
         table(heads, rows, caption="Tasks, each with its first example."),
         table(
             ["Model", "Source", "Family", "Layers", "Heads per layer", "Weights, sha256"],
@@ -297,20 +297,19 @@ def agreement(summary: CircuitSummary) -> Section:
 
 
 def transfers(summary: CircuitSummary) -> Section:
-    """Circuits on another wording."""
-    rows = [
-        [
-            each.source,
-            each.task,
-            each.model,
-            each.size,
-            cell(each.jaccard, spec=".2f", note=f"by chance {each.jaccard_by_chance:.2f}"),
-            cell(each.spearman, spec=".2f"),
-            interval_cell(each.transferred, ".2f"),
-            interval_cell(each.own, ".2f"),
-        ]
-        for each in summary.transfers
-    ]
+    """Circuits on another wording, of models that solve both."""
+    solved = {(each.task, each.model) for each in summary.results if each.solved}
+    rows: list[list[object]] = []
+    for each in summary.transfers:
+        missing = [name for name in (each.source, each.task) if (name, each.model) not in solved]
+        if missing:
+            model = cell(each.model, tone="bad", note=f"not solved: {', '.join(missing)}")
+            rows.append([each.source, each.task, model, *[None] * 5])
+            continue
+        overlap = cell(each.jaccard, spec=".2f", note=f"by chance {each.jaccard_by_chance:.2f}")
+        explained = [interval_cell(value, ".2f") for value in (each.transferred, each.own)]
+        numbers = [each.size, overlap, cell(each.spearman, spec=".2f"), *explained]
+        rows.append([each.source, each.task, each.model, *numbers])
     heads = ["Found on", "Evaluated on", "Model", "Heads", "Jaccard", "Spearman"]
     return section(
         "Does the circuit hold on rephrased prompts?",

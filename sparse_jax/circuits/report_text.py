@@ -26,6 +26,7 @@ def findings(summary: CircuitSummary) -> list[str]:
 # Rankings whose ratios are printed, and how they are named.
 _RANKED = {
     ("signed", "prompt"): "per prompt",
+    ("signed", "task"): "per task",
     ("absolute", "prompt"): "per prompt by absolute effect",
     ("absolute", "task"): "per task by absolute effect",
 }

@@ -42,6 +42,7 @@ from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt, ModelFacts,
 from sparse_jax.circuits.runs import Batch, CircuitModel
 from sparse_jax.circuits.tasks import Task, check_disjoint, load_task, make_task
 from sparse_jax.model import SPARSE
+from sparse_jax.pair.corpus import read_prompts
 
 ROWS, DRAWN, MIB = "rows.parquet", "drawn", "mib"
 SUMMARY, REPORT = "summary.json", "report.html"
@@ -249,7 +250,7 @@ def read_tasks(config: CircuitConfig, models: Mapping[str, StudyModel]) -> dict[
 
     Raises:
       UsageError: models have different tokenizers, or `config.shown` is no prompt.
-      BadInputError: as of `tasks.make_task` and `tasks.load_task`.
+      BadInputError: as of `tasks.make_task`, `tasks.load_task` and `read_prompts`.
     """
     digests = {model.tokenizer.sha256 for model in models.values()}
     if len(digests) > 1:
@@ -259,6 +260,7 @@ def read_tasks(config: CircuitConfig, models: Mapping[str, StudyModel]) -> dict[
         )
     tokenizer = next(iter(models.values())).tokenizer
     longest = min(model.opened.cfg.max_length for model in models.values())
+    trained_on = read_prompts(map(Path, config.trained_on))
     results: dict[str, Task] = {}
     for source in config.task_sources:
         if is_file(source):
@@ -271,6 +273,7 @@ def read_tasks(config: CircuitConfig, models: Mapping[str, StudyModel]) -> dict[
                 count=config.count,
                 seed=config.seed,
                 metric=config.metric or None,
+                trained_on=trained_on,
                 max_length=longest,
             )
         if len(task.examples) < 2:

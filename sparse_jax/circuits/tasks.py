@@ -14,7 +14,7 @@ with its line.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 import dataclasses
 import hashlib
 import json
@@ -142,9 +142,10 @@ def make_task(
     seed: int,
     metric: str | None = None,
     exclude: Collection[Example] = (),
+    trained_on: Set[str] = frozenset(),
     max_length: int | None = None,
 ) -> Task:
-    """Draws examples of a task until `count` of them fit the tokenizer.
+    """Draws examples of a task until `count` unseen ones fit the tokenizer.
 
     Args:
       name: of `generators.GENERATORS`.
@@ -153,6 +154,8 @@ def make_task(
       seed: random seed of the examples.
       metric: of `metrics.METRICS`; None takes the task's own.
       exclude: examples of other splits, which are not drawn again.
+      trained_on: prompts with a continuation, of a training text; examples that stand there with a
+        right one are dropped.
       max_length: positions of the model; longer examples are dropped.
 
     Raises:
@@ -174,6 +177,8 @@ def make_task(
         try:
             if example.clean in visited:
                 raise _UnfitError("drawn before", "leave it out")
+            if any(example.clean + answer in trained_on for answer in example.answers):
+                raise _UnfitError("in the training text", "leave it out")
             row = _encode(example, tokenizer, generator.answer, max_length)
         except _UnfitError as reason:
             dropped[str(reason)] += 1
@@ -184,7 +189,7 @@ def make_task(
     if len(rows) < count:
         reasons = "; ".join(f"{number} x {reason}" for reason, number in dropped.most_common())
         raise BadInputError(
-            f"task {name!r}: {len(rows)} of {count} examples fit the tokenizer ({reasons}); "
+            f"task {name!r}: {len(rows)} of {count} examples fit ({reasons}); "
             "ask for fewer, or choose another task or tokenizer"
         )
     return _task(name, metric, seed, drawn, dropped, examples, rows, tokenizer)

@@ -9,7 +9,7 @@ come first, so an evaluation of the first few hundred held-out documents is one 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import hashlib
 import itertools
 import json
@@ -66,6 +66,25 @@ def write_corpora(config: TextConfig, folder: Path) -> None:
         with replace_file(folder / file) as output:
             for row in rows:
                 output.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+
+
+def read_prompts(files: Iterable[Path]) -> frozenset[str]:
+    """All prompts of files of `write_corpora`, each with its continuation.
+
+    Raises:
+      BadInputError: a file cannot be read, or is no such file.
+    """
+    prompts: set[str] = set()
+    for file in files:
+        try:
+            with file.open(encoding="utf-8") as lines:
+                for line in lines:
+                    prompts.update(json.loads(line).get("prompts", ()))
+        except OSError as error:
+            raise BadInputError(f"{file}: {error.strerror}; give a text of a pair") from error
+        except (ValueError, AttributeError) as error:
+            raise BadInputError(f"{file} has no JSON object a line; restore it") from error
+    return frozenset(prompts)
 
 
 def _documents(config: TextConfig) -> Iterator[str]:

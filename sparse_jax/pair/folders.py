@@ -12,6 +12,8 @@ from sparse_jax.results import ControlResult
 SUMMARY = "summary.json"
 # The folder of pretraining in the work folder, and in it that of the exported model.
 DENSE, MODEL = "dense", "model"
+# That of the texts, which published models come without.
+TEXT = "text"
 
 
 def model_folders(folder: Path) -> dict[str, Path]:
@@ -36,6 +38,11 @@ def model_folders(folder: Path) -> dict[str, Path]:
         "control": first["control"],
         "sparse": first[summary.variants[0].variant],
     }
+
+
+def text_files(folder: Path) -> tuple[Path, ...]:
+    """The texts that the models of a pair were trained on; none where they are not there."""
+    return tuple(sorted((folder / TEXT).glob("*.jsonl")))
 
 
 def exported_models(

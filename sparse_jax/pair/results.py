@@ -82,7 +82,8 @@ class TaskScore:
 
     Attributes:
       metric: name in `sparse_jax.circuits.metrics.METRICS`.
-      accuracy: share of clean prompts with a positive metric; its `n` counts prompts.
+      accuracy: share of clean prompts that are answered right (`metrics.answers_right`); its `n`
+        counts prompts.
       change: mean of the metric on the clean prompt less that on the corrupt one.
     """
 

@@ -23,17 +23,18 @@ from lm_jax.run import processes
 from lm_jax.run.files import to_jsonable, write_json, write_text
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.workdir import finish_time
 from lm_jax.text.preparation import MANIFEST, CorpusConfig, Prepared, prepare_corpus
 from lm_jax.text.tokenizer_training import train_byte_tokenizer
 from sparse_jax import posttrain
 from sparse_jax.config import PosttrainConfig
 from sparse_jax.pair import corpus, dense, report, task_scores
 from sparse_jax.pair.config import VARIANTS, PairConfig
-from sparse_jax.pair.folders import DENSE, MODEL, SUMMARY, exported_models
+from sparse_jax.pair.folders import DENSE, MODEL, SUMMARY, TEXT, exported_models, text_files
 from sparse_jax.pair.results import PairSummary, VariantResult
 from sparse_jax.results import PosttrainSummary
 
-TEXT, DATA = "text", "data"
+DATA = "data"
 # Read by the training of the tokenizer alone: often enough that all numbers of two digits, which
 # tasks on years continue with, are tokens of a small vocabulary too.
 _NUMBERS = ["x".join(f"{number:02d}" for number in range(100))] * 10_000
@@ -63,7 +64,7 @@ def run(config: PairConfig, folder: Path, *, force: bool = False) -> PairSummary
     results: dict[str, PosttrainSummary] = {}
     for name in config.variants:
         work = folder / name
-        if not (work / posttrain.SUMMARY).exists() or force:
+        if force or not finish_time(work):
             processes.on_first(lambda work=work: work.mkdir(exist_ok=True))
             posttrain.run(posttrain_config(config, folder, name), work, force=force, controls=first)
         results[name] = load_result(work / posttrain.SUMMARY, PosttrainSummary)
@@ -76,7 +77,7 @@ def run(config: PairConfig, folder: Path, *, force: bool = False) -> PairSummary
     tasks, unscored = task_scores.make_tasks(
         config.text.tasks,
         prepared.tokenizer,
-        [folder / TEXT / name for name in (corpus.PRETRAIN, corpus.POSTTRAIN)],
+        corpus.read_prompts(text_files(folder)),
         prompts=config.text.scored_prompts,
         context=config.context,
     )

@@ -1,12 +1,11 @@
 """How many prompts of the circuit tasks each model of the pair answers right.
 
 Prompts come from the generators of the training text, with another seed. Those that stand in the
-training text as they are, which happens where a task has few different prompts, are left out.
+training text as they are, which happens where a task has few different prompts, are left out, and
+others drawn in their place.
 """
 
-from collections.abc import Sequence
-import dataclasses
-import json
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import jax
@@ -19,7 +18,7 @@ from lm_jax.statistics import clustered_bootstrap, wilson
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import load_pretrained
 from sparse_jax import model as sparse_model
-from sparse_jax.circuits.metrics import METRICS
+from sparse_jax.circuits.metrics import METRICS, answers_right
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.circuits.tasks import Task, make_task
 from sparse_jax.model import SPARSE
@@ -29,60 +28,43 @@ from sparse_jax.pair.results import ScoredModel, TaskScore, UnscoredTask
 _SEED = 2**31
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoredTask:
-    """A task under the pair's tokenizer.
-
-    Attributes:
-      unseen_B: false for prompts that stand in the training text.
-    """
-
-    task: Task
-    unseen_B: np.ndarray
-
-
 def make_tasks(
     names: Sequence[str],
     tokenizer: Tokenizer,
-    texts: Sequence[Path],
+    trained_on: Set[str],
     *,
     prompts: int,
     context: int,
-) -> tuple[list[ScoredTask], tuple[UnscoredTask, ...]]:
-    """The tasks that the tokenizer can spell, and the others with the reason.
+) -> tuple[list[Task], tuple[UnscoredTask, ...]]:
+    """The tasks that have unseen prompts for the tokenizer, and the others with the reason.
 
     Args:
       names: of generators.
       tokenizer: of the pair.
-      texts: files of `corpus.write_corpora`.
-      prompts: to draw for each task.
+      trained_on: prompts of the training text (`corpus.read_prompts`).
+      prompts: of each task.
       context: positions of the models.
     """
-    training_prompts: set[str] = set()
-    for file in texts:
-        with file.open(encoding="utf-8") as lines:
-            rows = (json.loads(line) for line in lines)
-            training_prompts.update(*(row.get("prompts", ()) for row in rows))
     tasks, unscored = [], []
     for name in names:
         try:
-            task = make_task(name, tokenizer, count=prompts, seed=_SEED, max_length=context)
+            task = make_task(
+                name,
+                tokenizer,
+                count=prompts,
+                seed=_SEED,
+                trained_on=trained_on,
+                max_length=context,
+            )
         except BadInputError as error:
             unscored.append(UnscoredTask(name, str(error)))
-            continue
-        unseen = [
-            not any(each.clean + answer in training_prompts for answer in each.answers)
-            for each in task.examples
-        ]
-        if sum(unseen) < 2:
-            unscored.append(UnscoredTask(name, "the training text has all prompts that were drawn"))
-            continue
-        tasks.append(ScoredTask(task, np.array(unseen)))
+        else:
+            tasks.append(task)
     return tasks, tuple(unscored)
 
 
 def score(
-    folder: Path, models: Sequence[ScoredModel], tasks: Sequence[ScoredTask], *, context: int
+    folder: Path, models: Sequence[ScoredModel], tasks: Sequence[Task], *, context: int
 ) -> tuple[TaskScore, ...]:
     """Every model on every task.
 
@@ -108,27 +90,25 @@ def _load(folder: Path) -> CircuitModel:
 
 
 def _score(
-    named: ScoredModel, model: CircuitModel, tasks: Sequence[ScoredTask], context: int
+    named: ScoredModel, model: CircuitModel, tasks: Sequence[Task], context: int
 ) -> list[TaskScore]:
     results = []
-    for scored in tasks:
-        arrays, manifest = scored.task.arrays, scored.task.manifest
-        clean_B, corrupt_B = (
-            np.asarray(
-                METRICS[manifest.metric](
-                    *_logits(model, tokens_BT, arrays.valid_BT, arrays.position_B, context),
-                    jax.tree.map(jnp.asarray, arrays.continuations),
-                )
-            )[scored.unseen_B]
+    for task in tasks:
+        arrays, manifest = task.arrays, task.manifest
+        continuations = jax.tree.map(jnp.asarray, arrays.continuations)
+        clean, corrupt = (
+            _logits(model, tokens_BT, arrays.valid_BT, arrays.position_B, context)
             for tokens_BT in (arrays.clean_BT, arrays.corrupt_BT)
         )
-        change_B = clean_B - corrupt_B
+        value = METRICS[manifest.metric]
+        change_B = np.asarray(value(*clean, continuations) - value(*corrupt, continuations))
+        right_B = np.asarray(answers_right(manifest.metric, *clean, continuations))
         results.append(
             TaskScore(
                 task=manifest.name,
                 model=named,
                 metric=manifest.metric,
-                accuracy=wilson(int((clean_B > 0).sum()), len(clean_B)),
+                accuracy=wilson(int(right_B.sum()), len(right_B)),
                 change=clustered_bootstrap(change_B, np.arange(len(change_B)), seed=0),
             )
         )

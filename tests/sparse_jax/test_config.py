@@ -45,6 +45,10 @@ OTHERS = {
         {"slack_over": "control"},
         "config.slack_over = 'control' needs config.control = True",
     ),
+    "updates that cannot be paired": (
+        {"control": True, "slack_over": "control", "paired": True, "skip_sigma": 4.0},
+        "config.skip_sigma = 4.0 skips updates, and config.paired compares each with that of the",
+    ),
     "no seed": ({"seeds": ()}, "config.seeds = () must be"),
     "seed below 0": ({"seeds": (-1,)}, "config.seeds = (-1,) must be"),
     "mesh of nothing": ({"mesh": (0, 1, 1)}, "config.mesh = (0, 1, 1) must be"),

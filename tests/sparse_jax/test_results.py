@@ -1,5 +1,6 @@
 """Results over seeds: mean and range, intervals of one run, and strict reading of their files."""
 
+import dataclasses
 import json
 import shutil
 
@@ -14,6 +15,9 @@ from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.statistics import Interval
 from lm_jax.text.preparation import SplitSize
 from sparse_jax import export, posttrain, run_identity, task
+from sparse_jax.config import OVER_CONTROL, PosttrainConfig
+from sparse_jax.report import Run, build
+from sparse_jax.report_text import terms
 from sparse_jax.results import (
     ComparedRun,
     ControlResult,
@@ -68,6 +72,28 @@ RUNS = (
 )
 
 
+def summary():
+    """A post-training of these runs, with one control."""
+    control = ControlResult(
+        1, "seed_1/control", RUNS[0].loss, RUNS[0].difference, 4, 1000, RUNS[3].rounding
+    )
+    return PosttrainSummary(
+        model="base",
+        model_sha256="0" * 64,
+        family="llama",
+        context=8,
+        corpus=CorpusSummary("text", {"train": SplitSize(0.9, 18, 400)}),
+        trained_parameters=7,
+        dense_loss=3.0,
+        validation_tokens=400,
+        seeds=(1, 2),
+        bounds=by_bound(RUNS, 3.0),
+        runs=RUNS,
+        controls=(control,),
+        device="cpu",
+    )
+
+
 def test_runs_are_grouped_by_their_bound():
     tight, loose = by_bound(RUNS, 3.0)
     assert (tight.seeds, loose.target) == ((1, 2), 3.5)
@@ -83,26 +109,9 @@ def test_runs_are_grouped_by_their_bound():
 
 def test_a_summary_is_read_back_as_it_was_written(tmp_path):
     path = tmp_path / posttrain.SUMMARY
-    control = ControlResult(
-        1, "seed_1/control", RUNS[0].loss, RUNS[0].difference, 4, 1000, RUNS[3].rounding
-    )
-    summary = PosttrainSummary(
-        model="base",
-        model_sha256="0" * 64,
-        family="llama",
-        context=8,
-        corpus=CorpusSummary("text", {"train": SplitSize(0.9, 18, 400)}),
-        trained_parameters=7,
-        dense_loss=3.0,
-        validation_tokens=400,
-        seeds=(1, 2),
-        bounds=by_bound(RUNS, 3.0),
-        runs=RUNS,
-        controls=(control,),
-        device="cpu",
-    )
-    write_json(path, summary)
-    assert load_result(path, PosttrainSummary) == summary
+    whole = summary()
+    write_json(path, whole)
+    assert load_result(path, PosttrainSummary) == whole
     tree = read_json(path)
     jsonschema.validate(tree, json_schema(PosttrainSummary))
     tree["runs"][1]["edges"]["low"] = "0.1"
@@ -166,6 +175,38 @@ def test_two_seeds_are_two_runs_with_their_controls(base, text, tmp_path, capsys
     assert "one run" not in printed
     page = (folder / posttrain.REPORT).read_text("utf-8")
     assert "means of 2 seeds" in page and f"({low} to {high})" in page
+
+
+def test_the_terms_of_the_page_are_those_of_the_method_that_ran():
+    plain = terms(PosttrainConfig())
+    assert "the scaled score plus a bias, is above 0; in training it is sampled." in plain["open"]
+    assert plain["bound"] == "The dense model's loss on the held-out text, and a slack."
+    late = terms(PosttrainConfig(**OVER_CONTROL, renormalise=True))
+    assert "the score without its scale plus a bias" in late["open"]
+    assert "sampled, and in the last 40% of the updates open by this rule too." in late["open"]
+    assert "divided by the sum of those that are open" in late["open"]
+    assert late["bound"].startswith("The control model's loss") and "same update" in late["bound"]
+    always = terms(PosttrainConfig(by_rule=1.0, targets=(3.0,)))
+    assert "in training too." in always["open"] and "sampled" not in always["open"]
+    assert "given in the config" in always["bound"]
+
+
+def test_a_bound_that_moves_is_drawn_and_the_slack_is_over_what_it_was_set_over():
+    shown = dataclasses.replace(
+        summary(), runs=RUNS[:1], seeds=(1,), bounds=by_bound(RUNS[:1], 3.0)
+    )
+    steps = {"step": [1, 2], "edges": [0.5, 0.4], "strength": [1.0, 2.0], "loss": [4.0, 3.5]}
+    edges = {"layer": [0], "head": [0], "open": [1], "pairs": [2]}
+    fixed = Run(RUNS[0], steps, [], edges, ())
+    moving = dataclasses.replace(fixed, moving=(4.321, 3.876))
+    over = PosttrainConfig(**OVER_CONTROL, slacks=(0.07,))
+    pages = [
+        build(config, shown, [result], provenance={})
+        for config, result in ((PosttrainConfig(), fixed), (over, moving))
+    ]
+    assert "4.321" not in pages[0] and "bound was +0.1000 against the dense model" in pages[0]
+    assert "4.321" in pages[1] and "3.876" in pages[1] and "bound in training" in pages[1]
+    assert "bound was +0.0700 against the control" in pages[1]
 
 
 def test_one_seed_is_reported_as_one_run(base, text, tmp_path, capsys):

@@ -184,6 +184,31 @@ def test_with_force_other_texts_are_reported_without_training_again(base, text, 
     assert not list(folder.glob("seed_*/*.replaced_*"))
 
 
+def test_another_export_keeps_the_bound_over_the_control(base, text, tmp_path):
+    """The control is evaluated again, with another rounding; no run is trained again for that."""
+    folder = tmp_path / "run"
+    over = {"control": True, "slack_over": "control", "slacks": (0.5,), "paired": True}
+    config = settings(base, text, steps=4, eval_every=4, dtype="bfloat16", distill=0.0, **over)
+    command(config, folder)
+    control = folder / "seed_234" / posttrain.CONTROL
+    (before,) = summary_of(folder)["controls"]
+    first = read_json(control / task_module.LOSS)["loss"]
+    assert before["loss"]["estimate"] == first
+    # As a folder from before there was this file.
+    (control / task_module.LOSS).unlink()
+    config.export_dtype = "float32"
+    command(config, folder, resume="force")
+    summary = summary_of(folder)
+    assert summary["controls"][0]["loss"]["estimate"] != first
+    assert not list(folder.glob("seed_*/*.replaced_*"))
+    assert summary["runs"][0]["target"] == first + 0.5
+    assert read_json(control / task_module.LOSS)["loss"] == first
+    # The page has the bound of each update.
+    page = (folder / posttrain.REPORT).read_text("utf-8")
+    bounds = [loss + 0.5 for loss in losses_in(control)]
+    assert "bound in training" in page and f"{bounds[-1]:.4g}" in page
+
+
 @pytest.mark.parametrize("phase", ["the dense evaluation", "the last comparison"])
 def test_a_stop_is_obeyed_during(phase, base, text, tmp_path, monkeypatch, capsys):
     folder, config = tmp_path / "run", settings(base, text, steps=4, eval_every=4)

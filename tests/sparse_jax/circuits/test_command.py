@@ -74,13 +74,16 @@ def test_a_typo_is_one_line_that_names_the_nearest(arguments, message, tmp_path,
     assert error.count("\n") == 1 and message in error
 
 
-def test_a_pair_gives_all_three_models(monkeypatch):
+def test_a_pair_gives_all_three_models_and_its_text(monkeypatch, tmp_path):
     folders = {"dense": Path("p/d"), "control": Path("p/c"), "sparse": Path("p/s")}
     monkeypatch.setattr(command, "model_folders", lambda folder: folders)
-    asked = command.Options(pair="p", sparse="other")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "posttrain.jsonl").touch()
+    asked = command.Options(pair=str(tmp_path), sparse="other")
     config = command.settings(cli.Arguments(experiment("smoke"), None, asked))
     # An option of its own comes before the pair.
     assert config.models == {"dense": "p/d", "control": "p/c", "sparse": "other"}
+    assert config.trained_on == (str(tmp_path / "text" / "posttrain.jsonl"),)
 
 
 def test_options_set_the_fields_of_their_names():

@@ -114,3 +114,19 @@ def test_every_pair_of_metrics_has_the_same_sign_for_one_answer_each():
     result, _ = values(task, drawn_logits(task, tokenizer))
     for one, other in itertools.pairwise(result.values()):
         np.testing.assert_array_equal(np.sign(one), np.sign(other))
+
+
+def test_a_right_answer_beats_every_wrong_one():
+    """A mean over wrong logits is low where the model expects one of two wrong names."""
+    logits_BV = jnp.array([[2.0, 3.0, -9.0], [2.0, 1.0, -9.0], [2.0, 2.0, 2.0]])
+    one = jnp.zeros((3, 1), jnp.int32)
+    wrong = jnp.tile(jnp.array([1, 2]), (3, 1))
+    nothing = jnp.zeros((3, 0), jnp.int32)
+    continuations = metrics.Continuations(one, wrong, one[:, 0], nothing, nothing)
+    given = (logits_BV, logits_BV, continuations)
+    assert (metrics.logit_difference(*given)[:2] > 0).all()
+    right = metrics.answers_right("logit_difference", *given)
+    np.testing.assert_array_equal(right, [False, True, False])
+    # Of many, sums are compared: e^2 is below e^3, and above e.
+    both = metrics.answers_right("probability_difference", *given)
+    np.testing.assert_array_equal(both, [False, True, False])

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from sparse_jax.circuits.config import CircuitConfig
+from sparse_jax.circuits.discover import visible_edges
 from sparse_jax.circuits.measurements import rows
+from sparse_jax.circuits.parts import ATTRIBUTION, values_table
 from sparse_jax.circuits.piece import Measurement, _rank_values
+from sparse_jax.circuits.runs import Batch
 from sparse_jax.circuits.tasks import make_task
 from tests.sparse_jax.circuits.small_models import circuit_model
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
@@ -45,3 +48,37 @@ def test_the_drawn_prompt_begins_with_a_first_token_of_id_0():
     ids = tokenizer.encode(task.examples[1].clean)
     assert ids[0] == 0 and drawn.metric == 2.0
     assert drawn.tokens == tuple(tokenizer.decode([each]) for each in ids)
+
+
+def test_the_drawn_edges_are_those_of_the_circuit(monkeypatch):
+    """Open edges are in a circuit before closed ones, whose importance of 0 may be higher."""
+    tokenizer = word_tokenizer()
+    task = make_task("ioi", tokenizer, count=2, seed=0)
+    model = circuit_model(vocab_size=tokenizer.vocab_size)
+    names = {"task": "ioi", "model": "sparse"}
+    real = visible_edges(model, Batch.of(task))
+    open_edges = np.zeros_like(real)
+    importance = np.zeros(real.shape)
+    for place, value in {(0, 1, 3, 2): 2.0, (1, 0, 5, 1): -1.0, (1, 2, 4, 4): -3.0}.items():
+        layer, *rest = place
+        open_edges[layer, :, *rest] = True
+        importance[layer, :, *rest] = value
+    monkeypatch.setattr(Measurement, "_open_edges", open_edges)
+
+    def stored(part):
+        if part.measurement == ATTRIBUTION:
+            return values_table(-importance)
+        if part.measurement == "metrics":
+            kind = {"quantity": "metric", "method": "clean"}
+            return rows([1.0, 1.0], {"prompt": [0, 1]}, **kind, **names)
+        # The effect of an empty circuit, and of one, two and four edges.
+        curve = np.repeat([[0.0], [0.2], [1.0], [1.0]], 2, 1)
+        axes = {"size": [0, 1, 2, 4], "prompt": [0, 1]}
+        return rows(curve, axes, quantity="curve", component="token_edges", **names)
+
+    config = CircuitConfig(components=("token_edges",))
+    drawn = Measurement(config, names, model, task, stored).drawn(tokenizer)
+    assert drawn.edges_needed == 2
+    places = [(each.layer, each.head, each.query, each.key) for each in drawn.edges]
+    assert places == [(0, 1, 3, 2), (1, 0, 5, 1)]
+    assert [each.importance for each in drawn.edges] == [2.0, -1.0]

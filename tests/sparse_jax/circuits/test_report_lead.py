@@ -1,5 +1,6 @@
 """The answer on top of a page: only models that solve a task have a circuit of it."""
 
+import dataclasses
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from sparse_jax.circuits.results import (
     CurveResult,
     ModelFacts,
     TaskResult,
+    Transfer,
 )
 
 SIZES = {"dense": 20.0, "control": 8.0, "sparse": 2.0}
@@ -84,3 +86,22 @@ def test_curves_have_the_axis_of_models_that_solve_the_task():
     ]
     # 0.95 with a band of a tenth, and a margin; not the thousand of the other model.
     assert scales and all(low == 0 and 1.045 <= high < 1.2 for low, high in scales), scales
+
+
+def test_transfers_have_numbers_of_models_that_solve_both_wordings():
+    own = summary(("control", "sparse"))
+    other = [
+        dataclasses.replace(each, task="other", solved=each.model == "sparse")
+        for each in own.results
+    ]
+    transfers = [
+        Transfer(role, "ioi", "other", size, 0.25, 0.125, 0.5, interval(7.0), interval(8.0))
+        for role, size in zip(SIZES, (20, 8, 2), strict=True)
+    ]
+    shown = dataclasses.replace(own, results=(*own.results, *other), transfers=tuple(transfers))
+    page = str(report.transfers(shown))
+    *_, dense, control, sparse = page.split("<tr>")
+    assert "7.00" in sparse and "0.25" in sparse and "not solved" not in sparse
+    for row, missing in ((dense, "ioi, other"), (control, "other")):
+        assert f"<small>not solved: {missing}</small>" in row
+        assert "7.00" not in row and "0.25" not in row

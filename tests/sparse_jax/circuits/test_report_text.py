@@ -7,7 +7,12 @@ from sparse_jax.circuits.report_text import format_count, ratio_sentences
 from sparse_jax.circuits.results import Ratio
 
 MODELS = ("dense", "control", "sparse")
-RANKINGS = (("signed", "prompt"), ("absolute", "prompt"), ("absolute", "task"))
+RANKINGS = (
+    ("signed", "prompt"),
+    ("signed", "task"),
+    ("absolute", "prompt"),
+    ("absolute", "task"),
+)
 
 
 def ratio(reference, model, ranking, scope, value):
@@ -33,8 +38,9 @@ def test_one_sentence_for_each_pair_with_the_sparse_model():
     ]
     assert list(ratio_sentences("copy, heads", ratios)) == [
         "copy, heads, dense : sparse: 2.00 [1.50, 2.50] ranked per prompt; "
-        "3.00 [2.50, 3.50] ranked per prompt by absolute effect; "
-        "4.00 [3.50, 4.50] ranked per task by absolute effect.",
+        "3.00 [2.50, 3.50] ranked per task; "
+        "4.00 [3.50, 4.50] ranked per prompt by absolute effect; "
+        "5.00 [4.50, 5.50] ranked per task by absolute effect.",
         "copy, heads, control : sparse: no ratio, as control does not solve copy.",
     ]
 

@@ -3,6 +3,7 @@
 from collections import Counter
 import dataclasses
 import itertools
+import json
 import math
 import re
 import shutil
@@ -245,6 +246,31 @@ def test_the_paper_is_beside_its_own_tasks_alone(done):
         text = str(report.published(each))
         assert "Ours" in text and "ioi" in text
         assert tuple(part for part in printed if part in text) == wanted
+
+
+def test_no_task_has_prompts_of_the_training_text(models, tmp_path):
+    config = from_plain(settings(models, tasks=("ioi",), rephrased="ioi_rephrased"), CircuitConfig)
+    opened = {role: study.open_model(role, source) for role, source in config.models.items()}
+    before = study.read_tasks(config, opened)
+    text = tmp_path / "pretrain.jsonl"
+    for task in before.values():
+        lines = [each.clean + each.answers[0] for each in task.examples[1:]]
+        rows = [{"text": "an article"}, {"text": "\n".join(lines), "prompts": lines}]
+        with text.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    config = dataclasses.replace(config, trained_on=(str(text),))
+    for name, task in study.read_tasks(config, opened).items():
+        old = before[name].examples
+        assert [each in task.examples for each in old] == [True] + [False] * (COUNT - 1)
+        facts = study.task_facts(name, task, None)
+        assert facts.kept == COUNT and facts.dropped["in the training text"] == COUNT - 1
+    for line, message in (("[1]", "has no JSON object a line"), (None, "No such file")):
+        if line:
+            text.write_text(line)
+        else:
+            text.unlink()
+        with pytest.raises(BadInputError, match=rf"pretrain\.jsonl.* {message}"):
+            study.read_tasks(config, opened)
 
 
 def stop_after(monkeypatch, every):

@@ -99,6 +99,23 @@ def test_the_same_seed_gives_the_same_task_and_excluded_examples_do_not_come_aga
     assert apart.manifest.dropped["drawn before"] > other.manifest.dropped["drawn before"]
 
 
+def test_prompts_of_a_training_text_are_dropped_and_others_drawn():
+    tokenizer = word_tokenizer()
+    task = make_task("greater_than", tokenizer, count=40, seed=0)
+    seen = task.examples[:30]
+    text = {each.clean + each.answers[-1] for each in seen}
+    # With a wrong continuation it is another line.
+    text |= {each.clean + each.wrong_answers[0] for each in task.examples[30:]}
+    unseen = make_task("greater_than", tokenizer, count=40, seed=0, trained_on=text)
+    assert not {each.clean for each in seen} & {each.clean for each in unseen.examples}
+    assert unseen.examples[:10] == task.examples[30:]
+    # Each comes once in the first 40, and perhaps again in the further draws.
+    assert unseen.manifest.kept == 40 and unseen.manifest.dropped["in the training text"] >= 30
+    everything = {each.clean + each.answers[0] for each in unseen.examples} | text
+    with pytest.raises(BadInputError, match=r"0 of 2 examples fit \(40 x in the training text\)"):
+        make_task("greater_than", tokenizer, count=2, seed=0, trained_on=everything)
+
+
 def test_a_first_token_of_id_0_is_a_token():
     """Padding has that id as well; only `valid_BT` tells them apart."""
     tokenizer = word_tokenizer(special=["<bos>"])

@@ -13,6 +13,7 @@ from lm_jax.errors import BadInputError, StoppedError, UsageError
 from lm_jax.parallel import sharding
 from lm_jax.run import stop
 from lm_jax.run.config import from_plain
+from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import open_prepared
 from lm_jax.train import loop
@@ -230,6 +231,17 @@ def test_the_page_states_the_numbers_of_the_summary(whole):
     assert all(f"{task} was left out" in page for task in left_out)
     # The last point of the curve of pretraining, among the numbers of its table.
     assert f"<td>6</td><td>{summary.dense.cooldown.loss:.4g}</td>" in page
+
+
+def test_a_run_that_was_killed_before_its_page_is_concluded(whole, config):
+    folder, summary = whole
+    page = folder / "sparse" / posttrain.REPORT
+    # The provenance below it has the times of all starts.
+    before, _, _ = page.read_text("utf-8").partition("<footer")
+    for file in (page, folder / "sparse" / FINISHED_FILE):
+        file.unlink()
+    assert untimed(study.run(config, folder)) == untimed(summary)
+    assert page.read_text("utf-8").startswith(before)
 
 
 def test_stopped_anywhere_it_ends_in_the_same_models(whole, config, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import lm_jax
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
 from sparse_jax.circuits.tasks import make_task
 from sparse_jax.pair import task_scores
+from sparse_jax.pair.corpus import read_prompts
 from sparse_jax.pair.results import ScoredModel
 from tests.sparse_jax.circuits.small_models import circuit_model
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
@@ -21,7 +22,8 @@ def tasks_of(folder, lines=(), names=("ioi", "greater_than"), prompts=12):
     file = folder / "pretrain.jsonl"
     rows = [{"text": "an article"}, {"text": "\n".join(lines), "task": "ioi", "prompts": lines}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return task_scores.make_tasks(names, word_tokenizer(), [file], prompts=prompts, context=CONTEXT)
+    known = read_prompts([file])
+    return task_scores.make_tasks(names, word_tokenizer(), known, prompts=prompts, context=CONTEXT)
 
 
 def test_a_score_is_that_of_the_circuit_study(tmp_path):
@@ -37,9 +39,9 @@ def test_a_score_is_that_of_the_circuit_study(tmp_path):
     saved = CircuitModel.of(lm_jax.load_pretrained(folder))
     with jax.enable_x64(True):
         exact = jax.tree.map(lambda x: x.astype("float64"), saved.params)
-        for each, scored in zip(scores, tasks, strict=True):
+        for each, task in zip(scores, tasks, strict=True):
             assert each.model == named
-            batch = Batch.of(scored.task)
+            batch = Batch.of(task)
             wide = CircuitModel(exact, saved.cfg)
             clean_B, corrupt_B = (
                 np.asarray(metric(wide, batch, tokens))
@@ -53,21 +55,18 @@ def test_a_score_is_that_of_the_circuit_study(tmp_path):
 def test_prompts_of_the_training_text_are_left_out(tmp_path):
     task = make_task("ioi", word_tokenizer(), count=12, seed=task_scores._SEED)
     known = [each.clean + each.answers[0] for each in task.examples[:5]]
-    (scored,), _ = tasks_of(tmp_path, known, names=("ioi",))
-    assert scored.task.examples == task.examples
-    np.testing.assert_array_equal(scored.unseen_B, [False] * 5 + [True] * 7)
-    # With another continuation it is another line.
-    wrong = [task.examples[0].clean + task.examples[0].wrong_answers[0]]
-    (scored,), _ = tasks_of(tmp_path, wrong, names=("ioi",))
-    assert scored.unseen_B.all()
+    (unseen,), _ = tasks_of(tmp_path, known, names=("ioi",))
+    assert unseen.examples[:7] == task.examples[5:] and len(unseen.examples) == 12
+    assert unseen.manifest.dropped["in the training text"] >= 5
 
 
 def test_a_task_that_cannot_be_scored_is_named_with_the_reason(tmp_path):
-    task = make_task("ioi", word_tokenizer(), count=3, seed=task_scores._SEED)
+    # As many as are drawn for three.
+    task = make_task("ioi", word_tokenizer(), count=60, seed=task_scores._SEED)
     known = [each.clean + each.answers[0] for each in task.examples]
     tasks, (memorised,) = tasks_of(tmp_path, known, names=("ioi",), prompts=3)
     assert not tasks
     assert memorised.task == "ioi"
-    assert memorised.reason == "the training text has all prompts that were drawn"
-    _, (long,) = task_scores.make_tasks(("ioi",), word_tokenizer(), [], prompts=3, context=4)
-    assert "0 of 3 examples fit the tokenizer" in long.reason
+    assert "0 of 3 examples fit (60 x in the training text)" in memorised.reason
+    _, (long,) = task_scores.make_tasks(("ioi",), word_tokenizer(), set(), prompts=3, context=4)
+    assert "0 of 3 examples fit (60 x it is longer than" in long.reason
