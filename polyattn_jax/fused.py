@@ -76,10 +76,11 @@ def _per_head_row_map(
     data = attend.data
     if "valid_BT" in data:
         # Padding queries see nothing, so none of their rows counts as dead.
+        of_query, of_key = visibility.query_segments_BT, visibility.key_segments_BS
         visibility = dataclasses.replace(
             visibility,
-            query_segments_BT=jnp.where(data["valid_BT"], 0, -1),
-            key_segments_BS=jnp.zeros(k.shape[:2], jnp.int32),
+            query_segments_BT=jnp.where(data["valid_BT"], 0 if of_query is None else of_query, -1),
+            key_segments_BS=jnp.zeros(k.shape[:2], jnp.int32) if of_key is None else of_key,
         )
     kwargs = {"visibility": visibility, "scale": scale, "cap": cap, "heads": data["heads_N"]}
 
@@ -126,6 +127,10 @@ def _head_probe(
 
 def _stats(attend, q_BQNH, k, visibility, scale, cap) -> dict[str, RowStats]:
     """`score_stats` of one query per batch row at a time: each has a position of its own."""
+    if visibility.query_segments_BT is not None:
+        raise UsageError(
+            "attend: the kernel of row statistics reads one document a row; pass the probe unfused"
+        )
 
     def at_query(q_BNH, position_B, answer_B):
         def of(target):
@@ -158,7 +163,11 @@ def _scores(queries_BQ, q_BQNH, k, visibility, scale, cap) -> jax.Array:
     scores_BNQS = softcap(scores.reshape(B, N, Q, S) * scale, cap)
     positions_BQ1 = (visibility.start_B[:, None] + queries_BQ)[:, :, None]
     keys_11S = jnp.arange(S, dtype=jnp.int32)[None, None, :]
-    mask_BQS = visibility.tile(positions_BQ1, keys_11S)
+    segments = ()
+    if visibility.query_segments_BT is not None:
+        of_query_BQ = jnp.take_along_axis(visibility.query_segments_BT, queries_BQ, 1)
+        segments = (of_query_BQ[:, :, None], visibility.key_segments_BS[:, None])
+    mask_BQS = visibility.tile(positions_BQ1, keys_11S, *segments)
     return jnp.where(mask_BQS[:, None], scores_BNQS, -jnp.inf)
 
 

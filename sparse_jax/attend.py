@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels.attention.visibility import Visibility
-from kernels.core import dispatch
+from kernels.core import counts, dispatch
 from kernels.gated_attention import reference
 from kernels.gated_attention.api import gated_attention
 from kernels.gated_attention.config import MODES, Config
@@ -87,14 +87,14 @@ class Gated:
         pattern_BNTS, expected_BN, opened_BN = reference.weights(
             config, raw_BNTS, data["bias_N"], bits_BNTS, visible_B1TS
         )
-        return pattern_BNTS, _aux(expected_BN, opened_BN, visible_B1TS.sum((1, 2, 3)))
+        return pattern_BNTS, _aux(expected_BN, opened_BN, counts.total(visible_B1TS, (1, 2, 3)))
 
 
 def _aux(expected_BN: jax.Array, opened_BN: jax.Array, pairs_B: jax.Array) -> dict[str, jax.Array]:
     return {
         "expected_edges_BN": expected_BN,
         "open_edges_BN": opened_BN,
-        "pairs_B": pairs_B.astype(jnp.int32),
+        "pairs_B": pairs_B,
     }
 
 
@@ -176,8 +176,8 @@ def _kernel(
         segments = (visibility.query_segments_BT, visibility.key_segments_BS)
     if data["valid_BT"] is not None:
         # A padding query has a segment of its own, in which it sees nothing.
-        queries_BT = jnp.where(data["valid_BT"], 0, -1)
-        segments = (queries_BT, jnp.zeros((B, S), jnp.int32) if segments is None else segments[1])
+        of_query, of_key = segments or (0, jnp.zeros((B, S), jnp.int32))
+        segments = (jnp.where(data["valid_BT"], of_query, -1), of_key)
 
     def run(first, q_BTNH, k_BSKH, v_BSKH, bias_N, seed, window, segments, start_B):
         output = gated_attention(
@@ -223,7 +223,7 @@ def _kernel(
     pairs_BT = visibility.counts_BT(T, S)
     if data["valid_BT"] is not None:
         pairs_BT = jnp.where(data["valid_BT"], pairs_BT, 0)
-    aux = _aux(expected_BN, opened_BN, pairs_BT.sum(1))
+    aux = _aux(expected_BN, opened_BN, counts.total(pairs_BT, 1))
     return out_BTNH, aux if edges is None else aux | {EDGES: edges}
 
 

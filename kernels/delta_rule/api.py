@@ -91,7 +91,7 @@ def delta_rule(
         raise ValueError(f"{OP}: q has T = 0 steps; pass at least one")
     state_BNHE = initial_state
     if state_BNHE is None:
-        state_BNHE = jnp.zeros([size[letter] for letter in "BNHE"])
+        state_BNHE = jnp.zeros([size[letter] for letter in "BNHE"], jnp.float32)
     scale = size["H"] ** -0.5 if scale is None else scale
 
     reasons = {

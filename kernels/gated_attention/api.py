@@ -44,8 +44,8 @@ class GatedAttention(NamedTuple):
       out_BTNH: in the dtype of the values.
       expected_edges_BN: float32, the sum of sigma(e) over visible pairs; differentiable. Divide by
         the number of visible pairs for the mean, on which a penalty is usually set.
-      open_edges_BN: int32, the exact count of open gates over visible pairs; in mode "expected"
-        that of e > 0.
+      open_edges_BN: int32, the count of open gates over visible pairs, exact up to 2^31 - 1 and at
+        most that; in mode "expected" that of e > 0.
       edges: the list of open edges; None without `edge_capacity`.
     """
 

@@ -10,7 +10,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kernels.core import dispatch, noise
+from kernels.core import counts, dispatch, noise
 from kernels.gated_attention import tile
 from kernels.gated_attention.config import Call, Config
 
@@ -102,9 +102,7 @@ def edge_list(config: Config, call: Call, capacity: int) -> EdgeList:
                 (held_weights, weight_XS),
             )
         ]
-        # Saturates: a long enough call has more edges than int32 can count.
-        room = jnp.int32(jnp.iinfo(jnp.int32).max) - count
-        return (*held, count + jnp.minimum(is_open.sum(dtype=jnp.int32), room)), None
+        return (*held, counts.add(count, is_open.sum(dtype=jnp.int32))), None
 
     none = jnp.full((capacity,), -1, jnp.int32)
     empty = (none, none, jnp.zeros((capacity,), jnp.float32), jnp.int32(0))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from kernels.attention import mosaic_pipeline
 from kernels.attention.mosaic_pipeline import along
-from kernels.core import dispatch, noise
+from kernels.core import counts, dispatch, noise
 from kernels.gated_attention import pallas_plan, pallas_vjp, tile
 from kernels.gated_attention.config import Call, Config
 from kernels.gated_attention.pallas_plan import OP
@@ -52,7 +52,7 @@ def _forward(
         call.v_BSKH,
         call.visibility,
     )
-    opened_BN = opened_BNT.astype(jnp.int32).sum(-1)
+    opened_BN = counts.total(opened_BNT.astype(jnp.int32), -1)
     return (out_BTNH, expected_BNT.sum(-1), opened_BN), lse_BNT
 
 

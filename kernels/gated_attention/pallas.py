@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from kernels.attention import tiles
-from kernels.core import dispatch, noise
+from kernels.core import counts, dispatch, noise
 from kernels.gated_attention import instructions, pallas_plan, pallas_vjp, tile
 from kernels.gated_attention.config import Call, Config
 from kernels.gated_attention.pallas_plan import Inputs, Plan
@@ -53,7 +53,7 @@ def _forward(
         num_warps=plan.warps,
         num_stages=plan.stages,
     )(inputs)
-    return (out_BTNH, expected_BNI.sum(-1), opened_BNI.sum(-1)), lse_BNT
+    return (out_BTNH, expected_BNI.sum(-1), counts.total(opened_BNI, -1)), lse_BNT
 
 
 def _kernel(plan: Plan, refs: Inputs, out_ref, lse_ref, expected_ref, opened_ref) -> None:

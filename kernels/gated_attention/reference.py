@@ -10,7 +10,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from kernels.attention.rows import over_sum, softmax
-from kernels.core import noise
+from kernels.core import counts, noise
 from kernels.gated_attention import tile
 from kernels.gated_attention.config import Call, Config
 
@@ -70,7 +70,7 @@ def weights(
     if config.renormalise:
         weight_BNTS = over_sum(weight_BNTS)
     expected_BN = jnp.where(mask_B1TS, probability_BNTS, 0.0).sum((2, 3))
-    opened_BN = (is_open_BNTS & mask_B1TS).sum((2, 3), dtype=jnp.int32)
+    opened_BN = counts.total(is_open_BNTS & mask_B1TS, (2, 3))
     return weight_BNTS, expected_BN, opened_BN
 
 

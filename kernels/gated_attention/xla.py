@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from kernels.attention.batches import CACHED_ELEMENTS, in_groups, rows_within
 from kernels.attention.visibility import Visibility, key_blocks
-from kernels.core import dispatch, noise
+from kernels.core import counts, dispatch, noise
 from kernels.gated_attention import tile
 from kernels.gated_attention.config import Call, Config
 
@@ -214,7 +214,7 @@ def _forward(config: Config, call: Call):
             out_BKGXH = out_BKGXH / jnp.where(mass_BKGX == 0.0, 1.0, mass_BKGX)[..., None]
         expected, opened = sums
         result = rows.opened.astype(jnp.int32).sum(-1, dtype=jnp.int32)
-        sums = (expected + rows.expected.sum(-1), opened + result)
+        sums = (expected + rows.expected.sum(-1), counts.add(opened, result))
         return sums, (out_BKGXH.astype(call.v_BSKH.dtype), _Saved(lse_BKGX, mass_BKGX))
 
     zeros = (jnp.zeros((B, K, G), jnp.float32), jnp.zeros((B, K, G), jnp.int32))

@@ -88,7 +88,7 @@ def selective_scan(
         raise ValueError(f"{OP}: u has T = 0 steps; pass at least one")
     state_BIJ = initial_state
     if state_BIJ is None:
-        state_BIJ = jnp.zeros((size["B"], size["I"], size["J"]))
+        state_BIJ = jnp.zeros((size["B"], size["I"], size["J"]), jnp.float32)
 
     reasons = {"triton": _unsupported_reason(size["J"]), "xla": "", "reference": ""}
     run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, reasons)]

@@ -11,8 +11,9 @@ import lm_jax
 from lm_jax.errors import UsageError
 from polyattn_jax import measure, row_maps
 from polyattn_jax.fused import by_kernels
+from polyattn_jax.probe import Probe
 from polyattn_jax.row_maps import RECIPES
-from polyattn_jax.substitute import GlobalRowMap, recipe
+from polyattn_jax.substitute import GlobalRowMap, recipe, substitute
 from tests import rounding
 
 L, N, B, T = 2, 4, 2, 37
@@ -88,6 +89,26 @@ def test_one_recipe_everywhere_also_while_decoding(params, tokens_BT):
         cache = out.cache
         steps.append(out.logits)
     rounding.assert_within(jnp.concatenate(steps, 1), wanted)
+
+
+def test_documents_stay_apart_where_there_is_padding_too(params, tokens_BT):
+    """Queries that are no padding once lost their documents in the kernel."""
+    document_BT = jnp.broadcast_to(jnp.repeat(jnp.arange(3), np.array([9, 14, T - 23])), (B, T))
+    valid_BT = jnp.arange(T)[None] < jnp.array([[T], [30]])
+    heads_LN = jnp.array([[True, False, True, True], [False, True, True, False]])
+    attend = substitute([RECIPES["relu_p2_b0"].map], 0, 0.5, heads_LN, valid_BT)
+
+    def outputs(attend):
+        out = lm_jax.forward(params, tokens_BT, CFG, attend=attend, document_BT=document_BT)
+        return {"logits": jnp.where(valid_BT[..., None], out.logits, 0.0), **out.aux}
+
+    wanted = rounding.expected(lambda: outputs(attend))
+    for computed in (attend, by_kernels(attend)):
+        rounding.assert_within(jax.jit(outputs)(computed), wanted)
+    queries_BQ = jnp.zeros((B, 1), jnp.int32)
+    probe = Probe(queries_BQ, queries_BQ, jnp.zeros(1))
+    with pytest.raises(UsageError, match="one document a row; pass the probe unfused"):
+        outputs(by_kernels(probe))
 
 
 def test_no_score_matrix_is_formed(params, tokens_BT):

@@ -95,6 +95,25 @@ def test_kernels_and_scores_agree_with_the_definition_within_rounding(family, mo
         rounding.assert_within(jax.jit(outputs)(computed), wanted)
 
 
+def test_documents_stay_apart_where_there_is_padding_too():
+    """Queries that are no padding once lost their documents in the kernel."""
+    cfg = FAMILIES["llama"]
+    params, tokens_BT = inputs(cfg)
+    document_BT = jnp.broadcast_to(jnp.arange(T) >= 6, (B, T)).astype(jnp.int32)
+    valid_BT = jnp.arange(T)[None] < jnp.array([[T], [11]])
+    attend = gated(cfg, mode="threshold", bias=1.0, valid_BT=valid_BT)
+
+    def outputs(attend):
+        out = lm_jax.forward(params, tokens_BT, cfg, attend=attend, document_BT=document_BT)
+        return {"logits": jnp.where(valid_BT[..., None], out.logits, 0.0), **out.aux}
+
+    wanted = rounding.expected(lambda: outputs(attend))
+    pairs_B = [sum(range(7)) + sum(range(n + 1)) for n in (T - 6, 5)]
+    np.testing.assert_array_equal(wanted.values["pairs_B"], [pairs_B, pairs_B])
+    for computed in (attend, by_kernels(attend)):
+        rounding.assert_within(jax.jit(outputs)(computed), wanted)
+
+
 @pytest.mark.parametrize("family", ["llama", "windows"])
 def test_on_a_mesh_the_kernel_samples_the_gates_of_one_device(family, monkeypatch):
     """The GPU kernel, interpreted: rows over data and heads over tensor, with some padding."""

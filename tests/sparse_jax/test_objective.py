@@ -147,6 +147,14 @@ def test_edges_are_the_mean_over_layers_of_the_share_of_visible_pairs():
     assert int(objective.normalizers(rows())["pairs"][0]) == visible
 
 
+def test_pairs_of_more_than_int32_holds_are_counted():
+    """64 rows of 2,048 tokens and 32 heads: the share of open edges was 2,049 times too large."""
+    objective = Sparsifying(dataclasses.replace(CFG, windows=()), FIXED)
+    pairs_L = objective._pairs_L(jnp.ones((64, 2048), bool)) * 32
+    wanted = 64 * 32 * 2048 * 2049 // 2
+    np.testing.assert_allclose(pairs_L, wanted, rtol=4 * U)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_the_divergence_from_the_dense_model_against_float64(temperature):
     options = {"adapters": LORA, "bias": -0.5, "distill": 1.5, "temperature": temperature}
