@@ -17,9 +17,6 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Triton decides on import whether its kernels are interpreted.
 os.environ["TRITON_INTERPRET"] = "1"
-# Most tests are many small programs that run once each, and LLVM's optimisation is most of their
-# time. `optimised_where_marked` lifts it.
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # What a test compiles is neither taken from the user's cache nor put there.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 # It would win over the flag below.
@@ -28,14 +25,15 @@ os.environ.pop("JAX_NUM_CPU_DEVICES", None)
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_cpu_parallel_codegen_split_count=1"
 )
+# Most tests are many small programs that run once each, and compiling is most of their time: it
+# takes a fraction of it without LLVM's optimisation, which `optimised_where_marked` lifts, and half
+# without XLA's emitters of fused loops.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(os.environ.get("COMPILE_AS_USERS") != "1"))
 # From jax 0.11 on XLA has nothing but the emitters, and a process ends at a flag that is unknown.
-os.environ["FAST_FLAGS"] = (
-    "--xla_cpu_use_fusion_emitters=false"
-    if importlib.metadata.version("jax").startswith("0.10.")
-    else ""
-)
-if os.environ.get("FAST_COMPILE") == "1":
-    os.environ["XLA_FLAGS"] += f" {os.environ['FAST_FLAGS']}"
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and importlib.metadata.version(
+    "jax"
+).startswith("0.10."):
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=4"
 
@@ -66,9 +64,10 @@ def optimised_where_marked(request: pytest.FixtureRequest) -> Generator[None]:
         return
     import jax
 
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from pathlib import Path
 import re
 import shutil
@@ -151,12 +150,9 @@ def test_the_smoke_mode_of_a_study_runs(name, tmp_path):
         f"--config={FILES[name]}:smoke",
         f"--workdir={tmp_path / 'w'}",
     ]
-    # No number is tested, so programs may be compiled the faster way.
-    flags = f"{os.environ['XLA_FLAGS']} {os.environ['FAST_FLAGS']}"
     # A process that hangs must not block the other tests.
     ended = subprocess.run(
         [sys.executable, *argv],
-        env=os.environ | {"XLA_FLAGS": flags},
         capture_output=True,
         text=True,
         check=False,
