@@ -91,8 +91,10 @@ def heat_map(
         strong += [alt.FieldLTPredicate(field=fv, lt=-end)] if diverging else []
         either = alt.LogicalOrPredicate(**{"or": strong})
         pale = alt.LogicalNotPredicate(**{"not": either})
+        valid = alt.FieldValidPredicate(field=fv, valid=True)
         for style, cells in (("value", pale), ("strong", either)):
-            drawn.append(text.mark_text(style=style).transform_filter(cells))
+            known = alt.LogicalAndPredicate(**{"and": [valid, cells]})
+            drawn.append(text.mark_text(style=style).transform_filter(known))
     return layers.chart(
         drawn,
         rows,

@@ -243,7 +243,9 @@ def by_category(field: str, names: Sequence[str], *, lines: bool) -> "list[Any]"
     legend = alt.Legend(title=None, values=named, **options) if named else None
     cycle = DASHES if lines else SHAPES
     channel: dict[str, Any] = {"field": field, "type": "nominal", "legend": legend}
-    own = alt.Scale(domain=names, range=[cycle[i % len(cycle)] for i in range(len(names))])
+    # one step further each time that the colours begin again, so that no two look alike
+    steps = [i + i // theme.COLOURS for i in range(len(names))]
+    own = alt.Scale(domain=names, range=[cycle[step % len(cycle)] for step in steps])
     return [
         alt.Color(**channel, scale=alt.Scale(domain=names)),
         (alt.StrokeDash if lines else alt.Shape)(**channel, scale=own),

@@ -62,7 +62,7 @@ DARK: Palette = {
     "s7": "#b4b4b4",
 }
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-serif'
-_COLOURS = 8
+COLOURS = 8
 
 
 def css() -> str:
@@ -122,7 +122,7 @@ def vega_config(palette: Palette) -> dict[str, Any]:
             "offset": 10,
         },
         "range": {
-            "category": [palette[f"s{i}"] for i in range(_COLOURS)],
+            "category": [palette[f"s{i}"] for i in range(COLOURS)],
             "heatmap": [page, hot],
             "diverging": [cold, page, hot],
         },

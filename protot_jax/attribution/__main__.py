@@ -53,11 +53,11 @@ def format_report(result: AttributionReport) -> str:
     for target in result.targets:
         lines.append(
             f"{target.token.text!r}: probability {target.probability:.3f}, logit "
-            f"{target.logit:+.3f} over the mean; {target.pairs_for_90_percent:,} of "
-            f"{target.entries:,} pairs have 90 % of all absolute shares; sums agree to "
+            f"{target.logit:+.3f} nats over the mean; {target.pairs_for_90_percent:,} of "
+            f"{target.entries:,} pairs have 90 % of the sum of all absolute parts; sums agree to "
             f"{target.certificate.largest:.1e}"
         )
-        heads = ["prototype", "from", "to", "weight", "share of the logit"]
+        heads = ["prototype", "from", "to", "weight", report.PART]
         lines.append(terminal.format_table(heads, _rows(result, target), left=(0, 1, 2)))
     return "\n".join(lines)
 

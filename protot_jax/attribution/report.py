@@ -17,6 +17,8 @@ from protot_jax.attribution.results import AttributionReport, Target
 _PROSE = Prose("protot_jax.attribution")
 # Largest error of a sum in float32 that is taken for rounding (circuits.md, graph certificates).
 BAR = 1e-5
+# Name and unit of what a logit is the sum of.
+PART = "part of the logit (nats)"
 
 
 def render(result: AttributionReport, *, provenance: Mapping[str, object] | None = None) -> str:
@@ -48,30 +50,37 @@ def _verdict(result: AttributionReport) -> Part:
 
 
 def _section(result: AttributionReport, target: Target) -> Section:
-    share = f"Probability {target.probability:.3f}, logit {target.logit:+.3f} over the mean."
+    outcome = f"Probability {target.probability:.3f}, logit {target.logit:+.3f} nats over the mean."
     through, measured = target.through.prototypes, target.measured.prototypes
     ends = _symmetric(through, measured)
     return section(
         f"Next token: {target.token.text}",
-        share,
+        outcome,
         report.grid(
-            _by_prototype(through, _PROSE("through"), ends),
-            _by_prototype(measured, _PROSE("measured", target.measured.spearman), ends),
+            _by_prototype(through, _PROSE("through"), PART, ends),
+            _by_prototype(
+                measured,
+                _PROSE("measured", target.measured.spearman),
+                "fall of the logit (nats)",
+                ends,
+            ),
         ),
         _pairs(result, target),
         _sources(result, target),
-        _by_prototype(target.direct.prototypes, _PROSE("direct")),
+        _by_prototype(target.direct.prototypes, _PROSE("direct"), PART),
         report.details("Sums and their errors", _sums(target)),
     )
 
 
-def _by_prototype(rows: tuple, caption: str, ends: tuple[float, float] | None = None) -> Part:
+def _by_prototype(
+    rows: tuple, caption: str, value_label: str, ends: tuple[float, float] | None = None
+) -> Part:
     return report.heat_map(
         rows,
         caption=caption,
         x_label="prototype",
         y_label="layer",
-        value_label="share of the logit",
+        value_label=value_label,
         scale="diverging",
         value_range=ends,
     )
@@ -90,7 +99,7 @@ def _sources(result: AttributionReport, target: Target) -> Part:
         caption=_PROSE("sources"),
         x_label="token",
         y_label="source",
-        value_label="share of the logit",
+        value_label=PART,
         row_labels=["embedding", *(f"MLP {layer}" for layer in range(len(sources.mlps)))],
         column_labels=_names(result),
         scale="diverging",
@@ -100,7 +109,7 @@ def _sources(result: AttributionReport, target: Target) -> Part:
 def _pairs(result: AttributionReport, target: Target) -> Part:
     names = _names(result)
     return table(
-        ["prototype", "from", "to", Column("weight", ".3f"), Column("share", "+.4f")],
+        ["prototype", "from", "to", Column("weight", ".3f"), Column(PART, "+.4f")],
         [
             [
                 f"L{pair.layer}P{pair.prototype}",
@@ -123,17 +132,17 @@ def _sums(target: Target) -> Part:
         ("sources", _total(sources.tokens), _total(sources.mlps), sources.constant),
         ("direct", _total(direct.prototypes), direct.token + sum(direct.mlps), direct.constant),
     ]
-    for layer, shares in enumerate(through.prototypes):
-        parts = _total(shares), through.bypass[layer], through.later[layer]
+    for layer, own in enumerate(through.prototypes):
+        parts = _total(own), through.bypass[layer], through.later[layer]
         rows.append((f"layer {layer}", *parts))
     certificate = target.certificate
     errors = [certificate.sources, certificate.direct, *certificate.layers]
     heads = [
         "sum",
-        Column("tokens; prototypes", "+.4f"),
-        Column("MLPs; past the mixer; last token and MLPs", "+.4f"),
-        Column("constant; later", "+.4f"),
-        Column("error", ".1e"),
+        Column("tokens; prototypes (nats)", "+.4f"),
+        Column("MLPs; past the mixer; last token and MLPs (nats)", "+.4f"),
+        Column("constant; later (nats)", "+.4f"),
+        Column("error, relative", ".1e"),
     ]
     return table(
         heads,

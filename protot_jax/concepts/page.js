@@ -16,8 +16,12 @@ const aboveChance = (gate) => (gate.mutual_information === null ? null
 const chanceDetail = (gate) => (gate.mutual_information === null ? ""
   : ` (${number(gate.mutual_information)}, by chance ${number(gate.mutual_information_by_chance)})`);
 
+// In tokens; infinite where the file has null, for the decay has rounded to 1.
+const life = (p) => p.half_life ?? Infinity;
+
 const MEASURES = [
-  ["half-life (tokens, log scale)", (p) => p.half_life, (x) => Math.log(Math.max(x, 1e-6))],
+  ["half-life (tokens, log scale)", life, (x) => Math.log(Math.max(x, 1e-6)),
+    (x) => (x === Infinity ? "∞" : number(x))],
   ["repetition of its top tokens", (p) => p.repetition],
   ["write: peak over mean", (p) => p.write.peak_over_mean],
   ["write: MI above chance (nats)", (p) => aboveChance(p.write),
@@ -54,7 +58,7 @@ const title = (p) => `Layer ${p.layer}, prototype ${p.prototype}`;
 const isDead = (p) => p.write.active === 0;
 
 function halfLife(p) {
-  return p.half_life === null ? "infinite half-life" : `half-life ${number(p.half_life)} tokens`;
+  return life(p) === Infinity ? "infinite half-life" : `half-life ${number(p.half_life)} tokens`;
 }
 
 // Where the query stands in a prototype: "theme", "top token", "text", or null.
@@ -67,26 +71,29 @@ function matches(p) {
   const field = filters.elements;
   const query = field.query.value.trim().toLowerCase();
   const [low, high] = [field.low.valueAsNumber, field.high.valueAsNumber];
-  const life = p.half_life === null ? Infinity : p.half_life;
   return (field.layer.value === "" || p.layer === Number(field.layer.value))
-    && !(life < low) && !(life > high)
+    && !(life(p) < low) && !(life(p) > high)
     && !(field.labelled.checked && !p.label)
     && !(field.alive.checked && isDead(p))
     && (query === "" || matchPlace(p, query) !== null);
 }
 
-// The chosen measure, with its range over all prototypes and the strength of colour of a value.
+// The chosen measure, with its range over the finite values of all prototypes and the strength of
+// colour of a value, which is full for an infinite one.
 function measure() {
   const { name, value, scale, show, detail } = MEASURES[Number(byId("measure").value)];
   const values = report.prototypes.map(value).filter((x) => x !== null);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const finite = values.filter(Number.isFinite);
+  const range = finite.length ? finite : values;
+  const [low, high] = [Math.min(...range), Math.max(...range)];
   const span = scale(high) - scale(low);
-  const strength = (x) => (span > 0 ? (scale(x) - scale(low)) / span : 1);
-  return { name, value, show, detail, low, high, strength };
+  const strength = (x) => (span > 0 && x < Infinity ? (scale(x) - scale(low)) / span : 1);
+  const ends = [show(low), [...new Set([show(high), show(Math.max(...values))])].join(", ")];
+  return { name, value, show, detail, ends, strength };
 }
 
 function showMap(matching) {
-  const { name, value, show, detail, low, high, strength } = measure();
+  const { name, value, show, detail, ends, strength } = measure();
   for (const [p, cell] of cells) {
     const x = value(p);
     cell.classList.toggle("unmatched", !matching.has(p));
@@ -97,7 +104,7 @@ function showMap(matching) {
     cell.setAttribute("title", text);
   }
   byId("map-legend").replaceChildren(
-    el("span", { class: "key" }, show(low), el("span", { class: "ramp mapped" }), show(high)),
+    el("span", { class: "key" }, ends[0], el("span", { class: "ramp mapped" }), ends[1]),
     el("span", { class: "key" }, el("span", { class: "ramp missing" }), "no value"),
     el("span", { class: "key" }, "faded: excluded by the filters"),
   );

@@ -71,7 +71,7 @@ def _tests(split: SplitResult) -> str:
 def _verdict(result: GlueSummary) -> Any:
     pairs = list(each_split(result))
     above = sum(split.above for *_, split in pairs)
-    lines = []
+    lost, lines = without_result(result), []
     for one, task, split in pairs:
         words = "above" if split.above else "not above"
         lines.append(
@@ -79,11 +79,16 @@ def _verdict(result: GlueSummary) -> Any:
             f"{over_examples(split, task.main)}, constant prediction "
             f"{percent(split.constant[task.main])}; {words} it."
         )
+    every = len(result.models) * len(result.tasks)
+    missing = f"{len(lost)} of {every} pairs of model and task have no result: {ALL_DIVERGED}."
     return report.verdict(
-        f"{above} of {len(pairs)} results are above the best prediction that ignores the text.",
+        f"{above} of {len(pairs)} results are above the best prediction that ignores the text."
+        if pairs
+        else "There is no result.",
+        *([missing] if lost else []),
         *lines[:_LINES],
         *([f"{len(lines) - _LINES} more are in the first table."] if lines[_LINES:] else []),
-        tone="good" if above == len(pairs) else "warn",
+        tone="good" if pairs and above == len(pairs) and not lost else "warn",
     )
 
 

@@ -81,7 +81,7 @@ def _models(result: JudgingSummary) -> Section:
 
 def _measures(result: JudgingSummary) -> Section:
     heads = ["texts", "decoding", "BLEU", "unsmoothed", "corpus", "repetition"]
-    heads += ["distinct-1", "distinct-2", "distinct-3", "words", "ended"]
+    heads += ["distinct-1", "distinct-2", "distinct-3", "words", "ended, %"]
     return section(
         "What the models write",
         _PROSE("measures"),

@@ -339,4 +339,7 @@ def _slice(
         dissimilar=made.dissimilar.get(name, 0),
         example=(str(first["text"][0]), str(first["perturbed"][0])),
         models=tuple(summary.measured(rows, seed=config.seed) for rows in by_model),
+        comparison=summary.compared(
+            [rows["js"] for rows in by_model], first["text"], seed=config.seed
+        ),
     )

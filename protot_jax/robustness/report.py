@@ -43,18 +43,23 @@ def names(result: RobustnessReport) -> list[str]:
 
 
 def conclusion(result: RobustnessReport) -> list[str]:
-    """The finding in sentences: which model moves least, and what holding the routing does."""
+    """The finding in sentences: which model moves least, and what holding the routing does.
+
+    A model moves least on a slice only if paired intervals part it from every other.
+    """
     lines = []
     noise = of_kind(result, "noise") or of_kind(result, "given")
     own = names(result)
-    if noise and len(own) > 1:
-        least = [
-            min(range(len(own)), key=lambda m, one=one: one.models[m].js.mean or 0.0)
-            for one in noise
-        ]
-        counts = {name: least.count(m) for m, name in enumerate(own) if least.count(m)}
-        listed = ", ".join(f"{name} on {n}" for name, n in counts.items())
-        lines.append(f"Least divergence of {len(noise)} slices: {listed}.")
+    comparisons = [one.comparison for one in noise if one.comparison is not None]
+    if comparisons:
+        least = [one.least for one in comparisons if one.separated]
+        counts = [f"{name} on {least.count(m)}" for m, name in enumerate(own) if m in least]
+        if rest := len(comparisons) - len(least):
+            counts.append(f"not separated on {rest}")
+        lines.append(
+            f"Least divergence of {len(comparisons)} slices, by paired intervals against every "
+            f"other model: {', '.join(counts)}."
+        )
     for m, name in enumerate(own):
         clamps = [(one, one.models[m].clamp) for one in noise]
         clamps = [(one, clamp) for one, clamp in clamps if clamp is not None]
@@ -66,7 +71,8 @@ def conclusion(result: RobustnessReport) -> list[str]:
             )
             lines.append(
                 f"{name}: holding the routing lowers the divergence on {falls} of {len(clamps)} "
-                f"slices, and more than another sentence's routing on {gains} (intervals above 0)."
+                f"slices; another sentence's routing leaves more divergence than the right one on "
+                f"{gains} (intervals above 0)."
             )
     if not lines:
         lines.append(f"{len(result.slices)} slices were measured on {own[0]}.")
@@ -109,6 +115,7 @@ def _divergence(result: RobustnessReport) -> Section | None:
         ),
         report.grid(*(_bars(result, one) for one in shown)),
         _PROSE("differences"),
+        _compared(result, shown),
         report.details(
             "At aligned tokens, and the arithmetic-geometric divergence",
             _by_model(
@@ -124,6 +131,27 @@ def _divergence(result: RobustnessReport) -> Section | None:
                 "Arithmetic-geometric divergence after the last token, nats.",
             ),
         ),
+    )
+
+
+def _compared(result: RobustnessReport, slices: Sequence[SliceResult]) -> Part:
+    """What each model moves more than the one that moves least, if models were compared."""
+    pairs = [(one, one.comparison) for one in slices if one.comparison is not None]
+    if not pairs:
+        return ""
+    return _by_model(
+        result,
+        [one for one, _ in pairs],
+        [
+            [
+                Cell("least" if own.separated else "least, not separated", numeric=True)
+                if m == own.least
+                else _interval(own.excess[m])
+                for m in _range(result)
+            ]
+            for _, own in pairs
+        ],
+        _PROSE("compared_caption"),
     )
 
 

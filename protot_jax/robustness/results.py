@@ -109,6 +109,22 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True)
+class Comparison:
+    """JS after the last token of all models against the model with the least, pair by pair.
+
+    Attributes:
+      least: index of the model with the least mean, the first of equal ones.
+      excess: of each model, mean of its JS minus that of `least` over the pairs that both have; 0
+        for `least` itself.
+      separated: whether the excess of every other model has an interval above 0.
+    """
+
+    least: Count
+    excess: tuple[Interval, ...]
+    separated: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class SliceResult:
     """One slice: its pairs, and the models in the order of `models`.
 
@@ -120,6 +136,7 @@ class SliceResult:
       similarity: mean cosine of the sentences' vectors; null where it was not measured.
       dissimilar: pairs that the similarity filter left out.
       example: an original and its perturbed form.
+      comparison: of the models; null for one, and in files from before it was computed.
     """
 
     name: str
@@ -131,6 +148,7 @@ class SliceResult:
     dissimilar: Count
     example: tuple[str, str]
     models: tuple[Measured, ...]
+    comparison: Comparison | None = None
 
 
 @dataclasses.dataclass(frozen=True)

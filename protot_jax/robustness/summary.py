@@ -4,7 +4,7 @@
 draws sentences.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from lm_jax import statistics
 from protot_jax.interventions.results import Interval
 from protot_jax.robustness import mediation
-from protot_jax.robustness.results import Clamp, Measured, Mediation
+from protot_jax.robustness.results import Clamp, Comparison, Measured, Mediation
 
 # Sentences above the floor, of which a resample has none in exp(-10) of cases.
 _ENOUGH = 10
@@ -50,6 +50,27 @@ def measured(rows: Columns, *, seed: int) -> Measured:
         same_tokens=int(rows["same_tokens"].sum()),
         clamp=clamp,
     )
+
+
+def compared(js_MP: Sequence[np.ndarray], sentences: np.ndarray, *, seed: int) -> Comparison | None:
+    """Every model against the one with the least mean JS, with paired intervals.
+
+    Args:
+      js_MP: JS by model and pair, in nats; NaN where there is none.
+      sentences: of each pair.
+      seed: of the bootstrap.
+
+    Returns:
+      None for one model, or where fewer than two have a JS.
+    """
+    known = {m: js_P[np.isfinite(js_P)] for m, js_P in enumerate(js_MP)}
+    means = {m: js_P.mean() for m, js_P in known.items() if js_P.size}
+    if len(means) < 2:
+        return None
+    least = min(means, key=means.__getitem__)
+    excess = tuple(interval(js_P - js_MP[least], sentences, seed) for js_P in js_MP)
+    others = [one for m, one in enumerate(excess) if m != least]
+    return Comparison(least, excess, all(one.low is not None and one.low > 0 for one in others))
 
 
 def _clamp(rows: Columns, seed: int) -> Clamp:

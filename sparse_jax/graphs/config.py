@@ -53,7 +53,8 @@ class GraphConfig:
       context: tokens of a window of that text, at most those of the model.
       examples: the most texts of a feature.
       labels: file of labels of the features of `model`, {"<layer>_<feature>": "text"}; "" for none.
-      dense_labels, sparse_labels: the same of two models that are compared.
+      dense_labels: file of such labels of the dense of two models that are compared.
+      sparse_labels: file of such labels of the sparse one.
       judge: names the theme of the texts of features without a label: "null" for none,
         "local:FOLDER" for a language model, "cached:FILE" for stored answers
         (`lm_jax.evaluate.judge`).

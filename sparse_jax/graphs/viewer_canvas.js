@@ -95,6 +95,7 @@ function startEdges() {
 function drawEdges(one) {
   if (one !== job) return;
   const { context } = one;
+  let dashed = null; // whether the last edge was
   const begun = performance.now();
   let room = batch;
   const [top, bottom] = [scroller.scrollTop, scroller.scrollTop + scroller.clientHeight];
@@ -108,7 +109,12 @@ function drawEdges(one) {
     context.beginPath();
     context.moveTo(a.x, a.y);
     context.lineTo(b.x, b.y);
-    context.strokeStyle = edge.weight < 0 ? ink.cold : ink.hot;
+    const negative = edge.weight < 0;
+    if (negative !== dashed) {
+      dashed = negative;
+      context.strokeStyle = negative ? ink.cold : ink.hot;
+      context.setLineDash(negative ? [5, 3] : []);
+    }
     context.lineWidth = 0.6 + 3 * Math.sqrt(edge.part);
     context.stroke();
     room -= 1;

@@ -146,7 +146,8 @@ function edgeDetail(edge) {
     ["to", fullName(target)],
     ["weight", number(edge.weight)],
     ["part of its inputs", percent(edge.part)],
-    ["influence, cumulative", edge.share === Infinity ? null : percent(edge.share)],
+    ["influence, cumulative", edge.share === Infinity ? null
+      : `${percent(edge.share)} of the influence that passes through the edges of this file`],
   ])];
   if (!one) {
     parts.push(el("p", { class: "absent" }, source.kind === "bias"

@@ -1,6 +1,6 @@
 """The page of a transcoder's training: its numbers, and how they came about.
 
-Every number comes from the files of the run; nothing is measured here.
+Every number comes from the files of the run, or from those by `comparison`.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,13 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Column, Section, Series, section, table
+from lm_jax.report import Column, Section, Series, rate, section, table
 from lm_jax.report.markup import Markup, number
+from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax.graphs.influence import Scores
+from sparse_jax.transcoders import comparison
 from sparse_jax.transcoders.config import TranscoderTraining
 from sparse_jax.transcoders.results import (
     PromptScores,
@@ -46,14 +48,22 @@ def build(
 
 
 def conclusion(summary: TranscoderSummary) -> Markup:
-    """What it explains, and with how many features."""
+    """What it explains, with how many features, and whether a control explains more with those."""
     result, replaced = summary.reconstruction, summary.substitution
+    better = comparison.better_control(summary)
+    against = []
+    if better is not None:
+        against.append(
+            f"The control “{CONTROLS[better.name]}” leaves less with no more of them active: "
+            f"{better.unexplained:.1%} with {better.l0:.1f}."
+        )
     return report.verdict(
         f"{result.l0:.1f} features are active per token and leave {result.unexplained:.1%} of the "
         "variance of MLP outputs unexplained (one run).",
         f"With every MLP replaced, the model predicts the same next token at "
         f"{replaced.agreement:.1%} of {replaced.tokens:,} tokens.",
-        tone="good" if result.unexplained < 0.5 else "warn",
+        *against,
+        tone="good" if result.unexplained < 0.5 and better is None else "warn",
     )
 
 
@@ -154,14 +164,37 @@ def controls(summary: TranscoderSummary) -> Section:
                 Column("Pruned", ".3f"),
             ],
             rows,
-            caption="The same held-out text and prompts; one run each.",
+            caption=_PROSE("controls_caption"),
             n=f"{number(summary.substitution.tokens)} tokens, {graphs.prompts} prompts",
         ),
+        _paired(summary),
         _PROSE(
             "graphs",
             *(graphs.prompts, graphs.tokens, graphs.sha256[:16], graphs.max_features),
             graphs.without_features,
         ),
+    )
+
+
+def _paired(summary: TranscoderSummary) -> Part:
+    """Replacement scores less those of each control that has any on the same prompts."""
+    own = summary.graphs
+    differences = [
+        (each, comparison.replacement_over(own, each.graphs))
+        for each in summary.controls
+        if each.graphs is not None
+    ]
+    rows = [
+        [CONTROLS[each.name], rate(difference, spec="+.3f", scale=1.0)]
+        for each, difference in differences
+        if difference is not None
+    ]
+    if not rows:
+        return ""
+    return table(
+        ["Control", "Replacement of this transcoder less the control's"],
+        rows,
+        caption=_PROSE("paired_caption"),
     )
 
 
@@ -193,6 +226,8 @@ def _row(
     if graphs is not None and graphs.mean is not None:
         both = graphs.mean.unpruned, graphs.mean.pruned
         scores = [x for name in ("replacement", "completeness") for x in _each(both, name)]
+        if interval := comparison.replacement(graphs):
+            scores[0] = rate(interval, spec=".3f", scale=1.0)._replace(note="")
     return [label, features, parameters, l0, 100 * unexplained, *moved, *scores]
 
 

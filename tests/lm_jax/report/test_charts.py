@@ -282,6 +282,37 @@ def test_heat_map_cells_are_the_matrix_and_its_colours_follow_sign_and_size():
     assert (scale["domain"], scale["range"]) == ([1, 3], "heatmap")
 
 
+@pytest.mark.parametrize("matrix", [[[1.0, np.nan], [0.5, 2.0]], [[-1.0, np.nan], [-3.0, -2.0]]])
+def test_cells_without_a_value_hold_no_text(matrix, tmp_path):
+    chart = report.heat_map(matrix, **LABELS, show_values=True, spec=".2f", scale="sequential")
+    chart.save(str(tmp_path / "heat.svg"))
+    texts = re.findall(r">([^<>]*)</text>", (tmp_path / "heat.svg").read_text("utf-8"))
+    assert "null" not in texts
+    shown = [text.replace("−", "-") for text in texts if re.fullmatch(r"[-−]?\d\.\d\d", text)]
+    assert sorted(shown) == sorted(
+        f"{value:.2f}" for row in matrix for value in row if value == value
+    )
+
+
+@pytest.mark.parametrize("lines", [True, False])
+def test_no_two_of_thirty_two_series_look_alike(lines):
+    names = [f"layer {i}" for i in range(32)]
+    if lines:
+        chart = report.curves([report.Series(name, [1], [1]) for name in names], **LABELS)
+        kind, channel = "line", "strokeDash"
+    else:
+        chart = report.scatter([report.Points(name, [1], [1]) for name in names], **LABELS)
+        kind, channel = "point", "shape"
+    encoding = marks(chart, kind)[0]["encoding"]
+    assert encoding["color"]["scale"]["domain"] == encoding[channel]["scale"]["domain"] == names
+    colours = theme.vega_config(theme.LIGHT)["range"]["category"]
+    looks = {
+        (colours[i % len(colours)], str(own))
+        for i, own in enumerate(encoding[channel]["scale"]["range"])
+    }
+    assert len(looks) == 32
+
+
 def test_tokens_that_are_written_alike_keep_cells_of_their_own():
     chart = report.heat_map(
         [[1.0, 0.0], [0.5, 0.5]], **LABELS, row_labels=["the", "the"], column_labels=["the", "the"]

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import json
+import re
 
 import jsonschema
 import numpy as np
@@ -17,6 +18,7 @@ import protot_jax
 from protot_jax.attribution import __main__ as command
 from protot_jax.attribution import attribute, prompt_tokens, report
 from protot_jax.attribution.results import AttributionReport
+from tests.browser import without_scripts
 
 PROMPT = "the house of a river and its"
 FLAGS = (f"--prompt={PROMPT}", "--targets=town,people", "--pairs=7")
@@ -56,9 +58,10 @@ def test_the_files_are_written_and_keep_to_their_schema(attributed):
     assert f"{first['share']:+.4f}" in printed and str(folder / "report.html") in printed
     counted = content["targets"][0]
     assert (
-        f"{counted['pairs_for_90_percent']:,} of {counted['entries']:,} pairs have 90 % of all "
-        "absolute shares"
+        f"{counted['pairs_for_90_percent']:,} of {counted['entries']:,} pairs have 90 % of the sum "
+        "of all absolute parts"
     ) in printed
+    assert report.PART in printed
 
 
 def test_numbers_of_the_file_are_those_of_the_decomposition(run, attributed):
@@ -100,6 +103,14 @@ def test_the_page_shows_every_target_and_its_certificate(attributed):
     assert page.count(figure.MARK) == 4 * len(content["targets"]) and PROMPT in page
     pair = content["targets"][0]["pairs"][0]
     assert f"L{pair['layer']}P{pair['prototype']}" in page
+
+
+def test_parts_of_a_logit_are_in_nats_and_not_called_shares(attributed):
+    text = without_scripts((attributed[0] / "report.html").read_text("utf-8"))
+    for label in ("part of the logit (nats)", "fall of the logit (nats)", "constant; later (nats)"):
+        assert label in text
+    # The one share is without a unit: of a token in the mean that is read.
+    assert re.findall(r"\S+ shares?\b", text) == ["the share"]
 
 
 def test_sums_that_miss_are_called_so(attributed):

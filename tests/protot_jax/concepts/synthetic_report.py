@@ -87,6 +87,7 @@ def build(
             "shared_routing": True,
             "corpus": HOSTILE[1] if hostile else "speeches",
             "perplexity": 57.3,
+            "heads": 1,
         },
         "settings": {
             "split": "validation",

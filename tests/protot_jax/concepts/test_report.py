@@ -248,6 +248,11 @@ def test_searching_filtering_and_choosing_show_what_they_say(tmp_path):
         form.query.value = "no such words"; await act(form.query, "input");
         steps.nothing = [...listed(), $("#more").textContent];
         $("#filters").reset(); await settle(); steps.reset = listed();
+        steps.infinite = all("#map button").filter((b) => b.ariaLabel.includes("∞"))
+          .map((b) => [b.ariaLabel, b.style.getPropertyValue("--strength"),
+            b.classList.contains("missing")]);
+        steps.values = all("#matches .value").map((one) => one.textContent);
+        steps.legend = $("#map-legend .key").textContent;
         form.alive.checked = true; await act(form.alive, "input"); steps.alive = listed()[0];
         form.labelled.checked = true; await act(form.labelled, "input");
         form.layer.value = "1"; await act(form.layer, "input"); steps.labelled = listed();
@@ -281,10 +286,18 @@ def test_searching_filtering_and_choosing_show_what_they_say(tmp_path):
     assert result["where"] == " in a top token"
     assert result["nothing"][:2] == ["0 of 8 prototypes match", []]
     assert result["nothing"][2].startswith("No prototype matches.")
-    # Sorted by the number that colours the map, none last.
+    # Sorted by the number that colours the map, an infinite one first.
     finite = {name: life for name, life in lives.items() if life < float("inf")}
     assert result["reset"][0] == "All 8 prototypes"
-    assert result["reset"][1][:6] == sorted(finite, key=lambda name: -finite[name])
+    ranked = sorted(finite, key=lambda name: -finite[name])
+    assert result["reset"][1] == ["L0 P3", "L1 P3", *ranked]
+    assert result["values"] == ["∞", "∞", *(number(finite[name]) for name in ranked)]
+    assert result["infinite"] == [
+        [f"Layer {layer}, prototype 3: half-life (tokens, log scale) ∞, dead", "1", False]
+        for layer in (0, 1)
+    ]
+    ends = (number(finite[name]) for name in (ranked[-1], ranked[0]))
+    assert result["legend"] == "{}{}, ∞".format(*ends)
     assert result["alive"] == "6 of 8 prototypes match"
     assert set(result["labelled"][1]) == {f"L1 P{p['prototype']}" for p in labelled}
     assert set(result["low"][1]) == {name for name, life in lives.items() if life >= 5}

@@ -177,6 +177,31 @@ def test_an_undefined_metric_is_called_so(built):
     assert constants["cola"] == {"matthews": 0.0}
 
 
+def test_the_verdict_is_good_only_if_nothing_is_lost(built):
+    result, (ours, other) = built[0], built[0].models
+    above = next(one for one in result.results if all(split.above for split in one.splits))
+    tasks = tuple(task for task in result.tasks if task.task == above.task)
+    parts = {"averages": (), "submissions": (), "search_tasks": ()}
+
+    def verdict(models, results):
+        text = report.build(
+            dataclasses.replace(result, models=models, tasks=tasks, results=results, **parts),
+            provenance={},
+        )
+        # Up to the first section.
+        return without_scripts(text).split("<section")[0]
+
+    assert above.model == ours.name
+    good = verdict((ours,), (above,))
+    assert "verdict good" in good and "no result" not in good
+    lost = verdict((ours, other), (above,))
+    assert "verdict warn" in lost and "above the best prediction" in lost
+    assert "1 of 2 pairs of model and task have no result: diverged with every seed." in lost
+    nothing = verdict((ours,), ())
+    assert "verdict warn" in nothing and "There is no result." in nothing
+    assert "1 of 1 pairs of model and task" in nothing
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_fits_its_window(page, tmp_path, width):

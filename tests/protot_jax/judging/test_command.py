@@ -150,6 +150,7 @@ def test_no_judge_that_reads_nothing_or_learnt_nothing_rates(judged, capsys):
     assert not any(judge.rates for judge in result.judges)
     page = (folder / "work" / "report.html").read_text("utf-8")
     assert "No ratings." in page and "Bradley-Terry ratings" not in page
+    assert "ended, %</th>" in page and "<dt>ended</dt>" in page
     # Position is nothing to a judge without a prompt.
     assert all(one.consistency.flips.estimate == 0 for one in result.judges[4].decodings)
     before = (folder / "work" / "summary.json").stat().st_mtime_ns

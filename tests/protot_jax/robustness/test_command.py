@@ -1,6 +1,7 @@
 """The command from runs to its page: files, numbers, resuming, and what it refuses."""
 
 import contextlib
+import dataclasses
 import io
 import json
 
@@ -13,8 +14,8 @@ from lm_jax.errors import CorruptError, StoppedError
 from lm_jax.run import cli, stop
 from lm_jax.run.results import json_schema, load_result
 from protot_jax.robustness import __main__ as command
-from protot_jax.robustness import experiment, pmr
-from protot_jax.robustness.results import ROWS, RobustnessReport
+from protot_jax.robustness import experiment, pmr, report
+from protot_jax.robustness.results import ROWS, Comparison, RobustnessReport
 from protot_jax.robustness.sentences import Pair, edit_distance, read, split_sentences
 from tests.protot_jax import small_runs
 
@@ -109,6 +110,10 @@ def test_the_numbers_are_those_of_the_rows(measured):
                 gain = (control - clamped)[both].mean()
                 assert own.clamp.gain.mean == pytest.approx(gain, rel=1e-12, abs=1e-15)
         assert one.distance == pytest.approx(rows["distance"][on].mean())
+        means = [own.js.mean for own in one.models]
+        assert means[one.comparison.least] == min(means)
+        excess = [own.mean for own in one.comparison.excess]
+        assert excess == pytest.approx(np.subtract(means, min(means)), rel=1e-9, abs=1e-12)
     typo = rows["slice"] == "typo"
     assert (rows["distance"][typo] == 1).all() and set(rows["text"][typo]) == set(TEXTS)
     # All models read the same pairs.
@@ -122,6 +127,33 @@ def test_the_page_has_every_slice_and_the_papers_numbers(measured):
         assert text in page
     # Table 3 of both kinds of model, whose names tell the seeds apart.
     assert "paper 0.2269" in page and "protot, seed 2" in page and "llama, seed 7" in page
+
+
+def test_only_separated_slices_are_counted_for_a_model(measured):
+    result = load_result(measured[0] / "summary.json", RobustnessReport)
+    excess = result.slices[0].comparison.excess
+    compared = [
+        Comparison(0, excess, True),
+        Comparison(2, excess, False),
+        Comparison(2, excess, True),
+    ]
+    slices = tuple(
+        dataclasses.replace(one, comparison=own)
+        for one, own in zip(result.slices, compared, strict=False)
+    )
+    result = dataclasses.replace(result, slices=slices)
+    first, *others = report.conclusion(result)
+    least, other = report.names(result)[0], report.names(result)[2]
+    assert first.endswith(f": {least} on 1, {other} on 1, not separated on 1.")
+    assert "another sentence's routing leaves more divergence than the right one on" in others[0]
+    page = report.render(result)
+    assert page.count("least, not separated") == 1
+    # A file from before has no comparison, and none is claimed.
+    before = dataclasses.replace(
+        result, slices=tuple(dataclasses.replace(one, comparison=None) for one in slices)
+    )
+    assert "Least" not in report.conclusion(before)[0]
+    assert "not separated" not in report.render(before)
 
 
 def test_its_own_pairs_give_the_same_numbers_again(run, measured, tmp_path):

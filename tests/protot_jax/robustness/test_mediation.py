@@ -71,3 +71,28 @@ def test_statistics_of_mediation_by_hand():
     # Resamples of one sentence alone give the ends of the ratios.
     assert whole.ratio_of_means.low == pytest.approx(-1, abs=0.2)
     assert whole.ratio_of_means.high == pytest.approx(0.75, abs=0.2)
+
+
+def test_a_model_moves_least_only_where_paired_intervals_part_it_from_every_other():
+    js = np.random.default_rng(0).uniform(0.1, 0.6, 40)
+    sentences = np.arange(40).astype(str)
+    sign = np.where(np.arange(40) % 2, 1, -1)
+    # A constant difference has no spread over pairs, whatever the spread of the divergences.
+    parted = summary.compared([js + 0.01, js, js + 0.02], sentences, seed=0)
+    assert parted.least == 1 and parted.separated
+    assert [one.low for one in parted.excess] == pytest.approx([0.01, 0, 0.02], abs=1e-12)
+    # A mean that is less by 0.001, of differences of 0.1 either way.
+    close = summary.compared([js + 0.001 + 0.1 * sign, js, js + 0.02], sentences, seed=0)
+    assert close.least == 1 and not close.separated
+    assert close.excess[0].low < 0 < close.excess[0].high
+    tied = summary.compared([js, js], sentences, seed=0)
+    assert not tied.separated
+
+
+def test_a_model_without_divergences_does_not_move_least():
+    js, nothing = np.full(3, 0.2), np.full(3, np.nan)
+    sentences = np.array(["a", "b", "c"])
+    found = summary.compared([nothing, js, js + 0.1], sentences, seed=0)
+    assert found.least == 1 and not found.separated and found.excess[0].mean is None
+    assert summary.compared([nothing, js], sentences, seed=0) is None
+    assert summary.compared([js], sentences, seed=0) is None

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lm_jax.report import theme
 from sparse_jax.graphs import graph_json, page
 from tests.sparse_jax.graphs.page_driver import browse, features_of, view_of
 from tools.bench.graph_documents import (
@@ -279,6 +280,44 @@ def test_hostile_text_is_shown_within_the_screen_and_does_nothing(tmp_path, widt
     assert result["below"] == (width == 400)
     # The viewer's own script.
     assert result["marks"] == 1 and result["measured"] == 2
+
+
+def test_edges_of_negative_weight_are_dashed_as_in_the_legend(tmp_path):
+    looks = browse(
+        tmp_path,
+        synthetic(),
+        """
+        const looks = new Set();
+        const shape = page.CanvasRenderingContext2D.prototype;
+        const stroke = shape.stroke;
+        shape.stroke = function () {
+          if (this.canvas.id === "edges") {
+            looks.add(JSON.stringify([this.strokeStyle, this.getLineDash()]));
+          }
+          stroke.call(this);
+        };
+        page.requestAnimationFrame = (draw) => page.setTimeout(draw, 16);
+        await slide("#edge-threshold", 1);
+        await until(() => looks.size && $("#edges").dataset.left === "0");
+        return [...looks].sort().map((look) => JSON.parse(look));""",
+    )
+    hot, cold = ("#" + bytes(map(int, theme.LIGHT[name].split())).hex() for name in ("hot", "cold"))
+    assert looks == [[hot, []], [cold, [5, 3]]]
+
+
+def test_the_influence_of_an_edge_is_said_to_be_of_the_edges_of_the_file(tmp_path):
+    document = synthetic()
+    result = browse(
+        tmp_path,
+        document,
+        """
+        $("#panel button.weight").click();
+        await settle();
+        return [$("#edge .facts").textContent, $("label[for=edge-threshold]").textContent,
+          all("section figcaption, caption").map((one) => one.textContent).join(" ")];""",
+    )
+    words = "of the influence that passes through the edges of this file"
+    assert all(words in " ".join(text.split()) for text in result)
 
 
 def test_a_large_graph_is_drawn_whole(tmp_path):
