@@ -6,6 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from kernels.core import cases
@@ -146,6 +147,26 @@ def test_a_gradient_is_timed_with_the_outputs_it_belongs_to():
     arrays = suite.make(suite.cases[0], jax.random.key(0))
     run, arguments = baselines.gradient(stored, suite, suite.cases[0], arrays)
     assert sorted(run(*arguments)) == ["d_x", "out"]
+
+
+def test_attention_as_wide_as_the_model_reads_arrays_that_are_there(monkeypatch):
+    programs = []
+    monkeypatch.setattr(timing, "program", lambda fn, given, copies: programs.append((fn, given)))
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **options: q)
+    suite = SUITES["prefix_mean"]
+    benchmark = benchmarks.Benchmark(
+        "prefix_mean", "wide", "forward", "cudnn_width_512", "xla", speed=1.0
+    )
+    case = cases.Case("wide", {"B": 2, "T": 3, "R": 4, "E": 256})
+    arrays = suite.make(case, jax.random.key(0))
+    list(benchmarks._pair("forward", benchmark, suite, case, arrays, 1))
+    _, (run, (given,)) = programs
+    # Channel by channel those of the values, twice.
+    assert given["q"].shape == (2, 3, 8, 64)
+    np.testing.assert_array_equal(given["q"].reshape(2, 3, 2, 256)[:, :, 1], arrays["value"])
+    np.testing.assert_array_equal(given["k"], given["q"] + 1)
+    # Nothing but the attention is timed.
+    assert not jax.make_jaxpr(run)(given).eqns
 
 
 def test_the_device_must_be_the_one_that_runs(capsys):
