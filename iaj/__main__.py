@@ -1,7 +1,8 @@
 """Runs a command of this distribution: `iaj protot generate --run=runs/speeches`.
 
 The words name a module (`iaj.commands`), which runs as `python -m MODULE` with the remaining
-arguments; no other command is imported.
+arguments; no other command is imported. Readers of runs (`iaj.run_readers`) are registered here
+alone.
 """
 
 from collections.abc import Sequence

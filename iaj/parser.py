@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import sys
 from typing import NoReturn
 
-from lm_jax.errors import UsageError, UserError
+from lm_jax.errors import EXIT_INTERRUPTED, UsageError, UserError
 from lm_jax.run.usage import examples_first
 
 
@@ -28,7 +28,10 @@ def run_parsed(
     parser: Parser,
     argv: Sequence[str] | None,
 ) -> int:
-    """Runs `action` on the parsed arguments; prints a `UserError` and returns its exit code."""
+    """Runs `action` on the parsed arguments; prints a `UserError` and returns its exit code.
+
+    Ctrl-C is one, with the code of a command that SIGINT ended.
+    """
     try:
         return action(parser.parse_args(argv)) or 0
     except UserError as error:
@@ -36,3 +39,6 @@ def run_parsed(
             print(note, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED

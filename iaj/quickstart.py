@@ -65,12 +65,25 @@ def run(arguments: argparse.Namespace) -> int:
         assets.fetch(name)
     for command in COMMANDS:
         print(" ".join(["iaj", *command]), flush=True)
-        process = subprocess.run([sys.executable, "-m", "iaj", *command], check=False)
-        if process.returncode:
-            return process.returncode
+        if code := _run_step(command):
+            return code
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
     print(f"in {minutes} min {seconds} s; open in a browser:", *REPORTS, sep="\n  ")
     return 0
+
+
+def _run_step(command: Sequence[str]) -> int:
+    """The exit code of a command of `iaj` in a process of its own, as a shell has it.
+
+    Ctrl-C reaches that process too, which saves its state and ends; a second one ends it at once.
+    """
+    process = subprocess.Popen([sys.executable, "-m", "iaj", *command])
+    while True:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            continue
+        return code if code >= 0 else 128 - code
 
 
 def main(argv: Sequence[str] | None = None) -> int:

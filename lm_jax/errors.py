@@ -11,6 +11,7 @@ import functools
 EXIT_FINISHED = 0
 EXIT_NO_GO = 10
 EXIT_UNDECIDED = 11
+EXIT_INTERRUPTED = 130
 
 
 class UserError(Exception):

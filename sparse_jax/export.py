@@ -42,6 +42,7 @@ from sparse_jax.results import ControlResult, RunResult, TextPatterns
 
 EXPORTED, PEFT, RESULT = "model", "peft", "result.json"
 EDGES, WINDOWS, PATTERNS = "edges.parquet", "windows.parquet", "patterns.json"
+_OVER_DENSE, _OVER_CONTROL = "sparse minus dense loss", "sparse minus control loss"
 EDGES_SCHEMA = pa.schema(
     {"layer": pa.int32(), "head": pa.int32(), "open": pa.int64(), "pairs": pa.int64()}
 )
@@ -91,8 +92,10 @@ def export(
     kept = None if adapters is None else sharding.fetch(adapters)
     card = _origin(config, whole.sha256, result.validation_tokens) | {
         "dense loss, nats per token": result.dense_loss.estimate,
-        "sparse minus dense loss": _with_ends(result.difference, "+.4f"),
+        "sparse loss, nats per token": _with_ends(result.loss, ".4f"),
+        _OVER_DENSE: _with_ends(result.difference, "+.4f"),
         "target loss": result.target,
+        "sparse minus target loss": f"{result.loss.estimate - result.target:+.4f}",
         "open edges": _with_ends(result.edges, ".2%"),
         "seed": f"{result.seed}, one run",
         "steps": result.steps,
@@ -109,6 +112,22 @@ def export(
         write_json(folder / PATTERNS, texts)
         sparse_model.save(folder / EXPORTED, whole, merged.gates, card)
         record(folder, evaluation, result)
+
+    processes.on_first(write)
+
+
+def add_control(folder: Path, over: Interval) -> None:
+    """Adds to the card of an exported model its loss minus that of its control.
+
+    The control may be trained after the model.
+    """
+
+    def write() -> None:
+        rows = list(sparse_model.read_note(folder / EXPORTED)["numbers"].items())
+        kept = [row for row in rows if row[0] != _OVER_CONTROL]
+        place = [name for name, _ in kept].index(_OVER_DENSE) + 1
+        kept.insert(place, (_OVER_CONTROL, _with_ends(over, "+.4f")))
+        sparse_model.replace_numbers(folder / EXPORTED, dict(kept))
 
     processes.on_first(write)
 

@@ -164,7 +164,7 @@ def save(
     """
     folder = Path(folder)
     save_pretrained(folder, model.cfg, model.params, model.tokenizer)
-    write_bytes(folder / cards.CARD, card(model.cfg, gates, numbers).encode())
+    write_bytes(folder / cards.CARD, card(model.cfg.family, gates, numbers).encode())
     stored = dataclasses.replace(model, files=(folder / SINGLE,))
     note = {
         "format": _FORMAT,
@@ -175,6 +175,17 @@ def save(
         "renormalise": gates.renormalise,
         "numbers": dict(numbers),
     }
+    write_json(folder / SPARSE, note)
+
+
+def replace_numbers(folder: str | os.PathLike[str], numbers: Mapping[str, Any]) -> None:
+    """Replaces the numbers of a folder that `save` wrote, and those of its card.
+
+    Raises:
+      BadInputError, CorruptError: as `read_note`.
+    """
+    note, folder = read_note(folder) | {"numbers": dict(numbers)}, Path(folder)
+    write_bytes(folder / cards.CARD, card(note["family"], _gates(note), numbers).encode())
     write_json(folder / SPARSE, note)
 
 
@@ -194,12 +205,12 @@ def load(
     note, folder = read_note(folder), Path(folder)
     file = folder / SPARSE
     base = load_pretrained(folder, dtype=dtype, mesh=mesh)
-    bias_LN = np.asarray(note["gate_bias"], np.float32)
-    wanted = (base.cfg.num_layers, base.cfg.num_heads)
-    if note["family"] != base.cfg.family or bias_LN.shape != wanted:
+    gates = _gates(note)
+    wanted, shape = (base.cfg.num_layers, base.cfg.num_heads), gates.bias_LN.shape
+    if note["family"] != base.cfg.family or shape != wanted:
         raise BadInputError(
             f"{file} belongs to a model of family {note['family']} with (layers, heads) "
-            f"{bias_LN.shape}, but the weights in its folder to {base.cfg.family} with {wanted}; "
+            f"{shape}, but the weights in its folder to {base.cfg.family} with {wanted}; "
             "copy the whole folder"
         )
     if note["weights_sha256"] != base.sha256:
@@ -207,8 +218,12 @@ def load(
             f"{folder}: the weights are not those that {SPARSE} was written for; copy the whole "
             "folder"
         )
-    gates = Gates(bias_LN, note["raw_gate"], note["renormalise"])
     return SparseModel(base, gates, note["numbers"])
+
+
+def _gates(note: Mapping[str, Any]) -> Gates:
+    bias_LN = np.asarray(note["gate_bias"], np.float32)
+    return Gates(bias_LN, note["raw_gate"], note["renormalise"])
 
 
 def read_note(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -237,7 +252,7 @@ def constant_gates(
     return Gates(bias_LN, raw_gate, renormalise)
 
 
-def card(cfg: DecoderConfig, gates: Gates, numbers: Mapping[str, Any]) -> str:
+def card(family: str, gates: Gates, numbers: Mapping[str, Any]) -> str:
     """The model card, in Markdown, from the numbers of a post-training run."""
     score = "q.k" if gates.raw_gate else "scale * q.k"
     weights = (
@@ -250,7 +265,7 @@ def card(cfg: DecoderConfig, gates: Gates, numbers: Mapping[str, Any]) -> str:
         "Post-trained so that most attention edges are closed at nearly the loss of the dense "
         "model. Every edge (query, key) of a head has a gate, open where "
         f"{score} + bias > 0; a closed edge has weight 0, and {weights}.",
-        {"family": cfg.family} | dict(numbers),
+        {"family": family} | dict(numbers),
         'Load it with its gates: `sparse_jax.load("this folder")`, then `model.forward(tokens)`. '
         "Without them (`transformers`, or `lm_jax.load_pretrained`) it is a dense model with "
         "changed weights, and the numbers above do not hold. It inherits the licence and the "

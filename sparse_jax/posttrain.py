@@ -345,6 +345,8 @@ def run(
             trained_controls.append(control or train_control(task, seed))
         for number, each in enumerate(of_seed):
             more = over_control(task, each, controls or folder) if config.control else None
+            if more is not None:
+                export.add_control(folder / each.folder, more)
             own = {field.name: getattr(each, field.name) for field in dataclasses.fields(each)}
             result.append(ComparedRun(**own, bound=number, over_control=more))
     summary = PosttrainSummary(

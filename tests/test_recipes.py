@@ -35,7 +35,13 @@ SBATCH = {
     "open-mode": "append|truncate",
     "output": NAME,
 }
-SRUN = {"gpu-bind": "none", "kill-on-bad-exit": "[01]", "wait": r"\d+", "label": ""}
+SRUN = {
+    "cpus-per-task": NUMBER,
+    "gpu-bind": "none",
+    "kill-on-bad-exit": "[01]",
+    "wait": r"\d+",
+    "label": "",
+}
 
 
 def assert_options(words, known):
@@ -58,7 +64,8 @@ def path_with(tmp_path):
             file = tmp_path / name
             file.write_text(f"#!/bin/bash\n{body}\n")
             file.chmod(0o755)
-        return os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        return os.environ | {"PATH": path, "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "12"}
 
     return put
 
@@ -92,7 +99,8 @@ def test_the_command_of_a_script_is_one_of_ours(script, path_with, tmp_path, cap
     )
     words = (tmp_path / "words").read_text().split("\0")[:-1]
     start = words.index("iaj")
-    assert_options(words[:start], SRUN)
+    # Without it each task of srun has one core, however many the job asks for.
+    assert assert_options(words[:start], SRUN)["cpus-per-task"] == "12"
     joined = []
     monkeypatch.setattr(processes, "join", lambda *args: joined.append(args))
     arguments = assert_is_a_command(words[start:], capsys)
@@ -132,18 +140,29 @@ def test_the_supervisor(codes, ended, starts, requeued, path_with, tmp_path):
 
 @pytest.mark.parametrize(("name", "code"), [("TERM", 75), ("USR1", 75), ("USR1", 137)])
 def test_the_supervisor_passes_a_signal_on_and_waits_for_the_save(name, code, path_with, tmp_path):
-    """The command has the supervisor signalled, and takes half a second to save, or is killed."""
+    """The command has the supervisor signalled, and takes half a second to save.
+
+    As srun(1) does, its stand-in forwards SIGUSR1 to the task, and kills it at a SIGTERM.
+    """
     env = path_with(
         srun=f"""
-            trap 'sleep 0.5; exit {code}' {name}
-            kill -{name} $PPID
-            while :; do sleep 0.05; done
+            trap 'kill -USR1 $task' USR1
+            trap 'kill -KILL $task' TERM
+            (
+                trap 'sleep 0.5; touch "${{0%/*}}/saved"; exit {code}' USR1
+                sleep 0.2
+                kill -{name} $PPID
+                while :; do sleep 0.05; done
+            ) &
+            task=$!
+            while kill -0 $task; do wait $task; code=$?; done
+            exit $code
         """,
         squeue="echo RUNNING",
         scontrol='echo "$@" > "${0%/*}/requeued"',
     )
     result = subprocess.run([SUPERVISE, "srun", "iaj"], env=env, check=False, timeout=60)
-    assert result.returncode == 75
+    assert result.returncode == 75 and (tmp_path / "saved").exists()
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
 

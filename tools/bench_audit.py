@@ -182,7 +182,7 @@ def diagnosing_error(
     bounds = [relative_error_bound(p, rows_LBNQS.shape[-1]) + p * slack for p in DEGREES]
     with np.errstate(divide="ignore", invalid="ignore"):
         errors = np.abs(computed / exact.s_p - 1) / bounds
-    return float(np.nanmax(np.where(exact.s_p[active] > 1e-30, errors[active], 0.0)))
+    return float(np.max(np.where(exact.s_p[active] > 1e-30, errors[active], 0.0)))
 
 
 def diagnosing(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:

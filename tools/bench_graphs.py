@@ -143,7 +143,7 @@ def bench_open_pairs(graph: Graph, edges: np.ndarray, share: float, repeats: int
     ]
     all_pairs, alone = (np.asarray(run()) for run in runs)
     off, largest = np.abs(all_pairs - alone).max(), np.abs(all_pairs).max()
-    if off > TOLERANCE * largest:
+    if not off <= TOLERANCE * largest:
         print(f"shares of open pairs, up to {largest:.1e}, differ by {off:.1e}, not timed")
         return []
     seconds = in_turns(runs, repeats)
@@ -169,7 +169,7 @@ def bench_rows(length: int, features: int, active: int, repeats: int) -> dict[st
         ]
         (some, _), (whole, _) = (run() for run in runs)
         off, largest = np.abs(some - whole).max(), np.abs(whole).max()
-        if off > TOLERANCE * largest:
+        if not off <= TOLERANCE * largest:
             print(f"rows up to {largest:.1e} differ by {off:.1e}, not timed")
             return {}
         seconds = in_turns(runs, repeats)
@@ -201,7 +201,7 @@ def bench(length: int, features: int, active: int, edges: int, repeats: int) -> 
     # Removal subtracts two edges, whose rounding is relative to them.
     size_X = size_X + np.abs(graph.edge_weights(chosen))
     off = float((np.abs(got - want).max((1, 2, 3, 4)) / size_X).max())
-    if off > TOLERANCE:
+    if not off <= TOLERANCE:
         print(f"shares differ from those of removal by {off:.1e} of their sum, not timed")
         return {}
     runs = [

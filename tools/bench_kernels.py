@@ -11,12 +11,13 @@ install. The exit code is 1 if a comparison failed or a bar was missed.
 
 import argparse
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 import dataclasses
 import functools
 import itertools
 import json
+import math
 from pathlib import Path
 import statistics
 import sys
@@ -26,6 +27,7 @@ import jax
 
 from kernels.core import cases
 from kernels.suites import SUITES
+from lm_jax.errors import UsageError
 from tools.bench import baselines, benchmarks, timing
 
 PACKAGES = ("jax", "jaxlib", "numpy", "jax-triton", "torch", "triton", "fla-core")
@@ -96,16 +98,31 @@ def measured(
         yield prepared.popleft().measured(repeats, settle)
 
 
-def read_checked(path: Path) -> benchmarks.Checked:
-    """The comparisons in a file of `tools.check_kernels --json`."""
-    rows = json.loads(path.read_text("utf-8"))["rows"]
-    return {
-        (row["op"], row["implementation"], row["case"]): [
-            cases.Deviation(name, error, share)
-            for name, (error, share) in row["deviations"].items()
-        ]
-        for row in rows
-    }
+def read_checked(path: Path, conditions: Mapping[str, str]) -> benchmarks.Checked:
+    """The comparisons in a file of `tools.check_kernels --json`, on this device at this commit.
+
+    A case of which two runs differ has a deviation of its own.
+
+    Raises:
+      UsageError: there is no such file, or it is of another commit or device.
+    """
+    remedy = f"write it anew with python -m tools.check_kernels --json={path}, or leave it out"
+    try:
+        file = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--checked={path} cannot be read ({error}); {remedy}") from error
+    for name in ("commit", "device"):
+        if (checked := file["conditions"].get(name)) != conditions[name]:
+            raise UsageError(
+                f"--checked={path} is of {name} {checked}, and this is {conditions[name]}; {remedy}"
+            )
+    deviations = {}
+    for row in file["rows"]:
+        each = [cases.Deviation(name, *of_array) for name, of_array in row["deviations"].items()]
+        if not row["repeats_itself"]:
+            each.append(cases.Deviation("a second run", math.inf, math.inf))
+        deviations[row["op"], row["implementation"], row["case"]] = each
+    return deviations
 
 
 @timing.profiled
@@ -127,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--checked",
         type=Path,
-        help="file of tools.check_kernels --json on this device; not compared again",
+        help="file of tools.check_kernels --json, of this device and commit; not compared again",
     )
     parser.add_argument("--jobs", type=int, default=1, help="threads that compile")
     parser.add_argument("--json", type=Path, help="file for conditions and raw timings")
@@ -153,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare = functools.partial(
         benchmarks.prepare,
         copies=1 if arguments.device == "cpu" else 20,
-        checked=read_checked(arguments.checked) if arguments.checked else None,
+        checked=read_checked(arguments.checked, conditions) if arguments.checked else None,
     )
     for _, group in itertools.groupby(table, lambda each: each.op):
         for result in measured(

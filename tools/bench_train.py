@@ -176,7 +176,7 @@ def bench_steps(
         for name in names:
             label = name if len(rates) == 1 else f"{name}, dropout {rate:g}"
             step = steps[label] = Step(name, dataclasses.replace(config, dropout=rate))
-            if abs(step.loss - step.guess) > 0.1 * step.guess:
+            if not abs(step.loss - step.guess) <= 0.1 * step.guess:
                 print(f"{label}: an untrained loss of {step.loss:.3f}, not about {step.guess:.3f}")
                 return None
     if against:
@@ -216,7 +216,7 @@ def torch_steps(config: PretrainConfig) -> dict[str, torch_llama.TorchStep] | No
     baselines = {}
     for label, compiled in (("torch llama", False), ("torch.compile llama", True)):
         step = torch_llama.TorchStep(cfg, params, tokens_BS, SETTINGS, compiled=compiled)
-        if abs(step.loss - ours) > TOLERANCE * ours:
+        if not abs(step.loss - ours) <= TOLERANCE * ours:
             print(f"{label}: loss {step.loss:.6f} on the weights that give ours {ours:.6f}")
             return None
         baselines[label] = step
@@ -252,7 +252,7 @@ def bench_decode(
 ) -> dict[str, Any] | None:
     """Times decoding after each prompt; None and a line if it differs from the forward pass."""
     decoder = Decoder(config)
-    if (error := decoder.error(96)) > TOLERANCE:
+    if not (error := decoder.error(96)) <= TOLERANCE:
         print(f"decoding is {error:.1e} from the parallel pass, more than {TOLERANCE:.0e}")
         return None
     caches = {length: decoder.read(length) for length in lengths}

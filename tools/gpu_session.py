@@ -50,6 +50,8 @@ STEPS = (
     Step("bench_train", 0.2),
     Step("tune_kernels", 0.3),
 )
+# In the folder of the results.
+CHECKED = "check_kernels.json"
 # The largest number of cases of one process.
 _CASES, _WORKLOADS = 6, 3
 
@@ -84,11 +86,12 @@ def commands(step: str, out: Path) -> Iterator[tuple[str, list[str]]]:
                 for i in range(of):
                     yield f"{step}_{op}_{i}", [f"--op={op}", f"--shard={i}/{of}", "--jobs=4", lock]
         case "bench_kernels":
-            checked = f"--checked={out / 'check_kernels.json'}"
+            # Without it the benchmark compares by itself.
+            checked = [f"--checked={out / CHECKED}"] if (out / CHECKED).exists() else []
             jobs = f"--jobs={os.cpu_count()}"
             yield (
                 step,
-                ["--device=gpu", f"--json={out / step}.json", checked, jobs, "--settle=0.005"],
+                ["--device=gpu", f"--json={out / step}.json", *checked, jobs, "--settle=0.005"],
             )
         case "bench_train":
             models = ["--models", "protot", "llama", "mamba", "deltanet"]
@@ -126,16 +129,29 @@ def run(step: str, out: Path, seconds: float) -> dict[str, int]:
     return codes
 
 
-def gather(out: Path) -> None:
-    """Joins the rows of the checking processes in `out/check_kernels.json`."""
+def clear(out: Path) -> None:
+    """Removes what an earlier session checked, which may be of another commit or device."""
+    for path in (*out.glob("check_kernels_*.json"), out / CHECKED):
+        path.unlink(missing_ok=True)
+
+
+def gather(out: Path) -> list[str]:
+    """Joins the rows of the checking processes in `out/check_kernels.json`.
+
+    Returns:
+      The operations of whose kernel no case was compared.
+    """
     parts = [
         json.loads(path.read_text("utf-8")) for path in sorted(out.glob("check_kernels_*.json"))
     ]
+    rows = [row for part in parts for row in part["rows"]]
     if parts:
-        rows = [row for part in parts for row in part["rows"]]
         whole = {"conditions": parts[0]["conditions"], "rows": rows}
         text = json.dumps(whole, indent=1) + "\n"
-        (out / "check_kernels.json").write_text(text, encoding="utf-8")
+        (out / CHECKED).write_text(text, encoding="utf-8")
+    compared = {(row["op"], row["implementation"]) for row in rows}
+    kernels = {(op, suite.kernel) for op, suite in SUITES.items() if suite.kernel}
+    return sorted(op for op, _ in kernels - compared)
 
 
 def tail(out: Path, name: str, lines: int) -> str:
@@ -157,10 +173,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     whole, failed = sum(step.share for step in steps), 0
     for step in steps:
         start = time.monotonic()
+        if step.name == "check_kernels":
+            clear(arguments.out)
         codes = run(step.name, arguments.out, step.share / whole * arguments.seconds)
         took = time.monotonic() - start
-        if step.name == "check_kernels":
-            gather(arguments.out)
+        unchecked = gather(arguments.out) if step.name == "check_kernels" else []
         print(
             f"{step.name}: {sum(not code for code in codes.values())} of {len(codes)} processes "
             f"done after {took:.0f} s",
@@ -173,7 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(
                 tail(arguments.out, name, 40 if len(codes) == 1 else 12 if code else 2), flush=True
             )
-        if any(codes.values()):
+        if unchecked:
+            print(f"  no case of {', '.join(unchecked)} was compared", flush=True)
+        if any(codes.values()) or unchecked:
             failed += 1
             if not step.continues:
                 break

@@ -146,7 +146,7 @@ class Roofline:
 
     Attributes:
       compute: products, at the peak of the data sheet; by convention of causal attention.
-      node: sending between the devices of a node.
+      node: sending within nodes of `NODE` devices.
       network: sending between nodes.
       tokens: of one device.
     """
@@ -163,13 +163,19 @@ class Roofline:
 
 
 def roofline(workload: Workload, sizes: Sequence[int]) -> Roofline:
-    """The bounds of a step on H100s with weights split over `fsdp` of one node, `tensor` 1.
+    """The bounds of a step on H100s with weights split over `fsdp`, `tensor` 1.
 
     By device and step, in the dtype of the computation: the weights are gathered twice, forward and
-    backward, and the gradients scattered once, within a node; each part of the gradients is then
-    summed over the nodes.
+    backward, and the gradients scattered once, over `fsdp`; each part of the gradients is then
+    summed over `data`. What crosses nodes does so once for a node, shared among its devices.
+
+    Raises:
+      UsageError: the mesh does not fill nodes.
     """
     data, fsdp, _ = sizes
+    inner, outer = _within_nodes(data, fsdp)
+    weights = _sent(inner, fsdp // inner)
+    sums = _sent(outer, data // outer)
     rows, columns = workload.batch(data * fsdp)
     size = _WIDTH[workload.dtype] * params_lib.count(param_spec(workload.cfg))
     peak = data_sheet("H100", workload.dtype)
@@ -177,10 +183,30 @@ def roofline(workload: Workload, sizes: Sequence[int]) -> Roofline:
     flops = {c: workload.objective.flops(rows, columns, c) for c in CONVENTIONS}
     return Roofline(
         compute={c: each / (data * fsdp * peak.flops) for c, each in flops.items()},
-        node=3 * size * (fsdp - 1) / fsdp / NODE_BANDWIDTH,
-        network=2 * size / fsdp * (data - 1) / data / NETWORK_BANDWIDTH,
+        node=size * (3 * weights[0] + 2 / fsdp * sums[0]) / NODE_BANDWIDTH,
+        network=size * (3 * weights[1] + 2 / fsdp * sums[1]) / NETWORK_BANDWIDTH,
         tokens=workload.rows * workload.context,
     )
+
+
+def _within_nodes(data: int, fsdp: int) -> tuple[int, int]:
+    """Of the devices along `fsdp`, and of those along `data`, how many share a node."""
+    if data * fsdp <= NODE:
+        return fsdp, data
+    if data * fsdp % NODE or (NODE % fsdp and fsdp % NODE):
+        raise UsageError(
+            f"--mesh={data},{fsdp},1 does not fill nodes of {NODE} GPUs; let fsdp divide {NODE} or "
+            f"be a multiple of it, and data x fsdp be one"
+        )
+    return min(fsdp, NODE), max(NODE // fsdp, 1)
+
+
+def _sent(inside: int, outside: int) -> tuple[float, float]:
+    """Shares of an array that a device sends in and between nodes when it is gathered or scattered.
+
+    The array is split over `inside` devices of each of `outside` nodes.
+    """
+    return (inside - 1) / inside, (outside - 1) / outside / inside
 
 
 @dataclasses.dataclass(frozen=True)

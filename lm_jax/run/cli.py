@@ -36,6 +36,7 @@ from absl import flags
 from ml_collections import config_dict
 
 from lm_jax.errors import (
+    EXIT_INTERRUPTED,
     StoppedError,
     StorageError,
     UsageError,
@@ -54,7 +55,6 @@ from lm_jax.train import profiling
 from lm_jax.train.launch import DEFAULTS, LaunchOptions, launched_with
 
 _EXIT_FAULT = 1
-_EXIT_INTERRUPTED = 130
 _COMMON_FLAGS = (
     *("config", "workdir", "resume", "profile", "compilation_cache", "download", "debug"),
     *("coordinator", "processes", "process"),
@@ -155,7 +155,7 @@ def run(
             return main(arguments) or 0
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
-        return _EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except UserError as error:
         # Their messages are complete, and the folder may belong to another run.
         if not isinstance(error, UsageError | WorkdirInUseError):

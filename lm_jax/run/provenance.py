@@ -58,7 +58,7 @@ class RunStart:
 
     Attributes:
       start: time in UTC, ISO 8601.
-      command: the command line.
+      command: the command line as it was given, `iaj` without its folder or interpreter.
       git: None where the code is no tracked checkout.
       packages: version by name.
       python: its version.
@@ -161,11 +161,19 @@ def find_provenance(folder: Path) -> Provenance | None:
 
 
 def _command() -> str:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    program = ["python", "-m", spec.name] if spec else ["python", sys.argv[0]]
+    # `iaj` runs a module, and `sys.argv` has the module's arguments.
+    match sys.orig_argv:
+        case [_, "-m", "iaj", *arguments]:
+            words = ["iaj", *arguments]
+        case [_, script, *arguments] if Path(script).stem == "iaj":
+            words = ["iaj", *arguments]
+        case [_, *arguments]:
+            words = ["python", *arguments]
+        case _:
+            words = sys.argv
     # A result is passed on with its provenance; the name of somebody's home is not part of it.
     home = str(Path.home())
-    return shlex.join(argument.replace(home, "~") for argument in [*program, *sys.argv[1:]])
+    return shlex.join(argument.replace(home, "~") for argument in words)
 
 
 def _git(source: Path) -> Commit | None:

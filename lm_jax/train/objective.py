@@ -225,7 +225,7 @@ def read_batch(
         batch.input_BT,
         cfg,
         mixer=mixer,
-        attend=_attend(mixer, dropout),
+        attend=fastest_softmax(mixer, dropout),
         dropout=dropout,
         rng=rng,
         valid_BT=batch.input_mask_BT,
@@ -234,7 +234,7 @@ def read_batch(
     )
 
 
-def _attend(mixer: Mixer, dropout: float) -> Attend | Fused:
+def fastest_softmax(mixer: Mixer, dropout: float = 0.0) -> Attend | Fused:
     """Softmax; on a CPU without whole scores, unless the mixer drops from the pattern."""
     if jax.default_backend() != "cpu" or not isinstance(mixer, AttentionMixer):
         return softmax

@@ -9,12 +9,12 @@
 #                         PAUSE seconds, then twice as many, at most RETRIES times in a row
 #
 # A start that lasted CALM seconds begins a new row. SIGTERM and SIGUSR1 are passed on, so that
-# `#SBATCH --signal=B:USR1@600`, which reaches this script alone, stops the command too.
+# `#SBATCH --signal=B:USR1@600`, which reaches this script alone, stops the command too. Both as
+# SIGUSR1, which `iaj` takes alike: srun forwards it to its tasks, and kills them at a SIGTERM.
 set -u
-failures=0 signals=0 signal='' child=''
-pass_on() { [[ -z $signal || -z $child ]] || kill -"$signal" "$child"; }
-trap 'signal=TERM; ((++signals)); pass_on' TERM
-trap 'signal=USR1; ((++signals)); pass_on' USR1
+failures=0 signals=0 child=''
+pass_on() { ((!signals)) || [[ -z $child ]] || kill -USR1 "$child"; }
+trap '((++signals)); pass_on' TERM USR1
 while true; do
     SECONDS=0
     "$@" &
@@ -27,7 +27,7 @@ while true; do
         0 | 2 | 3 | 4 | 7 | 10 | 11) exit "$code" ;;
     esac
     # After a signal nothing is started again, however the command ended: the time is up.
-    if [[ $code == 75 || $signal ]]; then
+    if ((code == 75 || signals)); then
         # A job that was cancelled is no longer running, and stays cancelled.
         if [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
             scontrol requeue "$SLURM_JOB_ID"

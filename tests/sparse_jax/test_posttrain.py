@@ -117,6 +117,13 @@ def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
     assert set(table["edges"]) == {1.0}
     command(runs_config(whole), whole)
     assert f"every gate open, one run: loss {less['estimate']:+.4f}" in capsys.readouterr().out
+    # The card of the sparse model, which was exported before its control was trained.
+    card = (run_folder(whole) / export.EXPORTED / "README.md").read_text()
+    loss = sum(sparse["sparse_nll"]) / tokens
+    target = summary["runs"][0]["target"]
+    assert f"| sparse minus control loss | {over:+.4f} (95 % interval " in card
+    assert f"| sparse loss, nats per token | {loss:.4f} (95 % interval " in card
+    assert f"| sparse minus target loss | {loss - target:+.4f} |" in card
     page = (whole / posttrain.REPORT).read_text("utf-8")
     assert "Minus control" in page and f"{over:+.4f}<small>[" in page
 

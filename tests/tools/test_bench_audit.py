@@ -4,6 +4,7 @@ import functools
 import subprocess
 
 import jax
+import numpy as np
 import pytest
 
 import lm_jax
@@ -44,12 +45,13 @@ def test_the_diagnosing_forward_is_timed_once_it_agrees_with_float64(model, caps
     assert "program memory, diagnosing / ordinary forward, 33 tokens: " in out
 
 
-def test_wrong_statistics_print_no_ratio(model, capsys, monkeypatch):
+@pytest.mark.parametrize("factor", [1.01, np.nan])
+def test_wrong_statistics_print_no_ratio(factor, model, capsys, monkeypatch):
     @functools.wraps(measure.diagnose)
     def wrong(*arguments, diagnose=measure.diagnose, **options):
         result = diagnose(*arguments, **options)
         stats = result.rows["argmax"]
-        return result._replace(rows={"argmax": stats._replace(s_p=1.01 * stats.s_p)})
+        return result._replace(rows={"argmax": stats._replace(s_p=factor * stats.s_p)})
 
     monkeypatch.setattr(measure, "diagnose", wrong)
     assert not bench_audit.diagnosing(model, length=33, repeats=2)

@@ -6,6 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from kernels.core import cases
@@ -130,15 +131,41 @@ def test_a_baseline_that_does_not_run_fails_its_row_and_no_other(benched, monkey
 
 
 def test_what_the_device_has_checked_is_not_compared_again(benched, monkeypatch, tmp_path):
-    row = {"op": "prefix_mean", "implementation": "xla", "case": "one"}
     path = tmp_path / "check.json"
-    path.write_text(json.dumps({"rows": [row | {"deviations": {"out": [1e-7, 0.5]}}]}))
     monkeypatch.setattr(cases, "compare", None)
-    code, out = benched(toy(), f"--checked={path}", speed=1e-9)
+
+    def checked(deviation, *, repeats_itself=True):
+        row = {"op": "prefix_mean", "implementation": "xla", "case": "one"}
+        row |= {"deviations": {"out": deviation}, "repeats_itself": repeats_itself}
+        path.write_text(json.dumps({"conditions": timing.conditions([]), "rows": [row]}))
+        return benched(toy(), f"--checked={path}", speed=1e-9)
+
+    code, out = checked([1e-7, 0.5])
     assert code == 0 and out.count("reached  speed") == 3
-    path.write_text(json.dumps({"rows": [row | {"deviations": {"out": [1.0, 2.0]}}]}))
-    code, out = benched(toy(), f"--checked={path}", speed=1e-9)
+    code, out = checked([1.0, 2.0])
     assert code == 1 and out.count("RED, no speed: out 1.0e+00, 2.0 of its bound") == 3
+    code, out = checked([1e-7, 0.5], repeats_itself=False)
+    assert code == 1 and out.count("RED, no speed: a second run inf") == 3
+
+
+@pytest.mark.parametrize("name", ["commit", "device"])
+def test_a_check_of_another_commit_or_device_is_refused(name, benched, tmp_path, capsys):
+    path = tmp_path / "check.json"
+    conditions = timing.conditions([])
+    path.write_text(json.dumps({"conditions": conditions | {name: "other"}, "rows": []}))
+    assert bench_kernels.main(["--device=cpu", f"--checked={path}"]) == 2
+    error = capsys.readouterr().err
+    assert f"is of {name} other, and this is {conditions[name]}; write it anew with" in error
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_a_check_that_cannot_be_read_is_refused(text, tmp_path, capsys):
+    path = tmp_path / "check.json"
+    if text:
+        path.write_text(text)
+    assert bench_kernels.main(["--device=cpu", f"--checked={path}"]) == 2
+    error = capsys.readouterr().err
+    assert f"error: --checked={path} cannot be read (" in error and error.count("\n") == 1
 
 
 def test_a_gradient_is_timed_with_the_outputs_it_belongs_to():
@@ -146,6 +173,26 @@ def test_a_gradient_is_timed_with_the_outputs_it_belongs_to():
     arrays = suite.make(suite.cases[0], jax.random.key(0))
     run, arguments = baselines.gradient(stored, suite, suite.cases[0], arrays)
     assert sorted(run(*arguments)) == ["d_x", "out"]
+
+
+def test_attention_as_wide_as_the_model_reads_arrays_that_are_there(monkeypatch):
+    programs = []
+    monkeypatch.setattr(timing, "program", lambda fn, given, copies: programs.append((fn, given)))
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **options: q)
+    suite = SUITES["prefix_mean"]
+    benchmark = benchmarks.Benchmark(
+        "prefix_mean", "wide", "forward", "cudnn_width_512", "xla", speed=1.0
+    )
+    case = cases.Case("wide", {"B": 2, "T": 3, "R": 4, "E": 256})
+    arrays = suite.make(case, jax.random.key(0))
+    list(benchmarks._pair("forward", benchmark, suite, case, arrays, 1))
+    _, (run, (given,)) = programs
+    # Channel by channel those of the values, twice.
+    assert given["q"].shape == (2, 3, 8, 64)
+    np.testing.assert_array_equal(given["q"].reshape(2, 3, 2, 256)[:, :, 1], arrays["value"])
+    np.testing.assert_array_equal(given["k"], given["q"] + 1)
+    # Nothing but the attention is timed.
+    assert not jax.make_jaxpr(run)(given).eqns
 
 
 def test_the_device_must_be_the_one_that_runs(capsys):

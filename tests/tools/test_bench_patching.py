@@ -1,6 +1,9 @@
 """The benchmark of patching times only sweeps that give the loop's effects."""
 
 import json
+import math
+
+import pytest
 
 from tools import bench_patching
 
@@ -16,10 +19,13 @@ def test_sweep_and_loop_are_timed_in_turns(tmp_path, capsys):
     assert "18 heads x 2 prompts of 4 tokens" in printed and "at_once   3" in printed
 
 
-def test_other_effects_are_not_timed(monkeypatch, capsys):
+@pytest.mark.parametrize(("slip", "shown"), [(1.0, "1.0e+00"), (math.nan, "nan")])
+def test_other_effects_are_not_timed(slip, shown, monkeypatch, capsys):
     real = bench_patching.patching.head_effects
     monkeypatch.setattr(
-        bench_patching.patching, "head_effects", lambda *pair, **options: 1 + real(*pair, **options)
+        bench_patching.patching,
+        "head_effects",
+        lambda *pair, **options: slip + real(*pair, **options),
     )
     assert bench_patching.main(SMALL) == 1
-    assert "differ from the loop's by 1.0e+00, not timed" in capsys.readouterr().out
+    assert f"differ from the loop's by {shown}, not timed" in capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -57,11 +59,24 @@ def test_nothing_is_timed_where_a_loss_is_off(monkeypatch, capsys):
     assert "protot: an untrained loss of" in printed and "time ratio" not in printed
 
 
-def test_nothing_is_timed_where_decoding_is_off(monkeypatch, capsys):
-    monkeypatch.setattr(bench_train.Decoder, "error", lambda self, length: 0.5)
+def test_nothing_is_timed_where_a_loss_is_no_number(monkeypatch, capsys):
+    config = from_plain(load_config("configs/protot/default.py:smoke"), PretrainConfig)
+    nan = SimpleNamespace(loss=math.nan, guess=1.0)
+    monkeypatch.setattr(bench_train, "Step", lambda name, config: nan)
+    assert bench_train.bench_steps(["llama"], config, 1, rates=[0.0], against=None) is None
+    assert "llama: an untrained loss of nan" in capsys.readouterr().out
+    # The same of torch's.
+    monkeypatch.setattr(torch_llama, "TorchStep", lambda *args, **options: nan)
+    assert bench_train.torch_steps(config) is None
+    assert "torch llama: loss nan on the weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("error", "shown"), [(0.5, "5.0e-01"), (math.nan, "nan")])
+def test_nothing_is_timed_where_decoding_is_off(error, shown, monkeypatch, capsys):
+    monkeypatch.setattr(bench_train.Decoder, "error", lambda self, length: error)
     argv = [*SMALL, "--models", "protot", "--lengths", "--prompts", "8"]
     assert bench_train.main(argv) == 1
-    assert "decoding is 5.0e-01 from the parallel pass" in capsys.readouterr().out
+    assert f"decoding is {shown} from the parallel pass" in capsys.readouterr().out
 
 
 def test_without_torch_the_command_says_what_to_install(monkeypatch, capsys):

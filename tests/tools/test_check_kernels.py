@@ -1,5 +1,6 @@
 """`tools.check_kernels` on a toy operation: green, red and unsupported cases."""
 
+import dataclasses
 import json
 
 import jax
@@ -51,6 +52,14 @@ def test_a_case_within_its_bounds_is_green_and_an_unsupported_one_is_named(check
 def test_an_error_beyond_rounding_is_red_and_fails(checked):
     code, out = checked(toy(error=1e-3), "--implementation=fast")
     assert code == 1 and "RED   toy n4" in out and "1 cases, 1 red" in out
+
+
+def test_an_operation_of_which_no_case_is_supported_fails(checked):
+    suite = dataclasses.replace(toy(), cases=toy().cases[1:])
+    code, out = checked(suite, "--implementation=fast", "--op=toy")
+    assert code == 1 and "0 cases, 0 red" in out
+    # In a part of the cases there may be none.
+    assert checked(toy(), "--implementation=fast", "--shard=1/2")[0] == 0
 
 
 def test_kernels_without_a_gpu_are_refused_with_the_remedy(capsys):

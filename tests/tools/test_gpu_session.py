@@ -46,25 +46,53 @@ def test_a_shard_that_is_none_is_refused(text):
         timing.Shard.parse(text)
 
 
-def test_a_process_that_runs_out_of_time_is_ended_and_a_failed_check_ends_the_session(
-    tmp_path, monkeypatch, capsys
-):
-    """Nothing is timed on kernels that are wrong."""
-    scripts = {
-        "check_kernels_good_0": "print('2 cases, 0 red')",
-        "check_kernels_bad_0": "print('1 cases, 1 red'); raise SystemExit(1)",
-        "check_kernels_long_0": "import time; print('begun', flush=True); time.sleep(600)",
-    }
-    for name, rows in (("good", [{"green": True}, {"green": True}]), ("bad", [{"green": False}])):
-        text = json.dumps({"conditions": {"device": "a GPU"}, "rows": rows})
-        (tmp_path / f"check_kernels_{name}_0.json").write_text(text)
-    monkeypatch.setattr(gpu_session, "commands", lambda step, out: [(n, [n]) for n in scripts])
+def compared():
+    """A row of the kernel of each operation."""
+    return [
+        {"op": op, "implementation": suite.kernel, "green": True}
+        for op, suite in SUITES.items()
+        if suite.kernel
+    ]
+
+
+def writes(path, rows):
+    """A script that writes such a file as a checking process does."""
+    text = json.dumps({"conditions": {"device": "a GPU"}, "rows": rows})
+    return f"import pathlib; pathlib.Path({str(path)!r}).write_text({text!r})"
+
+
+@pytest.fixture
+def session(monkeypatch):
+    """Makes each step run scripts, by the name of their logs."""
     start = subprocess.Popen
 
-    def popen(line, **others):
-        return start([line[0], "-c", scripts[line[-1]]], **others)
+    def put(scripts):
+        def popen(line, **others):
+            return start([line[0], "-c", scripts[line[-1]]], **others)
 
-    monkeypatch.setattr(subprocess, "Popen", popen)
+        monkeypatch.setattr(gpu_session, "commands", lambda step, out: [(n, [n]) for n in scripts])
+        monkeypatch.setattr(subprocess, "Popen", popen)
+
+    return put
+
+
+def test_a_process_that_runs_out_of_time_is_ended_and_a_failed_check_ends_the_session(
+    tmp_path, session, capsys
+):
+    """Nothing is timed on kernels that are wrong."""
+    rows = compared()
+    session(
+        {
+            "check_kernels_good_0": writes(tmp_path / "check_kernels_good_0.json", rows),
+            "check_kernels_bad_0": writes(
+                tmp_path / "check_kernels_bad_0.json", [rows[0] | {"green": False}]
+            )
+            + "; print('1 cases, 1 red'); raise SystemExit(1)",
+            "check_kernels_long_0": "import time; print('begun', flush=True); time.sleep(600)",
+        }
+    )
+    # Of an earlier session.
+    (tmp_path / "check_kernels_good_1.json").write_text("{}")
     assert gpu_session.main([f"--out={tmp_path}", "--seconds=10"]) == 1
     out = capsys.readouterr().out
     assert "check_kernels: 1 of 3 processes" in out and "bench_kernels" not in out
@@ -72,4 +100,22 @@ def test_a_process_that_runs_out_of_time_is_ended_and_a_failed_check_ends_the_se
     assert "check_kernels_long_0: ran out of time\n    begun" in out
     joined = json.loads((tmp_path / "check_kernels.json").read_text())
     assert joined["conditions"] == {"device": "a GPU"}
-    assert sorted(row["green"] for row in joined["rows"]) == [False, True, True]
+    assert [row["green"] for row in joined["rows"]] == [False] + [True] * len(rows)
+
+
+def test_an_operation_that_was_not_compared_ends_the_session(tmp_path, session, capsys):
+    *rows, left_out = compared()
+    session({"check_kernels_good_0": writes(tmp_path / "check_kernels_good_0.json", rows)})
+    assert gpu_session.main([f"--out={tmp_path}", "--seconds=10"]) == 1
+    out = capsys.readouterr().out
+    assert f"no case of {left_out['op']} was compared" in out and "bench_kernels" not in out
+
+
+def test_the_benchmark_reads_a_check_if_there_is_one(tmp_path):
+    def given():
+        ((_, arguments),) = gpu_session.commands("bench_kernels", tmp_path)
+        return [each for each in arguments if each.startswith("--checked")]
+
+    assert not given()
+    (tmp_path / "check_kernels.json").write_text("{}")
+    assert given() == [f"--checked={tmp_path / 'check_kernels.json'}"]

@@ -179,6 +179,24 @@ def test_the_roofline_of_a_published_step():
     assert two_nodes.rate("square", overlap=False) == pytest.approx(tokens / math.fsum(parts))
 
 
+def test_what_crosses_nodes_is_charged_to_the_network():
+    """A gathered array of 7B weights in bfloat16 comes to each node once, by its eight cards."""
+    size = 2 * 6_738_415_616
+
+    def sending(*sizes):
+        bound = roofline(Workload(PRESETS["7B"], 2, 4_096), sizes)
+        return bound.node, bound.network
+
+    assert sending(1, 16, 1) == pytest.approx(
+        (3 * size * 7 / 8 / 450e9, 3 * size / 8 * (1 / 2) / 50e9)
+    )
+    # Copies within a node add up their gradients there; of eight, four in each of two nodes.
+    assert sending(8, 1, 1) == pytest.approx((2 * size * 7 / 8 / 450e9, 0))
+    assert sending(8, 2, 1) == pytest.approx(
+        ((3 * size / 2 + 2 * size / 2 * 3 / 4) / 450e9, 2 * size / 2 / 4 * (1 / 2) / 50e9)
+    )
+
+
 def test_the_document_has_the_table_of_the_command():
     text = (ROOT / "docs" / "scale.md").read_text("utf-8")
     section = text.split("## By formula\n")[1].split("\n## ")[0]
@@ -198,6 +216,9 @@ def test_the_document_has_the_table_of_the_command():
         (["--mesh=8"], "is not data,fsdp,tensor"),
         (["--mesh=1,0,1"], "is not data,fsdp,tensor"),
         (["--mesh=1,1,2"], "add --compile"),
+        (["--mesh=1,12,1"], "--mesh=1,12,1 does not fill nodes of 8 GPUs; let fsdp divide 8"),
+        (["--mesh=4,3,1"], "does not fill nodes"),
+        (["--mesh=3,4,1"], "does not fill nodes"),
         (["--rows=0"], "must be at least 1"),
         (["--model=8B"], "8B"),
     ],

@@ -202,14 +202,15 @@ def _pair(
 ) -> Iterator[tuple[timing.Pass, int]]:
     """Our program of one pass, then the baseline's, as `timing.program` returns them."""
     outside = baselines.OUTSIDE.get(benchmark.baseline)
-    both = [baselines.ours(benchmark.op, benchmark.implementation)]
+    both = [(baselines.ours(benchmark.op, benchmark.implementation), arrays)]
     if outside is None:
-        both.append(baselines.BASELINES[benchmark.baseline](benchmark.op))
-    for each in both:
+        inputs = baselines.INPUTS.get(benchmark.baseline, lambda arrays: arrays)
+        both.append((baselines.BASELINES[benchmark.baseline](benchmark.op), inputs(arrays)))
+    for each, read in both:
         if what == "forward":
-            timed = baselines.forward(each, case, arrays)
+            timed = baselines.forward(each, case, read)
         else:
-            timed = baselines.gradient(each, suite, case, arrays)
+            timed = baselines.gradient(each, suite, case, read)
         yield timing.program(*timed, copies=copies)
     if outside is not None:
         yield outside.program(what, suite, case, arrays, copies)

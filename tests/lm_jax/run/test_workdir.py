@@ -302,7 +302,7 @@ def test_a_log_that_cannot_be_written_stops_the_run(tmp_path, monkeypatch):
 
 def test_provenance_says_what_a_repeat_needs_and_keeps_every_start(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["prog", f"--workdir={tmp_path / 'my run'}"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "prog", f"--workdir={tmp_path / 'my run'}"])
     entry = collect_provenance(
         seeds={"prompts": 3}, dtype="float32", data={"w.gguf": "ab"}, tokenizer="cd"
     )
@@ -321,6 +321,21 @@ def test_provenance_says_what_a_repeat_needs_and_keeps_every_start(tmp_path, mon
     write_json(tmp_path / "provenance.json", tree | {"seeds": {"prompts": "three"}})
     with pytest.raises(CorruptError, match=r"provenance\.json.* seeds\.prompts"):
         record_provenance(tmp_path, entry)
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        # Of `iaj` here, `sys.argv` has the file of the module that it runs.
+        ("/venv/bin/python /venv/bin/iaj sparse transcoder", "iaj sparse transcoder"),
+        ("/venv/bin/python -m iaj sparse transcoder", "iaj sparse transcoder"),
+        ("python3 -m sparse_jax.transcoders", "python -m sparse_jax.transcoders"),
+        ("python3 train.py", "python train.py"),
+    ],
+)
+def test_provenance_has_the_command_that_was_given(given, recorded, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", [*given.split(), "--resume=auto"])
+    assert collect_provenance().command == f"{recorded} --resume=auto"
 
 
 def test_the_commit_is_that_of_the_code_and_none_outside_a_checkout(tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lm_jax.run.results import load_result
+from lm_jax.weights.card import CARD
 from lm_jax.weights.load import load_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
@@ -36,6 +37,22 @@ def test_all_three_solve_two_tasks(models, task):
         # Of a model that is right in 98 % of prompts, two or more of 20 are wrong in 6 %; in 1 %
         # three or more.
         assert right.sum() >= 18, (role, task)
+
+
+def test_the_card_of_the_sparse_model_has_the_losses_of_the_summary(models):
+    (run,) = load_result(PAIR / "summary.json", PairSummary).variants[0].runs
+    text = (model_folders(PAIR)["sparse"] / CARD).read_text("utf-8")
+    sparse = models["sparse"]
+    assert text == sparse_model.card(sparse.cfg.family, sparse.gates, sparse.numbers)
+    for name, value, form in (
+        ("sparse loss, nats per token", run.loss, ".4f"),
+        ("sparse minus dense loss", run.difference, "+.4f"),
+        ("sparse minus control loss", run.over_control, "+.4f"),
+        ("open edges", run.edges, ".2%"),
+    ):
+        estimate, low, high = (format(x, form) for x in (value.estimate, value.low, value.high))
+        assert f"| {name} | {estimate} (95 % interval {low} to {high}, {value.n} " in text
+    assert f"| sparse minus target loss | {run.loss.estimate - run.target:+.4f} |" in text
 
 
 def test_the_sparse_model_has_few_open_edges(models):
