@@ -40,7 +40,7 @@ from lm_jax.run.provenance import (
 )
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import Prepared, prepare_corpus
+from lm_jax.text.preparation import Prepared, prepare_on_first
 from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
@@ -81,7 +81,7 @@ def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
             f"config.context = {config.context} is beyond the {cfg.max_length} positions of "
             f"{config.model}; lower it"
         )
-    prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=source.tokenizer)
+    prepared = prepare_on_first(folder / DATA, config.corpus, tokenizer=source.tokenizer)
     manifest = prepared.manifest
     origin = collect_provenance(
         seeds={"run": config.seed},
