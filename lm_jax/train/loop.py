@@ -120,7 +120,7 @@ def train(
     frozen: Any = (),
     base_sha256: str | None = None,
     policy: CheckpointPolicy | None = None,
-    params: ParamTree | None = None,
+    params: ParamTree | Callable[[], ParamTree] | None = None,
     decays: optim.Choice = optim.is_weight,
     group: optim.Group | None = None,
     measure: Measure | None = None,
@@ -144,7 +144,8 @@ def train(
       base_sha256: digest of `frozen`, or of the initial weights; checkpoints over other weights
         are refused.
       policy: how often to log and save; None is the default `CheckpointPolicy`.
-      params: initial parameters; None draws them.
+      params: initial parameters, or a function that makes them, which is called at a first start
+        alone and whose result is kept by nobody; None draws them.
       decays: selects the parameters with weight decay.
       group: the group of a parameter by its path; an evaluation then has the norms of the last
         gradient by group, as `train/grad_norm/<group>`.
@@ -198,7 +199,13 @@ def train(
     init_key, step_key = jax.random.split(jax.random.key(seed))
     if restored is None:
         state = init_state(
-            init_key, mesh, spec, optimizer, window=window, aux_state=aux_state, params=params
+            init_key,
+            mesh,
+            spec,
+            optimizer,
+            window=window,
+            aux_state=aux_state,
+            params=params() if callable(params) else params,
         )
         history = EvalHistory()
     else:

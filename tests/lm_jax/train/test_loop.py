@@ -90,7 +90,7 @@ def test_a_local_checkpoint_is_newer_than_the_shared_one(straight, tmp_path, cap
     caplog.set_level(logging.INFO)
     with launched_with(LaunchOptions(local_checkpoints=node, local_every=1)):
         with pytest.raises(Killed):
-            train(folder, on_step=kill_at(7))
+            train(folder, on_step=kill_at(7), params=tiny.initial_params)
         saved = folder / manager.FOLDER
         assert manager.saved_steps(saved) == [4, 6]
         with pytest.raises(UsageError, match="seed"):
@@ -98,7 +98,8 @@ def test_a_local_checkpoint_is_newer_than_the_shared_one(straight, tmp_path, cap
         flip(manager.step_folder(saved, 6) / MANIFEST)
         with pytest.raises(CorruptError, match="step_000006"):
             train(folder)
-        train_result = train(folder, policy=dataclasses.replace(UPKEEP, allow_fallback=True))
+        policy = dataclasses.replace(UPKEEP, allow_fallback=True)
+        train_result = train(folder, policy=policy, params=lambda: pytest.fail("drawn again"))
     assert "continuing from step 7" in caplog.text
     tiny.assert_bitwise(train_result.state, straight[0].state)
     assert train_result.history == straight[0].history
