@@ -56,6 +56,14 @@ class CorruptError(UserError, RuntimeError):
     exit_code = 7
 
 
+class ElsewhereError(UserError, RuntimeError):
+    """An error of process 0, raised in the other processes of a run with its exit code."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("process 0 ended with an error; its own message says what to do")
+        self.exit_code = exit_code
+
+
 class StoppedError(UserError, RuntimeError):
     """A run that was asked to stop and has saved its state."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from lm_jax.errors import StoppedError
 from lm_jax.evaluate import multiple_choice
 from lm_jax.evaluate.multiple_choice import Question, Scorer
 from lm_jax.evaluate.multiple_choice.results import ChoiceTask, Comparison
@@ -27,6 +28,7 @@ from polyattn_jax.stages import Condition, substitution
 SCORES = "choices"
 # The most tokens in a batch, of which all logits are held at once, for each device of its axes.
 BATCH_TOKENS = 1024
+_WHERE = "during multiple choice"
 
 
 def read_questions(config: AuditConfig) -> dict[str, list[Question]]:
@@ -44,23 +46,29 @@ def evaluate(
 ) -> dict[str, ChoiceTask]:
     """Scores or resumes the choices under every condition; each is paired with the first.
 
-    Several processes share out the conditions; the result is empty in all but the first.
+    Several processes share out the conditions; the result is empty in all but the first. One that
+    is asked to stop scores no further batch, and all stop once each has come to its end.
 
     Args:
       audited: the model.
       folder: the work folder.
       conditions: of `stages.sweep_conditions`, softmax first.
       questions: by task; without any the result is empty.
+
+    Raises:
+      StoppedError: a process was asked to stop; what was scored is kept.
     """
     if not questions:
         return {}
     if jax.process_count() > 1:
         own = conditions[jax.process_index() :: jax.process_count()]
         if own:
-            _compared(audited, folder, own, questions)
+            # Alone, it would leave the others waiting.
+            with contextlib.suppress(StoppedError):
+                _compared(audited, folder, own, questions)
         processes.wait_for_all()
         if processes.share_stop():
-            stop.check("during multiple choice")
+            stop.check(_WHERE)
         if not processes.is_first():
             return {}
     return _compared(audited, folder, conditions, questions)
@@ -98,9 +106,7 @@ def _scorer(
     audited: AuditedModel, condition: Condition, stack: contextlib.ExitStack, folder: Path
 ) -> Scorer:
     def logits(tokens_BT: np.ndarray) -> jax.Array:
-        # Alone: one of several would leave the others waiting.
-        if jax.process_count() == 1:
-            stop.check("during multiple choice")
+        stop.check(_WHERE)
         return measure.logits(
             audited.model.params, *audited.put(tokens_BT), **substitution(audited, condition)
         )

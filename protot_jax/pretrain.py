@@ -44,7 +44,7 @@ from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import Resume, finish_time, mark_finished
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import SplitSize, prepare_corpus
+from lm_jax.text.preparation import SplitSize, prepare_on_first
 from lm_jax.train import optim
 from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Evaluation, evaluate
@@ -313,7 +313,7 @@ def run_in(
         link = workdir / DATA
         if data is not None and processes.on_first(lambda: not link.exists()):
             data.parent.mkdir(parents=True, exist_ok=True)
-            prepare_corpus(data, settled.corpus)
+            prepare_on_first(data, settled.corpus)
             at = os.path.relpath(data, workdir)
             processes.on_first(lambda: link.symlink_to(at, target_is_directory=True))
         done = finish_time(workdir)

@@ -26,7 +26,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.files import file_digest, read_json
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.examples import Examples, Mode
-from lm_jax.text.preparation import Prepared, prepare_corpus
+from lm_jax.text.preparation import Prepared, prepare_on_first
 from lm_jax.text.splits import SPLITS
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import END_OF_TEXT
@@ -74,7 +74,7 @@ def load_data(config: PretrainConfig, folder: Path) -> Data:
 
     A split that has fewer documents than its limit is used whole, with a warning.
     """
-    prepared = prepare_corpus(folder, config.corpus)
+    prepared = prepare_on_first(folder, config.corpus)
     split = functools.partial(Examples, prepared, context=config.context, mode=layout(config))
     examples = []
     for name in SPLITS:

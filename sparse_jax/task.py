@@ -23,7 +23,7 @@ from lm_jax.run.config import config_difference, to_plain
 from lm_jax.run.files import write_json
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import Prepared, prepare_corpus
+from lm_jax.text.preparation import Prepared, prepare_on_first
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.evaluate import evaluate
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
@@ -94,7 +94,7 @@ def open_task(config: PosttrainConfig, folder: Path, *, force: bool = False) -> 
     """
     mesh = _mesh(config)
     model = open_model(config)
-    prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=model.tokenizer)
+    prepared = prepare_on_first(folder / DATA, config.corpus, tokenizer=model.tokenizer)
     windows = functools.partial(
         Examples, prepared, context=config.context, mode="window", vocab_size=model.cfg.vocab_size
     )

@@ -3,8 +3,11 @@
     LOCAL/<run>/process_3/step_000120/    shards.safetensors, MANIFEST.json
 
 A save waits for no other process and for no shared file system, so it can be frequent. A run
-resumes from the newest step that every process holds, whole and of the same settings, data and
+resumes from the newest step that every process holds, whole and of the same run, settings, data and
 split, if that is newer than the newest shared checkpoint (`manager`); otherwise from that one.
+
+The run is told by a random id in its work folder: a folder that was deleted and begun again has
+another one, and starts at step 0. Folders of runs that began before there were ids take every step.
 """
 
 from collections.abc import Mapping
@@ -57,7 +60,14 @@ def own_folder(root: Path, run: Path) -> Path:
     return root.absolute() / name / f"process_{jax.process_index()}"
 
 
-def save(folder: Path, state: Stepped, *, identity: Identity, progress: Mapping[str, Any]) -> None:
+def save(
+    folder: Path,
+    state: Stepped,
+    *,
+    identity: Identity,
+    progress: Mapping[str, Any],
+    run: str | None = None,
+) -> None:
     """Saves this process's shards of the state, and removes all but the last two steps.
 
     Args:
@@ -65,6 +75,7 @@ def save(folder: Path, state: Stepped, *, identity: Identity, progress: Mapping[
       state: of arrays on the mesh.
       identity: as `manager.save`.
       progress: as `manager.save`.
+      run: id of the run.
 
     Raises:
       StorageError: it could not be written; those before it are unchanged.
@@ -77,25 +88,34 @@ def save(folder: Path, state: Stepped, *, identity: Identity, progress: Mapping[
     }
     with new_folder(step_folder(folder, int(state.step))) as draft:
         save_file(shards, draft / _SHARDS)
-        notes = identity.notes() | {"progress": dict(progress)}
+        notes = identity.notes() | {"progress": dict(progress), "run": run}
         write_manifest(draft, _KIND, {"notes": notes, "shards": sorted(shards)})
     for step in saved_steps(folder)[:-_KEEP]:
         shutil.rmtree(step_folder(folder, step))
 
 
 def restore(
-    folder: Path, target: Stepped, identity: Identity, *, newer_than: int
+    folder: Path,
+    target: Stepped,
+    identity: Identity,
+    *,
+    newer_than: int,
+    up_to: int | None = None,
+    run: str | None = None,
 ) -> Restored | None:
     """Loads the newest step that all processes hold; None if there is none. All must call it.
 
-    A step that is damaged, or of other settings, data, devices or processes, counts as missing,
-    and the log says so. All others than the one loaded are removed.
+    A step that is damaged, or of another run, other settings, data, devices or processes, counts as
+    missing, and the log says so. All others than the one loaded are removed, so the shared one must
+    be known to be whole and of this run (`manager.newest`).
 
     Args:
       folder: of this process alone (`own_folder`).
       target: as `manager.restore`.
       identity: what the step must be bound to, with the same mesh and packages.
       newer_than: the step must be above this one.
+      up_to: nor above this one; None for any.
+      run: the id that the step must have been saved with; None for any.
     """
     clean_drafts(folder)
     wanted = params_lib.by_path(target)
@@ -104,9 +124,12 @@ def restore(
         for path, array in wanted.items()
         for index in array.sharding.addressable_devices_indices_map(array.shape).values()
     }
+    bound = to_jsonable(identity.notes()) | ({} if run is None else {"run": run})
     notes = {}
     for step in saved_steps(folder):
-        if step > newer_than and (found := _read_notes(step_folder(folder, step), names, identity)):
+        if step <= newer_than or (up_to is not None and step > up_to):
+            continue
+        if found := _read_notes(step_folder(folder, step), names, bound):
             notes[step] = found
     steps = [*[_NONE] * _KEEP, *sorted(notes)][-_KEEP:]
     held = processes.gather(np.array(steps, np.int32)).reshape(-1, _KEEP).tolist()
@@ -140,15 +163,16 @@ def _name(path: str, array: Any, index: tuple[slice, ...]) -> str:
     return f"{path} {array.dtype} " + ",".join(f"{first}:{end}" for first, end in spans)
 
 
-def _read_notes(path: Path, names: set[str], identity: Identity) -> dict[str, Any] | None:
-    """The notes of a step that is whole and has these shards and this identity; None otherwise."""
+def _read_notes(path: Path, names: set[str], bound: dict[str, Any]) -> dict[str, Any] | None:
+    """The notes of a step that is whole and has these shards and notes; None otherwise."""
     try:
         manifest = verify_manifest(path, _KIND)
     except (BadInputError, CorruptError) as error:
         _log.warning("%s; it is not used", error)
         return None
-    bound = to_jsonable(identity.notes())
     if set(manifest["shards"]) == names and manifest["notes"].items() >= bound.items():
         return manifest["notes"]
-    _log.warning("%s is of other settings, data, devices or processes; it is not used", path)
+    _log.warning(
+        "%s is of another run, other settings, data, devices or processes; it is not used", path
+    )
     return None

@@ -143,25 +143,49 @@ def clean_drafts(folder: Path) -> None:
 def restore(
     folder: Path, target: Stepped, identity: Identity, *, allow_fallback: bool = False
 ) -> Restored | None:
-    """Loads the newest checkpoint, or returns None if there is none.
+    """Loads the newest checkpoint, or returns None if there is none (`newest`, `load`).
+
+    Raises:
+      CorruptError, UsageError, BadInputError: as `newest` and `load`.
+    """
+    step = newest(folder, identity, allow_fallback=allow_fallback)
+    return None if step is None else load(folder, step, target)
+
+
+def newest(folder: Path, identity: Identity, *, allow_fallback: bool = False) -> int | None:
+    """The step of the newest checkpoint, which is whole and belongs to the run; None without one.
 
     Args:
       folder: of all checkpoints of the run.
-      target: `state.abstract_state`, the shapes, dtypes and shardings wanted.
       identity: the settings and data that the checkpoint must be bound to.
-      allow_fallback: where the newest one is damaged, set it aside and load the one before it.
+      allow_fallback: where the newest one is damaged, set it aside and take the one before it.
 
     Raises:
       CorruptError: a checkpoint is damaged; the file is named.
       UsageError: it belongs to another config or other data; what differs is listed.
-      BadInputError: it was trained over other weights, or its arrays are not those of `target`.
+      BadInputError: it was trained over other weights.
     """
-    newest = processes.on_first(lambda: _newest(folder, allow_fallback))
-    if newest == _NONE:
+    step = processes.on_first(lambda: _newest(folder, allow_fallback))
+    if step == _NONE:
         return None
-    path = step_folder(folder, newest)
+    path = step_folder(folder, step)
+    _check_identity(path, read_checkpoint_manifest(path)["notes"], identity)
+    return step
+
+
+def load(folder: Path, step: int, target: Stepped) -> Restored:
+    """Loads a checkpoint that `newest` verified.
+
+    Args:
+      folder: of all checkpoints of the run.
+      step: as `newest` returned it.
+      target: `state.abstract_state`, the shapes, dtypes and shardings wanted.
+
+    Raises:
+      BadInputError: its arrays are not those of `target`.
+    """
+    path = step_folder(folder, step)
     manifest = read_checkpoint_manifest(path)
-    _check_identity(path, manifest["notes"], identity)
     wanted = params_lib.by_path(target)
     loaded = load_arrays(path, manifest, params_lib.tree_from_paths(wanted))
     leaves = params_lib.by_path(loaded)

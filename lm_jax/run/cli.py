@@ -18,7 +18,7 @@ A command module is a thin `main` and one line:
 2. runs `main`; the first SIGINT, SIGTERM or SIGUSR1 only requests a stop (`lm_jax.run.stop`), so
    that a loop can save; a second SIGINT kills the process at once, even inside compiled code;
 3. turns every `UserError` (lm_jax/errors.py) into one line on standard error, `error: what, where,
-   what to do`, and its exit code. The traceback goes to the run's `log.txt`, or with `--debug` (or
+   what to do`, and its exit code. The traceback goes to the process's log, or with `--debug` (or
    LM_JAX_DEBUG set) to standard error. Any other exception exits 1 and always leaves its traceback.
 
 A config file is Python and runs: name only files you trust, never one out of a downloaded model.
@@ -37,6 +37,7 @@ from ml_collections import config_dict
 
 from lm_jax.errors import (
     EXIT_INTERRUPTED,
+    ElsewhereError,
     StoppedError,
     StorageError,
     UsageError,
@@ -50,7 +51,7 @@ from lm_jax.run.config_files import load_config
 from lm_jax.run.files import STORAGE_ERRNOS, STORAGE_REMEDY
 from lm_jax.run.options import define_flags, help_lines, read_options
 from lm_jax.run.usage import entry, examples_first, field_meanings
-from lm_jax.run.workdir import LOG_FILE, Resume
+from lm_jax.run.workdir import Resume, log_file
 from lm_jax.train import profiling
 from lm_jax.train.launch import DEFAULTS, LaunchOptions, launched_with
 
@@ -71,7 +72,7 @@ class Arguments:
     `resume` is "auto", "force" or "never", as `open_workdir` takes it; `profile` the steps of
     a training command to trace; `compilation_cache` as `compilation.cache` takes it; `download`
     whether a model may be fetched from the Hugging Face hub; `launch` the options of training
-    commands.
+    commands; `process` the index of this process among those of the run.
     """
 
     config: config_dict.ConfigDict | None
@@ -82,6 +83,7 @@ class Arguments:
     compilation_cache: str | None = None
     download: bool = False
     launch: LaunchOptions = DEFAULTS
+    process: int = 0
 
     @property
     def folder(self) -> Path:
@@ -139,7 +141,7 @@ def run(
     trace some of its steps (`train.profiling`) and has the options of `train.launch`.
     """
     debug = "--debug" in argv or bool(os.environ.get("LM_JAX_DEBUG"))
-    workdir = None
+    workdir = log = None
     try:
         arguments = _parse(
             main, argv, config, config_class, options, workdir_required, distributed, training
@@ -147,6 +149,7 @@ def run(
         if arguments is None:
             return 0
         workdir = arguments.workdir
+        log = workdir and workdir / log_file(arguments.process)
         compiled = compilation.cache(arguments.compilation_cache, by_source=bool(arguments.profile))
         traced = profiling.request(arguments.profile)
         fetching = downloads.allowed(arguments.download)
@@ -158,11 +161,11 @@ def run(
         return EXIT_INTERRUPTED
     except UserError as error:
         # Their messages are complete, and the folder may belong to another run.
-        if not isinstance(error, UsageError | WorkdirInUseError):
-            _log_traceback(workdir)
+        if not isinstance(error, UsageError | WorkdirInUseError | ElsewhereError):
+            _log_traceback(log)
         return _refuse(error, debug)
     except Exception as error:
-        log = _log_traceback(workdir)
+        log = _log_traceback(log)
         if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
             place = error.filename or workdir or "an unnamed file"
             return _refuse(StorageError(f"{place}: {error.strerror}; {STORAGE_REMEDY}"), debug)
@@ -187,9 +190,8 @@ def _one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def _log_traceback(workdir: Path | None) -> Path | None:
-    """Appends the current exception to the run's log; returns its path, None if it has none."""
-    log = workdir and workdir / LOG_FILE
+def _log_traceback(log: Path | None) -> Path | None:
+    """Appends the current exception to a log; returns its path, None if it is not there."""
     if not log or not log.is_file():
         return None
     try:
@@ -283,22 +285,24 @@ def _parse(
         raise UsageError("--workdir is missing; name the folder this run may write")
     folder = Path(workdir.value) if workdir.value else None
     traced = None if profile is None else profiling.parse(profile.value)
-    if distributed:
-        _join(own)
+    process = _join(own) if distributed else 0
     how = cast(Resume, resume.value)
     start = read_options(LaunchOptions, own) if training else DEFAULTS
-    return Arguments(config, folder, chosen, how, traced, cache.value, download.value, start)
+    return Arguments(
+        config, folder, chosen, how, traced, cache.value, download.value, start, process
+    )
 
 
-def _join(own: flags.FlagValues) -> None:
+def _join(own: flags.FlagValues) -> int:
     coordinator, count, index = (own[n].value for n in ("coordinator", "processes", "process"))
     if coordinator:
         # Imported here, because a command of one process may have no use for JAX.
         from lm_jax.run import processes
 
-        processes.join(coordinator, count, index)
-    elif (count, index) != (None, None):
+        return processes.join(coordinator, count, index)
+    if (count, index) != (None, None):
         raise UsageError("--processes and --process need --coordinator, host:port of process 0")
+    return 0
 
 
 def _help(

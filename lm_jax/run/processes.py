@@ -25,9 +25,9 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from lm_jax.errors import UsageError, UserError
+from lm_jax.errors import ElsewhereError, UsageError, UserError
 from lm_jax.run import stop
-from lm_jax.run.workdir import Resume, logging_to, open_workdir
+from lm_jax.run.workdir import Resume, log_file, logging_to, open_workdir
 
 _log = logging.getLogger(__name__)
 AUTO = "auto"
@@ -39,16 +39,10 @@ _PATIENCE = {
 }
 
 
-class ElsewhereError(UserError, RuntimeError):
-    """An error of process 0, raised in the others with its exit code."""
+def join(coordinator: str, count: int | None, index: int | None) -> int:
+    """Joins the other processes and returns the index of this one.
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__("process 0 ended with an error; its own message says what to do")
-        self.exit_code = exit_code
-
-
-def join(coordinator: str, count: int | None, index: int | None) -> None:
-    """Joins the other processes; call it before anything asks JAX for a device.
+    Call it before anything asks JAX for a device.
 
     Args:
       coordinator: host:port of process 0, or "auto" to read all three from the launcher.
@@ -70,7 +64,7 @@ def join(coordinator: str, count: int | None, index: int | None) -> None:
                 f"--coordinator=auto: JAX knows no launcher here ({error}); give host:port, "
                 "--processes and --process"
             ) from error
-        return
+        return jax.process_index()
     host, colon, port = coordinator.rpartition(":")
     if not (host and colon and port.isdecimal()):
         raise UsageError(
@@ -82,6 +76,7 @@ def join(coordinator: str, count: int | None, index: int | None) -> None:
             f"is from 0; here they are {count} and {index}"
         )
     _initialize(coordinator_address=coordinator, num_processes=count, process_id=index)
+    return index
 
 
 def _initialize(**where: Any) -> None:
@@ -181,5 +176,5 @@ def open_shared_workdir(
         enter_on_first(opening, open_workdir(path, config, resume=resume, may_change=may_change))
         folder = Path(path).expanduser().absolute()
         if not is_first():
-            opening.enter_context(logging_to(folder / f"log.{jax.process_index()}.txt"))
+            opening.enter_context(logging_to(folder / log_file(jax.process_index())))
         yield folder

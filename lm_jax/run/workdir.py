@@ -6,7 +6,7 @@ another config is refused. The files of a run:
 
     config.json       the settings, written first
     provenance.json   code, packages, device, seeds and hashes; one entry more for every restart
-    log.txt           everything logged, and the tracebacks of errors
+    log.txt           everything logged, and the tracebacks of errors; log.<n>.txt of process n
     finished.json     written after everything else
 """
 
@@ -16,6 +16,7 @@ import dataclasses
 import logging
 import os
 from pathlib import Path
+import re
 import socket
 import sys
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from lm_jax.run.provenance import PROVENANCE_FILE, utc_now
 CONFIG_FILE = "config.json"
 FINISHED_FILE = "finished.json"
 LOG_FILE = "log.txt"
+_LOG = re.compile(r"log(\.\d+)?\.txt")
 Resume = Literal["auto", "force", "never"]
 _LOCK = ".lock"
 _HOLDER = ".holder.json"
@@ -41,6 +43,11 @@ class Workdir:
 
     path: Path
     resumed: bool
+
+
+def log_file(process: int) -> str:
+    """The name of the log of one of the processes of a run."""
+    return f"log.{process}.txt" if process else LOG_FILE
 
 
 @contextlib.contextmanager
@@ -102,11 +109,16 @@ def open_workdir(
 
 
 def _withdraw(folder: Path) -> None:
-    """Undoes a first start that wrote nothing but its log: a typo claims no folder."""
-    written = {item.name for item in folder.iterdir() if item.name[0] != "."}
-    if written <= {CONFIG_FILE, PROVENANCE_FILE, LOG_FILE}:
-        for name in written - {LOG_FILE}:
+    """Undoes a first start that wrote nothing but its logs: a typo claims no folder."""
+    written = _besides_logs(folder)
+    if written <= {CONFIG_FILE, PROVENANCE_FILE}:
+        for name in written:
             (folder / name).unlink()
+
+
+def _besides_logs(folder: Path) -> set[str]:
+    names = {item.name for item in folder.iterdir() if item.name[0] != "."}
+    return {name for name in names if not _LOG.fullmatch(name)}
 
 
 @contextlib.contextmanager
@@ -155,10 +167,8 @@ def _compare_config(
 ) -> list[str] | None:
     """Returns how the stored config differs, None in a new folder; refuses what may not resume."""
     if not (folder / CONFIG_FILE).exists():
-        # A log alone is that of a first start that was refused.
-        names = {item.name for item in folder.iterdir() if item.name[0] != "."}
-        others = sorted(names - {LOG_FILE})
-        if others:
+        # Logs alone are those of a first start that was refused.
+        if others := sorted(_besides_logs(folder)):
             raise UsageError(
                 f"{folder} holds {others[0]!r} but no {CONFIG_FILE}, so it is not the folder of a "
                 "run; choose a new --workdir"

@@ -33,7 +33,7 @@ import filelock
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.run import stop
+from lm_jax.run import processes, stop
 from lm_jax.run.config import config_difference, to_plain
 from lm_jax.run.files import (
     ManifestFormat,
@@ -352,6 +352,24 @@ def prepare_corpus(
             f"{folder} was prepared with {', '.join(changes)}; name another folder, or remove it"
         )
     return prepared
+
+
+def prepare_on_first(
+    folder: str | os.PathLike[str], corpus: CorpusConfig, *, tokenizer: Tokenizer | None = None
+) -> Prepared:
+    """`prepare_corpus` in all processes of a run: the first prepares, then the others open.
+
+    Raises:
+      ElsewhereError: the first refused, or was stopped.
+      UsageError, BadInputError, CorruptError, StorageError: as `prepare_corpus`.
+    """
+    prepared: list[Prepared] = []
+
+    def prepare_here() -> None:
+        prepared.append(prepare_corpus(folder, corpus, tokenizer=tokenizer))
+
+    processes.on_first(prepare_here)
+    return prepared[0] if prepared else prepare_corpus(folder, corpus, tokenizer=tokenizer)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ Files in the run's folder, beside its checkpoints (`checkpoint.manager`):
     tensorboard/                  the same numbers as events (`trackers.py`)
     profile/                      traces of the steps of `--profile` (`profiling.py`)
     diverged.json                 step, document ids and norms, if a number was not finite
+    run_id.json                   random id, by which its local checkpoints (`checkpoint.local`) are
+                                  told from those of an earlier run in the same place
 """
 
 from collections.abc import Callable, Mapping
@@ -25,6 +27,7 @@ import functools
 import logging
 import math
 from pathlib import Path
+import secrets
 from typing import Any
 
 import jax
@@ -38,12 +41,12 @@ from lm_jax.parallel import sharding
 from lm_jax.run import hang, processes, progress
 from lm_jax.run import stop as stop_flag
 from lm_jax.run.config import config_hash, to_plain
-from lm_jax.run.files import storage_error
+from lm_jax.run.files import read_json, storage_error, write_json
 from lm_jax.run.provenance import collect_provenance
 from lm_jax.train import launch, optim, profiling
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Batches, Evaluation, evaluate
-from lm_jax.train.metrics import MetricWriter
+from lm_jax.train.metrics import STEPS, MetricWriter, count_steps
 from lm_jax.train.objective import Objective
 from lm_jax.train.state import TrainState, abstract_state, init_state
 from lm_jax.train.step import (
@@ -56,6 +59,7 @@ from lm_jax.train.throughput import Throughput, peak
 from lm_jax.train.trackers import trackers
 
 _log = logging.getLogger(__name__)
+_RUN_ID = "run_id.json"
 
 Measure = Callable[[ParamTree, int, Evaluation], Mapping[str, float]]
 Criterion = Callable[[Evaluation], float]
@@ -116,7 +120,7 @@ def train(
     frozen: Any = (),
     base_sha256: str | None = None,
     policy: CheckpointPolicy | None = None,
-    params: ParamTree | None = None,
+    params: ParamTree | Callable[[], ParamTree] | None = None,
     decays: optim.Choice = optim.is_weight,
     group: optim.Group | None = None,
     measure: Measure | None = None,
@@ -140,7 +144,8 @@ def train(
       base_sha256: digest of `frozen`, or of the initial weights; checkpoints over other weights
         are refused.
       policy: how often to log and save; None is the default `CheckpointPolicy`.
-      params: initial parameters; None draws them.
+      params: initial parameters, or a function that makes them, which is called at a first start
+        alone and whose result is kept by nobody; None draws them.
       decays: selects the parameters with weight decay.
       group: the group of a parameter by its path; an evaluation then has the norms of the last
         gradient by group, as `train/grad_norm/<group>`.
@@ -180,16 +185,27 @@ def train(
     target = abstract_state(mesh, spec, optimizer, window=window, aux_state=aux_state)
     launched = launch.options()
     tier = launched.local_checkpoints and local.own_folder(launched.local_checkpoints, folder)
-    restored = None
+    bound_to = config_hash({"run": identity.config, "data": identity.fingerprint})
+    run, restored = _run_id(folder), None
+    shared = manager.newest(saved, identity, allow_fallback=policy.allow_fallback)
     if tier is not None:
-        shared = processes.on_first(lambda: max(manager.saved_steps(saved), default=0))
-        restored = local.restore(tier, target, identity, newer_than=shared)
-    if restored is None:
-        restored = manager.restore(saved, target, identity, allow_fallback=policy.allow_fallback)
+        # Rows come before checkpoints: a folder that lacks them was set back.
+        written = processes.on_first(lambda: count_steps(folder, bound_to, objective.columns))
+        restored = local.restore(
+            tier, target, identity, newer_than=shared or 0, up_to=written, run=run
+        )
+    if restored is None and shared is not None:
+        restored = manager.load(saved, shared, target)
     init_key, step_key = jax.random.split(jax.random.key(seed))
     if restored is None:
         state = init_state(
-            init_key, mesh, spec, optimizer, window=window, aux_state=aux_state, params=params
+            init_key,
+            mesh,
+            spec,
+            optimizer,
+            window=window,
+            aux_state=aux_state,
+            params=params() if callable(params) else params,
         )
         history = EvalHistory()
     else:
@@ -201,7 +217,6 @@ def train(
     update = make_train_step(objective, mesh, config, decays=decays, group=group)
     look = make_eval_step(objective, mesh)
     eval_every = config.eval_every or batches.per_epoch
-    bound_to = config_hash({"run": identity.config, "data": identity.fingerprint})
     save = functools.partial(manager.save, saved, identity=identity, keep=policy.keep)
     throughput = Throughput(
         {each: objective.flops(rows, columns, each) for each in CONVENTIONS},
@@ -265,7 +280,8 @@ def train(
                 writer.restart_clock()
             if tier is not None and saves_locally:
                 writer.flush()
-                local.save(tier, state, identity=identity, progress=dataclasses.asdict(history))
+                so_far = dataclasses.asdict(history)
+                local.save(tier, state, identity=identity, progress=so_far, run=run)
                 writer.restart_clock()
             hang.progress()
             if on_step is not None:
@@ -276,3 +292,15 @@ def train(
         if tier is not None:
             local.remove(tier)
     return TrainResult(state, history, saved)
+
+
+def _run_id(folder: Path) -> str | None:
+    """The random id that a run writes at its first start; None if it began without one."""
+    file = folder / _RUN_ID
+
+    def write() -> None:
+        if not file.exists() and not (folder / STEPS).exists():
+            write_json(file, {"id": secrets.token_hex(16)})
+
+    processes.on_first(write)
+    return read_json(file)["id"] if file.exists() else None

@@ -29,6 +29,7 @@ from lm_jax.train.throughput import RATES, Throughput, format_rates
 from lm_jax.train.trackers import Tracker
 
 DIVERGED = "diverged.json"
+STEPS = "steps"
 METRICS = "metrics.parquet"
 EVALUATIONS = "evaluations.parquet"
 STEP_SCHEMA = pa.schema(
@@ -51,6 +52,25 @@ EVALUATION_SCHEMA = pa.schema(
 _LISTED_DOCUMENTS = 8
 _TRACKED = ("loss", "grad_norm", "learning_rate", *RATES)
 _log = logging.getLogger(__name__)
+
+
+def count_steps(folder: Path, fingerprint: str, columns: tuple[str, ...]) -> int:
+    """The number of steps, from the first, whose rows a run has on disk.
+
+    Args:
+      folder, fingerprint, columns: as `MetricWriter` takes them.
+
+    Raises:
+      CorruptError: a file of rows is damaged.
+      UsageError: the rows are of other settings or data.
+    """
+    with _open_steps(folder, fingerprint, columns) as steps:
+        return steps.count_rows()
+
+
+def _open_steps(folder: Path, fingerprint: str, columns: tuple[str, ...]) -> rows.RowStore:
+    schema = pa.schema([*STEP_SCHEMA, *(pa.field(name, pa.float64()) for name in columns)])
+    return rows.RowStore(folder / STEPS, schema, fingerprint=fingerprint)
 
 
 class MetricWriter:
@@ -93,8 +113,7 @@ class MetricWriter:
         with contextlib.ExitStack() as opening:
             enter = opening.enter_context
             self._trackers = [enter(contextlib.closing(each)) for each in trackers]
-            schema = pa.schema([*STEP_SCHEMA, *(pa.field(name, pa.float64()) for name in columns)])
-            self._steps = enter(rows.RowStore(folder / "steps", schema, fingerprint=fingerprint))
+            self._steps = enter(_open_steps(folder, fingerprint, columns))
             self._evaluations = enter(
                 rows.RowStore(folder / "evaluations", EVALUATION_SCHEMA, fingerprint=fingerprint)
             )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError
-from lm_jax.run import stop
+from lm_jax.run import processes, stop
 from lm_jax.statistics import clustered_bootstrap, wilson
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import load_pretrained
@@ -79,7 +79,8 @@ def score(
     """
     results = []
     for each in models:
-        stop.check(f"before the tasks of {each.folder}")
+        if processes.share_stop():
+            stop.check(f"before the tasks of {each.folder}")
         results += _score(each, _load(folder / each.folder), tasks, context)
     return tuple(results)
 

@@ -40,7 +40,7 @@ from lm_jax.run.provenance import (
 )
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import Prepared, prepare_corpus
+from lm_jax.text.preparation import Prepared, prepare_on_first
 from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
@@ -81,7 +81,7 @@ def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
             f"config.context = {config.context} is beyond the {cfg.max_length} positions of "
             f"{config.model}; lower it"
         )
-    prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=source.tokenizer)
+    prepared = prepare_on_first(folder / DATA, config.corpus, tokenizer=source.tokenizer)
     manifest = prepared.manifest
     origin = collect_provenance(
         seeds={"run": config.seed},
@@ -180,7 +180,7 @@ class _Task:
             policy=CheckpointPolicy(
                 save_every=config.save_every, allow_fallback=config.allow_fallback
             ),
-            params=_start(config, objective, frozen, text),
+            params=functools.partial(_start, config, objective, frozen, text),
             measure=measurements.numbers,
             done=measurements.ends if config.stop_l0 else None,
             in_nats=False,
@@ -276,8 +276,16 @@ def _frozen(config: TranscoderTraining, source: SourceModel, text: Text, folder:
 def _start(
     config: TranscoderTraining, objective: Transcoding, frozen: Frozen, text: Text
 ) -> ParamTree:
-    """Initial parameters: random weights, and biases by which features fire at the wanted rate."""
-    drawn = params_lib.init(jax.random.key(config.seed), spec(objective.cfg))
+    """Initial parameters: random weights, and biases by which features fire at the wanted rate.
+
+    Each device draws its own part of them.
+    """
+    declared = spec(objective.cfg)
+    draw = jax.jit(
+        functools.partial(params_lib.init, spec=declared),
+        out_shardings=sharding.param_shardings(text.mesh, declared),
+    )
+    drawn = draw(jax.random.key(config.seed))
     count = min(config.scale_batches, 5)
     read = text.first_activations(config, frozen, count)
     return thresholds.initial_biases(Transcoder(drawn, objective.cfg), read, config.firing_rate)

@@ -1,20 +1,23 @@
 """Multiple choice under recipes: the scores of the audit against another forward pass."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax.errors import UsageError
+from lm_jax.errors import StoppedError, UsageError
 from lm_jax.evaluate.multiple_choice import TRUTHFULQA, Scorer, comparison, truthfulqa
 from lm_jax.evaluate.multiple_choice.likelihood import pair
 from lm_jax.evaluate.multiple_choice.results import Comparison
+from lm_jax.run import processes, stop
 from lm_jax.run.results import load_result, parse_result
 from lm_jax.statistics import wilson
 from polyattn_jax import multiple_choice, stages
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.results import AuditSummary
+from polyattn_jax.row_maps import SOFTMAX
 from polyattn_jax.substitute import GlobalRowMap
 from tests import rounding
 from tests.polyattn_jax.conftest import QUESTIONS as COUNT
@@ -64,6 +67,35 @@ def test_an_audit_scores_every_choice_under_every_recipe(run_audit, questions_fi
     page = (folder / "report.html").read_text("utf-8")
     assert "Multiple choice: does the model still know what it knew?" in page
     assert f"Multiple choice (truthfulqa_mc1: {COUNT} questions)" in outcome.out
+
+
+def test_a_stopped_process_scores_no_further_batch_and_meets_the_others(
+    tiny, questions_file, tmp_path, monkeypatch
+):
+    """The first of two processes, which is asked to stop while it scores its first batch."""
+    model, batches, met = lm_jax.load_pretrained(tiny), [], []
+
+    def logits(params, tokens_BT, **substitution):
+        del params, substitution
+        batches.append(tokens_BT)
+        stop.request()
+        return jnp.zeros((*tokens_BT.shape, model.cfg.vocab_size))
+
+    monkeypatch.setattr(multiple_choice.measure, "logits", logits)
+    monkeypatch.setattr(multiple_choice, "BATCH_TOKENS", 1)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "wait_for_all", lambda: met.append("all"))
+    monkeypatch.setattr(processes, "share_stop", stop.requested)
+    audited = AuditedModel(model, None, AuditConfig(str(tiny)))
+    heads = np.ones((model.cfg.num_layers, model.cfg.num_heads), bool)
+    softmax = stages.Condition("choices", "softmax", SOFTMAX, 0.0, heads)
+    questions = {TRUTHFULQA: truthfulqa(questions_file)}
+    with stop.signals_as_requests(), pytest.raises(StoppedError, match="during multiple choice"):
+        multiple_choice.evaluate(audited, tmp_path, [softmax], questions)
+    assert (len(batches), met) == (1, ["all"])
+    # What was scored is kept.
+    with multiple_choice.open_scores(audited, softmax, tmp_path) as cache:
+        assert cache.count_rows() == len(batches[0])
 
 
 def test_page_and_terminal_show_accuracies_and_paired_changes():

@@ -136,8 +136,15 @@ def assert_equal_runs(folder, alone):
     assert read_json(folder / "summary.json") == read_json(alone / "summary.json")
 
 
-def test_what_process_0_refuses_is_refused_by_all(config, alone):
-    codes, _, errs = end(launch_pair(COMMAND, config, alone, "--config.learning_rate=0.5"))
-    assert codes == [2, 2]
-    assert "learning_rate" in errs[0]
+def test_what_process_0_refuses_as_it_prepares_is_refused_by_all(config, tmp_path):
+    """And the folder is left to the corrected command."""
+    folder = tmp_path / "run"
+    flag = f"--config.corpus.source={tmp_path / 'absent'}"
+    codes, _, errs = end(launch_pair(COMMAND, config, folder, flag))
+    assert codes == [3, 3], errs
+    assert "absent" in errs[0]
     assert errs[1].splitlines()[-1].startswith("error: process 0 ended with an error")
+    left = {path.name for path in folder.iterdir() if path.name[0] != "."}
+    assert left == {"log.txt", "log.1.txt"}
+    logs = [(folder / name).read_text("utf-8") for name in ("log.txt", "log.1.txt")]
+    assert ["Traceback" in log for log in logs] == [True, False]

@@ -13,13 +13,14 @@ from tests.lm_jax.checkpoint.test_manager import IDENTITY, flip, numbered, targe
 from tests.lm_jax.train import tiny_training as tiny
 
 
-def save(folder, *steps):
+def save(folder, *steps, run=None):
     for step in steps:
-        local.save(folder, numbered(step), identity=IDENTITY, progress={"last": 0.1 + step})
+        progress = {"last": 0.1 + step}
+        local.save(folder, numbered(step), identity=IDENTITY, progress=progress, run=run)
 
 
-def restore(folder, *, ways=4, identity=IDENTITY, newer_than=0):
-    return local.restore(folder, target(ways), identity, newer_than=newer_than)
+def restore(folder, *, ways=4, identity=IDENTITY, newer_than=0, **limits):
+    return local.restore(folder, target(ways), identity, newer_than=newer_than, **limits)
 
 
 @pytest.fixture
@@ -64,7 +65,16 @@ def test_other_devices_settings_or_data_are_not_used(held, caplog):
         save(held, 8)
         assert restore(held, identity=dataclasses.replace(IDENTITY, **{field: value})) is None
         assert saved_steps(held) == []
-    assert caplog.text.count("is of other settings, data, devices or processes") == 2 + 3
+    assert caplog.text.count("is of another run, other settings, data, devices or proc") == 2 + 3
+
+
+def test_steps_of_another_run_and_after_its_rows_are_not_used(held, caplog):
+    assert restore(held, run="this") is None
+    assert caplog.text.count("is of another run") == 2
+    save(held, 2, 4, run="this")
+    tiny.assert_bitwise(restore(held, run="this", up_to=3).state, numbered(2))
+    # A folder that has no id takes any.
+    tiny.assert_bitwise(restore(held).state, numbered(2))
 
 
 @pytest.mark.parametrize(("elsewhere", "step"), [((4, 6), 6), ((2, 4), 4), ((-1, -1), None)])

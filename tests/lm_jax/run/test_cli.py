@@ -10,8 +10,8 @@ import textwrap
 
 import pytest
 
-from lm_jax.errors import BadInputError, CorruptError, DivergedError, StorageError
-from lm_jax.run import cli
+from lm_jax.errors import BadInputError, CorruptError, DivergedError, ElsewhereError, StorageError
+from lm_jax.run import cli, processes
 from lm_jax.run.workdir import open_workdir
 
 CONFIG = """
@@ -153,6 +153,27 @@ def test_refusal_is_one_line_and_its_traceback_is_in_the_log(command, tmp_path, 
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "Traceback" in log
     assert type(error).__name__ in log
+
+
+def test_tracebacks_of_another_process_are_in_its_own_log(tmp_path, monkeypatch):
+    """And one of an error of process 0 in none, as the folder may be that of another run."""
+    monkeypatch.setattr(processes, "join", lambda *_: 1)
+    logs = {name: tmp_path / name for name in ("log.txt", "log.1.txt")}
+    for log in logs.values():
+        log.write_text("")
+    argv = ["prog", f"--workdir={tmp_path}", "--coordinator=10.0.0.1:80"]
+
+    def run(error):
+        def main(arguments):
+            raise error
+
+        return cli.run(main, argv, distributed=True)
+
+    assert run(ElsewhereError(6)) == 6
+    assert [log.read_text() for log in logs.values()] == ["", ""]
+    assert run(CorruptError("x: damaged; delete it")) == 7
+    assert logs["log.txt"].read_text() == ""
+    assert "damaged" in logs["log.1.txt"].read_text()
 
 
 def test_a_fault_of_the_program_names_the_file_with_its_traceback(command, tmp_path):

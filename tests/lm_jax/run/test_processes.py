@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from lm_jax.errors import UsageError
+from lm_jax.errors import ElsewhereError, UsageError
 from lm_jax.parallel import sharding
 from lm_jax.run import cli, processes, stop
 
@@ -128,6 +128,19 @@ def test_one_process_is_the_first_and_all():
 
 def _refuse():
     raise UsageError("as it was")
+
+
+def test_what_process_0_refuses_to_open_the_others_do_not_log_in(tmp_path, monkeypatch):
+    """It may be the folder of another run."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    heard = np.array([UsageError.exit_code, 0])
+    monkeypatch.setattr(processes.multihost_utils, "broadcast_one_to_all", lambda _: heard)
+    opening = processes.open_shared_workdir(tmp_path, {})
+    with pytest.raises(ElsewhereError, match="process 0") as caught, opening:
+        pytest.fail("opened")
+    assert caught.value.exit_code == UsageError.exit_code
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_stop_is_shared_with_nobody():

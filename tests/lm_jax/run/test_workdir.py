@@ -24,7 +24,7 @@ from lm_jax.run.provenance import (
     read_provenance,
     record_provenance,
 )
-from lm_jax.run.workdir import CONFIG_FILE, finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import CONFIG_FILE, finish_time, log_file, mark_finished, open_workdir
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,6 +62,7 @@ def test_a_first_start_that_is_refused_leaves_the_folder_to_the_corrected_comman
     def start(folder, corpus, output=None):
         with open_workdir(folder, {"corpus": corpus}) as workdir:
             record_provenance(workdir.path, collect_provenance())
+            (workdir.path / log_file(1)).write_text("of another process")
             if output:
                 (workdir.path / output).mkdir()
             raise error("refused")

@@ -9,12 +9,20 @@ import subprocess
 import sys
 import textwrap
 
+import jax
 from ml_collections import config_dict
 import numpy as np
 import pytest
 
-from lm_jax.errors import BadInputError, CorruptError, StoppedError, StorageError, UsageError
-from lm_jax.run import stop
+from lm_jax.errors import (
+    BadInputError,
+    CorruptError,
+    ElsewhereError,
+    StoppedError,
+    StorageError,
+    UsageError,
+)
+from lm_jax.run import processes, stop
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import content_digest
 from lm_jax.text import corpora, preparation
@@ -318,3 +326,16 @@ def test_real_speeches_become_batches(tmp_path):
     assert batch["tokens"].shape == (8, 257)
     text = prepared.tokenizer.decode(batch["tokens"][0], skip_special_tokens=True)
     assert " the " in text
+
+
+def test_a_stop_of_the_first_process_ends_the_others_before_they_prepare(tmp_path, monkeypatch):
+    """The second of two hears the exit code of a stop, and prepares nothing."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    heard = np.array([StoppedError.exit_code, 0])
+    monkeypatch.setattr(processes.multihost_utils, "broadcast_one_to_all", lambda _: heard)
+    corpus = preparation.CorpusConfig(source=str(write_corpus(tmp_path / "corpus")))
+    with pytest.raises(ElsewhereError) as caught:
+        preparation.prepare_on_first(tmp_path / "data", corpus)
+    assert caught.value.exit_code == StoppedError.exit_code
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]

@@ -7,6 +7,8 @@ import logging
 import os
 from pathlib import Path
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.checkpoint import manager
+from lm_jax.checkpoint.folder import MANIFEST
 from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
 from lm_jax.model.flops import CONVENTIONS
 from lm_jax.model.mixers import AttentionMixer
@@ -30,6 +33,7 @@ from lm_jax.train.metrics import DIVERGED, METRICS
 from lm_jax.train.state import state_shardings
 from lm_jax.train.throughput import RATES, format_rates, measured_peak
 from tests import rounding
+from tests.lm_jax.checkpoint.test_manager import flip
 from tests.lm_jax.train import tiny_training as tiny
 from tests.lm_jax.train.tiny_run import (
     UPKEEP,
@@ -81,20 +85,53 @@ def test_killed_at_random_steps_it_ends_in_the_same_bits(straight, tmp_path):
 
 
 def test_a_local_checkpoint_is_newer_than_the_shared_one(straight, tmp_path, caplog):
-    """Of every step, where shared ones are of steps 4 and 6."""
+    """Of every step, where shared ones are of 4 and 6; no start that is refused removes it."""
     folder, node = tmp_path / "run", tmp_path / "node"
     caplog.set_level(logging.INFO)
     with launched_with(LaunchOptions(local_checkpoints=node, local_every=1)):
         with pytest.raises(Killed):
-            train(folder, on_step=kill_at(7))
-        assert manager.saved_steps(folder / manager.FOLDER) == [4, 6]
-        train_result = train(folder)
+            train(folder, on_step=kill_at(7), params=tiny.initial_params)
+        saved = folder / manager.FOLDER
+        assert manager.saved_steps(saved) == [4, 6]
+        with pytest.raises(UsageError, match="seed"):
+            train(folder, seed=tiny.SEED + 1)
+        flip(manager.step_folder(saved, 6) / MANIFEST)
+        with pytest.raises(CorruptError, match="step_000006"):
+            train(folder)
+        policy = dataclasses.replace(UPKEEP, allow_fallback=True)
+        train_result = train(folder, policy=policy, params=lambda: pytest.fail("drawn again"))
     assert "continuing from step 7" in caplog.text
     tiny.assert_bitwise(train_result.state, straight[0].state)
     assert train_result.history == straight[0].history
     assert metrics(folder) == metrics(straight[1])
     # A finished run leaves nothing there.
     assert not list(node.rglob("step_*"))
+
+
+@pytest.mark.parametrize("how", ["deleted", "set back"])
+def test_local_checkpoints_do_not_resume_a_folder_that_was(straight, how, tmp_path, caplog):
+    """To nothing, or to a copy from after step 5, whose local checkpoint has its rows there."""
+    folder, node, copy = (tmp_path / name for name in ("run", "node", "copy"))
+    caplog.set_level(logging.INFO)
+
+    def on_step(step):
+        if step == 5:
+            shutil.copytree(folder, copy)
+        if step == 7:
+            raise Killed
+
+    with launched_with(LaunchOptions(local_checkpoints=node, local_every=1)):
+        with pytest.raises(Killed):
+            train(folder, on_step=on_step)
+        shutil.rmtree(folder)
+        if how == "set back":
+            copy.rename(folder)
+        train_result = train(folder)
+    resumed = re.findall(r"continuing from step (\d+)", caplog.text)
+    assert resumed == {"deleted": [], "set back": ["5"]}[how]
+    assert train_result.history == straight[0].history
+    assert metrics(folder) == metrics(straight[1])
+    assert evaluations(folder) == evaluations(straight[1])
 
 
 def test_a_run_on_one_device_takes_the_steps_of_four(straight, tmp_path):

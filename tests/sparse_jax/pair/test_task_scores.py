@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import lm_jax
+from lm_jax.errors import StoppedError
+from lm_jax.run import processes, stop
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
 from sparse_jax.circuits.tasks import make_task
 from sparse_jax.pair import task_scores
@@ -24,6 +26,12 @@ def tasks_of(folder, lines=(), names=("ioi", "greater_than"), prompts=12):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     known = read_prompts([file])
     return task_scores.make_tasks(names, word_tokenizer(), known, prompts=prompts, context=CONTEXT)
+
+
+def test_a_stop_that_another_process_heard_ends_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "share_stop", lambda: stop.request() or True)
+    with stop.signals_as_requests(), pytest.raises(StoppedError, match="before the tasks of"):
+        task_scores.score(tmp_path, [ScoredModel("dense", "model")], [], context=CONTEXT)
 
 
 def test_a_score_is_that_of_the_circuit_study(tmp_path):

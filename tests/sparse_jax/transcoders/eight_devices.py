@@ -17,6 +17,7 @@ from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from sparse_jax.transcoders.inputs import Activations
 from sparse_jax.transcoders.objective import Penalties, Progress, Transcoding
+from sparse_jax.transcoders.thresholds import _quantile_LF
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig, spec
 from tests import rounding
 
@@ -113,6 +114,15 @@ def on_mesh(objective, sizes, params, acts, progress):
     return compiled(jax.device_put(params, places), placed), found
 
 
+def quantiles_on_mesh(objective, params, acts):
+    """Float arrays of the program that takes quantiles of features, split eight ways."""
+    mesh = sharding.make_mesh(tensor=8)
+    placed = jax.device_put(params, sharding.param_shardings(mesh, spec(objective.cfg)))
+    read = jax.device_put(acts, sharding.replicated(mesh))
+    lowered = _quantile_LF.lower(Transcoder(placed, objective.cfg), read, 0.1)
+    return re.findall(r"f32\[[\d,]*\]", lowered.compile().as_text())
+
+
 def without_threshold(loss_and_gradient):
     """The derivative by thresholds is that of a smoothed step, which nothing written out has."""
     loss, gradient = loss_and_gradient
@@ -134,7 +144,9 @@ def main():
             got, values, bounds = trees
             rounding.assert_within(got, rounding.Expected(values, bounds), f"{kind}, {sizes}")
             results[f"{kind} {sizes}"] = found
-    print(json.dumps({"devices": jax.device_count(), "collectives": results}))
+    quantiles = quantiles_on_mesh(objective, params, acts)
+    found = {"devices": jax.device_count(), "collectives": results, "quantiles": quantiles}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,12 @@ def test_eight_devices_give_the_loss_and_gradient_of_one(result):
     assert len(result["collectives"]) == 2 * len(eight_devices.MESHES)
 
 
+def test_quantiles_of_features_are_taken_where_the_features_are(result):
+    """No array of the program is larger than the activations, which every device reads whole."""
+    largest = max(size for shape in result["quantiles"] for size in arrays(shape))
+    assert largest == eight_devices.L * eight_devices.X * eight_devices.D
+
+
 @pytest.mark.parametrize("kind", ["jumprelu", "batchtopk"])
 def test_decoded_parts_are_summed_once_and_no_weight_or_feature_is_gathered(result, kind):
     found = result["collectives"][f"{kind} (1, 1, 8)"]

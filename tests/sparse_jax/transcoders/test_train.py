@@ -1,7 +1,9 @@
 """A transcoder from a command: what it learns, resuming to the bit, what its folder holds."""
 
 import dataclasses
+import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,7 @@ from lm_jax.train.metrics import EVALUATIONS
 from lm_jax.train.objective import ignore_index_batch
 from sparse_jax import transcoders
 from sparse_jax.graphs import attribute
-from sparse_jax.transcoders import report, train
+from sparse_jax.transcoders import report, thresholds, train
 from sparse_jax.transcoders.config import TranscoderTraining
 from sparse_jax.transcoders.inputs import read_activations
 from sparse_jax.transcoders.objective import Penalties
@@ -285,10 +287,31 @@ def test_models_that_cannot_be_read_are_named(config, tmp_path):
         dataclasses.replace(config, firing_rate=1.5)
 
 
-def test_features_are_split_over_devices(config):
-    assert jax.device_count() == 4
-    mesh = loop.sharding.make_mesh(data=2, tensor=2)
-    cfg = config.sizes(2, 16)
-    places = loop.sharding.param_shardings(mesh, transcoders.transcoder.spec(cfg))
-    assert places["encoder"].spec == (None, "tensor", None) or "tensor" in str(places["encoder"])
-    assert "tensor" in str(places["decoder"]["to_1"].spec)
+def test_features_are_split_over_devices_from_the_draw_on(config, tmp_path, monkeypatch):
+    """No device has a whole decoder, and after an update nothing keeps the initial one."""
+    decoder = (1, config.features, 16)
+    before, read = {id(array): array for array in jax.live_arrays()}, []
+
+    def look():
+        """The shapes of the parts of every array of the size of the first layer's decoder."""
+        arrays = [a for a in jax.live_arrays() if a.shape == decoder and id(a) not in before]
+        read.append([{each.data.shape for each in a.addressable_shards} for a in arrays])
+
+    class Looked(Exception):
+        pass
+
+    def on_step(step):
+        look()
+        raise Looked
+
+    def initial_biases(*args):
+        look()
+        return thresholds.initial_biases(*args)
+
+    monkeypatch.setattr(train, "thresholds", types.SimpleNamespace(initial_biases=initial_biases))
+    monkeypatch.setattr(train, "train", functools.partial(loop.train, on_step=on_step))
+    with pytest.raises(Looked):
+        train.run(config, tmp_path)
+    part = {(1, config.features // 2, 16)}
+    # The weights and two moments.
+    assert read == [[part], [part] * 3]
