@@ -290,5 +290,5 @@ def test_features_are_split_over_devices(config):
     mesh = loop.sharding.make_mesh(data=2, tensor=2)
     cfg = config.sizes(2, 16)
     places = loop.sharding.param_shardings(mesh, transcoders.transcoder.spec(cfg))
-    assert places["encoder"].spec == (None, "tensor", None) or "tensor" in str(places["encoder"])
+    assert places["encoder"].spec[1] == "tensor"
     assert "tensor" in str(places["decoder"]["to_1"].spec)
