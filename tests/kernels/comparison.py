@@ -29,9 +29,9 @@ def forget() -> None:
 def result(function: Callable, *arguments: Any) -> Any:
     """What `function` returns; in earnest under the mark `optimised`, and quickly elsewhere."""
     lowered = jax.jit(function).lower(*arguments)
-    program = (lowered.in_tree, lowered.as_text())
+    quick = COMPILED_QUICKLY if jax.config.read("jax_disable_most_optimizations") else None
+    program = (lowered.in_tree, lowered.as_text(), quick is None)
     if program not in _PROGRAMS:
-        quick = COMPILED_QUICKLY if jax.config.read("jax_disable_most_optimizations") else None
         _PROGRAMS[program] = lowered.compile(compiler_options=quick)
     return _PROGRAMS[program](*arguments)
 
