@@ -28,9 +28,8 @@ class Arithmetic:
 
     Attributes:
       unit: u, the unit roundoff of results; 2^-24 for float32.
-      operand_unit: the unit roundoff to which operands of products of arrays are rounded first
-        unless they are exact, 0 for none; 2^-8 where bfloat16 matrices are multiplied with float32
-        sums.
+      operand_unit: the unit roundoff to which operands of products are rounded first unless they
+        are exact, 0 for none; 2^-8 where bfloat16 matrices are multiplied with float32 sums.
       statistical: errors are independent and random, not the worst case.
     """
 

@@ -91,10 +91,7 @@ def _multiplied(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     value = bind(eqn, [x.value, y.value])
     if not is_float(value):
         return Pair(value)
-    error_x, error_y = x.error, y.error
-    # A number that scales an array is no factor of a matrix product.
-    if jnp.ndim(x.value) and jnp.ndim(y.value):
-        error_x, error_y = (_operand_error(arithmetic, pair) for pair in operands)
+    error_x, error_y = (_operand_error(arithmetic, pair) for pair in operands)
     terms = [arithmetic.rounding(value)]
     if error_x is not None:
         terms.append(_times(magnitude(y.value), error_x))
