@@ -102,7 +102,7 @@ def equations(mixer, p, x_BTD, layer):
         {},
         {"low_rank": False, "conv_kernel": 4},
         {"mass_normalisation": False},
-        {"shared_routing": False, "conv_layers": 0},
+        {"shared_routing": False, "conv_layers": 1},
         # Whose root is exact in float32.
         {"heads": 4, "num_prototypes": 8},
     ],
