@@ -11,7 +11,6 @@ from lm_jax.train.objective import LanguageModelling
 import protot_jax
 from protot_jax import models
 
-
 both_ties = pytest.mark.parametrize("tied", [False, True])
 
 
