@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import jax
+
 import lm_jax
 
 DECODER = lm_jax.DecoderConfig(
@@ -16,6 +18,8 @@ DECODER = lm_jax.DecoderConfig(
     max_length=64,
 )
 
+# Run op by op, every operation is a program of its own to compile.
+forward = jax.jit(lm_jax.forward, static_argnames=("cfg", "mixer", "unroll"))
 
 # Learned positions, layer norm, biases, a plain MLP: all that differs from Llama's block.
 GPT2: dict[str, Any] = {

@@ -65,17 +65,31 @@ def test_gradients_of_the_recurrence_are_those_of_the_float64_formula(options):
     rounding.assert_within(run(arrays, cotangents), wanted)
 
 
+NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
+# Each takes seconds to compile.
+CASES = SUITE.using("test") + SUITE.using("resets")
+
+
 def _compared(case: cases.Case):
-    # The others go through every line of the chunked form; each takes seconds to compile.
+    # The others go through every line of the chunked form.
     further = case.sizes["T"] in (2, 63, 64, 200) or case.sizes["R"] == 64
-    return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if further else [])
+    return pytest.param(case, id=case.name, marks=NIGHTLY if further else [])
+
+
+@pytest.mark.parametrize("case", [_compared(case) for case in CASES])
+def test_value_and_gradients_equal_the_reference(case):
+    result = comparison.deviations(SUITE, case, "xla")
+    assert all(each.ok for each in result), result
+
+
+def _compared_optimised(case: cases.Case):
+    here = case.sizes["T"] == 200 or set(case.options) == {"resets", "initial_state"}
+    return pytest.param(case, id=case.name, marks=[] if here else NIGHTLY)
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize(
-    "case", [_compared(case) for use in ("test", "resets") for case in SUITE.using(use)]
-)
-def test_value_and_gradients_equal_the_reference(case):
+@pytest.mark.parametrize("case", [_compared_optimised(case) for case in CASES])
+def test_value_and_gradients_equal_the_reference_as_training_compiles_them(case):
     result = comparison.deviations(SUITE, case, "xla")
     assert all(each.ok for each in result), result
 

@@ -22,13 +22,14 @@ CONFIG = Config(mass_normalisation=True, target=dispatch.INTERPRETER)
 SMALL = cases.Case("small", {"B": 4, "T": 40, "R": 16, "E": 32}, "float32", {"initial_state": True})
 # Segments of two chunks, the last of each partial.
 SMALL_TILES = {"segment": 32, "backward_segment": 32}
+NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def _compared(case: cases.Case):
     """The parameter of a comparison."""
     # Each takes seven seconds to compile, and the rest go through every line of the kernels.
     further = case.sizes["T"] in (2, 63, 64) or case.sizes["R"] == 64
-    return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if further else [])
+    return pytest.param(case, id=case.name, marks=NIGHTLY if further else [])
 
 
 def _inputs(case: cases.Case) -> tuple[cases.Arrays, cases.Arrays]:

@@ -84,7 +84,7 @@ def _rows(case, arrays, z, mask):
     return stacked if arrays["bias"].ndim else jax.tree.map(lambda x: x[0], stacked)
 
 
-@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
 @pytest.mark.parametrize("case", SUITE.using("test"), ids=_named)
 def test_every_field_equals_the_reference(case, implementation):
     result = comparison.deviations(SUITE, case, implementation)

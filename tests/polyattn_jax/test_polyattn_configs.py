@@ -4,6 +4,7 @@ GPT-2, which has no config of its own, is audited by that of SmolLM2.
 """
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 import re
@@ -38,17 +39,30 @@ TOYS = {
 }
 
 
+@pytest.fixture(scope="module")
+def finished(run_smoke, toys, tmp_path_factory):
+    """`finished(name)`: the folder of the smoke mode on a toy, which runs once."""
+
+    @functools.cache
+    def finished(name):
+        folder = tmp_path_factory.mktemp("smoke") / "run"
+        config = name if name in CONFIGS else "smollm2.py"
+        outcome = run_smoke(config, toys[name], folder)
+        assert outcome.code == 0, outcome.err
+        return folder
+
+    return finished
+
+
 @pytest.mark.parametrize("name", TOYS)
-def test_the_smoke_mode_ends_with_a_summary_of_its_own_family(run_smoke, toys, tmp_path, name):
-    config = name if name in CONFIGS else "smollm2.py"
-    outcome = run_smoke(config, toys[name], tmp_path / "run")
-    assert outcome.code == 0, outcome.err
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+def test_the_smoke_mode_ends_with_a_summary_of_its_own_family(finished, name):
+    folder = finished(name)
+    summary = json.loads((folder / "summary.json").read_text())
     assert [entry["recipe"] for entry in summary["verdicts"]] == ["relu_p4_bauto"]
     assert summary["rows"] == 3 * 4 * 2 * 2 * (2 + 2 + 2)
     family, dtype, windows = TOYS[name]
     assert (summary["family"], summary["config"]["dtype"]) == (family, dtype)
-    rows = pq.read_table(tmp_path / "run" / "rows.parquet").to_pylist()
+    rows = pq.read_table(folder / "rows.parquet").to_pylist()
     kinds = {"window" if window else "full" for window in windows.values()}
     for entry in summary["prevalence"]:
         assert set(entry["by_window"]) == (kinds if len(kinds) == 2 else set())
@@ -61,11 +75,9 @@ def test_the_smoke_mode_ends_with_a_summary_of_its_own_family(run_smoke, toys, t
                 and bool(row["window"]) == (kind == "window")
             ]
             assert rates["4"]["estimate"] == pytest.approx(np.mean(own))
-    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    page = (folder / "report.html").read_text("utf-8")
     assert ("Unsafe rows of layers with a sliding window" in page) == (len(kinds) == 2)
-    seconds = re.findall(
-        r"batches in ([0-9.]+) s", (tmp_path / "run" / "log.txt").read_text("utf-8")
-    )
+    seconds = re.findall(r"batches in ([0-9.]+) s", (folder / "log.txt").read_text("utf-8"))
     assert seconds and max(map(float, seconds)) < 600
     assert {row["layer"]: row["window"] for row in rows} == windows
     for row in rows:
@@ -80,17 +92,15 @@ def test_every_config_has_its_toy():
     assert set(CONFIGS) == set(TOYS) - {"gpt2", "gemma4"}
 
 
-def test_the_rows_of_a_gpt_2_equal_a_float64_oracle(run_smoke, toys, haystack, tmp_path):
+def test_the_rows_of_a_gpt_2_equal_a_float64_oracle(finished, toys, haystack):
     """Learned positions, biases and LayerNorm are in the scores that are diagnosed."""
-    outcome = run_smoke("smollm2.py", toys["gpt2"], tmp_path / "run")
-    assert outcome.code == 0, outcome.err
     smoke = from_plain(load_config(f"{ROOT}/configs/polyattn/smollm2.py:smoke"), AuditConfig)
     changed = dataclasses.replace(smoke, model=str(toys["gpt2"]), haystack=str(haystack))
     audited = audit.load(changed)
     cfg = audited.model.cfg
     assert (cfg.rope, cfg.norm, cfg.qkv_bias) == (None, "layer", True)
     expected = {suite: audit_oracle.rows_of(audited, suite) for suite in SUITES}
-    rows = pq.read_table(tmp_path / "run" / "rows.parquet").to_pylist()
+    rows = pq.read_table(finished("gpt2") / "rows.parquet").to_pylist()
     assert {row["suite"] for row in rows} == {*SUITES}
     for row in rows:
         place = row["prompt"], row["layer"], row["head"]

@@ -53,7 +53,7 @@ def some_nightly(names, every_time):
 
 @pytest.mark.slow
 @pytest.mark.real("sotu")
-@pytest.mark.parametrize("name", some_nightly(RUNS, {"arithmetic", "quickstart"}))
+@pytest.mark.parametrize("name", some_nightly(RUNS, {"quickstart"}))
 def test_the_smoke_mode_of_a_run_runs(name, tmp_path, capsys):
     argv = ["pretrain", f"--config={FILES[name]}:smoke", f"--workdir={tmp_path / 'run'}"]
     assert cli.run(pretrain.main, argv, config=FILES["default"]) == 0

@@ -8,7 +8,6 @@ import pytest
 import lm_jax
 from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
-from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.gated_deltanet import GatedDeltaNetMixer
 from protot_jax.mamba import MambaMixer
 from protot_jax.mixer import PrototypeMixer
@@ -19,22 +18,21 @@ CFG = tiny.decoder()
 TOKENS_BT = np.random.default_rng(0).integers(0, CFG.vocab_size, (4, 11))
 MIXERS = {
     "protot": PrototypeMixer(num_prototypes=6),
-    "protot, no mass": PrototypeMixer(num_prototypes=6, mass_normalisation=False),
     "mamba": MambaMixer(state_size=5, dt_rank=3),
-    "deltanet": DeltaNetMixer(),
     "gated_deltanet": GatedDeltaNetMixer(),
     "raven": RavenMixer(num_slots=5, written=2),
 }
 
-
-# One as training compiles it: to do so is most of the time.
-OPTIMISED = {"protot": pytest.mark.optimised}
+# One as training compiles it as well: to do so takes half a minute.
+AS_IN_TRAINING = pytest.param(
+    MIXERS["protot"],
+    id="protot as training compiles it",
+    marks=[pytest.mark.optimised, pytest.mark.slow, pytest.mark.nightly],
+)
 
 
 @pytest.mark.parametrize(
-    "mixer",
-    [pytest.param(mixer, marks=OPTIMISED.get(name, ())) for name, mixer in MIXERS.items()],
-    ids=MIXERS,
+    "mixer", [*(pytest.param(mixer, id=name) for name, mixer in MIXERS.items()), AS_IN_TRAINING]
 )
 def test_loss_and_gradients_are_those_of_one_device(mixer):
     spec = lm_jax.param_spec(CFG, mixer)

@@ -90,6 +90,7 @@ def test_stopped_and_killed_they_end_in_the_parameters_of_one(config, compiled, 
 
 
 # Two processes take twice the time to start, and are killed half as often.
+@pytest.mark.nightly
 @pytest.mark.parametrize(("count", "kills"), [(1, 10), (2, 5)])
 def test_killed_again_and_again_it_ends_in_the_parameters_of_an_uninterrupted_run(
     config, alone, count, kills, tmp_path

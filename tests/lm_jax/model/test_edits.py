@@ -101,12 +101,15 @@ def test_every_layer_patch_in_one_call_equals_a_layer_by_layer_oracle(site):
     for layer in range(CFG.num_layers):
         for head in range(heads):
             # The oracle runs layers in a Python loop and writes the one slice by hand.
-            oracle = oracle_patch(params, corrupt, site, layer, head, head_axis, value[layer])
+            oracle = oracle_patch(
+                params, corrupt, site, layer, head, head_axis=head_axis, value=value[layer]
+            )
             patched = rounding.Expected(*(x[layer, head] for x in exact))
             rounding.assert_within(oracle, patched)
             assert (np.abs(oracle - base) > 2 * patched.bounds).any()
 
 
+@functools.partial(jax.jit, static_argnames=("site", "head_axis"))
 def oracle_patch(params, tokens_BT, site, layer, head, head_axis, value):
     def write(x):
         if head_axis is None:
@@ -123,7 +126,7 @@ def oracle_patch(params, tokens_BT, site, layer, head, head_axis, value):
 
         def __call__(self, x):
             self.calls += 1
-            return write(x) if self.calls == layer else x
+            return jnp.where(self.calls == layer, write(x), x)
 
     return lm_jax.forward(
         params, tokens_BT, CFG, edits={site: jax.tree_util.Partial(AtLayer())}, unroll=True

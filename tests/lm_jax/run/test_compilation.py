@@ -68,17 +68,13 @@ def entries(cache):
 
 @pytest.mark.slow
 def test_a_second_start_compiles_nothing_and_ends_in_the_same_bits(tmp_path):
-    requests, hits, misses, uncached = json.loads(
-        run(TRAIN, tmp_path, "--compilation_cache=off")[0][0]
-    )
-    assert (requests, hits, misses) == (0, 0, 0) and not list(tmp_path.iterdir())
     requests, hits, misses, cold = json.loads(run(TRAIN, tmp_path)[0][0])
     assert misses > 0 and hits + misses == requests
     assert any(entry.name.startswith("jit_step-") for entry in entries(tmp_path))
     (line,), error = run(TRAIN, tmp_path)
     requests, hits, misses, warm = json.loads(line)
     assert misses == 0 and hits == requests > 0
-    assert uncached == cold == warm
+    assert cold == warm
     # Progress alone.
     assert all(line.startswith("train: ") for line in error.splitlines())
 

@@ -24,7 +24,7 @@ from tests.lm_jax.train import small_cluster as cluster
 from tests.lm_jax.train import tiny_training as tiny
 from tests.lm_jax.weights import parity_pairs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def end(running):
@@ -86,7 +86,6 @@ def assert_losses(run, folder):
     rounding.assert_within(rows["loss"].to_numpy()[1:], wanted)
 
 
-@pytest.mark.nightly
 def test_on_other_devices_and_processes_it_goes_on_with_the_same_batches(start, folder, tmp_path):
     """One process of eight devices, two of four, one of eight, each on another mesh."""
     run = tmp_path / "run"
@@ -120,7 +119,6 @@ def test_one_process_then_two_then_one_end_in_the_bits_of_one(start, straight, f
     tiny.assert_bitwise(parameters(run, cluster.STEPS), parameters(straight, cluster.STEPS))
 
 
-@pytest.mark.nightly
 def test_a_stopped_process_is_found_and_the_others_end_with_their_stacks(
     start, tmp_path, monkeypatch
 ):
@@ -141,7 +139,6 @@ def test_a_stopped_process_is_found_and_the_others_end_with_their_stacks(
     assert "in train" in said and "loop.py" in said
 
 
-@pytest.mark.nightly
 def test_four_processes_wait_for_a_late_one(start, folder, tmp_path):
     """Two nodes of two, of which one process starts 20 seconds after the others."""
     run = tmp_path / "run"
@@ -177,7 +174,6 @@ def numbers(pids):
     return [int(file.read_text() or 0) if file.exists() else 0 for file in files]
 
 
-@pytest.mark.nightly
 def test_a_supervised_run_killed_ten_times_ends_in_the_bits_of_one(
     folder, straight, compiled, tmp_path, monkeypatch
 ):
@@ -213,7 +209,6 @@ def test_a_supervised_run_killed_ten_times_ends_in_the_bits_of_one(
     tiny.assert_bitwise(parameters(run, cluster.STEPS), parameters(straight, cluster.STEPS))
 
 
-@pytest.mark.nightly
 def test_it_resumes_from_the_newest_step_that_both_nodes_hold_else_from_the_shared_one(
     start, folder, straight, tmp_path
 ):

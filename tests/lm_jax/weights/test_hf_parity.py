@@ -17,6 +17,7 @@ from tools import make_goldens
 CASES = sorted(make_goldens.CASES)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def run(cfg, params, tokens_BT=make_goldens.TOKENS_BT):
     """The residual stream after every layer, and logits."""
     tokens_BT = jax.numpy.asarray(tokens_BT)

@@ -383,6 +383,7 @@ def test_the_official_mode_is_the_protocol_of_the_paper():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.real("films", "mc", "wiki")
 def test_the_smoke_mode_runs_on_a_trained_run(run, tmp_path, capsys):
     """The embedded tasks and a run of pretraining, as a command."""
