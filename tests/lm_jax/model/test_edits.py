@@ -10,7 +10,7 @@ import pytest
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.model.sites import HEAD_INPUT_SITES
-from tests import rounding
+from tests import rounding, tiny
 
 CFG = lm_jax.DecoderConfig(
     num_layers=3,
@@ -52,9 +52,6 @@ def model(cfg, scale=4.0):
 
 def tokens(seed):
     return jax.random.randint(jax.random.key(seed), (B, T), 0, 40)
-
-
-forward = jax.jit(lm_jax.forward, static_argnames=("cfg", "record", "unroll"))
 
 
 @functools.cache
@@ -135,7 +132,7 @@ def oracle_patch(params, tokens_BT, site, layer, head, head_axis, value):
 
 def test_null_edits_are_bitwise_no_ops():
     params, tokens_BT = model(CFG), tokens(1)
-    unedited = forward(params, tokens_BT, cfg=CFG).logits
+    unedited = tiny.forward(params, tokens_BT, cfg=CFG).logits
     values = recorded(params, tokens(2), CFG, PER_LAYER).records
     none = {
         name: lm_jax.Replace(value, jnp.zeros((3,) + (1,) * (value.ndim - 1), bool))
@@ -143,7 +140,7 @@ def test_null_edits_are_bitwise_no_ops():
     }
     for edits in (none, {name: lm_jax.Freeze() for name in PER_LAYER}, {"attn.z": none["attn.z"]}):
         np.testing.assert_array_equal(
-            forward(params, tokens_BT, cfg=CFG, edits=edits).logits, unedited
+            tiny.forward(params, tokens_BT, cfg=CFG, edits=edits).logits, unedited
         )
 
 
@@ -153,12 +150,12 @@ def test_hooks_fire_on_every_layer():
         name: lm_jax.Scale(jnp.ones((3,) + (1,) * len(lm_jax.SITES[name].dims)))
         for name in PER_LAYER
     }
-    unedited = forward(params, tokens_BT, cfg=CFG, edits=ones).logits
+    unedited = tiny.forward(params, tokens_BT, cfg=CFG, edits=ones).logits
     rounding.assert_within(unedited, wanted())
     for name in PER_LAYER:
         for layer in range(CFG.num_layers):
             halved = lm_jax.Scale(ones[name].value.at[layer].set(0.5))
-            out = forward(params, tokens_BT, cfg=CFG, edits=ones | {name: halved}).logits
+            out = tiny.forward(params, tokens_BT, cfg=CFG, edits=ones | {name: halved}).logits
             # The last layer's output is normalised: halving the whole of it changes nothing.
             if not (name == "resid_post" and layer == CFG.num_layers - 1):
                 # One program ran both.
@@ -346,7 +343,9 @@ def test_attend_with_data_of_its_own_per_layer_and_head():
         return lm_jax.forward(params, tokens_BT, PLAIN, attend=attend)
 
     none = jnp.zeros((3, 4), bool)
-    np.testing.assert_array_equal(run(none).logits, forward(params, tokens_BT, cfg=PLAIN).logits)
+    np.testing.assert_array_equal(
+        run(none).logits, tiny.forward(params, tokens_BT, cfg=PLAIN).logits
+    )
     outs = {}
     for layer in range(3):
         for head in range(4):
