@@ -67,7 +67,7 @@ def recorded(params, tokens_BT, cfg, names):
 @pytest.mark.parametrize("site", ["attn.z", "attn.pattern", "mlp.out"])
 def test_every_layer_patch_in_one_call_equals_a_layer_by_layer_oracle(site):
     params, clean, corrupt = model(CFG), tokens(1), tokens(2)
-    value = recorded(params, clean, CFG, [site]).records[site]
+    value = recorded(params, clean, CFG, (site,)).records[site]
     traces = []
     head_axis = {"attn.z": 2, "attn.pattern": 1}.get(site)
     heads = CFG.num_heads if head_axis else 1
@@ -94,7 +94,7 @@ def test_every_layer_patch_in_one_call_equals_a_layer_by_layer_oracle(site):
     assert len(traces) == 1
     exact = rounding.expected(grid, params, corrupt, value)
     rounding.assert_within(result, exact)
-    base = lm_jax.forward(params, corrupt, CFG).logits[:, -1]
+    base = tiny.forward(params, corrupt, cfg=CFG).logits[:, -1]
     for layer in range(CFG.num_layers):
         for head in range(heads):
             # The oracle runs layers in a Python loop and writes the one slice by hand.
@@ -133,7 +133,7 @@ def oracle_patch(params, tokens_BT, site, layer, head, head_axis, value):
 def test_null_edits_are_bitwise_no_ops():
     params, tokens_BT = model(CFG), tokens(1)
     unedited = tiny.forward(params, tokens_BT, cfg=CFG).logits
-    values = recorded(params, tokens(2), CFG, PER_LAYER).records
+    values = recorded(params, tokens(2), CFG, tuple(PER_LAYER)).records
     none = {
         name: lm_jax.Replace(value, jnp.zeros((3,) + (1,) * (value.ndim - 1), bool))
         for name, value in values.items()
@@ -164,7 +164,7 @@ def test_hooks_fire_on_every_layer():
 
 def test_five_patches_one_trace():
     params, tokens_BT = model(CFG), tokens(1)
-    value = recorded(params, tokens(2), CFG, ["attn.z"]).records["attn.z"]
+    value = recorded(params, tokens(2), CFG, ("attn.z",)).records["attn.z"]
     traces = []
 
     @jax.jit
@@ -186,7 +186,7 @@ def test_frozen_patterns_and_scales_make_the_forward_linear():
     params, tokens_BT = model(CFG), tokens(1)
     scales = [n for n in PER_LAYER if n.endswith(".scale")]
     held = [*scales, "attn.pattern", "mlp.out", "layer_input.out", "final.scale"]
-    base = recorded(params, tokens_BT, CFG, [*held, "resid_pre"])
+    base = recorded(params, tokens_BT, CFG, (*held, "resid_pre"))
 
     def run(injection):
         edits = {
@@ -264,7 +264,7 @@ def test_a_reducer_stores_only_what_it_returns():
     params, tokens_BT = model(PLAIN), tokens(1)
     reducers = {"attn.pattern": lambda a: a[:, :, -1].max(-1), "resid_post": lambda x: x[:, -1]}
     out = lm_jax.forward(params, tokens_BT, PLAIN, record=reducers)
-    whole = recorded(params, tokens_BT, PLAIN, ["attn.pattern", "resid_post"]).records
+    whole = recorded(params, tokens_BT, PLAIN, ("attn.pattern", "resid_post")).records
     np.testing.assert_array_equal(
         out.records["attn.pattern"], whole["attn.pattern"][:, :, :, -1].max(-1)
     )
