@@ -19,7 +19,7 @@ from lm_jax.text.tokenizer_training import BOS, SPECIAL, UNKNOWN
 import protot_jax
 from protot_jax import edits, generate, saved_run
 from protot_jax.run_options import RunOptions
-from tests import rounding
+from tests import rounding, tiny
 
 
 def perplexities(models, data):
@@ -187,9 +187,11 @@ def test_with_a_prototype_closed_the_tokens_are_those_of_edited_forwards(run):
     streamed = list(itertools.islice(decode.stream(params, prompt, model.cfg, **arguments), 12))
     edited = lm_jax.generate(params, [prompt], model.cfg, max_new_tokens=12, **arguments)
     ids = list(prompt)
-    for _ in range(12):
-        logits_TV = lm_jax.forward(params, jnp.asarray([ids]), model.cfg, **arguments).logits[0]
-        ids.append(int(logits_TV[-1].argmax()))
+    for left in range(12, 0, -1):
+        # Later tokens, here of one length for one program, are not read.
+        tokens_BT = jnp.asarray([ids + [0] * left])
+        logits_TV = tiny.forward(params, tokens_BT, cfg=model.cfg, **arguments).logits[0]
+        ids.append(int(logits_TV[len(ids) - 1].argmax()))
     assert streamed == edited[0] == ids[len(prompt) :]
     unedited = lm_jax.generate(params, [prompt], model.cfg, max_new_tokens=12, mixer=model.mixer)
     assert unedited[0] != edited[0]

@@ -19,7 +19,7 @@ import protot_jax
 from protot_jax import models, pretrain, saved_run
 from protot_jax.config import PretrainConfig
 from protot_jax.reference_code import released_prefix_mean
-from tests import rounding
+from tests import rounding, tiny
 from tests.protot_jax.small_runs import settings
 
 END, VOCAB = 4, 30
@@ -90,7 +90,7 @@ def test_a_packed_row_is_its_documents_alone(name, documents):
         read = jax.tree.map(operator.itemgetter((document, slice(len(ids)))), alone)
         rounding.assert_within(logits_TV[first:last], read)
         first = last
-    joined = lm_jax.forward(params, batch.input_BT, cfg, mixer=mixer).logits[0]
+    joined = tiny.forward(params, batch.input_BT, cfg=cfg, mixer=mixer).logits[0]
     assert np.abs(joined - logits_TV)[len(documents[0]) :].max() > 0.01
 
 

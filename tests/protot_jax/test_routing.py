@@ -1,6 +1,7 @@
 """Options of the prototype mixer, off by default: gates, hidden prototypes, heads, losses."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +108,6 @@ def test_decoding_step_by_step_equals_reading_at_once(mixer):
     params = lm_jax.init_params(jax.random.key(0), CFG, mixer=mixer)
     tokens_BT = jax.random.randint(jax.random.key(1), (2, 40), 0, 40)
 
-    @jax.jit
     def step(cache, token_B):
         out = lm_jax.forward(params, token_B[:, None], CFG, mixer=mixer, cache=cache)
         return out.cache, out.logits[:, 0]
@@ -119,15 +119,14 @@ def test_decoding_step_by_step_equals_reading_at_once(mixer):
     assert floats == 2 * 2 * (R * 8 // mixer.heads + R + 4 * 8)
     _, got = jax.lax.scan(step, cache, tokens_BT.T)
 
-    def read(params):
-        return lm_jax.forward(params, tokens_BT, CFG, mixer=mixer).logits
+    def read(params, **options):
+        return lm_jax.forward(params, tokens_BT, CFG, mixer=mixer, **options).logits
 
     # The memory that can be recorded is the one that is read.
-    record = {"mixer.memory": lm_jax.keep}
-    recorded = lm_jax.forward(params, tokens_BT, CFG, mixer=mixer, record=record).logits
+    recorded = jax.jit(functools.partial(read, record={"mixer.memory": lm_jax.keep}))(params)
     if mixer.routing == "sparsemax":
         # A sort has no derived bound: some hundred roundings on the way through two layers.
-        wanted = read(params)
+        wanted = jax.jit(read)(params)
         wanted = rounding.Expected(wanted, np.full(wanted.shape, 256 * U * np.abs(wanted).max()))
     else:
         wanted = rounding.expected(read, params)

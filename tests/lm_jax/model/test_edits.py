@@ -10,7 +10,7 @@ import pytest
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.model.sites import HEAD_INPUT_SITES
-from tests import rounding
+from tests import rounding, tiny
 
 CFG = lm_jax.DecoderConfig(
     num_layers=3,
@@ -54,9 +54,6 @@ def tokens(seed):
     return jax.random.randint(jax.random.key(seed), (B, T), 0, 40)
 
 
-forward = jax.jit(lm_jax.forward, static_argnames=("cfg", "record", "unroll"))
-
-
 @functools.cache
 def wanted():
     """Logits of `tokens(1)` in float64, and how far float32 may be off."""
@@ -70,7 +67,7 @@ def recorded(params, tokens_BT, cfg, names):
 @pytest.mark.parametrize("site", ["attn.z", "attn.pattern", "mlp.out"])
 def test_every_layer_patch_in_one_call_equals_a_layer_by_layer_oracle(site):
     params, clean, corrupt = model(CFG), tokens(1), tokens(2)
-    value = recorded(params, clean, CFG, [site]).records[site]
+    value = recorded(params, clean, CFG, (site,)).records[site]
     traces = []
     head_axis = {"attn.z": 2, "attn.pattern": 1}.get(site)
     heads = CFG.num_heads if head_axis else 1
@@ -97,7 +94,7 @@ def test_every_layer_patch_in_one_call_equals_a_layer_by_layer_oracle(site):
     assert len(traces) == 1
     exact = rounding.expected(grid, params, corrupt, value)
     rounding.assert_within(result, exact)
-    base = lm_jax.forward(params, corrupt, CFG).logits[:, -1]
+    base = tiny.forward(params, corrupt, cfg=CFG).logits[:, -1]
     for layer in range(CFG.num_layers):
         for head in range(heads):
             # The oracle runs layers in a Python loop and writes the one slice by hand.
@@ -135,15 +132,15 @@ def oracle_patch(params, tokens_BT, site, layer, head, head_axis, value):
 
 def test_null_edits_are_bitwise_no_ops():
     params, tokens_BT = model(CFG), tokens(1)
-    unedited = forward(params, tokens_BT, cfg=CFG).logits
-    values = recorded(params, tokens(2), CFG, PER_LAYER).records
+    unedited = tiny.forward(params, tokens_BT, cfg=CFG).logits
+    values = recorded(params, tokens(2), CFG, tuple(PER_LAYER)).records
     none = {
         name: lm_jax.Replace(value, jnp.zeros((3,) + (1,) * (value.ndim - 1), bool))
         for name, value in values.items()
     }
     for edits in (none, {name: lm_jax.Freeze() for name in PER_LAYER}, {"attn.z": none["attn.z"]}):
         np.testing.assert_array_equal(
-            forward(params, tokens_BT, cfg=CFG, edits=edits).logits, unedited
+            tiny.forward(params, tokens_BT, cfg=CFG, edits=edits).logits, unedited
         )
 
 
@@ -153,12 +150,12 @@ def test_hooks_fire_on_every_layer():
         name: lm_jax.Scale(jnp.ones((3,) + (1,) * len(lm_jax.SITES[name].dims)))
         for name in PER_LAYER
     }
-    unedited = forward(params, tokens_BT, cfg=CFG, edits=ones).logits
+    unedited = tiny.forward(params, tokens_BT, cfg=CFG, edits=ones).logits
     rounding.assert_within(unedited, wanted())
     for name in PER_LAYER:
         for layer in range(CFG.num_layers):
             halved = lm_jax.Scale(ones[name].value.at[layer].set(0.5))
-            out = forward(params, tokens_BT, cfg=CFG, edits=ones | {name: halved}).logits
+            out = tiny.forward(params, tokens_BT, cfg=CFG, edits=ones | {name: halved}).logits
             # The last layer's output is normalised: halving the whole of it changes nothing.
             if not (name == "resid_post" and layer == CFG.num_layers - 1):
                 # One program ran both.
@@ -167,7 +164,7 @@ def test_hooks_fire_on_every_layer():
 
 def test_five_patches_one_trace():
     params, tokens_BT = model(CFG), tokens(1)
-    value = recorded(params, tokens(2), CFG, ["attn.z"]).records["attn.z"]
+    value = recorded(params, tokens(2), CFG, ("attn.z",)).records["attn.z"]
     traces = []
 
     @jax.jit
@@ -189,7 +186,7 @@ def test_frozen_patterns_and_scales_make_the_forward_linear():
     params, tokens_BT = model(CFG), tokens(1)
     scales = [n for n in PER_LAYER if n.endswith(".scale")]
     held = [*scales, "attn.pattern", "mlp.out", "layer_input.out", "final.scale"]
-    base = recorded(params, tokens_BT, CFG, [*held, "resid_pre"])
+    base = recorded(params, tokens_BT, CFG, (*held, "resid_pre"))
 
     def run(injection):
         edits = {
@@ -267,7 +264,7 @@ def test_a_reducer_stores_only_what_it_returns():
     params, tokens_BT = model(PLAIN), tokens(1)
     reducers = {"attn.pattern": lambda a: a[:, :, -1].max(-1), "resid_post": lambda x: x[:, -1]}
     out = lm_jax.forward(params, tokens_BT, PLAIN, record=reducers)
-    whole = recorded(params, tokens_BT, PLAIN, ["attn.pattern", "resid_post"]).records
+    whole = recorded(params, tokens_BT, PLAIN, ("attn.pattern", "resid_post")).records
     np.testing.assert_array_equal(
         out.records["attn.pattern"], whole["attn.pattern"][:, :, :, -1].max(-1)
     )
@@ -346,7 +343,9 @@ def test_attend_with_data_of_its_own_per_layer_and_head():
         return lm_jax.forward(params, tokens_BT, PLAIN, attend=attend)
 
     none = jnp.zeros((3, 4), bool)
-    np.testing.assert_array_equal(run(none).logits, forward(params, tokens_BT, cfg=PLAIN).logits)
+    np.testing.assert_array_equal(
+        run(none).logits, tiny.forward(params, tokens_BT, cfg=PLAIN).logits
+    )
     outs = {}
     for layer in range(3):
         for head in range(4):

@@ -57,13 +57,33 @@ def dense(batch):
 
 
 @functools.cache
-def exact_effects(bias=None):
-    """Effects of heads by noising and by denoising, in float64 with the bounds of float32."""
+def exact_heads():
+    """Of heads, with all gates open and with some: in float64 with the bounds of float32."""
+    opened = small_model(OPEN)
+    bias_GLN = np.stack([small_model(bias).gates.bias_LN for bias in (OPEN, NEAR)])
 
-    def run(model):
-        return both_ways(lambda batch: patching.head_effects(model, batch, at_once=3), prompts())
+    def run(model, bias_GLN):
+        def with_bias(bias_LN):
+            own = dataclasses.replace(
+                model, gates=dataclasses.replace(opened.gates, bias_LN=bias_LN)
+            )
 
-    return oracle.expected(run, small_model(bias))
+            def one(batch):
+                return {
+                    "effects": patching.head_effects(own, batch, at_once=3),
+                    "attributions": patching.head_attributions(own, batch),
+                }
+
+            return both_ways(one, prompts())
+
+        return jax.lax.map(with_bias, bias_GLN)
+
+    return oracle.expected(run, opened, bias_GLN)
+
+
+def exact_of_heads(name, bias):
+    """`exact_heads` by noising and by denoising; without a bias, of the dense model."""
+    return oracle.part(exact_heads(), name, (OPEN, NEAR).index(bias or OPEN))
 
 
 @functools.cache
@@ -75,7 +95,6 @@ def exact():
             return {
                 "metric": measure(model, batch, batch.clean_BT)[0],
                 "edges": patching.edge_effects(model, batch, EDGES),
-                "heads": patching.head_attributions(model, batch),
             }
 
         return both_ways(one, prompts()) | {"all": patching.edge_attributions(model, prompts())}
@@ -114,9 +133,10 @@ def run(model, batch, tokens_BT, *, edits=None, record=()):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("bias", [None, 0.3])
+@pytest.mark.parametrize("bias", [None, NEAR])
 def test_head_effects_are_those_of_patching_one_by_one(batch, bias, direction):
-    model, wanted = small_model(bias), oracle.part(exact_effects(bias), DIRECTIONS.index(direction))
+    model = small_model(bias)
+    wanted = oracle.part(exact_of_heads("effects", bias), DIRECTIONS.index(direction))
     here, there = sides(batch, direction)
     before, _ = run(model, batch, here)
     _, other = run(model, batch, there, record=["attn.z"])
@@ -240,23 +260,13 @@ def test_the_contributions_of_the_edges_of_a_head_sum_to_z(batch, bias):
 
 
 def test_the_attributions_of_the_edges_of_a_head_sum_to_its_own(dense, batch):
-    heads, edges = oracle.part(exact(), "heads", 0), oracle.part(exact(), "all")
+    heads = oracle.part(exact_of_heads("attributions", None), 0)
+    edges = oracle.part(exact(), "all")
     summed = rounding.Expected(*(each.sum((3, 4)).swapaxes(1, 2) for each in edges))
     rounding.assert_within(heads.values, summed)
     rounding.assert_within(patching.head_attributions(dense, batch), heads)
     rounding.assert_within(patching.edge_attributions(dense, batch), edges)
     assert np.ptp(heads.values) > 0.1
-
-
-@functools.cache
-def exact_attributions(bias):
-    """Attributions of heads in float64, by noising and by denoising."""
-    if bias == OPEN:
-        return oracle.part(exact(), "heads")
-    return oracle.expected(
-        lambda model: both_ways(lambda batch: patching.head_attributions(model, batch), prompts()),
-        small_model(bias),
-    )
 
 
 @pytest.mark.parametrize("bias", [OPEN, NEAR])
@@ -301,7 +311,7 @@ def test_attributions_are_slopes_towards_the_other_value(batch, bias):
     visible = discover.visible_edges(model, batch)
     share = opened[..., visible].mean()
     assert 0.1 < share < 0.9 if bias == NEAR else share == 1
-    attributions = exact_attributions(bias)
+    attributions = exact_of_heads("attributions", bias)
     for way, direction in enumerate(DIRECTIONS):
         result = np.asarray(patching.head_attributions(model, batch, direction=direction))
         rounding.assert_within(result, oracle.part(attributions, way))
@@ -320,8 +330,8 @@ def test_attributions_are_slopes_towards_the_other_value(batch, bias):
 def test_open_gates_are_the_dense_model(batch):
     opened = small_model(OPEN)
     for function, wanted in (
-        (patching.head_effects, oracle.part(exact_effects(), 0)),
-        (patching.head_attributions, oracle.part(exact(), "heads", 0)),
+        (patching.head_effects, oracle.part(exact_of_heads("effects", OPEN), 0)),
+        (patching.head_attributions, oracle.part(exact_of_heads("attributions", OPEN), 0)),
         (patching.edge_attributions, oracle.part(exact(), "all")),
     ):
         rounding.assert_within(function(opened, batch), wanted, function.__name__)
