@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
+import itertools
 from pathlib import Path
 import platform
 import shlex
@@ -161,16 +162,16 @@ def find_provenance(folder: Path) -> Provenance | None:
 
 
 def _command() -> str:
-    # `iaj` runs a module, and `sys.argv` has the module's arguments.
-    match sys.orig_argv:
-        case [_, "-m", "iaj", *arguments]:
+    # `iaj` runs a module, and `sys.argv` has the module's arguments. Before the script are options
+    # of the interpreter.
+    given = sys.orig_argv[1:]
+    match list(itertools.dropwhile(lambda word: word[:1] == "-" and word != "-m", given)):
+        case ["-m", "iaj", *arguments]:
             words = ["iaj", *arguments]
-        case [_, script, *arguments] if Path(script).stem == "iaj":
+        case [script, *arguments] if Path(script).stem == "iaj":
             words = ["iaj", *arguments]
-        case [_, *arguments]:
-            words = ["python", *arguments]
         case _:
-            words = sys.argv
+            words = ["python", *given] if given else sys.argv
     # A result is passed on with its provenance; the name of somebody's home is not part of it.
     home = str(Path.home())
     return shlex.join(argument.replace(home, "~") for argument in words)

@@ -83,7 +83,5 @@ def test_an_audit_ends_with_the_numbers_of_the_checkout(start, audit_arguments, 
     provenance, _ = own.pop("provenance"), wanted.pop("provenance")
     assert own == wanted
     assert provenance["git"] is None
-    assert provenance["command"].startswith(
-        "python -m polyattn_jax.audit --config=polyattn/smollm2"
-    )
+    assert provenance["command"].startswith("iaj polyattn audit --config=polyattn/smollm2:smoke")
     assert (tmp_path / "run" / "report.html").is_file()

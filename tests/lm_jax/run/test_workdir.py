@@ -332,6 +332,7 @@ def test_provenance_says_what_a_repeat_needs_and_keeps_every_start(tmp_path, mon
         ("/venv/bin/python -m iaj sparse transcoder", "iaj sparse transcoder"),
         ("python3 -m sparse_jax.transcoders", "python -m sparse_jax.transcoders"),
         ("python3 train.py", "python train.py"),
+        ("python3 -S /venv/bin/iaj doctor", "iaj doctor"),
     ],
 )
 def test_provenance_has_the_command_that_was_given(given, recorded, monkeypatch):
