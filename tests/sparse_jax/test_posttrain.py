@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import os
 from pathlib import Path
 import re
 import shutil
@@ -46,7 +45,6 @@ from tests.sparse_jax.small_runs import (
 )
 
 ROOT = Path(__file__).parents[2]
-FOUR = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 
 
 def control_folder(folder):
@@ -216,16 +214,14 @@ def test_killed_twice_it_ends_in_the_same_parameters_and_dual(whole, base, text,
     arguments = [f"--config={file}", f"--workdir={folder}", compiled]
     for step in (4, 8):
         process = subprocess.Popen(
-            [sys.executable, "-m", "sparse_jax.posttrain", *arguments], cwd=ROOT, env=FOUR
+            [sys.executable, "-m", "sparse_jax.posttrain", *arguments], cwd=ROOT
         )
         while not list(folder.glob(f"seed_*/target_*/checkpoints/step_{step:06d}/MANIFEST.json")):
             assert process.poll() is None, "it ended before it could be killed"
             time.sleep(0.02)
         process.kill()
         process.wait()
-    subprocess.run(
-        [sys.executable, "-m", "sparse_jax.posttrain", *arguments], cwd=ROOT, env=FOUR, check=True
-    )
+    subprocess.run([sys.executable, "-m", "sparse_jax.posttrain", *arguments], cwd=ROOT, check=True)
     own = lm_jax.load_pretrained(base).sha256
     adapters = [
         load_adapters(run_folder(each) / ADAPTER_FILE, base_sha256=own)[0]
