@@ -30,9 +30,9 @@ os.environ["XLA_FLAGS"] = (
 # without XLA's emitters of fused loops.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(os.environ.get("COMPILE_AS_USERS") != "1"))
 # From jax 0.11 on XLA has nothing but the emitters, and a process ends at a flag that is unknown.
-if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and importlib.metadata.version(
-    "jax"
-).startswith("0.10."):
+if importlib.metadata.version("jax")[:5] == "0.10." and (
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"
+):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=4"

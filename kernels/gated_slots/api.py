@@ -85,8 +85,7 @@ def gated_slots(
     state = initial_state
     if state is None:
         B, N, M, H, E = (size[letter] for letter in "BNMHE")
-        zeros = (jnp.zeros((B, N, M, width), jnp.float32) for width in (H, E))
-        state = Slots(*zeros)
+        state = Slots(*(jnp.zeros((B, N, M, width), jnp.float32) for width in (H, E)))
     run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, {"xla": "", "reference": ""})]
     call = Call(q_BTNH, k_BTNH, v_BTNE, log_decay_BTNM, Slots(*state), resets_BT)
     out_BTNE, state = run(Config(scale), call)

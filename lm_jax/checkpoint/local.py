@@ -111,7 +111,7 @@ def restore(
 
     Args:
       folder: of this process alone (`own_folder`).
-      target: as `manager.restore`.
+      target: as `manager.load`.
       identity: what the step must be bound to, with the same mesh and packages.
       newer_than: the step must be above this one.
       up_to: nor above this one; None for any.

@@ -105,7 +105,7 @@ def save(
       folder: of all checkpoints of the run.
       state: a copy is on disk when this returns.
       identity: the settings and data that the checkpoint is bound to.
-      progress: JSON that `restore` returns with the state.
+      progress: JSON that `load` returns with the state.
       keep: how many of the last checkpoints stay.
       best: a step whose checkpoint stays as well.
 
@@ -138,18 +138,6 @@ def clean_drafts(folder: Path) -> None:
     """Removes what a killed save or removal left; call it under the lock of the run."""
     for draft in folder.glob(".step_*.tmp"):
         shutil.rmtree(draft)
-
-
-def restore(
-    folder: Path, target: Stepped, identity: Identity, *, allow_fallback: bool = False
-) -> Restored | None:
-    """Loads the newest checkpoint, or returns None if there is none (`newest`, `load`).
-
-    Raises:
-      CorruptError, UsageError, BadInputError: as `newest` and `load`.
-    """
-    step = newest(folder, identity, allow_fallback=allow_fallback)
-    return None if step is None else load(folder, step, target)
 
 
 def newest(folder: Path, identity: Identity, *, allow_fallback: bool = False) -> int | None:

@@ -52,6 +52,12 @@ def save(folder, step, *, keep=2, best=None):
     )
 
 
+def restore(folder, target, identity, **options):
+    """The newest checkpoint, as training loads it."""
+    step = manager.newest(folder, identity, **options)
+    return None if step is None else manager.load(folder, step, target)
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
@@ -78,7 +84,7 @@ def flip(path):
 
 
 def test_state_notes_and_shardings_come_back(saved):
-    back = manager.restore(saved, target(), IDENTITY)
+    back = restore(saved, target(), IDENTITY)
     tiny.assert_bitwise(back.state, numbered(8))
     assert jax.tree.map(lambda a: a.sharding, back.state) == jax.tree.map(
         lambda a: a.sharding, target()
@@ -89,7 +95,7 @@ def test_state_notes_and_shardings_come_back(saved):
 
 
 def test_no_checkpoint_is_none(tmp_path):
-    assert manager.restore(tmp_path / "checkpoints", target(), IDENTITY) is None
+    assert restore(tmp_path / "checkpoints", target(), IDENTITY) is None
 
 
 def test_the_last_ones_and_the_best_stay(tmp_path):
@@ -111,7 +117,7 @@ def test_parameters_alone_load_on_another_mesh(saved):
 def test_drafts_of_a_killed_save_are_removed_and_the_previous_step_used(damaged):
     (damaged / "step_000008").rename(damaged / ".step_000008.tmp")
     (damaged / ".step_000008.tmp" / MANIFEST).unlink()
-    tiny.assert_bitwise(manager.restore(damaged, target(), IDENTITY).state, numbered(4))
+    tiny.assert_bitwise(restore(damaged, target(), IDENTITY).state, numbered(4))
     assert [path.name for path in damaged.iterdir()] == ["step_000004"]
 
 
@@ -132,28 +138,28 @@ def test_damage_is_named_and_one_step_back_taken_only_where_allowed(damaged, how
             file = damaged / "step_000009"
             (damaged / "step_000008").rename(file)
     with pytest.raises(CorruptError) as caught:
-        manager.restore(damaged, target(), IDENTITY)
+        restore(damaged, target(), IDENTITY)
     assert caught.value.exit_code == 7
     assert str(file.name) in str(caught.value)
     assert "give --config.allow_fallback to continue from step_000004" in str(caught.value)
     assert "\n" not in str(caught.value)
 
     with caplog.at_level(logging.WARNING):
-        back = manager.restore(damaged, target(), IDENTITY, allow_fallback=True)
+        back = restore(damaged, target(), IDENTITY, allow_fallback=True)
     tiny.assert_bitwise(back.state, numbered(4))
     assert "continuing from step_000004" in caplog.text
     # Nothing is lost, and the name is free for the step when it comes again.
     assert len(list(damaged.glob("*.damaged"))) == 1
     assert manager.saved_steps(damaged) == [4]
     save(damaged, 8)
-    tiny.assert_bitwise(manager.restore(damaged, target(), IDENTITY).state, numbered(8))
+    tiny.assert_bitwise(restore(damaged, target(), IDENTITY).state, numbered(8))
 
 
 def test_two_damaged_checkpoints_are_one_too_many(damaged):
     flip(newest_data(damaged))
     (damaged / "step_000004" / MANIFEST).unlink()
     with pytest.raises(CorruptError, match="step_000004"):
-        manager.restore(damaged, target(), IDENTITY, allow_fallback=True)
+        restore(damaged, target(), IDENTITY, allow_fallback=True)
     assert manager.saved_steps(damaged) == [4, 8]
 
 
@@ -166,7 +172,7 @@ def test_two_damaged_checkpoints_are_one_too_many(damaged):
 )
 def test_another_config_or_other_data_are_refused(saved, change, words):
     with pytest.raises(UsageError, match=words) as caught:
-        manager.restore(saved, target(), dataclasses.replace(IDENTITY, **change))
+        restore(saved, target(), dataclasses.replace(IDENTITY, **change))
     assert "step_000008" in str(caught.value)
 
 
@@ -174,17 +180,17 @@ def test_another_config_or_other_data_are_refused(saved, change, words):
 def test_a_checkpoint_over_other_weights_is_refused(tmp_path, before, now):
     identity = dataclasses.replace(IDENTITY, base_sha256=before)
     manager.save(tmp_path, numbered(4), identity=identity, progress={}, keep=1, best=None)
-    tiny.assert_bitwise(manager.restore(tmp_path, target(), identity).state, numbered(4))
+    tiny.assert_bitwise(restore(tmp_path, target(), identity).state, numbered(4))
     had = before[:12] if before else "none"
     words = rf"step_000004 was .* of sha256 {had}, and these are {now[:12]}; put those weights back"
     with pytest.raises(BadInputError, match=words):
-        manager.restore(tmp_path, target(), dataclasses.replace(identity, base_sha256=now))
+        restore(tmp_path, target(), dataclasses.replace(identity, base_sha256=now))
 
 
 def test_another_mesh_goes_on_and_says_that_it_is_not_bitwise(saved, caplog, capsys):
     identity = dataclasses.replace(IDENTITY, mesh={"data": 1, "fsdp": 1, "tensor": 1})
     with caplog.at_level(logging.WARNING):
-        back = manager.restore(saved, target(1), identity)
+        back = restore(saved, target(1), identity)
     tiny.assert_bitwise(back.state, numbered(8))
     assert "not bit for bit" in caplog.text
     assert "fsdp = 2, not 1" in caplog.text
@@ -196,7 +202,7 @@ def test_another_model_is_refused_with_every_difference(saved):
     cfg = dataclasses.replace(tiny.CFG, mlp_size=20)
     other = state.abstract_state(tiny.mesh(4), lm_jax.param_spec(cfg), OPTIMIZER)
     with pytest.raises(BadInputError, match=r"\(9 differences\).*mlp/up has shape"):
-        manager.restore(saved, other, IDENTITY)
+        restore(saved, other, IDENTITY)
 
 
 def test_a_failed_save_leaves_the_checkpoints_before_it(damaged, monkeypatch):
@@ -208,4 +214,4 @@ def test_a_failed_save_leaves_the_checkpoints_before_it(damaged, monkeypatch):
         save(damaged, 12)
     monkeypatch.undo()
     assert sorted(path.name for path in damaged.iterdir()) == ["step_000004", "step_000008"]
-    tiny.assert_bitwise(manager.restore(damaged, target(), IDENTITY).state, numbered(8))
+    tiny.assert_bitwise(restore(damaged, target(), IDENTITY).state, numbered(8))

@@ -401,7 +401,7 @@ def test_kill_minus_nine_at_random_times_ends_in_the_same_bits(kills, tmp_path):
             **{field.name: notes[field.name] for field in dataclasses.fields(manager.Identity)}
         )
         target = loop.abstract_state(mesh, spec, optimizer)
-        return manager.restore(where, target, identity).state
+        return manager.load(where, manager.newest(where, identity), target).state
 
     tiny.assert_bitwise(last(killed), last(tmp_path / "whole"))
     assert metrics(killed / "train") == metrics(tmp_path / "whole" / "train")
