@@ -79,7 +79,7 @@ def tune(
         fn, arguments = baselines.gradient(ours, suite, case, arrays)
         with dispatch.on(target), tuning.trying(suite.op, tiles):
             try:
-                return timing.program(fn, arguments, copies, memory=False)[0]
+                return timing.program(fn, arguments, copies, memory=False).run
             except jax.errors.JaxRuntimeError as error:
                 if not tiles:
                     raise

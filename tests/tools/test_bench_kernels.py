@@ -119,7 +119,7 @@ def test_a_baseline_that_does_not_run_fails_its_row_and_no_other(benched, monkey
     def once(self, *arguments):
         calls.append(self.result.benchmark.what)
         if len(calls) == 2:
-            self = dataclasses.replace(self, programs=[(broken, 0), *self.programs])
+            self = dataclasses.replace(self, programs=[timing.Program(broken, 0), *self.programs])
         return measured(self, *arguments)
 
     monkeypatch.setattr(benchmarks.Prepared, "measured", once)
@@ -177,7 +177,7 @@ def test_a_gradient_is_timed_with_the_outputs_it_belongs_to():
 
 def test_attention_as_wide_as_the_model_reads_arrays_that_are_there(monkeypatch):
     programs = []
-    monkeypatch.setattr(timing, "program", lambda fn, given, copies: programs.append((fn, given)))
+    monkeypatch.setattr(timing, "program", lambda fn, given, **_: programs.append((fn, given)))
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **options: q)
     suite = SUITES["prefix_mean"]
     benchmark = benchmarks.Benchmark(
@@ -220,11 +220,32 @@ def test_a_large_case_is_shortened_for_the_comparison_and_a_small_one_is_not():
     assert benchmarks.shorten(small, 512).sizes == small.sizes
 
 
-def test_copies_in_one_program_have_their_own_arguments():
-    run, memory = timing.program(lambda x: jnp.sin(x), (jnp.ones(3),), copies=4)
-    outputs = run()
-    assert len(outputs) == 4 and memory >= 0
+@pytest.mark.parametrize("together", [True, False])
+def test_copies_in_one_run_have_their_own_arguments(together):
+    program = timing.program(jnp.sin, (jnp.ones(3),), copies=4, together=together)
+    outputs = program.run()
+    assert len(outputs) == program.calls == 4 and program.bytes >= 0
+    assert len({each.unsafe_buffer_pointer() for each in outputs}) == 4
     assert all(float(each[0]) == pytest.approx(0.8414709848) for each in outputs)
+
+
+def test_times_are_per_call_of_each_program(monkeypatch):
+    monkeypatch.setattr(timing, "in_turns", lambda runs, repeats, settle: [[8.0], [6.0]])
+    benchmark = benchmarks.Benchmark("prefix_mean", "one", "forward", "xla", speed=1.0)
+    programs = [timing.Program(lambda: None, 0, calls=20), timing.Program(lambda: None, 0, calls=5)]
+    result = benchmarks.Prepared(benchmarks.Result(benchmark), programs).measured(1)
+    assert (result.ours_seconds, result.baseline_seconds) == ([8.0 / 20], [6.0 / 5])
+    assert result.speed.median == pytest.approx(3.0)
+
+
+def test_a_slow_baseline_is_called_less_often_than_ours(monkeypatch):
+    suite = toy()
+    monkeypatch.setitem(SUITES, suite.op, suite)
+    benchmark = benchmarks.Benchmark("prefix_mean", "one", "gradient", "xla", speed=1.0)
+    arrays = suite.make(suite.cases[0], jax.random.key(0))
+    ours, baseline = benchmarks._pair("gradient", benchmark, suite, suite.cases[0], arrays, 20)
+    assert (ours.calls, baseline.calls) == (20, 5)
+    assert len(baseline.run()) == 5
 
 
 def test_each_run_settles_before_it_is_timed(monkeypatch):

@@ -19,6 +19,8 @@ from tools.bench import baselines, timing
 
 # Deviations by operation, implementation and case.
 Checked = Mapping[tuple[str, str | None, str], Sequence[cases.Deviation]]
+# Calls in one run of baselines that take milliseconds and gigabytes.
+_CALLS = {"reference": 1, "dense_xla": 5, "xla": 5}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,12 +117,11 @@ class Prepared:
 
     Attributes:
       result: without times; final where there are no programs.
-      programs: of each pass ours and the baseline's, with the bytes of their temporaries.
+      programs: of each pass ours and the baseline's.
     """
 
     result: Result
-    programs: Sequence[tuple[timing.Pass, int]] = ()
-    copies: int = 1
+    programs: Sequence[timing.Program] = ()
 
     def measured(self, repeats: int, settle: float = 0.0) -> Result:
         """Times both in turns.
@@ -131,26 +132,29 @@ class Prepared:
         """
         if not self.programs:
             return self.result
-        runs = [run for run, _ in self.programs]
+        runs = [program.run for program in self.programs]
         try:
             seconds = timing.in_turns(runs, repeats, settle=settle)
         except jax.errors.JaxRuntimeError as error:
             return dataclasses.replace(self.result, failed=timing.first_line(error))
-        seconds = [[each / self.copies for each in series] for series in seconds]
+        seconds = [
+            [each / program.calls for each in series]
+            for program, series in zip(self.programs, seconds, strict=True)
+        ]
         if self.result.benchmark.what == "backward":
             seconds = [
                 [max(g - f, 1e-9) for g, f in zip(seconds[i], seconds[i + 2], strict=True)]
                 for i in range(2)
             ]
-        (_, ours_bytes), (_, baseline_bytes) = self.programs[:2]
+        ours, baseline = self.programs[:2]
         return dataclasses.replace(
             self.result,
             speed=timing.ratio(seconds[1], seconds[0]),
             time=timing.ratio(seconds[0], seconds[1]),
             ours_seconds=seconds[0],
             baseline_seconds=seconds[1],
-            ours_bytes=ours_bytes,
-            baseline_bytes=baseline_bytes,
+            ours_bytes=ours.bytes,
+            baseline_bytes=baseline.bytes,
         )
 
 
@@ -160,8 +164,8 @@ def prepare(
     """Compares with the reference and compiles; it may run in several threads at once.
 
     Args:
-      copies: calls in one program (`timing.program`); times are per call. One where the baseline is
-        the reference, which takes milliseconds and gigabytes.
+      copies: calls in one program of ours (`timing.program`); times are per call. The baselines in
+        `_CALLS` are called less often.
       longest: longest sequence of the comparison.
       checked: comparisons that this device has passed already, which are not made again.
     """
@@ -180,7 +184,6 @@ def prepare(
     result = Result(benchmark, list(deviations))
     if not result.green:
         return Prepared(result)
-    copies = 1 if benchmark.baseline == "reference" else copies
     arrays = suite.make(case, jax.random.key(0))
     passes = ("gradient", "forward") if benchmark.what == "backward" else (benchmark.what,)
     try:
@@ -189,7 +192,7 @@ def prepare(
         ]
     except jax.errors.JaxRuntimeError as error:
         return Prepared(dataclasses.replace(result, failed=timing.first_line(error)))
-    return Prepared(result, built, copies)
+    return Prepared(result, built)
 
 
 def _pair(
@@ -199,21 +202,22 @@ def _pair(
     case: cases.Case,
     arrays: cases.Arrays,
     copies: int,
-) -> Iterator[tuple[timing.Pass, int]]:
-    """Our program of one pass, then the baseline's, as `timing.program` returns them."""
+) -> Iterator[timing.Program]:
+    """Our program of one pass, then the baseline's."""
     outside = baselines.OUTSIDE.get(benchmark.baseline)
-    both = [(baselines.ours(benchmark.op, benchmark.implementation), arrays)]
+    both = [(baselines.ours(benchmark.op, benchmark.implementation), arrays, copies)]
     if outside is None:
         inputs = baselines.INPUTS.get(benchmark.baseline, lambda arrays: arrays)
-        both.append((baselines.BASELINES[benchmark.baseline](benchmark.op), inputs(arrays)))
-    for each, read in both:
+        calls = min(copies, _CALLS.get(benchmark.baseline, copies))
+        both.append((baselines.BASELINES[benchmark.baseline](benchmark.op), inputs(arrays), calls))
+    for each, read, calls in both:
         if what == "forward":
             timed = baselines.forward(each, case, read)
         else:
             timed = baselines.gradient(each, suite, case, read)
-        yield timing.program(*timed, copies=copies)
+        yield timing.program(*timed, copies=calls, together=calls == copies)
     if outside is not None:
-        yield outside.program(what, suite, case, arrays, copies)
+        yield timing.Program(*outside.program(what, suite, case, arrays, copies), copies)
 
 
 def cpu() -> Iterator[Benchmark]:

@@ -154,38 +154,61 @@ def show(label: str, first: Sequence[float], second: Sequence[float], names: Seq
         print(f"    {name:24} {1e3 * statistics.median(series):8.0f} ms ({spread})")
 
 
-def program(
-    fn: Callable[..., Any], arguments: tuple[Any, ...], copies: int = 1, *, memory: bool = True
-) -> tuple[Pass, int]:
-    """The compiled `fn(*arguments)` as a function to time, and the bytes of its temporaries.
+class Program(NamedTuple):
+    """A compiled program to time: `run` does `calls` calls of it.
 
-    Everything is compiled on return, so that several threads may each prepare a program.
+    Attributes:
+      bytes: of its temporaries.
+    """
+
+    run: Pass
+    bytes: int
+    calls: int = 1
+
+
+def program(
+    fn: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    copies: int = 1,
+    *,
+    memory: bool = True,
+    together: bool = True,
+) -> Program:
+    """The compiled `fn(*arguments)` as a program to time.
+
+    Everything is compiled on return, so that several threads may each prepare one.
 
     Args:
       copies: calls of `fn` in one run, within one program: on a GPU a kernel of microseconds is
         shorter than its dispatch from the host. Each copy has its own arguments, so that no result
         is shared and the cache does not keep them between copies. They are made by the first run.
       memory: false gives 0 bytes, and with several copies saves compiling one alone.
+      together: false dispatches the copies one after another and waits for the last alone, for a
+        `fn` of many kernels: it takes longer than its dispatch, and long to compile.
     """
     traced = jax.jit(fn)
     used = 0
-    if memory or copies == 1:
+    if memory or copies == 1 or not together:
         single = traced.lower(*arguments).compile()
         analysis = single.memory_analysis()
         if analysis is None:
             raise RuntimeError(f"{jax.default_backend()} does not report a program's memory")
         used = analysis.temp_size_in_bytes
     if copies == 1:
-        return lambda: jax.block_until_ready(single(*arguments)), used
-    # A call of a jitted function, which is traced once for all copies.
-    repeated = jax.jit(lambda sets: [traced(*each) for each in sets])
-    many = repeated.lower([arguments] * copies).compile()
+        return Program(lambda: jax.block_until_ready(single(*arguments)), used)
 
     @functools.cache
     def sets() -> list[Any]:
         return [jax.tree.map(lambda x: x + 0, arguments) for _ in range(copies)]
 
-    return lambda: jax.block_until_ready(many(sets())), used
+    if not together:
+        return Program(
+            lambda: jax.block_until_ready([single(*each) for each in sets()]), used, copies
+        )
+    # A call of a jitted function, which is traced once for all copies.
+    repeated = jax.jit(lambda sets: [traced(*each) for each in sets])
+    many = repeated.lower([arguments] * copies).compile()
+    return Program(lambda: jax.block_until_ready(many(sets())), used, copies)
 
 
 def conditions(packages: Sequence[str]) -> dict[str, str]:
