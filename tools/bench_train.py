@@ -18,7 +18,7 @@ the exit code is 1.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import math
@@ -41,7 +41,7 @@ from lm_jax.run.config_files import load_config
 from lm_jax.run.files import write_json
 from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
-from lm_jax.train.objective import LanguageModelling, token_loss
+from lm_jax.train.objective import LanguageModelling, fastest_softmax, token_loss
 from lm_jax.train.state import init_state
 from lm_jax.train.step import make_eval_step, make_train_step
 from protot_jax import models, pretrain
@@ -107,8 +107,13 @@ def forward(name: str, config: PretrainConfig, length: int) -> Pass:
     params = _params(cfg, mixer, config.dtype)
     tokens_1T = jnp.ones((1, length), jnp.int32)
     last_11 = jnp.full((1, 1), length - 1)
+    attend = fastest_softmax(mixer)
     run = jax.jit(
-        lambda params: lm_jax.forward(params, tokens_1T, cfg, mixer=mixer, logits_at=last_11).logits
+        lambda params: (
+            lm_jax.forward(
+                params, tokens_1T, cfg, mixer=mixer, attend=attend, logits_at=last_11
+            ).logits
+        )
     )
     return lambda: jax.block_until_ready(run(params))
 
@@ -225,9 +230,9 @@ def torch_steps(config: PretrainConfig) -> dict[str, torch_llama.TorchStep] | No
 
 def bench_forward(
     names: Sequence[str], config: PretrainConfig, lengths: Sequence[int], repeats: int
-) -> dict[str, Any]:
-    """Times forward passes at batch 1 in turns."""
-    results = {}
+) -> Iterator[dict[str, Any]]:
+    """Times forward passes at batch 1 in turns; yields what is measured after each length."""
+    results: dict[str, Any] = {}
     print(f"forward at batch 1, {config.dtype}; ratios are the model's time over ProtoT's")
     for length in lengths:
         seconds = dict(
@@ -244,7 +249,7 @@ def bench_forward(
         print(
             f"  {length:7,} tokens  protot {statistics.median(seconds['protot']):8.3f} s  {ratios}"
         )
-    return results
+        yield results
 
 
 def bench_decode(
@@ -323,8 +328,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         _keep(arguments.json, results)
         if arguments.lengths:
-            results["forward"] = bench_forward(names, config, arguments.lengths, arguments.repeats)
-            _keep(arguments.json, results)
+            for measured in bench_forward(names, config, arguments.lengths, arguments.repeats):
+                results["forward"] = measured
+                _keep(arguments.json, results)
         if arguments.prompts:
             results["decode"] = bench_decode(
                 config, arguments.prompts, arguments.decoded, arguments.repeats

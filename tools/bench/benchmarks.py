@@ -41,7 +41,8 @@ class Benchmark:
     @property
     def label(self) -> str:
         """The row's name."""
-        return f"{self.op} {self.what}, {self.case}, against {self.baseline}"
+        by = " by Mosaic" if self.implementation == "mosaic" else ""
+        return f"{self.op} {self.what}{by}, {self.case}, against {self.baseline}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +264,10 @@ def gpu() -> Iterator[Benchmark]:
     yield from _gated()
     for case in _timed("row_map_attention"):
         if case.name.endswith("_relu4_bfloat16"):
-            yield Benchmark("row_map_attention", case.name, "forward", "cudnn", "pallas", time=1.5)
+            for implementation in ("pallas", "mosaic"):
+                yield Benchmark(
+                    "row_map_attention", case.name, "forward", "cudnn", implementation, time=1.5
+                )
     for case in _timed("score_stats"):
         if case.sizes["T"] == 8192 and "biases" not in case.options:
             yield Benchmark("score_stats", case.name, "forward", "cudnn", "pallas", time=2.0)
@@ -281,7 +285,8 @@ def _gated() -> Iterator[Benchmark]:
             yield Benchmark(op, case.name, "forward", "cudnn", ours, time=1.0)
             continue
         bar = {64: 2.0, 128: 1.7}[case.sizes["H"]]
-        yield Benchmark(op, case.name, "forward", "cudnn", ours, time=bar)
+        for implementation in (ours, "mosaic"):
+            yield Benchmark(op, case.name, "forward", "cudnn", implementation, time=bar)
         yield Benchmark(op, case.name, "backward", "cudnn", ours, time=2.7)
         if case.sizes["T"] == 2048:
             yield Benchmark(op, case.name, "gradient", "reference", ours, speed=5, memory=0.01)
