@@ -351,7 +351,13 @@ def main(arguments: cli.Arguments) -> None:
     with open_workdir(arguments.folder, arguments.config, resume=arguments.resume) as workdir:
         # A new folder has new runs.
         resume: Resume = "force" if arguments.resume == "force" else "auto"
-        print(format_table(run(config, workdir.path, arguments.options.only, resume=resume)))
+        summary = run(config, workdir.path, arguments.options.only, resume=resume)
+        print(format_table(summary))
+        if not summary.rows:
+            raise DivergedError(
+                f"all {len(summary.diverged)} runs diverged; lower the learning_rates of the "
+                "variants or set config.base.clip_norm, in another --workdir"
+            )
 
 
 if __name__ == "__main__":

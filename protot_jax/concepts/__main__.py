@@ -22,6 +22,7 @@ command starts again from the beginning, but keeps the answers of its judge.
 
 from collections.abc import Sequence
 import dataclasses
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -149,7 +150,9 @@ def report(
 def format_report(result: ConceptReport) -> str:
     """Summary of the report for a terminal."""
     model, settings = result.model, result.settings
-    half_lives = [each.half_life or float("inf") for each in result.prototypes]
+    half_lives = [
+        math.inf if each.half_life is None else each.half_life for each in result.prototypes
+    ]
     quartiles = np.quantile(half_lives, [0.0, 0.25, 0.5, 0.75, 1.0], method="nearest")
     lines = [
         f"{settings.texts:,} texts of the {settings.split} split, {settings.tokens:,} "

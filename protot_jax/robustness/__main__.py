@@ -181,13 +181,17 @@ def write_results(
 def format_report(result: RobustnessReport) -> str:
     """The divergences by slice and model, and what holding the routing does, for a terminal."""
     rows = [
-        [one.name, str(one.pairs), *(f"{own.js.mean:.4f}" for own in one.models)]
+        [one.name, str(one.pairs), *map(_mean, (own.js.mean for own in one.models))]
         for one in result.slices
     ]
     heads = ["JS, nats", "pairs", *report.names(result)]
     lines = [terminal.format_table(heads, rows, left=(0,)), "", *report.conclusion(result)]
     lines += [f"not measured: {one.name}; {one.reason}" for one in result.skipped]
     return "\n".join(lines)
+
+
+def _mean(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.4f}"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Every config of protot_jax builds whole, and its smoke mode runs as a command."""
 
+import contextlib
 import dataclasses
 import math
 from pathlib import Path
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -351,3 +353,16 @@ def test_a_shared_corpus_of_other_settings_is_refused(text, tmp_path):
     config.corpus.words = 59
     with pytest.raises(UsageError, match=r"words = 60, not 59"):
         pretrain.run_in(config, tmp_path / "b", data=tmp_path / "data")
+
+
+def test_a_study_of_which_every_run_diverged_ends_in_an_error(diverging, monkeypatch, tmp_path):
+    config, _ = diverging
+    only = dataclasses.replace(config, variants=config.variants[1:])
+    monkeypatch.setattr(study, "from_plain", lambda plain, cls: only)
+    opened = contextlib.nullcontext(SimpleNamespace(path=tmp_path))
+    monkeypatch.setattr(study, "open_workdir", lambda *args, **_: opened)
+    options = SimpleNamespace(only=())
+    arguments = SimpleNamespace(config=None, folder=tmp_path, resume="auto", options=options)
+    with pytest.raises(DivergedError, match=r"all 2 runs diverged; lower the learning_rates"):
+        study.main(arguments)
+    assert load_result(tmp_path / study.TABLE, StudySummary).rows == ()

@@ -198,6 +198,14 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
     assert spearman != content["half_life_repetition"]["overall_spearman"]
 
 
+def test_a_prototype_that_forgets_at_once_has_a_half_life_of_zero(reported):
+    result = load_result(reported[0] / command.RESULT, ConceptReport)
+    ones = [dataclasses.replace(each, half_life=0.0) for each in result.prototypes]
+    ones[-1] = dataclasses.replace(ones[-1], half_life=None)
+    text = command.format_report(dataclasses.replace(result, prototypes=tuple(ones)))
+    assert "maximum: 0.00, 0.00, 0.00, 0.00, inf" in text
+
+
 def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog):
     model = protot_jax.load_run(run)
     # Of joined documents, which the command says.

@@ -129,6 +129,20 @@ def test_the_page_has_every_slice_and_the_papers_numbers(measured):
     assert "paper 0.2269" in page and "protot, seed 2" in page and "llama, seed 7" in page
 
 
+def test_a_divergence_that_is_no_number_is_printed_as_such(measured):
+    result = load_result(measured[0] / command.RESULT, RobustnessReport)
+    first = result.slices[0]
+    own = first.models[0]
+    lost = dataclasses.replace(own, js=dataclasses.replace(own.js, mean=None))
+    slices = (dataclasses.replace(first, models=(lost, *first.models[1:])), *result.slices[1:])
+    line = next(
+        line
+        for line in command.format_report(dataclasses.replace(result, slices=slices)).splitlines()
+        if line.startswith(first.name)
+    )
+    assert line.split()[:4] == [first.name, str(first.pairs), "no", "number"]
+
+
 def test_only_separated_slices_are_counted_for_a_model(measured):
     result = load_result(measured[0] / "summary.json", RobustnessReport)
     excess = result.slices[0].comparison.excess
