@@ -18,7 +18,9 @@ prompts, ten of four kinds if none is named. A line of a .jsonl file is
 
     {"prompt": "...", "targets": [" John"], "kind": "ioi", "slug": "mary"}
 
-where all but the prompt may be left out. Labels of features come from a file or from a judge.
+where all but the prompt may be left out. Prompts with the same "meaning" say the same in other
+words; whether the same heads compute them is measured too (`stability`). Labels of features come
+from a file or from a judge.
 `study.py` lists the files of the work folder. The same command resumes a killed run, which ends
 with the same numbers.
 """
@@ -59,7 +61,9 @@ class Options:
     target: tuple[str, ...] = option(
         (), "one token whose logit is explained, with its leading space", repeated=True
     )
-    prompts: str | None = option(None, "file of prompts, .jsonl, or findings for the ten shipped")
+    prompts: str | None = option(
+        None, "file of prompts, .jsonl, or findings or rephrasings, which are shipped"
+    )
     labels: str | None = option(None, "file of labels of the features of --model, .json")
     dense_labels: str | None = option(None, "file of labels of the features of --dense")
     sparse_labels: str | None = option(None, "file of labels of the features of --sparse")

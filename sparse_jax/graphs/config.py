@@ -30,7 +30,8 @@ class GraphConfig:
         (`sparse_jax.graphs.neurons`).
       prompts: texts whose next token is explained, a graph for each.
       prompt_file: prompts with targets, one JSON object per line (`sparse_jax.graphs.prompts`);
-        "findings" for the ten that come with the package.
+        "findings" for the ten that come with the package, "rephrasings" for 32 that say eight
+        things in other words.
       targets: texts of the logit nodes, one token each with its leading space, for all `prompts`;
         none for the most probable tokens until .95 together, at most 10.
       max_features: features with a row of their own, by influence; 0 for all. Of neurons, how many

@@ -15,6 +15,7 @@ from sparse_jax.graphs import (
     mass,
     mediation,
     neurons,
+    stability,
 )
 from sparse_jax.graphs.attribute import MOST_LOGITS, SHARE, attribute
 from sparse_jax.graphs.config import ALONE, GraphConfig
@@ -104,6 +105,8 @@ def make_graph(
         agreements=explanations.agreements(effects, pruned),
         supernodes=scaled,
         key_edge=_key_edge(config, graph, pruned, document, key, measured),
+        head_shares=stability.head_shares(measured.size_LNTS),
+        meaning=prompt.meaning,
     )
     return result, document, masses
 

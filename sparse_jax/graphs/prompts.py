@@ -1,8 +1,9 @@
 """Prompts of attribution graphs: read from a file or the command line, as ids of a tokenizer.
 
 A line of a .jsonl file is {"prompt": "..."}, with "targets" (texts of one token each, written with
-their leading space), "kind" and "slug" if wanted. `FINDINGS` names the file that comes with the
-package: ten prompts of four kinds, whose digest is recorded here.
+their leading space), "kind", "slug" and "meaning" if wanted. Two files come with the package,
+whose digests are recorded here: `FINDINGS`, ten prompts of four kinds, and `REPHRASINGS`, eight
+meanings of two kinds in three to five wordings each, 32 prompts.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,11 @@ from lm_jax.run.results import InvalidError, parse_result
 from lm_jax.text.tokenizer import Tokenizer, added_tokens
 from sparse_jax.circuits.tasks import continuation_token
 
-FINDINGS = "findings"
-FINDINGS_SHA256 = "3714ed7752398596a48a8687968351a4fc7faf93b0687d7f70ca235609e485a9"
+FINDINGS, REPHRASINGS = "findings", "rephrasings"
+SHA256 = {
+    FINDINGS: "3714ed7752398596a48a8687968351a4fc7faf93b0687d7f70ca235609e485a9",
+    REPHRASINGS: "5c8c853c409215c53b7c8750f57556fd3e863e9dd29ac727d0e73fee7a89d308",
+}
 _LONGEST_SLUG = 60
 
 
@@ -34,12 +38,14 @@ class Prompt:
       targets: texts of the logit nodes; empty for the most probable tokens.
       kind: of the prompt, such as "ioi".
       slug: name of its files, of letters, digits, `-` and `_`; "" makes one of the text.
+      meaning: prompts that share it say the same in other words (`stability`); "" for none.
     """
 
     prompt: str
     targets: tuple[str, ...] = ()
     kind: str = ""
     slug: str = ""
+    meaning: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +59,7 @@ class EncodedPrompt:
       ids: with what the tokenizer puts before a text.
       tokens: the ids as text, one by one.
       targets: ids of the logit nodes; None for the most probable tokens.
+      meaning: as in `Prompt`.
     """
 
     slug: str
@@ -61,19 +68,20 @@ class EncodedPrompt:
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
     targets: tuple[int, ...] | None
+    meaning: str = ""
 
 
 def read_prompts(source: str) -> tuple[Prompt, ...]:
-    """The prompts of a .jsonl file, or of `FINDINGS`.
+    """The prompts of a .jsonl file, or of one that comes with the package.
 
     Raises:
       BadInputError: the file cannot be read, or a line holds no prompt; with the line.
       CorruptError: the file of the package is not the recorded one.
     """
-    if source == FINDINGS:
-        data = importlib.resources.files("sparse_jax.graphs").joinpath("findings.jsonl")
+    if source in SHA256:
+        data = importlib.resources.files("sparse_jax.graphs").joinpath(f"{source}.jsonl")
         content = data.read_bytes()
-        if hashlib.sha256(content).hexdigest() != FINDINGS_SHA256:
+        if hashlib.sha256(content).hexdigest() != SHA256[source]:
             raise CorruptError(f"{data} is not the recorded file; install the package again")
         text = content.decode()
     else:
@@ -81,7 +89,7 @@ def read_prompts(source: str) -> tuple[Prompt, ...]:
             text = Path(source).read_text("utf-8-sig")
         except OSError as error:
             raise BadInputError(
-                f"{source}: {error.strerror}; give a readable .jsonl file, or {FINDINGS}"
+                f"{source}: {error.strerror}; give a readable .jsonl file, {' or '.join(SHA256)}"
             ) from error
         except UnicodeDecodeError as error:
             raise BadInputError(
@@ -150,7 +158,15 @@ def encode(
             raise UsageError(f"targets {list(prompt.targets)} name a token twice; name each once")
         tokens = tuple(tokenizer.decode([i]) for i in ids)
         encoded.append(
-            EncodedPrompt(name, prompt.kind, prompt.prompt, tuple(ids), tokens, targets or None)
+            EncodedPrompt(
+                name,
+                prompt.kind,
+                prompt.prompt,
+                tuple(ids),
+                tokens,
+                targets or None,
+                prompt.meaning,
+            )
         )
     return encoded
 

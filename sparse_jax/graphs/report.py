@@ -41,6 +41,8 @@ def build(summary: GraphSummary, rows: pa.Table, *, provenance: Mapping[str, Any
     compared = " and ".join(each.role for each in summary.models)
     what = "Attribution graphs" if len(summary.models) == 1 else f"Attribution graphs: {compared}"
     parts = [graphs(summary), mass(summary, rows), *([ratios(summary)] if summary.ratios else [])]
+    if summary.stability:
+        parts.append(stability(summary))
     if len(summary.models) > 1:
         parts.append(one_prompt(summary))
     if any(each.supernodes for each in summary.graphs):
@@ -246,6 +248,29 @@ def ratios(summary: GraphSummary) -> Section:
             ],
             caption="Components of the dense model for each of the sparse one, with 95 % "
             "intervals over prompts, and edges that no head carries.",
+        ),
+    )
+
+
+def stability(summary: GraphSummary) -> Section:
+    """How much of the heads' mass rephrasings have in common."""
+    meanings = {each.meaning for each in summary.graphs if each.meaning}
+    return section(
+        "The same in other words",
+        _PROSE("stability"),
+        table(
+            ["Model", "Of one meaning", "Of other kinds", "Meanings"],
+            [
+                [
+                    *(each.role.capitalize(), format_interval(each.within)),
+                    *(format_interval(each.across), _n(each.within)),
+                ]
+                for each in summary.stability
+            ],
+            caption="Mean overlap of two graphs' mass over heads, from 0 to 1, with 95 % intervals "
+            "over meanings.",
+            n=f"{len(meanings)} meanings, {sum(bool(each.meaning) for each in summary.graphs)} "
+            "graphs",
         ),
     )
 

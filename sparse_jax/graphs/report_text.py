@@ -19,7 +19,12 @@ def format_summary(summary: GraphSummary) -> str:
         for each in summary.features
         if each.labelled or each.judge != "null"
     ]
-    return "\n".join([*lines, *labels, *map(format_ratio, summary.ratios)])
+    stable = [
+        f"{each.role}: graphs of one meaning overlap by {format_interval(each.within)} in the mass "
+        f"of heads, with other kinds of prompts by {format_interval(each.across)}"
+        for each in summary.stability
+    ]
+    return "\n".join([*lines, *labels, *map(format_ratio, summary.ratios), *stable])
 
 
 def _by_layer(graph: GraphResult) -> list[str]:

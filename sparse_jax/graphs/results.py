@@ -206,6 +206,9 @@ class GraphResult:
       over_count: median over mediated edges of the sum over all layers as a multiple of the edge;
         NaN without edges.
       masses: mean cumulative mass of heads and of pairs.
+      head_shares: share of each head, by layer, of the absolute mass of the measured edges; empty
+        where no head carries any.
+      meaning: of its prompt (`prompts.Prompt`); "" for none.
       score_errors: of attention scores that were split, relative (`QK.certificate`).
       agreements: of interventions, by mode; none without kept features.
       supernodes: interventions on proposed supernodes, each times each factor.
@@ -229,6 +232,8 @@ class GraphResult:
     agreements: tuple[InterventionAgreement, ...]
     supernodes: tuple[GroupIntervention, ...]
     key_edge: KeyEdge | None
+    head_shares: tuple[Share, ...] = ()
+    meaning: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,6 +320,22 @@ class MassRatio:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stability:
+    """How much of the heads' mass rephrasings have in common (`stability`).
+
+    Attributes:
+      role: of the model, or "sparse minus dense".
+      within: mean overlap of graphs of one meaning, with its interval over meanings; None of fewer
+        than two.
+      across: the same of each with graphs of other kinds of prompts; None without any.
+    """
+
+    role: str
+    within: Interval | None
+    across: Interval | None
+
+
+@dataclasses.dataclass(frozen=True)
 class GraphSummary:
     """`summary.json` of attribution graphs.
 
@@ -327,6 +348,7 @@ class GraphSummary:
       masses: by model; over prompts.
       ratios: of a comparison.
       device: that it was computed on.
+      stability: under rephrasing; empty where no two prompts share a meaning.
     """
 
     config: GraphConfig
@@ -337,3 +359,4 @@ class GraphSummary:
     masses: tuple[RoleMass, ...]
     ratios: tuple[MassRatio, ...]
     device: str
+    stability: tuple[Stability, ...] = ()

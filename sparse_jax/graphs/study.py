@@ -43,6 +43,7 @@ from sparse_jax.graphs import (
     labels,
     page,
     report,
+    stability,
     supernodes,
 )
 from sparse_jax.graphs.config import GraphConfig
@@ -70,7 +71,7 @@ SCHEMA = pa.schema(
     ]
 )
 # Of rows, whose meaning may change with the program.
-_FORMAT = 2
+_FORMAT = 3
 
 
 def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
@@ -133,6 +134,7 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
         masses=tuple(comparison.role_masses(config, table, roles)),
         ratios=tuple(comparison.ratios(config, table, roles)),
         device=jax.devices()[0].device_kind,
+        stability=stability.measure(config, results, roles),
     )
     write_json(folder / SUMMARY, summary)
     _write_pages(folder, summary, table, documents, data, decoders)

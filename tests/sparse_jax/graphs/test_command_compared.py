@@ -49,21 +49,30 @@ def check_key_edge(graph, pruned, key_edge):
         assert each.needed == 1 + np.argmax(reached)
 
 
+def written(folder):
+    """A file of the prompts, as if the two said the same."""
+    lines = [{"prompt": text, "meaning": "a gift", "kind": "ioi"} for text in PROMPTS]
+    path = folder / "mine.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    return path
+
+
 def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys):
     folder = tmp_path / "run"
     asked = [f"--dense={models / 'dense'}", f"--dense_transcoder={models / 'dense_clt'}"]
     asked += [f"--sparse={models / 'sparse'}", f"--sparse_transcoder={models / 'sparse_clt'}"]
-    asked += [f"--prompt={each}" for each in PROMPTS]
+    asked += [f"--prompts={written(tmp_path)}"]
     asked += [*small(models), "--config.corpus.source=", "--config.mediated=0"]
     asked += ["--config.supernodes=0"]
     assert run(*asked, at(folder)) == 0
+    out = capsys.readouterr().out
     summary = load_result(folder / study.SUMMARY, GraphSummary)
     assert [each.gated for each in summary.models] == [False, True]
     sources = {
         "dense": lm_jax.load_pretrained(models / "dense"),
         "sparse": sparse_model.load(models / "sparse" / "model"),
     }
-    counts, means, made, edges, apart_counts = {}, {}, {}, {}, {}
+    counts, means, made, edges, apart_counts, heads = {}, {}, {}, {}, {}, {}
     for role, model in sources.items():
         transcoder, _ = transcoders.load(models / f"{role}_clt")
         mass_PC, count_P, apart_P = [], [], []
@@ -76,6 +85,7 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
             pairs = np.stack([columns, graph.row_nodes[rows]], 1)
             batches = [np.asarray(each.score_XLNTS) for each in graph.mediations(pairs)]
             score = np.concatenate(batches).astype(np.float64)
+            heads[role, text] = np.abs(score).sum((0, 3, 4)).ravel()
             share_XC = np.sort(np.abs(score.reshape(len(score), -1)), 1)[:, ::-1]
             position_N = graph.nodes["position"].to_numpy()
             apart_X = position_N[pairs[:, 0]] != position_N[pairs[:, 1]]
@@ -126,6 +136,8 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     for result in summary.graphs:
         graph = made[result.role, result.prompt]
         check_key_edge(graph, graph.prune(), result.key_edge)
+        share_C = heads[result.role, result.prompt]
+        np.testing.assert_allclose(result.head_shares, share_C / share_C.sum(), rtol=1e-5)
     assert any(result.key_edge for result in summary.graphs)
     page = (folder / study.REPORT).read_text("utf-8")
     study_table = page[page.index("case study</h2>") :].split("</table>")[0]
@@ -136,8 +148,11 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     counts = [edge.carriers[0].needed if edge and edge.carriers else "–" for edge in edges]
     assert re.search(rf"Heads with 80% of the key edge\s+{counts[0]}\s+{counts[1]}\s+> 40", cells)
     assert "16.1" in page and "graph/sparse-" in page
-    out = capsys.readouterr().out
     assert "times as many as the sparse one" in out
+    # One meaning has no interval.
+    assert [each.role for each in summary.stability] == [*COMPARED, "sparse minus dense"]
+    assert all(each.within is None for each in summary.stability)
+    assert "The same in other words</h2>" in page and "graphs of one meaning overlap by –" in out
     left_out = f"{ratio.sparse.unmediated:,} of {ratio.sparse.total:,}"
     assert f"edges of the dense model, {left_out} of the sparse one" in out and left_out in page
     check_labels(summary, folder, tmp_path, [*asked, at(folder), "--resume=force"])

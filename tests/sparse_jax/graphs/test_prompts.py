@@ -1,5 +1,7 @@
 """Prompts: what a tokenizer puts before a text stays, whatever its id; the ten shipped."""
 
+from collections import Counter
+
 import pytest
 from tokenizers import processors
 
@@ -27,6 +29,19 @@ def test_the_ten_prompts_are_the_recorded_ones(monkeypatch):
     ten = prompts.read_prompts(prompts.FINDINGS)
     assert len(ten) == 10 and len({each.slug for each in ten}) == 10
     assert {each.kind for each in ten} == {"ioi", "greater-than", "completion", "category"}
-    monkeypatch.setattr(prompts, "FINDINGS_SHA256", "0" * 64)
+    monkeypatch.setitem(prompts.SHA256, prompts.FINDINGS, "0" * 64)
     with pytest.raises(CorruptError, match="is not the recorded file"):
         prompts.read_prompts(prompts.FINDINGS)
+
+
+def test_the_rephrasings_say_eight_things_in_other_words():
+    every = prompts.read_prompts(prompts.REPHRASINGS)
+    assert len({each.slug for each in every}) == len({each.prompt for each in every}) == 32
+    wordings = Counter(each.meaning for each in every)
+    assert sorted(wordings.values()) == [3, 3, 3, 3, 5, 5, 5, 5]
+    kinds = {each.meaning: each.kind for each in every}
+    assert Counter(kinds.values()) == {"ioi": 4, "greater-than": 4}
+    # Wordings of one meaning share its names, or its years.
+    for each in every:
+        said = each.meaning.split() if each.kind == "ioi" else each.meaning.split()[-1:]
+        assert all(word in each.prompt for word in said if word[0].isupper() or word.isdigit())

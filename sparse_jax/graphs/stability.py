@@ -1,0 +1,106 @@
+"""Whether one meaning in other words is computed by the same heads.
+
+p_h is the share of head h in the absolute mass of all measured edges of a graph. Two graphs overlap
+by sum_h min(p_h, q_h), one minus the total variation: 1 where the same heads have the same shares,
+0 where no head has a share in both. Prompts with the same `meaning` are rephrasings of each other
+(`prompts`); graphs of prompts of other kinds are the control, since some heads are in every graph.
+"""
+
+from collections.abc import Sequence
+import itertools
+
+import numpy as np
+
+from lm_jax.statistics import Interval, clustered_bootstrap
+from sparse_jax.graphs.config import COMPARED, GraphConfig
+from sparse_jax.graphs.results import GraphResult, Stability
+
+
+def head_shares(size_LNTS: np.ndarray) -> tuple[float, ...]:
+    """Each head's share of the absolute mass of some edges, by layer; empty where there is none.
+
+    Args:
+      size_LNTS: absolute share of every pair of a query and a key, summed over edges.
+    """
+    size_C = size_LNTS.sum((2, 3), dtype=np.float64).reshape(-1)
+    total = size_C.sum()
+    return tuple((size_C / total).tolist()) if total > 0 else ()
+
+
+def overlap(first: Sequence[float], second: Sequence[float]) -> float:
+    """Common mass of two distributions over heads, from 0 to 1."""
+    return float(np.minimum(first, second).sum())
+
+
+def measure(
+    config: GraphConfig, graphs: Sequence[GraphResult], roles: Sequence[str]
+) -> tuple[Stability, ...]:
+    """The overlaps of each model, and of two that are compared also the second's minus the first's.
+
+    Every meaning has the same weight. Meanings are left out, for all models, of which a model has
+    fewer than two graphs with mass of any head.
+
+    Args:
+      config: its `resamples` and `seed` are of the intervals over meanings.
+      graphs: of all models.
+      roles: of the models.
+    """
+    by_role = {role: _means(graphs, role) for role in roles}
+    meanings = [
+        meaning
+        for meaning in dict.fromkeys(each.meaning for each in graphs)
+        if all(meaning in means for means in by_role.values())
+    ]
+    results = []
+    for name, within, across in _columns(by_role, roles, meanings):
+        if within:
+            results.append(
+                Stability(
+                    name,
+                    within=_interval(config, within),
+                    across=None if None in across else _interval(config, across),
+                )
+            )
+    return tuple(results)
+
+
+def _means(graphs: Sequence[GraphResult], role: str) -> dict[str, tuple[float, float | None]]:
+    """Mean overlap of each meaning's graphs with each other, and with those of other kinds."""
+    own = [each for each in graphs if each.role == role and each.head_shares]
+    results = {}
+    for meaning in dict.fromkeys(each.meaning for each in own if each.meaning):
+        same = [each for each in own if each.meaning == meaning]
+        others = [each for each in own if each.kind not in {one.kind for one in same}]
+        within = [overlap(a.head_shares, b.head_shares) for a, b in itertools.combinations(same, 2)]
+        across = [overlap(a.head_shares, b.head_shares) for a in same for b in others]
+        if within:
+            results[meaning] = (
+                float(np.mean(within)),
+                float(np.mean(across)) if across else None,
+            )
+    return results
+
+
+def _columns(by_role, roles: Sequence[str], meanings: Sequence[str]):
+    """The name, overlaps within and overlaps across of every row of the result."""
+    values = {role: [by_role[role][meaning] for meaning in meanings] for role in roles}
+    for role in roles:
+        yield role, [own[0] for own in values[role]], [own[1] for own in values[role]]
+    if tuple(roles) == COMPARED:
+        dense, sparse = (values[role] for role in COMPARED)
+        pairs = list(zip(dense, sparse, strict=True))
+        across = [None if None in (d[1], s[1]) else s[1] - d[1] for d, s in pairs]
+        yield "sparse minus dense", [s[0] - d[0] for d, s in pairs], across
+
+
+def _interval(config: GraphConfig, values: Sequence[float]) -> Interval | None:
+    """The mean with its 95 % bootstrap interval over meanings; None of fewer than two."""
+    if len(values) < 2:
+        return None
+    return clustered_bootstrap(
+        np.asarray(values),
+        np.arange(len(values)),
+        lambda rows: float(rows.mean()),
+        resamples=config.resamples,
+        seed=config.seed,
+    )
