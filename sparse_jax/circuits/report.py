@@ -354,28 +354,37 @@ def edges(
 def published(summary: CircuitSummary) -> Section:
     """The paper's ratios beside ours; a user's file is none of its tasks, whatever its name."""
     generated = {task.name for task in summary.tasks if task.seed is not None}
-    rows = []
+    own: dict[tuple[str, str, str, str, str], dict[str, str]] = {}
     for each in summary.ratios:
-        first = summary.config.ablations_of(each.component)[0]
-        if (each.reference, each.model, each.ablation) != ("dense", "sparse", first):
-            continue
-        same = each.task in generated
-        printed = paper.published(each.task, each.component, each.scope) if same else None
+        if (
+            each.model == "sparse"
+            and each.ablation == summary.config.ablations_of(each.component)[0]
+        ):
+            key = (each.task, each.component, each.ranking, each.scope, each.ablation)
+            shown = format_interval(each.ratio, ".2f") if each.ratio else f"none: {each.why}"
+            own.setdefault(key, {})[each.reference] = shown
+    references = [
+        name for name in ("dense", "control") if any(name in each for each in own.values())
+    ]
+    rows = []
+    for (task, component, ranking, scope, ablation), by_reference in own.items():
+        printed = paper.published(task, component, scope) if task in generated else None
         rows.append(
             [
-                each.task,
-                COMPONENT[each.component],
-                _ranked(each.ranking, each.scope),
+                task,
+                COMPONENT[component],
+                _ranked(ranking, scope),
                 f"{printed.ratio:.3g} (Fig. {printed.figure}, {printed.model})" if printed else "–",
-                format_interval(each.ratio, ".2f") if each.ratio else f"none: {each.why}",
-                each.ablation,
+                *(by_reference.get(name, "–") for name in references),
+                ablation,
             ]
         )
+    ours = [f"Ours, {name} : sparse" for name in references]
     return section(
         "Beside the paper",
         _PROSE("paper"),
         table(
-            ["Task", "Components", "Ranked", "Paper, dense : sparse", "Ours", "Our ablation"],
+            ["Task", "Components", "Ranked", "Paper, dense : sparse", *ours, "Our ablation"],
             rows,
             caption="Ratios of circuit sizes at 90\u00a0% in the paper, and at our fraction.",
         ),

@@ -19,6 +19,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import LOG_FILE, open_workdir
+from lm_jax.statistics import Interval
 from sparse_jax.circuits import report, study
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.config import COMPONENTS, CircuitConfig, experiment
@@ -246,6 +247,14 @@ def test_the_paper_is_beside_its_own_tasks_alone(done):
         text = str(report.published(each))
         assert "Ours" in text and "ioi" in text
         assert tuple(part for part in printed if part in text) == wanted
+        assert "Ours, dense : sparse" in text and "Ours, control : sparse" not in text
+    # A dense model that does not solve a task has no ratio, and the control may have one.
+    found = Interval(3.94, 1.37, 13.75, 100)
+    by_control = tuple(dataclasses.replace(r, reference="control", ratio=found) for r in ratios)
+    lost = tuple(dataclasses.replace(r, ratio=None, why="dense fails") for r in ratios)
+    text = str(report.published(dataclasses.replace(drawn, ratios=(*lost, *by_control))))
+    assert "Ours, control : sparse" in text and "none: dense fails" in text
+    assert "3.94 [1.37, 13.75]" in text
 
 
 def test_no_task_has_prompts_of_the_training_text(models, tmp_path):
