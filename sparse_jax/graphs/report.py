@@ -259,11 +259,12 @@ def stability(summary: GraphSummary) -> Section:
         "The same in other words",
         _PROSE("stability"),
         table(
-            ["Model", "Of one meaning", "Of other kinds", "Meanings"],
+            ["Model", "Kind", "Of one meaning", "Of other kinds", "Meanings"],
             [
                 [
-                    *(each.role.capitalize(), format_interval(each.within)),
-                    *(format_interval(each.across), _n(each.within)),
+                    *(each.role.capitalize(), each.kind or "all"),
+                    *(format_interval(each.within), format_interval(each.across)),
+                    _n(each.within),
                 ]
                 for each in summary.stability
             ],

@@ -20,8 +20,9 @@ def format_summary(summary: GraphSummary) -> str:
         if each.labelled or each.judge != "null"
     ]
     stable = [
-        f"{each.role}: graphs of one meaning overlap by {format_interval(each.within)} in the mass "
-        f"of heads, with other kinds of prompts by {format_interval(each.across)}"
+        f"{each.role}, {each.kind or 'all'}: graphs of one meaning overlap by "
+        f"{format_interval(each.within)} in the mass of heads, with other kinds of prompts by "
+        f"{format_interval(each.across)}"
         for each in summary.stability
     ]
     return "\n".join([*lines, *labels, *map(format_ratio, summary.ratios), *stable])

@@ -325,12 +325,14 @@ class Stability:
 
     Attributes:
       role: of the model, or "sparse minus dense".
+      kind: of the prompts; "" for all.
       within: mean overlap of graphs of one meaning, with its interval over meanings; None of fewer
         than two.
       across: the same of each with graphs of other kinds of prompts; None without any.
     """
 
     role: str
+    kind: str
     within: Interval | None
     across: Interval | None
 

@@ -37,8 +37,9 @@ def measure(
 ) -> tuple[Stability, ...]:
     """The overlaps of each model, and of two that are compared also the second's minus the first's.
 
-    Every meaning has the same weight. Meanings are left out, for all models, of which a model has
-    fewer than two graphs with mass of any head.
+    First over all meanings, then over those of each kind where there are several. Every meaning has
+    the same weight. Meanings are left out, for all models, of which a model has fewer than two
+    graphs with mass of any head.
 
     Args:
       config: its `resamples` and `seed` are of the intervals over meanings.
@@ -46,21 +47,25 @@ def measure(
       roles: of the models.
     """
     by_role = {role: _means(graphs, role) for role in roles}
-    meanings = [
-        meaning
-        for meaning in dict.fromkeys(each.meaning for each in graphs)
-        if all(meaning in means for means in by_role.values())
-    ]
+    kinds = {
+        each.meaning: each.kind
+        for each in graphs
+        if all(each.meaning in means for means in by_role.values())
+    }
+    several = dict.fromkeys(kinds.values()) if len(set(kinds.values())) > 1 else ()
     results = []
-    for name, within, across in _columns(by_role, roles, meanings):
-        if within:
-            results.append(
-                Stability(
-                    name,
-                    within=_interval(config, within),
-                    across=None if None in across else _interval(config, across),
+    for kind in ("", *several):
+        meanings = [meaning for meaning, own in kinds.items() if kind in ("", own)]
+        for name, within, across in _columns(by_role, roles, meanings):
+            if within:
+                results.append(
+                    Stability(
+                        name,
+                        kind,
+                        within=_interval(config, within),
+                        across=None if None in across else _interval(config, across),
+                    )
                 )
-            )
     return tuple(results)
 
 

@@ -48,7 +48,7 @@ def test_means_are_over_pairs_then_over_meanings():
     graphs = [graph("model", about, s) for about, many in given_shares.items() for s in many]
     # Graphs of prompts without a meaning are of another kind, if anything.
     graphs.append(graph("model", ("completion", ""), (0.1, 0.2, 0.7)))
-    (result,) = stability.measure(CONFIG, graphs, ["model"])
+    result, of_gifts, of_wars = stability.measure(CONFIG, graphs, ["model"])
 
     def mean(pairs):
         return np.mean([np.minimum(a.head_shares, b.head_shares).sum() for a, b in pairs])
@@ -63,6 +63,9 @@ def test_means_are_over_pairs_then_over_meanings():
     assert (result.within.estimate, result.within.n) == (pytest.approx(np.mean(within)), 3)
     assert result.across.estimate == pytest.approx(np.mean(across))
     assert result.within.low <= result.within.estimate <= result.within.high
+    assert [each.kind for each in (result, of_gifts, of_wars)] == ["", "ioi", "greater-than"]
+    assert (of_gifts.within.estimate, of_gifts.within.n) == (pytest.approx(2 / 3), 2)
+    assert of_gifts.across.estimate == pytest.approx(np.mean(across[:2])) and of_wars.within is None
 
 
 def test_two_models_are_compared_by_meaning():
@@ -75,11 +78,11 @@ def test_two_models_are_compared_by_meaning():
     lost = ("ioi", "Carol gives")
     graphs += [graph(role, lost, (1.0, 0.0)) for role in ("dense", "dense", "sparse")]
     graphs += [graph("sparse", lost, ())]
-    dense, sparse, change = stability.measure(CONFIG, graphs, ["dense", "sparse"])
+    dense, sparse, change, *by_kind = stability.measure(CONFIG, graphs, ["dense", "sparse"])
     assert [each.role for each in (dense, sparse)] == ["dense", "sparse"]
     for each in (dense, sparse):
         assert each.within.estimate == pytest.approx(0.8) and each.within.n == 2
-    assert change.role == "sparse minus dense"
+    assert change.role == "sparse minus dense" and len(by_kind) == 2 * 3
     assert change.within.estimate == pytest.approx(0.0)
 
 
