@@ -44,7 +44,8 @@ def build(summary: RecallSummary, *, provenance: Mapping[str, Any]) -> str:
 
 
 def findings(summary: RecallSummary) -> list[str]:
-    """One sentence for each task: the models at the trained length, the best first."""
+    """A sentence for each task, the models at the trained length, the best first; and which of
+    them did not learn it."""
     lines = []
     for task in dict.fromkeys(each.task for each in summary.results):
         hardest = _hardest(summary, task)
@@ -53,6 +54,12 @@ def findings(summary: RecallSummary) -> list[str]:
         ranked = sorted(hardest, key=lambda each: -each.over_seeds.mean)
         shares = ", ".join(f"{each.model} {percent(each)}" for each in ranked)
         lines.append(f"{_TITLES[task]}, {describe(ranked[0])}: {shares}.")
+        if lost := [each.model for each in ranked if each.over_seeds.mean <= each.chance]:
+            lines.append(
+                f"{' and '.join(lost)} did not learn it: a guess among what may be asked for is "
+                f"right in {100 * ranked[0].chance:.1f} %. Their numbers say nothing of their "
+                "memory; more updates or another learning rate may."
+            )
     if not summary.results:
         return ["Every training diverged."]
     return lines or ["No condition has the trained length."]
@@ -250,4 +257,5 @@ def format_tables(summary: RecallSummary) -> str:
         for one in summary.diverged
     ]
     parts += ["", *lost] if lost else []
+    parts += ["", *findings(summary)]
     return "\n".join(parts)

@@ -177,8 +177,29 @@ def test_a_rate_is_chosen_by_other_sequences_than_it_is_measured_on():
     assert [each.accuracy.estimate for each in result.by_seed] == [0.5, 0.875]
     assert (result.over_seeds.mean, result.over_seeds.low) == (0.6875, None)
     assert report.percent(result) == "68.8 % (50.0 to 87.5)"
+    (line,) = report.findings(summary.summarise(config, table, sizes=(), device="none"))
+    assert line.endswith("16 tokens, 4 pairs: protot 68.8 % (50.0 to 87.5).")
     # Seed 0 answers 2 of 4 in both sequences; a resample of seed 1 has 3, 3.5 or 4 of 4.
     assert [(each.accuracy.low, each.accuracy.high) for each in result.by_seed] == [
         (0.5, 0.5),
         (0.75, 1.0),
     ]
+
+
+def test_a_model_at_the_rate_of_a_guess_did_not_learn():
+    config = RecallConfig(
+        tasks=("mqar",),
+        models=("protot",),
+        lengths=(16,),
+        pairs=(4,),
+        train_length=16,
+        learning_rates=(1e-3,),
+        seeds=(0, 1),
+        sequences=2,
+    )
+    # A quarter is what a guess among four values has.
+    table = rows({(split, 1e-3, seed): [1, 1] for split in ("choice", "test") for seed in (0, 1)})
+    result = summary.summarise(config, table, sizes=(), device="none")
+    _, line = report.findings(result)
+    assert line.startswith("protot did not learn it: a guess among what may be asked for is right")
+    assert "in 25.0 %" in line and line in report.format_tables(result)
