@@ -1,4 +1,4 @@
-"""The models of `models/pair_small` do what their summary says."""
+"""The published pairs do what their summaries say."""
 
 from pathlib import Path
 
@@ -15,51 +15,72 @@ from sparse_jax.model import SPARSE
 from sparse_jax.pair.folders import model_folders
 from sparse_jax.pair.results import PairSummary
 
-PAIR = Path(__file__).parents[3] / "models" / "pair_small"
+MODELS = Path(__file__).parents[3] / "models"
+# Of each pair the context, and the tasks that each model solves.
+PAIRS = {
+    "pair_small": (128, dict.fromkeys(("dense", "control", "sparse"), ("ioi", "docstring"))),
+    "pair_192": (
+        192,
+        {
+            "dense": ("docstring",),
+            "control": ("ioi", "docstring", "greater_than"),
+            "sparse": ("ioi", "docstring", "greater_than"),
+        },
+    ),
+}
 
 
-@pytest.fixture(scope="module")
-def models():
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request):
+    """The name of a pair and its models."""
     load = {True: sparse_model.load, False: load_pretrained}
-    return {
+    return request.param, {
         role: load[(folder / SPARSE).is_file()](folder)
-        for role, folder in model_folders(PAIR).items()
+        for role, folder in model_folders(MODELS / request.param).items()
     }
 
 
-@pytest.mark.parametrize("task", ["ioi", "docstring"])
-def test_all_three_solve_two_tasks(models, task):
+def test_tasks_are_solved(pair):
     """On prompts that the accuracies of the summary are not of."""
-    prompts = make_task(task, models["dense"].tokenizer, count=20, seed=7, max_length=128)
-    batch = Batch.of(prompts)
-    for role, model in models.items():
-        right = np.asarray(metric(CircuitModel.of(model), batch, batch.clean_BT)) > 0
-        # Of a model that is right in 98 % of prompts, two or more of 20 are wrong in 6 %; in 1 %
-        # three or more.
-        assert right.sum() >= 18, (role, task)
+    name, models = pair
+    context, solved = PAIRS[name]
+    for task in dict.fromkeys(task for tasks in solved.values() for task in tasks):
+        prompts = make_task(task, models["dense"].tokenizer, count=20, seed=7, max_length=context)
+        batch = Batch.of(prompts)
+        for role, model in models.items():
+            right = np.asarray(metric(CircuitModel.of(model), batch, batch.clean_BT)) > 0
+            # Of a model that is right in 95 % of prompts, three or more of 20 are wrong in 8 %.
+            if task in solved[role]:
+                assert right.sum() >= 17, (role, task)
+            elif task == "ioi":
+                # Half is chance.
+                assert right.sum() <= 16, (role, task)
 
 
-def test_the_card_of_the_sparse_model_has_the_losses_of_the_summary(models):
-    (run,) = load_result(PAIR / "summary.json", PairSummary).variants[0].runs
-    text = (model_folders(PAIR)["sparse"] / CARD).read_text("utf-8")
+def test_the_card_of_the_sparse_model_has_the_losses_of_the_summary(pair):
+    name, models = pair
+    (run,) = load_result(MODELS / name / "summary.json", PairSummary).variants[0].runs
+    text = (model_folders(MODELS / name)["sparse"] / CARD).read_text("utf-8")
     sparse = models["sparse"]
     assert text == sparse_model.card(sparse.cfg.family, sparse.gates, sparse.numbers)
-    for name, value, form in (
+    for label, value, form in (
         ("sparse loss, nats per token", run.loss, ".4f"),
         ("sparse minus dense loss", run.difference, "+.4f"),
         ("sparse minus control loss", run.over_control, "+.4f"),
         ("open edges", run.edges, ".2%"),
     ):
         estimate, low, high = (format(x, form) for x in (value.estimate, value.low, value.high))
-        assert f"| {name} | {estimate} (95 % interval {low} to {high}, {value.n} " in text
+        assert f"| {label} | {estimate} (95 % interval {low} to {high}, {value.n} " in text
     assert f"| sparse minus target loss | {run.loss.estimate - run.target:+.4f} |" in text
 
 
-def test_the_sparse_model_has_few_open_edges(models):
-    summary = load_result(PAIR / "summary.json", PairSummary)
-    (run,) = summary.variants[0].runs
+def test_the_sparse_model_has_few_open_edges(pair):
+    name, models = pair
+    (run,) = load_result(MODELS / name / "summary.json", PairSummary).variants[0].runs
     assert run.edges.estimate < 0.005
-    prompts = make_task("ioi", models["dense"].tokenizer, count=20, seed=7, max_length=128)
+    prompts = make_task(
+        "ioi", models["dense"].tokenizer, count=20, seed=7, max_length=PAIRS[name][0]
+    )
     batch = Batch.of(prompts)
     output = models["sparse"].forward(batch.clean_BT, valid_BT=batch.valid_BT)
     pairs = models["sparse"].cfg.num_heads * np.asarray(output.aux["pairs_B"]).sum()
