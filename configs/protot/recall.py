@@ -5,8 +5,8 @@
 
 4,096 floats of memory in every layer, as the paper's ProtoT has; attention has 256 for each token.
 The paper reports no recall, and this suite has not been run to its end: each model is trained 18
-times for 5,000 updates (tasks, rates, seeds). `quickstart` trains three models once each on MQAR,
-with 1,024 floats.
+times for 5,000 updates (tasks, rates, seeds). `quickstart` trains three models once each on short
+sequences of MQAR, with 1,024 floats.
 """
 
 from ml_collections import ConfigDict

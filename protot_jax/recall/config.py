@@ -169,18 +169,18 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
 
 
 def quickstart(config: RecallConfig) -> RecallConfig:
-    """Three models on MQAR with a quarter of the memory."""
+    """Three models on short sequences of MQAR, which all learn, with a quarter of the memory."""
     return dataclasses.replace(
         config,
         tasks=("mqar",),
         models=("protot", "llama", "gated_deltanet"),
         memory=1024,
         hidden_size=64,
-        vocab_size=128,
-        train_length=64,
-        lengths=(64, 128),
-        pairs=(2, 4, 8, 16),
-        batch_size=32,
+        vocab_size=20,
+        train_length=12,
+        lengths=(12, 24),
+        pairs=(2, 3),
+        batch_size=64,
         steps=1000,
         learning_rates=(4e-3,),
         seeds=(0,),
