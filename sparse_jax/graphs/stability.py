@@ -57,13 +57,14 @@ def measure(
     for kind in ("", *several):
         meanings = [meaning for meaning, own in kinds.items() if kind in ("", own)]
         for name, within, across in _columns(by_role, roles, meanings):
+            known = [value for value in across if value is not None]
             if within:
                 results.append(
                     Stability(
                         name,
                         kind,
                         within=_interval(config, within),
-                        across=None if None in across else _interval(config, across),
+                        across=_interval(config, known) if len(known) == len(within) else None,
                     )
                 )
     return tuple(results)
