@@ -354,9 +354,10 @@ def main(arguments: cli.Arguments) -> None:
         summary = run(config, workdir.path, arguments.options.only, resume=resume)
         print(format_table(summary))
         if not summary.rows:
+            names = ", ".join(dict.fromkeys(one.variant for one in summary.diverged))
             raise DivergedError(
-                f"all {len(summary.diverged)} runs diverged; lower the learning_rates of the "
-                "variants or set config.base.clip_norm, in another --workdir"
+                f"all runs so far diverged ({names}); lower the learning_rates of the variants or "
+                "set config.base.clip_norm, in another --workdir"
             )
 
 

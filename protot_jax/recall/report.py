@@ -54,15 +54,21 @@ def findings(summary: RecallSummary) -> list[str]:
         ranked = sorted(hardest, key=lambda each: -each.over_seeds.mean)
         shares = ", ".join(f"{each.model} {percent(each)}" for each in ranked)
         lines.append(f"{_TITLES[task]}, {describe(ranked[0])}: {shares}.")
-        if lost := [each.model for each in ranked if each.over_seeds.mean <= each.chance]:
+        if lost := [each.model for each in ranked if not _is_learned(each)]:
             lines.append(
                 f"{' and '.join(lost)} did not learn it: a guess among what may be asked for is "
-                f"right in {100 * ranked[0].chance:.1f} %. Their numbers say nothing of their "
+                f"right in {100 * ranked[0].chance:.1f} %, and no seed is above that by its "
+                "interval. Their numbers say nothing of their "
                 "memory; more updates or another learning rate may."
             )
     if not summary.results:
         return ["Every training diverged."]
     return lines or ["No condition has the trained length."]
+
+
+def _is_learned(result: ConditionResult) -> bool:
+    """Whether a seed is better than a guess, by its interval over sequences."""
+    return any(each.accuracy.low > result.chance for each in result.by_seed)
 
 
 def _hardest(summary: RecallSummary, task: Task) -> list[ConditionResult]:

@@ -382,7 +382,7 @@ def published(summary: CircuitSummary) -> Section:
     ours = [f"Ours, {name} : sparse" for name in references]
     return section(
         "Beside the paper",
-        _PROSE("paper"),
+        _PROSE("paper", "control" in references),
         table(
             ["Task", "Components", "Ranked", "Paper, dense : sparse", *ours, "Our ablation"],
             rows,

@@ -131,12 +131,14 @@ def encode(
       max_length: positions of the model.
 
     Raises:
-      UsageError: a prompt is empty or longer than the context, or two have one slug.
+      UsageError: a prompt is empty or longer than the context, two have one slug, or two of one
+        meaning have different kinds.
       BadInputError: a target is not one token.
     """
     before, _ = added_tokens(tokenizer)
     slugs: set[str] = set()
     encoded = []
+    _check_kinds(prompts)
     for prompt in prompts:
         body = tokenizer.encode(prompt.prompt, add_special_tokens=False, split_special_tokens=True)
         ids = [*before, *body]
@@ -169,6 +171,16 @@ def encode(
             )
         )
     return encoded
+
+
+def _check_kinds(prompts: Sequence[Prompt]) -> None:
+    kinds: dict[str, str] = {}
+    for each in prompts:
+        if each.meaning and kinds.setdefault(each.meaning, each.kind) != each.kind:
+            raise UsageError(
+                f"prompts of the meaning {each.meaning!r} have the kinds {kinds[each.meaning]!r} "
+                f"and {each.kind!r}; give them one"
+            )
 
 
 def _free(name: str, taken: set[str]) -> str:

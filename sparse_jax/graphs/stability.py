@@ -52,7 +52,8 @@ def measure(
         for each in graphs
         if all(each.meaning in means for means in by_role.values())
     }
-    several = dict.fromkeys(kinds.values()) if len(set(kinds.values())) > 1 else ()
+    named = [kind for kind in dict.fromkeys(kinds.values()) if kind]
+    several = named if len(set(kinds.values())) > 1 else []
     results = []
     for kind in ("", *several):
         meanings = [meaning for meaning, own in kinds.items() if kind in ("", own)]

@@ -363,6 +363,6 @@ def test_a_study_of_which_every_run_diverged_ends_in_an_error(diverging, monkeyp
     monkeypatch.setattr(study, "open_workdir", lambda *args, **_: opened)
     options = SimpleNamespace(only=())
     arguments = SimpleNamespace(config=None, folder=tmp_path, resume="auto", options=options)
-    with pytest.raises(DivergedError, match=r"all 2 runs diverged; lower the learning_rates"):
+    with pytest.raises(DivergedError, match=r"all runs so far diverged \(none\); lower the"):
         study.main(arguments)
     assert load_result(tmp_path / study.TABLE, StudySummary).rows == ()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.core import cases
+from kernels.core import cases, dispatch
 from kernels.suites import SUITES
 from tools import bench_kernels
 from tools.bench import baselines, benchmarks, timing
@@ -222,10 +222,13 @@ def test_a_large_case_is_shortened_for_the_comparison_and_a_small_one_is_not():
 
 @pytest.mark.parametrize("together", [True, False])
 def test_copies_in_one_run_have_their_own_arguments(together):
-    program = timing.program(jnp.sin, (jnp.ones(3),), copies=4, together=together)
+    shape = (3, 1, 7, 1)
+    program = timing.program(jnp.sin, (jnp.ones(shape),), copies=4, together=together)
     outputs = program.run()
     assert len(outputs) == program.calls == 4 and program.bytes >= 0
-    assert len({each.unsafe_buffer_pointer() for each in outputs}) == 4
+    # What was given, four copies of it that live with the program, and four outputs.
+    live = [each for each in jax.live_arrays() if each.shape == shape]
+    assert len({each.unsafe_buffer_pointer() for each in live}) == 1 + 4 + 4
     assert all(float(each[0]) == pytest.approx(0.8414709848) for each in outputs)
 
 
@@ -246,6 +249,31 @@ def test_a_slow_baseline_is_called_less_often_than_ours(monkeypatch):
     ours, baseline = benchmarks._pair("gradient", benchmark, suite, suite.cases[0], arrays, 20)
     assert (ours.calls, baseline.calls) == (20, 5)
     assert len(baseline.run()) == 5
+    # As few calls of ours do not make one program of the baseline's.
+    compiled = []
+    monkeypatch.setattr(timing, "program", lambda fn, given, **how: compiled.append(how))
+    list(benchmarks._pair("gradient", benchmark, suite, suite.cases[0], arrays, 4))
+    assert [how["together"] for how in compiled] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (dispatch.UnavailableError("mosaic needs Hopper"), "missing"),
+        (jax.errors.JaxRuntimeError("no such instruction\nmore"), "failed"),
+    ],
+)
+def test_a_row_that_does_not_run_here_says_so(error, named, monkeypatch):
+    def compare(*args, **_):
+        raise error
+
+    monkeypatch.setattr(benchmarks.cases, "compare", compare)
+    benchmark = next(
+        each for each in benchmarks.for_device("gpu") if each.implementation == "mosaic"
+    )
+    result = benchmarks.prepare(benchmark).result
+    assert getattr(result, named) == str(error).partition("\n")[0]
+    assert result.reached() == ({} if named == "missing" else {"runs": False})
 
 
 def test_each_run_settles_before_it_is_timed(monkeypatch):

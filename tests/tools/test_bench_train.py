@@ -52,6 +52,22 @@ def test_prefill_and_decoding_follow(tmp_path, capsys):
     assert "decoding at batch 1, 3 tokens after each prompt" in capsys.readouterr().out
 
 
+def test_the_forward_pass_has_the_softmax_of_training(monkeypatch):
+    """LLaMA's forms no whole scores on a CPU, and another mixer has no use for it."""
+    given = {}
+
+    def forward(params, tokens, cfg, *, mixer, attend, logits_at):
+        given[type(mixer).__name__] = attend
+        return SimpleNamespace(logits=tokens)
+
+    monkeypatch.setattr(bench_train.lm_jax, "forward", forward)
+    config = from_plain(load_config("configs/protot/default.py:smoke"), PretrainConfig)
+    for name in ("llama", "protot"):
+        bench_train.forward(name, config, 8)()
+    fused = given.pop("AttentionMixer")
+    assert fused.implementation == "kernels" and list(given.values()) == [lm_jax.softmax]
+
+
 def test_nothing_is_timed_where_a_loss_is_off(monkeypatch, capsys):
     monkeypatch.setattr(bench_train.math, "log", lambda x: 2.0)
     assert bench_train.main([*STEPS, "--models", "protot"]) == 1

@@ -181,7 +181,12 @@ def prepare(
     case = suite.named(benchmark.case)
     deviations = (checked or {}).get((benchmark.op, benchmark.implementation, case.name))
     if deviations is None:
-        deviations = cases.compare(suite, shorten(case, longest), benchmark.implementation)
+        try:
+            deviations = cases.compare(suite, shorten(case, longest), benchmark.implementation)
+        except dispatch.UnavailableError as error:
+            return Prepared(Result(benchmark, missing=timing.first_line(error)))
+        except jax.errors.JaxRuntimeError as error:
+            return Prepared(Result(benchmark, failed=timing.first_line(error)))
     result = Result(benchmark, list(deviations))
     if not result.green:
         return Prepared(result)
@@ -206,17 +211,18 @@ def _pair(
 ) -> Iterator[timing.Program]:
     """Our program of one pass, then the baseline's."""
     outside = baselines.OUTSIDE.get(benchmark.baseline)
-    both = [(baselines.ours(benchmark.op, benchmark.implementation), arrays, copies)]
+    both = [(baselines.ours(benchmark.op, benchmark.implementation), arrays, copies, True)]
     if outside is None:
         inputs = baselines.INPUTS.get(benchmark.baseline, lambda arrays: arrays)
+        program = baselines.BASELINES[benchmark.baseline](benchmark.op)
         calls = min(copies, _CALLS.get(benchmark.baseline, copies))
-        both.append((baselines.BASELINES[benchmark.baseline](benchmark.op), inputs(arrays), calls))
-    for each, read, calls in both:
+        both.append((program, inputs(arrays), calls, benchmark.baseline not in _CALLS))
+    for each, read, calls, together in both:
         if what == "forward":
             timed = baselines.forward(each, case, read)
         else:
             timed = baselines.gradient(each, suite, case, read)
-        yield timing.program(*timed, copies=calls, together=calls == copies)
+        yield timing.program(*timed, copies=calls, together=together)
     if outside is not None:
         yield timing.Program(*outside.program(what, suite, case, arrays, copies), copies)
 

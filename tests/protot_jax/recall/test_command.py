@@ -197,9 +197,14 @@ def test_a_model_at_the_rate_of_a_guess_did_not_learn():
         seeds=(0, 1),
         sequences=2,
     )
-    # A quarter is what a guess among four values has.
-    table = rows({(split, 1e-3, seed): [1, 1] for split in ("choice", "test") for seed in (0, 1)})
-    result = summary.summarise(config, table, sizes=(), device="none")
-    _, line = report.findings(result)
-    assert line.startswith("protot did not learn it: a guess among what may be asked for is right")
-    assert "in 25.0 %" in line and line in report.format_tables(result)
+    # A quarter is what a guess among four values has; one more right answer is no proof.
+    for seed_1 in ([1, 1], [1, 2]):
+        right = {(split, 1e-3, 0): [1, 1] for split in ("choice", "test")}
+        right |= {(split, 1e-3, 1): seed_1 for split in ("choice", "test")}
+        result = summary.summarise(config, rows(right), sizes=(), device="none")
+        _, line = report.findings(result)
+        assert line.startswith("protot did not learn it: a guess among what may be asked for is")
+        assert "right in 25.0 %" in line and line in report.format_tables(result)
+    right |= {(split, 1e-3, 1): [2, 2] for split in ("choice", "test")}
+    result = summary.summarise(config, rows(right), sizes=(), device="none")
+    assert len(report.findings(result)) == 1

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from tokenizers import processors
 
-from lm_jax.errors import CorruptError
+from lm_jax.errors import CorruptError, UsageError
 from sparse_jax.graphs import prompts
 from sparse_jax.graphs.prompts import Prompt
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
@@ -45,3 +45,11 @@ def test_the_rephrasings_say_eight_things_in_other_words():
     for each in every:
         said = each.meaning.split() if each.kind == "ioi" else each.meaning.split()[-1:]
         assert all(word in each.prompt for word in said if word[0].isupper() or word.isdigit())
+
+
+def test_prompts_of_one_meaning_have_one_kind():
+    two = [Prompt("Mary and John", kind=kind, meaning="a gift") for kind in ("ioi", "other")]
+    with pytest.raises(
+        UsageError, match="'a gift' have the kinds 'ioi' and 'other'; give them one"
+    ):
+        prompts.encode(two, word_tokenizer(), max_length=64)

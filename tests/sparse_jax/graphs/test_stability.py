@@ -92,3 +92,9 @@ def test_without_rephrasings_there_is_nothing_to_compare():
     one = [*graphs, graph("model", WAR, (0.0, 1.0))]
     (result,) = stability.measure(CONFIG, one, ["model"])
     assert result.within is None
+    # Meanings without a kind are in the mean of all, and have none of their own.
+    plain = [graph("model", ("", "a gift"), (1.0, 0.0)) for _ in range(2)]
+    assert [each.kind for each in stability.measure(CONFIG, [*one, *plain], ["model"])] == [
+        "",
+        "greater-than",
+    ]
