@@ -222,14 +222,15 @@ def test_a_large_case_is_shortened_for_the_comparison_and_a_small_one_is_not():
 
 @pytest.mark.parametrize("together", [True, False])
 def test_copies_in_one_run_have_their_own_arguments(together):
-    shape = (3, 1, 7, 1)
+    # A shape of this test alone.
+    shape = (3, 1, 7, 1 + together)
     program = timing.program(jnp.sin, (jnp.ones(shape),), copies=4, together=together)
     outputs = program.run()
     assert len(outputs) == program.calls == 4 and program.bytes >= 0
     # What was given, four copies of it that live with the program, and four outputs.
     live = [each for each in jax.live_arrays() if each.shape == shape]
     assert len({each.unsafe_buffer_pointer() for each in live}) == 1 + 4 + 4
-    assert all(float(each[0]) == pytest.approx(0.8414709848) for each in outputs)
+    assert all(float(each.ravel()[0]) == pytest.approx(0.8414709848) for each in outputs)
 
 
 def test_times_are_per_call_of_each_program(monkeypatch):
