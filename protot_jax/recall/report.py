@@ -58,8 +58,8 @@ def findings(summary: RecallSummary) -> list[str]:
             lines.append(
                 f"{' and '.join(lost)} did not learn it: a guess among what may be asked for is "
                 f"right in {100 * ranked[0].chance:.1f} %, and no seed is above that by its "
-                "interval. Their numbers say nothing of their "
-                "memory; more updates or another learning rate may."
+                "interval. Their numbers say nothing of their memory; more updates or another "
+                "learning rate may."
             )
     if not summary.results:
         return ["Every training diverged."]

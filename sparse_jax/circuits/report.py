@@ -354,20 +354,19 @@ def edges(
 def published(summary: CircuitSummary) -> Section:
     """The paper's ratios beside ours; a user's file is none of its tasks, whatever its name."""
     generated = {task.name for task in summary.tasks if task.seed is not None}
-    own: dict[tuple[str, str, str, str, str], dict[str, str]] = {}
+    own: dict[tuple[str, str, str, str], dict[str, str]] = {}
+    first = {
+        each.component: summary.config.ablations_of(each.component)[0] for each in summary.ratios
+    }
     for each in summary.ratios:
-        if (
-            each.model == "sparse"
-            and each.ablation == summary.config.ablations_of(each.component)[0]
-        ):
-            key = (each.task, each.component, each.ranking, each.scope, each.ablation)
-            shown = format_interval(each.ratio, ".2f") if each.ratio else f"none: {each.why}"
-            own.setdefault(key, {})[each.reference] = shown
-    references = [
-        name for name in ("dense", "control") if any(name in each for each in own.values())
-    ]
+        if (each.model, each.ablation) == ("sparse", first[each.component]):
+            by_reference = own.setdefault((each.task, each.component, each.ranking, each.scope), {})
+            ratio = format_interval(each.ratio, ".2f") if each.ratio else f"none: {each.why}"
+            by_reference[each.reference] = ratio
+    known = set().union(*own.values())
+    references = [name for name in ("dense", "control") if name in known]
     rows = []
-    for (task, component, ranking, scope, ablation), by_reference in own.items():
+    for (task, component, ranking, scope), by_reference in own.items():
         printed = paper.published(task, component, scope) if task in generated else None
         rows.append(
             [
@@ -376,7 +375,7 @@ def published(summary: CircuitSummary) -> Section:
                 _ranked(ranking, scope),
                 f"{printed.ratio:.3g} (Fig. {printed.figure}, {printed.model})" if printed else "–",
                 *(by_reference.get(name, "–") for name in references),
-                ablation,
+                first[component],
             ]
         )
     ours = [f"Ours, {name} : sparse" for name in references]

@@ -73,8 +73,8 @@ def role_masses(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> l
                     role,
                     *kind,
                     edge_counts(table, role, kind),
-                    _interval(config, needed_PR[:, 0], np.mean),
-                    _interval(
+                    interval(config, needed_PR[:, 0], np.mean),
+                    interval(
                         config,
                         mass_PRC[:, 0],
                         lambda rows: mass.needed_of_mean(rows.mean(0), config.fraction),
@@ -105,16 +105,16 @@ def ratios(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> list[M
                 *kind,
                 dense=edge_counts(table, COMPARED[0], kind),
                 sparse=edge_counts(table, COMPARED[1], kind),
-                of_mean=_interval(config, mass_PRC, of_mean),
-                per_edge=_interval(config, needed_PR, per_edge),
+                of_mean=interval(config, mass_PRC, of_mean),
+                per_edge=interval(config, needed_PR, per_edge),
                 paper=PAPER.get(kind) if config.fraction == 0.9 else None,
             )
         )
     return results
 
 
-def _interval(config: GraphConfig, rows: np.ndarray, statistic) -> Interval | None:
-    """95 % bootstrap interval over prompts; None of fewer than two."""
+def interval(config: GraphConfig, rows: np.ndarray, statistic) -> Interval | None:
+    """95 % bootstrap interval over rows, of prompts or of meanings; None of fewer than two."""
     if len(rows) < 2:
         return None
     return clustered_bootstrap(

@@ -8,10 +8,12 @@ by sum_h min(p_h, q_h), one minus the total variation: 1 where the same heads ha
 
 from collections.abc import Sequence
 import itertools
+import math
 
 import numpy as np
 
-from lm_jax.statistics import Interval, clustered_bootstrap
+from lm_jax.statistics import Interval
+from sparse_jax.graphs import comparison
 from sparse_jax.graphs.config import COMPARED, GraphConfig
 from sparse_jax.graphs.results import GraphResult, Stability
 
@@ -55,24 +57,20 @@ def measure(
     named = [kind for kind in dict.fromkeys(kinds.values()) if kind]
     several = named if len(set(kinds.values())) > 1 else []
     results = []
-    for kind in ("", *several):
+    for kind in ("", *several) if kinds else ():
         meanings = [meaning for meaning, own in kinds.items() if kind in ("", own)]
-        for name, within, across in _columns(by_role, roles, meanings):
-            known = [value for value in across if value is not None]
-            if within:
-                results.append(
-                    Stability(
-                        name,
-                        kind,
-                        within=_interval(config, within),
-                        across=_interval(config, known) if len(known) == len(within) else None,
-                    )
-                )
+        rows = {role: np.array([own[each] for each in meanings]) for role, own in by_role.items()}
+        if tuple(roles) == COMPARED:
+            dense_M2, sparse_M2 = rows.values()
+            rows["sparse minus dense"] = sparse_M2 - dense_M2
+        for name, value_M2 in rows.items():
+            within, across = (_interval(config, value_M) for value_M in value_M2.T)
+            results.append(Stability(name, kind, within, across))
     return tuple(results)
 
 
-def _means(graphs: Sequence[GraphResult], role: str) -> dict[str, tuple[float, float | None]]:
-    """Mean overlap of each meaning's graphs with each other, and with those of other kinds."""
+def _means(graphs: Sequence[GraphResult], role: str) -> dict[str, tuple[float, float]]:
+    """Mean overlap of each meaning's graphs with each other, and with other kinds (NaN without)."""
     own = [each for each in graphs if each.role == role and each.head_shares]
     results = {}
     for meaning in dict.fromkeys(each.meaning for each in own if each.meaning):
@@ -83,31 +81,11 @@ def _means(graphs: Sequence[GraphResult], role: str) -> dict[str, tuple[float, f
         if within:
             results[meaning] = (
                 float(np.mean(within)),
-                float(np.mean(across)) if across else None,
+                float(np.mean(across)) if across else math.nan,
             )
     return results
 
 
-def _columns(by_role, roles: Sequence[str], meanings: Sequence[str]):
-    """The name, overlaps within and overlaps across of every row of the result."""
-    values = {role: [by_role[role][meaning] for meaning in meanings] for role in roles}
-    for role in roles:
-        yield role, [own[0] for own in values[role]], [own[1] for own in values[role]]
-    if tuple(roles) == COMPARED:
-        dense, sparse = (values[role] for role in COMPARED)
-        pairs = list(zip(dense, sparse, strict=True))
-        across = [None if None in (d[1], s[1]) else s[1] - d[1] for d, s in pairs]
-        yield "sparse minus dense", [s[0] - d[0] for d, s in pairs], across
-
-
-def _interval(config: GraphConfig, values: Sequence[float]) -> Interval | None:
-    """The mean with its 95 % bootstrap interval over meanings; None of fewer than two."""
-    if len(values) < 2:
-        return None
-    return clustered_bootstrap(
-        np.asarray(values),
-        np.arange(len(values)),
-        lambda rows: float(rows.mean()),
-        resamples=config.resamples,
-        seed=config.seed,
-    )
+def _interval(config: GraphConfig, value_M: np.ndarray) -> Interval | None:
+    """The mean over meanings; None where one has no number."""
+    return None if np.isnan(value_M).any() else comparison.interval(config, value_M, np.mean)

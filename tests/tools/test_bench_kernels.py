@@ -99,7 +99,7 @@ def test_a_baseline_that_is_no_jax_program_is_timed_in_the_same_turns(benched, m
 
     def program(what, suite, case, arrays, copies):
         calls.append((what, suite.op, case.name, sorted(arrays), copies))
-        return lambda: None, 1 << 20
+        return timing.Program(lambda: None, 1 << 20, copies)
 
     outside = {"stored": baselines.Outside(lambda: "", program)}
     monkeypatch.setattr(baselines, "OUTSIDE", outside)

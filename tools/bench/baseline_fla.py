@@ -68,7 +68,7 @@ def _shifted(xp: Any, x_BTX: Any) -> Any:
 
 def program(
     what: str, suite: cases.Suite, case: cases.Case, arrays: cases.Arrays, copies: int
-) -> tuple[timing.Pass, int]:
+) -> timing.Program:
     """As `timing.program`: one run is `copies` calls, each on arrays of its own.
 
     Args:
@@ -104,7 +104,7 @@ def program(
         torch.cuda.synchronize()
         return outputs
 
-    return run, memory
+    return timing.Program(run, memory, copies)
 
 
 def _call(torch: types.ModuleType, what: str, arrays: cases.Arrays) -> Callable[[], Any]:

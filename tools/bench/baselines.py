@@ -79,7 +79,7 @@ class Outside:
     """
 
     missing: Callable[[], str]
-    program: Callable[[str, cases.Suite, cases.Case, cases.Arrays, int], tuple[timing.Pass, int]]
+    program: Callable[[str, cases.Suite, cases.Case, cases.Arrays, int], timing.Program]
 
 
 OUTSIDE: Mapping[str, Outside] = types.MappingProxyType(

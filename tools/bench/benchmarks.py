@@ -224,7 +224,7 @@ def _pair(
             timed = baselines.gradient(each, suite, case, read)
         yield timing.program(*timed, copies=calls, together=together)
     if outside is not None:
-        yield timing.Program(*outside.program(what, suite, case, arrays, copies), copies)
+        yield outside.program(what, suite, case, arrays, copies)
 
 
 def cpu() -> Iterator[Benchmark]:

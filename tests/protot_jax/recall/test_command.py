@@ -1,5 +1,6 @@
 """The recall suite as a command: its smoke mode end to end, and after a stop."""
 
+import dataclasses
 import json
 
 import pyarrow as pa
@@ -129,6 +130,18 @@ def test_a_training_that_diverges_ends_neither_the_suite_nor_the_rate_that_does_
     assert study.run(config, tmp_path) == result and len(trained) == 4
 
 
+SMALL = RecallConfig(
+    tasks=("mqar",),
+    models=("protot",),
+    lengths=(16,),
+    pairs=(4,),
+    train_length=16,
+    learning_rates=(1e-3, 4e-3),
+    seeds=(0, 1),
+    sequences=2,
+)
+
+
 def rows(right):
     """Rows of two seeds and two rates of one model, with as many right answers as told."""
     columns = {name: [] for name in ROWS.names}
@@ -152,16 +165,6 @@ def rows(right):
 
 
 def test_a_rate_is_chosen_by_other_sequences_than_it_is_measured_on():
-    config = RecallConfig(
-        tasks=("mqar",),
-        models=("protot",),
-        lengths=(16,),
-        pairs=(4,),
-        train_length=16,
-        learning_rates=(1e-3, 4e-3),
-        seeds=(0, 1),
-        sequences=2,
-    )
     # The first rate is better where it is chosen, and the second on the test.
     table = rows(
         {
@@ -172,12 +175,12 @@ def test_a_rate_is_chosen_by_other_sequences_than_it_is_measured_on():
             **{("test", 4e-3, seed): [4, 4] for seed in (0, 1)},
         }
     )
-    (result,) = summary.summarise(config, table, sizes=(), device="none").results
+    (result,) = summary.summarise(SMALL, table, sizes=(), device="none").results
     assert result.learning_rate == 1e-3 and result.chance == 0.25 and not result.longer
     assert [each.accuracy.estimate for each in result.by_seed] == [0.5, 0.875]
     assert (result.over_seeds.mean, result.over_seeds.low) == (0.6875, None)
     assert report.percent(result) == "68.8 % (50.0 to 87.5)"
-    (line,) = report.findings(summary.summarise(config, table, sizes=(), device="none"))
+    (line,) = report.findings(summary.summarise(SMALL, table, sizes=(), device="none"))
     assert line.endswith("16 tokens, 4 pairs: protot 68.8 % (50.0 to 87.5).")
     # Seed 0 answers 2 of 4 in both sequences; a resample of seed 1 has 3, 3.5 or 4 of 4.
     assert [(each.accuracy.low, each.accuracy.high) for each in result.by_seed] == [
@@ -187,16 +190,7 @@ def test_a_rate_is_chosen_by_other_sequences_than_it_is_measured_on():
 
 
 def test_a_model_at_the_rate_of_a_guess_did_not_learn():
-    config = RecallConfig(
-        tasks=("mqar",),
-        models=("protot",),
-        lengths=(16,),
-        pairs=(4,),
-        train_length=16,
-        learning_rates=(1e-3,),
-        seeds=(0, 1),
-        sequences=2,
-    )
+    config = dataclasses.replace(SMALL, learning_rates=(1e-3,))
     # A quarter is what a guess among four values has; one more right answer is no proof.
     for seed_1 in ([1, 1], [1, 2]):
         right = {(split, 1e-3, 0): [1, 1] for split in ("choice", "test")}
