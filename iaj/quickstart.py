@@ -20,6 +20,7 @@ not repeated. In a checkout, `make quickstart` also sets up the environment.
 
 import argparse
 from collections.abc import Sequence
+import signal
 import subprocess
 import sys
 import time
@@ -77,13 +78,14 @@ def _run_step(command: Sequence[str]) -> int:
 
     Ctrl-C reaches that process too, which saves its state and ends; a second one ends it at once.
     """
-    process = subprocess.Popen([sys.executable, "-m", "iaj", *command])
-    while True:
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            continue
-        return code if code >= 0 else 128 - code
+    # A handler, not SIG_IGN, which the process would inherit; set before it starts, so that no
+    # signal finds this one between starting it and waiting for it.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        code = subprocess.call([sys.executable, "-m", "iaj", *command])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return code if code >= 0 else 128 - code
 
 
 def main(argv: Sequence[str] | None = None) -> int:

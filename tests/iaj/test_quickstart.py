@@ -3,7 +3,6 @@
 from pathlib import Path
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -28,12 +27,11 @@ def test_every_command_of_the_first_run_is_one():
 def test_a_step_that_fails_ends_the_run_with_its_exit_code(monkeypatch, capsys):
     started = []
 
-    def start(command):
+    def call(command):
         started.append(command[2:])
-        code = 3 * (len(started) == 2)
-        return SimpleNamespace(wait=lambda: code)
+        return 3 * (len(started) == 2)
 
-    monkeypatch.setattr(quickstart.subprocess, "Popen", start)
+    monkeypatch.setattr(quickstart.subprocess, "call", call)
     monkeypatch.setattr(quickstart.assets, "fetch", lambda name: None)
     assert quickstart.main([]) == 3
     assert started == [["iaj", *command] for command in quickstart.COMMANDS[:2]]
@@ -42,9 +40,20 @@ def test_a_step_that_fails_ends_the_run_with_its_exit_code(monkeypatch, capsys):
     assert len(started) == 2
 
 
+# Signals itself too as soon as the step has started, before it waits for it.
 RUN_ONE_STEP = """
+import os
+import signal
+import subprocess
 import sys
 from iaj import quickstart
+
+class Started(subprocess.Popen):
+    def __init__(self, command):
+        super().__init__(command)
+        os.kill(os.getpid(), signal.SIGINT)
+
+subprocess.Popen = Started
 quickstart.assets.fetch = lambda name: None
 quickstart.COMMANDS = (("step",),)
 sys.executable = sys.argv[1]
