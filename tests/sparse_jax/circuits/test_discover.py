@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lm_jax
-from sparse_jax.circuits import curves, discover, patching
+from sparse_jax.circuits import ablation, curves, discover, patching
 from sparse_jax.circuits.runs import Batch, CircuitModel, map_in_batches, measure
 from sparse_jax.circuits.tasks import make_task
 from sparse_jax.model import constant_gates
@@ -111,6 +111,43 @@ def test_no_component_and_all_of_them(model, batch, bias):
         assert np.abs(curve.whole_B - curve.empty_B).max() > 0.1
 
 
+def test_padding_changes_no_mean(model, batch):
+    """Of heads, token edges and writers, as curves read them, in rows that end in padding."""
+    T = batch.clean_BT.shape[1]
+    wide = dataclasses.replace(
+        batch,
+        **{
+            field: jnp.pad(getattr(batch, field), [(0, 0), (0, 3)])
+            for field in ("clean_BT", "corrupt_BT", "valid_BT")
+        },
+    )
+    visible = jnp.asarray(discover.visible_edges(model, batch))
+
+    def ablated(model):
+        runs = [
+            patching.activations(model, batch, tokens)
+            for tokens in (batch.clean_BT, batch.corrupt_BT)
+        ]
+        heads = ablation.head_values("mean", *runs, batch.valid_BT)
+        edges = ablation.edge_values("mean", *runs, visible)
+        everything = (
+            ablation.keep_heads(jnp.zeros(visible.shape[:3], bool), heads),
+            ablation.keep_edges(jnp.zeros(visible.shape, bool), edges, visible),
+        )
+        metrics = [measure(model, batch, batch.clean_BT, edits=each)[0] for each in everything]
+        return discover.component_values(model, batch, "mean"), metrics
+
+    exact = oracle.expected(ablated, model)
+    values = discover.component_values(model, wide, "mean")
+    rounding.assert_within(values[:, :, :T], oracle.part(exact, 0))
+    ranks = np.zeros(discover.visible_edges(model, wide).shape, np.int32)
+    empty = [
+        discover.head_curve(model, wide, ranks[:, :, :, 0, 0], "mean", sizes=[1]).empty_B,
+        discover.edge_curve(model, wide, ranks, "mean", sizes=[1]).empty_B,
+    ]
+    rounding.assert_within(empty, oracle.part(exact, 1))
+
+
 def test_one_planted_head_explains_everything(model, batch):
     """Only head 1.2 writes to the residual stream, so it is the circuit, by every measure."""
     mixer = model.params["blocks"]["mixer"]
@@ -128,8 +165,8 @@ def test_one_planted_head_explains_everything(model, batch):
     for whole_task in (False, True):
         ranks = discover.ranks(importance, whole_task=whole_task)
         assert (ranks[1, :, 2] == 0).all()
-        for ablation in ("zero", "counterfactual", "mean"):
-            curve = discover.head_curve(planted, batch, ranks, ablation)
+        for name in ("zero", "counterfactual", "mean"):
+            curve = discover.head_curve(planted, batch, ranks, name)
             assert_explains_everything(curve, whole)
             assert curves.crossing(curve.sizes, curve.explained) == 1
 

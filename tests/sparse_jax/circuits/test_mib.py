@@ -184,6 +184,22 @@ def test_the_top_edges_are_ranked_by_either_score_and_unscored_ones_stay(graph, 
     assert mib.top_edges(wide, scores, 10**6, absolute=True).sum() == wide.num_edges
 
 
+def test_the_ten_sizes_are_rounded_down(monkeypatch):
+    """Those of a graph of 3,628 edges, by hand; before pruning, which hides them in the curve."""
+    asked = []
+
+    def top_edges(graph, scores, count, *, absolute):
+        asked.append(count)
+        return graph.mask_UR
+
+    monkeypatch.setattr(mib, "top_edges", top_edges)
+    model = circuit_model("llama", num_layers=6, num_heads=8, num_kv_heads=8)
+    graph = ComponentGraph.of(model.cfg)
+    assert graph.num_edges == 3628
+    mib.evaluate(model, ioi_batch(1), graph.mask_UR * 1.0, absolute=False)
+    assert asked == [3, 7, 18, 36, 72, 181, 362, 725, 1814, 3628]
+
+
 def test_ten_sizes_of_a_ranking():
     """Everything kept explains all; the number of edges is that after pruning."""
     batch = ioi_batch()
