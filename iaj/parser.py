@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import sys
 from typing import NoReturn
 
-from lm_jax.errors import EXIT_INTERRUPTED, UsageError, UserError
+from lm_jax.errors import EXIT_INTERRUPTED, EXIT_UNREAD, UsageError, UserError
+from lm_jax.run import output
 from lm_jax.run.usage import examples_first
 
 
@@ -30,10 +31,13 @@ def run_parsed(
 ) -> int:
     """Runs `action` on the parsed arguments; prints a `UserError` and returns its exit code.
 
-    Ctrl-C is one, with the code of a command that SIGINT ended.
+    Ctrl-C is one, with the code of a command that SIGINT ended. Where nobody reads the output any
+    more, nothing is printed.
     """
     try:
-        return action(parser.parse_args(argv)) or 0
+        code = action(parser.parse_args(argv)) or 0
+        sys.stdout.flush()
+        return code
     except UserError as error:
         for note in getattr(error, "__notes__", ()):
             print(note, file=sys.stderr)
@@ -42,3 +46,7 @@ def run_parsed(
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        if output.reader_is_gone():
+            return EXIT_UNREAD
+        raise

@@ -12,6 +12,8 @@ EXIT_FINISHED = 0
 EXIT_NO_GO = 10
 EXIT_UNDECIDED = 11
 EXIT_INTERRUPTED = 130
+# Of a program that SIGPIPE ends, as a shell has it.
+EXIT_UNREAD = 141
 
 
 class UserError(Exception):

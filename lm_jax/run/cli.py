@@ -19,7 +19,8 @@ A command module is a thin `main` and one line:
    that a loop can save; a second SIGINT kills the process at once, even inside compiled code;
 3. turns every `UserError` (lm_jax/errors.py) into one line on standard error, `error: what, where,
    what to do`, and its exit code. The traceback goes to the process's log, or with `--debug` (or
-   LM_JAX_DEBUG set) to standard error. Any other exception exits 1 and always leaves its traceback.
+   LM_JAX_DEBUG set) to standard error. Where nobody reads the output any more, as after `| head`,
+   the command ends without a word. Any other exception exits 1 and always leaves its traceback.
 
 A config file is Python and runs: name only files you trust, never one out of a downloaded model.
 """
@@ -37,6 +38,7 @@ from ml_collections import config_dict
 
 from lm_jax.errors import (
     EXIT_INTERRUPTED,
+    EXIT_UNREAD,
     ElsewhereError,
     StoppedError,
     StorageError,
@@ -45,7 +47,7 @@ from lm_jax.errors import (
     WorkdirInUseError,
     nearest,
 )
-from lm_jax.run import compilation, config_files, downloads, stop
+from lm_jax.run import compilation, config_files, downloads, output, stop
 from lm_jax.run.config import to_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import STORAGE_ERRNOS, STORAGE_REMEDY
@@ -155,7 +157,9 @@ def run(
         fetching = downloads.allowed(arguments.download)
         launched = launched_with(arguments.launch)
         with stop.signals_as_requests(), compiled, traced, fetching, launched:
-            return main(arguments) or 0
+            code = main(arguments) or 0
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -166,6 +170,8 @@ def run(
         return _refuse(error, debug)
     except Exception as error:
         log = _log_traceback(log)
+        if isinstance(error, BrokenPipeError) and output.reader_is_gone():
+            return EXIT_UNREAD
         if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
             place = error.filename or workdir or "an unnamed file"
             return _refuse(StorageError(f"{place}: {error.strerror}; {STORAGE_REMEDY}"), debug)
@@ -261,7 +267,7 @@ def _parse(
         rest = own(argv, known_only=True)
         config = None if spec is None else load_config(spec.value)
         if own["help"].value:
-            print(_help(main, own, own_flags, config, config_class))
+            print(_help(main, own, own_flags, config, config_class), flush=True)
             return None
         rest = config_files.override(config, rest)
     except flags.UnrecognizedFlagError as error:

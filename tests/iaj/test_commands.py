@@ -1,6 +1,8 @@
 """`iaj` runs the module of a command with its arguments, and prints `--help` without imports."""
 
 import ast
+import fcntl
+import os
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import pytest
 
 from iaj import __main__ as front
 from iaj import commands
+from lm_jax.errors import EXIT_UNREAD
 
 
 def start(monkeypatch, *arguments):
@@ -100,3 +103,31 @@ def test_a_command_gets_the_rest_of_the_arguments_and_its_exit_code_is_kept(monk
 def test_the_version_is_that_of_the_distribution(monkeypatch, capsys):
     assert start(monkeypatch, "--version") == 0
     assert capsys.readouterr().out == "interpretable-attention-jax 0.1.0\n"
+
+
+PRINTS_ON = """
+from iaj.parser import Parser, run_parsed
+def action(arguments):
+    for i in range(100_000):
+        print(i)
+raise SystemExit(run_parsed(action, Parser("iaj counts", "Counts."), []))
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("-m", "iaj", "sparse", "circuits", "--help"), ("-c", PRINTS_ON)],
+    ids=["with a config", "parsed"],
+)
+def test_a_command_whose_output_nobody_reads_ends_without_a_word(command):
+    """As before `| head -1`; the pipe holds less than what is printed."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    process = subprocess.Popen(
+        [sys.executable, *command], stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    assert os.read(reading, 1)
+    os.close(reading)
+    assert process.communicate()[1] == ""
+    assert process.returncode == EXIT_UNREAD
