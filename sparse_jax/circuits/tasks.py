@@ -4,10 +4,7 @@
     task = load_task("my_task.jsonl", tokenizer)
     task.arrays.clean_BT, task.manifest.dropped
 
-An example fits a tokenizer if its two prompts have as many tokens, so that positions correspond,
-and every continuation follows the prompt as one token. Two-digit continuations may be two tokens of
-one digit each (`metrics`): then the clean number's tens digit is appended to both prompts, and the
-continuation is read at two positions. Examples that do not fit are dropped and counted by reason.
+Examples that do not fit a tokenizer (`encoding`) are dropped and counted by reason.
 
 A user's task is a file of JSON lines with the fields of `Example`; there, every fault is an error
 with its line.
@@ -27,9 +24,10 @@ import numpy as np
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.run.files import to_jsonable
 from lm_jax.run.results import Count, InvalidError, parse_result
-from lm_jax.text.tokenizer import Tokenizer, added_tokens
+from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import metrics
-from sparse_jax.circuits.generators import GENERATORS, Answer, Example
+from sparse_jax.circuits.encoding import EncodedExample, UnfitError, encode
+from sparse_jax.circuits.generators import GENERATORS, Example
 
 # Draws for each example asked for, after which the rest is given up.
 _DRAWS = 20
@@ -110,30 +108,6 @@ class Task:
     manifest: TaskManifest
 
 
-@dataclasses.dataclass(frozen=True)
-class _Row:
-    """One example as ids; `second` continuations follow the tens digit that ends the prompts."""
-
-    clean: list[int]
-    corrupt: list[int]
-    answers: list[int]
-    wrong: list[int]
-    second_answers: list[int]
-    second_wrong: list[int]
-
-
-class _UnfitError(Exception):
-    """An example that does not fit the tokenizer.
-
-    The message is the reason, by which dropped examples are counted; `remedy` is what to change in
-    this one, with its numbers, for whoever wrote it.
-    """
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(reason)
-        self.remedy = remedy
-
-
 def make_task(
     name: str,
     tokenizer: Tokenizer,
@@ -169,18 +143,18 @@ def make_task(
     rng = np.random.default_rng(seed)
     visited = {example.clean for example in exclude}
     examples: list[Example] = []
-    rows: list[_Row] = []
+    rows: list[EncodedExample] = []
     dropped: Counter[str] = Counter()
     drawn = 0
     while len(rows) < count and drawn < _DRAWS * count:
         example, drawn = generator.draw(rng), drawn + 1
         try:
             if example.clean in visited:
-                raise _UnfitError("drawn before", "leave it out")
+                raise UnfitError("drawn before", "leave it out")
             if any(example.clean + answer in trained_on for answer in example.answers):
-                raise _UnfitError("in the training text", "leave it out")
-            row = _encode(example, tokenizer, generator.answer, max_length)
-        except _UnfitError as reason:
+                raise UnfitError("in the training text", "leave it out")
+            row = encode(example, tokenizer, generator.answer, max_length)
+        except UnfitError as reason:
             dropped[str(reason)] += 1
             continue
         visited.add(example.clean)
@@ -219,7 +193,7 @@ def load_task(
     except UnicodeDecodeError as error:
         raise BadInputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
     examples: list[Example] = []
-    rows: list[_Row] = []
+    rows: list[EncodedExample] = []
     line_of: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -232,8 +206,8 @@ def load_task(
             )
         line_of[example.clean] = number
         try:
-            rows.append(_encode(example, tokenizer, "token", max_length))
-        except _UnfitError as reason:
+            rows.append(encode(example, tokenizer, "token", max_length))
+        except UnfitError as reason:
             raise BadInputError(f"{where}: {reason}; {reason.remedy}") from reason
         examples.append(example)
     if not rows:
@@ -272,120 +246,6 @@ def _parse(line: str, where: str) -> Example:
     return example
 
 
-def _encode(example: Example, tokenizer: Tokenizer, answer: Answer, max_length: int | None) -> _Row:
-    """The example as ids.
-
-    Raises:
-      _UnfitError: with the reason.
-    """
-    before, _ = added_tokens(tokenizer)
-    clean, corrupt = (
-        [*before, *tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)]
-        for text in (example.clean, example.corrupt)
-    )
-    if len(clean) != len(corrupt):
-        raise _UnfitError(
-            "clean and corrupt prompts differ in their number of tokens",
-            f"they have {len(clean)} and {len(corrupt)}; change words until both have as many",
-        )
-    if clean == corrupt:
-        raise _UnfitError(
-            "clean and corrupt prompts are the same tokens",
-            "write a corrupt prompt with another answer",
-        )
-    if not example.answers or not example.wrong_answers:
-        raise _UnfitError(
-            "it has no right or no wrong continuation",
-            "write one or more in both answers and wrong_answers",
-        )
-    right, wrong = (
-        [_continuation(tokenizer, example.clean, len(before), clean, text) for text in texts]
-        for texts in (example.answers, example.wrong_answers)
-    )
-    sizes = {len(ids) for ids in [*right, *wrong]}
-    if sizes == {1}:
-        row = _Row(clean, corrupt, [i for (i,) in right], [i for (i,) in wrong], [], [])
-    elif answer == "number" and sizes == {2}:
-        row = _by_digits(clean, corrupt, right, wrong)
-    else:
-        texts = [*example.answers, *example.wrong_answers]
-        text, ids = next(
-            each for each in zip(texts, [*right, *wrong], strict=True) if len(each[1]) > 1
-        )
-        raise _UnfitError(
-            "a continuation is more than one token",
-            f"{text!r} has {len(ids)}; write a word that is one token with its leading space",
-        )
-    if set(row.answers) & set(row.wrong) or set(row.second_answers) & set(row.second_wrong):
-        raise _UnfitError(
-            "a right continuation is also a wrong one", "write continuations of different tokens"
-        )
-    if max_length is not None and len(row.clean) > max_length:
-        raise _UnfitError(
-            f"it is longer than the {max_length} positions of the model",
-            f"it has {len(row.clean)} tokens; write shorter prompts",
-        )
-    return row
-
-
-def continuation_token(tokenizer: Tokenizer, prompt: str, text: str) -> int:
-    """The id of a continuation that is one token after a prompt.
-
-    Raises:
-      BadInputError: it is none.
-    """
-    before, _ = added_tokens(tokenizer)
-    ids = tokenizer.encode(prompt, add_special_tokens=False, split_special_tokens=True)
-    try:
-        full = _continuation(tokenizer, prompt, len(before), [*before, *ids], text)
-        if len(full) > 1:
-            raise _UnfitError(
-                f"it is {len(full)} tokens", "write it with its leading space, or give another"
-            )
-    except _UnfitError as reason:
-        raise BadInputError(
-            f"target {text!r} is not one token after {prompt!r} ({reason}); {reason.remedy}"
-        ) from reason
-    return full[0]
-
-
-def _continuation(
-    tokenizer: Tokenizer, prompt: str, added: int, ids: list[int], text: str
-) -> list[int]:
-    full = tokenizer.encode(prompt + text, add_special_tokens=False, split_special_tokens=True)
-    if full[: len(ids) - added] != ids[added:]:
-        raise _UnfitError(
-            "a continuation fuses with the end of the prompt",
-            f"write {text!r} with a leading space, and the prompt without one at its end",
-        )
-    if len(full) == len(ids) - added:
-        raise _UnfitError("a continuation gives no token", f"{text!r} needs a word")
-    return full[len(ids) - added :]
-
-
-def _by_digits(
-    clean: list[int], corrupt: list[int], right: list[list[int]], wrong: list[list[int]]
-) -> _Row:
-    """Two-digit numbers of one token a digit; those above are right, the others wrong.
-
-    A tens digit decides unless it is that of the greatest wrong number, where the units decide.
-    """
-    tens = wrong[-1][0]
-    first_right, first_wrong = ({ids[0] for ids in side} - {tens} for side in (right, wrong))
-    if first_right & first_wrong:
-        raise _UnfitError(
-            "a tens digit is both right and wrong", "write all numbers up to one as wrong"
-        )
-    return _Row(
-        [*clean, tens],
-        [*corrupt, tens],
-        sorted(first_right),
-        sorted(first_wrong),
-        [ids[1] for ids in right if ids[0] == tens],
-        [ids[1] for ids in wrong if ids[0] == tens],
-    )
-
-
 def _task(
     name: str,
     metric: str,
@@ -393,7 +253,7 @@ def _task(
     drawn: int,
     dropped: Counter[str],
     examples: Sequence[Example],
-    rows: Sequence[_Row],
+    rows: Sequence[EncodedExample],
     tokenizer: Tokenizer,
 ) -> Task:
     position_B = [len(row.clean) - 1 - bool(row.second_wrong) for row in rows]

@@ -19,7 +19,7 @@ from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.report import slug as slug_of
 from lm_jax.run.results import InvalidError, parse_result
 from lm_jax.text.tokenizer import Tokenizer, added_tokens
-from sparse_jax.circuits.tasks import continuation_token
+from sparse_jax.circuits.encoding import continuation_token
 
 FINDINGS, REPHRASINGS = "findings", "rephrasings"
 SHA256 = {

@@ -1,0 +1,159 @@
+"""An example of a circuit task as ids of one tokenizer, or the reason why it does not fit.
+
+It fits if its two prompts have as many tokens, so that positions correspond, and every continuation
+follows the prompt as one token. Two-digit continuations may be two tokens of one digit each
+(`metrics`): then the clean number's tens digit is appended to both prompts, and the continuation is
+read at two positions.
+"""
+
+import dataclasses
+
+from lm_jax.errors import BadInputError
+from lm_jax.text.tokenizer import Tokenizer, added_tokens
+from sparse_jax.circuits.generators import Answer, Example
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedExample:
+    """One example as ids; `second` continuations follow the tens digit that ends the prompts."""
+
+    clean: list[int]
+    corrupt: list[int]
+    answers: list[int]
+    wrong: list[int]
+    second_answers: list[int]
+    second_wrong: list[int]
+
+
+class UnfitError(Exception):
+    """An example that does not fit the tokenizer.
+
+    The message is the reason, by which dropped examples are counted; `remedy` is what to change in
+    this one, with its numbers, for whoever wrote it.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+def encode(
+    example: Example, tokenizer: Tokenizer, answer: Answer, max_length: int | None
+) -> EncodedExample:
+    """The example as ids.
+
+    Args:
+      example: prompts and continuations as text.
+      tokenizer: of the model.
+      answer: what its continuations are; those of a "number" may be two tokens of one digit each.
+      max_length: positions of the model; None for no limit.
+
+    Raises:
+      UnfitError: with the reason.
+    """
+    before, _ = added_tokens(tokenizer)
+    clean, corrupt = (
+        [*before, *tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)]
+        for text in (example.clean, example.corrupt)
+    )
+    if len(clean) != len(corrupt):
+        raise UnfitError(
+            "clean and corrupt prompts differ in their number of tokens",
+            f"they have {len(clean)} and {len(corrupt)}; change words until both have as many",
+        )
+    if clean == corrupt:
+        raise UnfitError(
+            "clean and corrupt prompts are the same tokens",
+            "write a corrupt prompt with another answer",
+        )
+    if not example.answers or not example.wrong_answers:
+        raise UnfitError(
+            "it has no right or no wrong continuation",
+            "write one or more in both answers and wrong_answers",
+        )
+    right, wrong = (
+        [_continuation(tokenizer, example.clean, len(before), clean, text) for text in texts]
+        for texts in (example.answers, example.wrong_answers)
+    )
+    sizes = {len(ids) for ids in [*right, *wrong]}
+    if sizes == {1}:
+        row = EncodedExample(clean, corrupt, [i for (i,) in right], [i for (i,) in wrong], [], [])
+    elif answer == "number" and sizes == {2}:
+        row = _by_digits(clean, corrupt, right, wrong)
+    else:
+        texts = [*example.answers, *example.wrong_answers]
+        text, ids = next(
+            each for each in zip(texts, [*right, *wrong], strict=True) if len(each[1]) > 1
+        )
+        raise UnfitError(
+            "a continuation is more than one token",
+            f"{text!r} has {len(ids)}; write a word that is one token with its leading space",
+        )
+    if set(row.answers) & set(row.wrong) or set(row.second_answers) & set(row.second_wrong):
+        raise UnfitError(
+            "a right continuation is also a wrong one", "write continuations of different tokens"
+        )
+    if max_length is not None and len(row.clean) > max_length:
+        raise UnfitError(
+            f"it is longer than the {max_length} positions of the model",
+            f"it has {len(row.clean)} tokens; write shorter prompts",
+        )
+    return row
+
+
+def continuation_token(tokenizer: Tokenizer, prompt: str, text: str) -> int:
+    """The id of a continuation that is one token after a prompt.
+
+    Raises:
+      BadInputError: it is none.
+    """
+    before, _ = added_tokens(tokenizer)
+    ids = tokenizer.encode(prompt, add_special_tokens=False, split_special_tokens=True)
+    try:
+        full = _continuation(tokenizer, prompt, len(before), [*before, *ids], text)
+        if len(full) > 1:
+            raise UnfitError(
+                f"it is {len(full)} tokens", "write it with its leading space, or give another"
+            )
+    except UnfitError as reason:
+        raise BadInputError(
+            f"target {text!r} is not one token after {prompt!r} ({reason}); {reason.remedy}"
+        ) from reason
+    return full[0]
+
+
+def _continuation(
+    tokenizer: Tokenizer, prompt: str, added: int, ids: list[int], text: str
+) -> list[int]:
+    full = tokenizer.encode(prompt + text, add_special_tokens=False, split_special_tokens=True)
+    if full[: len(ids) - added] != ids[added:]:
+        raise UnfitError(
+            "a continuation fuses with the end of the prompt",
+            f"write {text!r} with a leading space, and the prompt without one at its end",
+        )
+    if len(full) == len(ids) - added:
+        raise UnfitError("a continuation gives no token", f"{text!r} needs a word")
+    return full[len(ids) - added :]
+
+
+def _by_digits(
+    clean: list[int], corrupt: list[int], right: list[list[int]], wrong: list[list[int]]
+) -> EncodedExample:
+    """Two-digit numbers of one token a digit; those above are right, the others wrong.
+
+    A tens digit decides unless it is that of the greatest wrong number, where the units decide.
+    """
+    tens = wrong[-1][0]
+    first_right, first_wrong = ({ids[0] for ids in side} - {tens} for side in (right, wrong))
+    if first_right & first_wrong:
+        raise UnfitError(
+            "a tens digit is both right and wrong", "write all numbers up to one as wrong"
+        )
+    return EncodedExample(
+        [*clean, tens],
+        [*corrupt, tens],
+        sorted(first_right),
+        sorted(first_wrong),
+        [ids[1] for ids in right if ids[0] == tens],
+        [ids[1] for ids in wrong if ids[0] == tens],
+    )
