@@ -29,6 +29,9 @@ class Case:
     `uses` holds some of: `test` (small; every implementation against the reference), `cpu` (timed
     on a CPU), `gpu` (timed on a GPU and tuned), `budget` (compiled ahead of time for a GPU),
     `resets` (small; with resets, which no GPU kernel has).
+
+    `repeats`: numbers that are added up are nearly equal, so that their errors are too and add up
+    in full; bounds are those of the worst case then, not of independent errors.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Case:
     dtype: str = "float32"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     uses: frozenset[str] = frozenset({"test"})
+    repeats: bool = False
 
 
 # The implementations that are GPU kernels with gradients of their own.
@@ -168,10 +172,11 @@ def expected(suite: Suite, case: Case, arrays: Arrays, cotangents: Arrays) -> Ex
     the low precision.
     """
     inputs = widened((arrays, cotangents))
-    arithmetic = Arithmetic(operand_unit=_unit(case.dtype), statistical=True)
+    arithmetic = Arithmetic(operand_unit=_unit(case.dtype), statistical=not case.repeats)
     run = outputs_and_gradients(suite, case, "reference")
     values, errors = error_bound.value_and_error(run, *inputs, arithmetic=arithmetic)
-    return Expected(values, {name: error_bound.DEVIATIONS * e for name, e in errors.items()})
+    deviations = error_bound.DEVIATIONS if arithmetic.statistical else 1.0
+    return Expected(values, {name: deviations * e for name, e in errors.items()})
 
 
 def _unit(dtype: Any) -> float:

@@ -13,7 +13,9 @@ GPU = frozenset({"gpu", "budget"})
 def _case(B: int, T: int, R: int, E: int, dtype: str, uses, **options) -> Case:
     text = "".join(f"_{value if name == 'gates' else name}" for name, value in options.items())
     name = f"b{B}_t{T}_r{R}_e{E}_{dtype}{text}"
-    return Case(name, {"B": B, "T": T, "R": R, "E": E}, dtype, options, frozenset(uses))
+    # The means of prototypes with the same gates and long half-lives are nearly the same.
+    repeats = options.get("gates") == "uniform"
+    return Case(name, {"B": B, "T": T, "R": R, "E": E}, dtype, options, frozenset(uses), repeats)
 
 
 CASES = (
