@@ -31,12 +31,20 @@ def explained_intervals(
     seed: int = 0,
     resamples: int = 2_000,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Standard error of f over prompts, `[K]`, and its 95 % bootstrap interval, `[K, 2]`."""
+    """Standard error of f over prompts, `[K]`, and its 95 % bootstrap interval, `[K, 2]`.
+
+    The error is that of a ratio of means, to first order: the spread over prompts of the numerator
+    less f times the denominator. The standard deviation of the resamples has no bound where some of
+    them have hardly an effect to explain.
+    """
+    change_B = whole_B - empty_B
+    residual_KB = metric_KB - empty_B - explained(metric_KB, empty_B, whole_B)[:, None] * change_B
+    error_K = residual_KB.std(1, ddof=1) / math.sqrt(len(change_B)) / abs(change_B.mean())
     index = np.random.default_rng(seed).integers(0, len(empty_B), (resamples, len(empty_B)))
     drawn = np.stack(
         [explained(metric_KB[:, rows], empty_B[rows], whole_B[rows]) for rows in index]
     )
-    return drawn.std(0, ddof=1), np.quantile(drawn, [0.025, 0.975], axis=0).T
+    return error_K, np.quantile(drawn, [0.025, 0.975], axis=0).T
 
 
 def crossing(sizes_K: np.ndarray, explained_K: np.ndarray, fraction: float = 0.9) -> float:

@@ -133,7 +133,11 @@ class Measurement:
         return parts.component_mask(component, self._model, self._batch)
 
     def _opened(self, component: str) -> np.ndarray:
-        return self._open_edges if component == "token_edges" else self._mask(component)
+        """Which components of a kind carry any weight in each prompt, of those that there are."""
+        if component == "component_edges":
+            return self._mask(component)
+        edges_LBNTS = self._open_edges
+        return edges_LBNTS.any((3, 4)) if component == "heads" else edges_LBNTS
 
     @functools.cached_property
     def _open_edges(self) -> np.ndarray:
@@ -269,8 +273,9 @@ class Measurement:
     def _ranks(self, component: str, ranking: str, scope: str, draw: str) -> np.ndarray:
         """Ranks of one ranking.
 
-        Components without weight come last: they change nothing, so that among those of a sparse
-        model only open edges are chosen between.
+        Components without weight come last: to have the corrupt prompt's in their place, or none,
+        changes nothing, so that among those of a sparse model only open edges, and heads that have
+        some, are chosen between.
         """
         real, opened = self._mask(component), self._opened(component)
         if ranking == "random":

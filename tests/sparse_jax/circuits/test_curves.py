@@ -26,10 +26,35 @@ def test_the_standard_error_is_that_of_a_mean():
     rng = np.random.default_rng(1)
     noise = rng.normal(0, 1, (1, 400))
     error, interval = curves.explained_intervals(noise + 5, np.zeros(400), np.full(400, 10.0))
-    wanted = noise.std() / 10 / math.sqrt(400)
-    # 2,000 resamples give a standard deviation to a fiftieth, three of which are allowed for.
-    assert abs(error[0] / wanted - 1) < 0.06
+    wanted = noise.std(ddof=1) / 10 / math.sqrt(400)
+    assert error[0] == pytest.approx(wanted)
+    # 2,000 resamples give an end of the interval to a twentieth, two of which are allowed for.
     assert abs((interval[0, 1] - interval[0, 0]) / (2 * 1.96 * wanted) - 1) < 0.12
+
+
+def test_the_standard_error_is_the_spread_over_samples_of_prompts():
+    # The effect to explain differs between prompts, as does what is explained of it.
+    change = np.random.default_rng(2).normal(4, 2, (400, 200))
+    found = 0.5 * change + np.random.default_rng(3).normal(0, 1, change.shape)
+    empty = np.zeros(200)
+    shares = [
+        curves.explained(one[None], empty, whole)[0]
+        for one, whole in zip(found, change, strict=True)
+    ]
+    errors = [
+        curves.explained_intervals(one[None], empty, whole, resamples=1)[0][0]
+        for one, whole in zip(found, change, strict=True)
+    ]
+    # The spread of 400 is known to 3.5 %, three of which are allowed for.
+    assert np.mean(errors) == pytest.approx(np.std(shares, ddof=1), rel=0.11)
+
+
+def test_the_standard_error_is_finite_where_a_resample_has_next_to_no_effect_to_explain():
+    # The second and third weigh up the first, and almost nothing is left.
+    change = np.array([-3.001, 1.0, 2.0, 2.0, 2.0, 2.001])
+    error, _ = curves.explained_intervals(np.full((1, 6), 0.5), np.zeros(6), change)
+    # Their mean is 1, so that f is a half.
+    assert error[0] == pytest.approx(np.std(0.5 * change, ddof=1) / math.sqrt(6))
 
 
 def test_a_crossing_is_interpolated_in_the_logarithm():

@@ -16,6 +16,7 @@ from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
 # Three components in two prompts, of which the second is shorter: it lacks the last component.
 IMPORTANCE = np.array([[[3.0, -4.0, 1.0], [-2.0, -2.0, -np.inf]]])
 REAL = np.isfinite(IMPORTANCE)
+_HEADS = ("layer", "head", "prompt")
 
 
 @pytest.mark.parametrize(
@@ -50,8 +51,11 @@ def test_the_drawn_prompt_begins_with_a_first_token_of_id_0():
     assert drawn.tokens == tuple(tokenizer.decode([each]) for each in ids)
 
 
-def test_the_drawn_edges_are_those_of_the_circuit(monkeypatch):
-    """Open edges are in a circuit before closed ones, whose importance of 0 may be higher."""
+def _planted(monkeypatch, component):
+    """The drawn circuit, of two components, where three edges of as many heads are open.
+
+    The importance of those is 2, -1 and -3, and that of all closed ones is 0.
+    """
     tokenizer = word_tokenizer()
     task = make_task("ioi", tokenizer, count=2, seed=0)
     model = circuit_model(vocab_size=tokenizer.vocab_size)
@@ -68,17 +72,34 @@ def test_the_drawn_edges_are_those_of_the_circuit(monkeypatch):
     def stored(part):
         if part.measurement == ATTRIBUTION:
             return values_table(-importance)
+        if part.measurement == "effects":
+            effects_LNB = -importance.sum((3, 4)).swapaxes(1, 2)
+            axes = {name: np.arange(n) for name, n in zip(_HEADS, effects_LNB.shape, strict=True)}
+            kind = {"quantity": "effect", "component": "heads", "method": "exact"}
+            return rows(effects_LNB, axes, **kind, direction="noising", **names)
         if part.measurement == "metrics":
             kind = {"quantity": "metric", "method": "clean"}
             return rows([1.0, 1.0], {"prompt": [0, 1]}, **kind, **names)
-        # The effect of an empty circuit, and of one, two and four edges.
+        # The effect of an empty circuit, and of one, two and four components.
         curve = np.repeat([[0.0], [0.2], [1.0], [1.0]], 2, 1)
         axes = {"size": [0, 1, 2, 4], "prompt": [0, 1]}
-        return rows(curve, axes, quantity="curve", component="token_edges", **names)
+        return rows(curve, axes, quantity="curve", component=component, **names)
 
-    config = CircuitConfig(components=("token_edges",))
-    drawn = Measurement(config, names, model, task, stored).drawn(tokenizer)
+    config = CircuitConfig(components=(component,))
+    return Measurement(config, names, model, task, stored).drawn(tokenizer)
+
+
+def test_the_drawn_edges_are_those_of_the_circuit(monkeypatch):
+    """Open edges are in a circuit before closed ones, whose importance of 0 may be higher."""
+    drawn = _planted(monkeypatch, "token_edges")
     assert drawn.edges_needed == 2
     places = [(each.layer, each.head, each.query, each.key) for each in drawn.edges]
     assert places == [(0, 1, 3, 2), (1, 0, 5, 1)]
     assert [each.importance for each in drawn.edges] == [2.0, -1.0]
+
+
+def test_a_head_without_an_open_edge_is_not_needed_before_one_with_some(monkeypatch):
+    drawn = _planted(monkeypatch, "heads")
+    assert drawn.heads_needed == 2
+    assert [(each.layer, each.head) for each in drawn.heads] == [(0, 1), (1, 0)]
+    assert [each.importance for each in drawn.heads] == [2.0, -1.0]
