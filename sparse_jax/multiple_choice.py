@@ -59,7 +59,8 @@ class MultipleChoiceConfig:
     Attributes:
       dense: a local folder, a .gguf file, or a name of the manifest, with which all others are
         compared.
-      controls: further dense models, as the control of a post-training.
+      controls: further dense models, as the control of a post-training, with which the sparse ones
+        are compared too: what closing edges costs is the change from it.
       sparse: folders that `sparse_jax.posttrain` exported.
       tasks: tasks to answer: arc_easy, piqa, openbookqa (`lm_jax.evaluate.multiple_choice.TASKS`).
       truthfulqa: a file of TruthfulQA, whose MC1 is then a further task.
@@ -130,7 +131,9 @@ def run(config: MultipleChoiceConfig, folder: Path) -> ChoiceSummary:
             name: scorer(name, each, config, stack, folder / SCORES)
             for name, each in models.items()
         }
-        comparison = multiple_choice.compare(scorers, questions, quiet=False)
+        comparison = multiple_choice.compare(
+            scorers, questions, controls=config.controls, quiet=False
+        )
     edges = {path: each.numbers.get("open edges", "not recorded") for path, each in sparse.items()}
     device = jax.devices()[0].device_kind
     tree = {"models": digests, "edges": edges, "device": device, **comparison}
@@ -186,14 +189,22 @@ def _base(model: Pretrained | SparseModel) -> Pretrained:
 
 
 def build(summary: ChoiceSummary, *, provenance: Mapping[str, Any]) -> str:
-    """The page: accuracies of all models, paired changes and the exact McNemar test."""
+    """The page: accuracies, and changes from the dense model and from controls."""
+    shown = _short_names(list(summary.models))
     rows: list[Sequence[object]] = []
     for task, of_task in summary.tasks.items():
         for metric, of_metric in of_task.metrics.items():
             for name, accuracy in of_metric.accuracy.items():
-                paired = of_metric.paired.get(name)
+                paired = _change(of_metric.paired.get(name))
                 chance = 100 * of_task.chance
-                rows.append([task, metric, name, report.rate(accuracy), chance, *_change(paired)])
+                rows.append([task, metric, shown[name], report.rate(accuracy), chance, *paired])
+    over_controls = [
+        [task, metric, shown[control], shown[name], *_change(paired)]
+        for task, of_task in summary.tasks.items()
+        for metric, of_metric in of_task.metrics.items()
+        for control, of_control in of_metric.over_controls.items()
+        for name, paired in of_control.items()
+    ]
     counts = ", ".join(f"{task}: {each.n}" for task, each in summary.tasks.items())
     columns = [
         "Task",
@@ -213,9 +224,29 @@ def build(summary: ChoiceSummary, *, provenance: Mapping[str, Any]) -> str:
             "comparison alone, not corrected for their number.",
             table(columns, rows, caption="Models on the same questions.", n=counts),
         ),
+        *[
+            section(
+                "Against the control",
+                "A control was trained as long with every gate open, so that the change from it is "
+                "what closing edges costs.",
+                table(
+                    ["Task", "Metric", "Control", *columns[2:3], *columns[-2:]],
+                    over_controls,
+                    caption="Changes from the controls.",
+                    n=counts,
+                ),
+            )
+        ]
+        * bool(over_controls),
         *[section("Open edges", report.key_values(summary.edges))] * bool(summary.edges),
     ]
     return report.page("Multiple choice", parts, provenance=report.facts(provenance))
+
+
+def _short_names(names: Sequence[str]) -> dict[str, str]:
+    """The last three parts of each path; all of it where two models have the same ones."""
+    short = {name: str(Path(*Path(name).parts[-3:])) for name in names}
+    return short if len(set(short.values())) == len(names) else {name: name for name in names}
 
 
 def _change(paired: PairedChange | None) -> tuple[str, object]:

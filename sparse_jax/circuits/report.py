@@ -48,7 +48,7 @@ def build(
     parts = [
         prompts(summary),
         solved(summary),
-        *(curves(summary, task) for task in own),
+        *(curves(summary, task, introduced=task != own[0]) for task in own),
         sizes(summary),
         areas(summary),
         agreement(summary),
@@ -124,8 +124,14 @@ def solved(summary: CircuitSummary) -> Section:
     )
 
 
-def curves(summary: CircuitSummary, task: str) -> Section:
-    """Explained effect by number of components kept, for all ablations."""
+def curves(summary: CircuitSummary, task: str, *, introduced: bool = False) -> Section:
+    """Explained effect by number of components kept, for all ablations.
+
+    Args:
+      summary: of the study.
+      task: its name.
+      introduced: whether a section before it says what is drawn.
+    """
     config = summary.config
     results = [each for each in summary.results if each.task == task]
     figures: list[Part] = []
@@ -137,15 +143,16 @@ def curves(summary: CircuitSummary, task: str) -> Section:
                 figure = _curves(summary, results, component, ablation, scope)
                 first = ablation == chosen[0] and scope == "prompt"
                 (figures if first else folded).append(figure)
+    prose = _PROSE(
+        "curves",
+        config.direction,
+        _EDGE_PART[config.edge_part],
+        config.rules,
+        number(config.random_draws),
+    )
     return section(
         f"Explained effect: {task}",
-        _PROSE(
-            "curves",
-            config.direction,
-            _EDGE_PART[config.edge_part],
-            config.rules,
-            number(config.random_draws),
-        ),
+        *[prose] * (not introduced),
         report.grid(*figures),
         report.details("Ranked per task, and other ablations", report.grid(*folded)),
     )

@@ -104,7 +104,7 @@ def test_page_and_terminal_show_accuracies_and_paired_changes():
         name: rng.random(40) < share for name, share in (("softmax", 0.8), ("relu_p4_b0", 0.3))
     }
 
-    metric = comparison._metric(right, 0.95)
+    metric = comparison._metric(right, (), 0.95)
     tree = {"n": 40, "chance": 0.25, "sha256": "0", "cut": {"softmax": 0, "relu_p4_b0": 3}}
     tree |= {"metrics": {"acc": metric, "acc_norm": metric}}
     tasks = parse_result({"confidence": 0.95, "tasks": {"piqa": tree}}, Comparison).tasks

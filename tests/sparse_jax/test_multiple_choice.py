@@ -100,12 +100,27 @@ def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders,
     assert "closed" in capsys.readouterr().out
 
 
+def test_models_are_shown_by_the_end_of_their_paths_where_these_differ():
+    names = ["dense", "/runs/a/seed_0/control/model", "/runs/a/seed_0/target_3.1/model"]
+    assert list(multiple_choice._short_names(names).values()) == [
+        "dense",
+        "seed_0/control/model",
+        "seed_0/target_3.1/model",
+    ]
+    same = [*names, "/runs/b/seed_0/control/model"]
+    assert multiple_choice._short_names(same) == {name: name for name in same}
+
+
 def test_a_control_answers_as_a_dense_model(folders, tmp_path):
     """The folder of a sparse model holds dense weights, and as a control has no gates."""
-    control = str(folders / "closed")
+    control, opened = (str(folders / name) for name in ("closed", "open"))
     summary = command(config_of(folders, "open", controls=(control,)), tmp_path / "run")
     metric = summary["tasks"][TRUTHFULQA]["metrics"]["acc"]
-    assert list(metric["accuracy"]) == [DENSE, control, str(folders / "open")]
+    assert list(metric["accuracy"]) == [DENSE, control, opened]
+    # The control is the dense model, and so the change from either is the same.
+    assert metric["over_controls"] == {control: {opened: metric["paired"][opened]}}
+    page = (tmp_path / "run" / multiple_choice.REPORT).read_text("utf-8")
+    assert "Changes from the controls." in page
     assert metric["accuracy"][control] == metric["accuracy"][DENSE]
     assert metric["paired"][control]["lost"] == metric["paired"][control]["gained"] == 0
     assert list(summary["edges"]) == [str(folders / "open")]

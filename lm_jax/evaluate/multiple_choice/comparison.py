@@ -10,7 +10,7 @@ the change (`lm_jax.statistics`). The p values are of single comparisons, not co
 number.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import hashlib
 import json
@@ -66,6 +66,7 @@ def compare(
     scorers: Mapping[str, Scorer],
     questions: Mapping[str, Sequence[Question]],
     *,
+    controls: Collection[str] = (),
     confidence: float = 0.95,
     quiet: bool = True,
 ) -> dict[str, Any]:
@@ -75,6 +76,8 @@ def compare(
       scorers: models by name, as `{"dense": ..., "sparse": ...}`. Every further one is paired with
         the first.
       questions: questions by task.
+      controls: names of models, not the first, with which all are paired too that are neither the
+        first nor a control.
       confidence: coverage of all intervals.
       quiet: print no progress.
 
@@ -82,8 +85,8 @@ def compare(
       `{"confidence", "tasks": {task: {"n", "chance", "sha256", "cut", "metrics"}}}`: `chance` is
       the accuracy of guessing, `sha256` that of the questions, `cut` as in `Answers`, by model. A
       metric has `accuracy`, by model, and `paired`, by model but the first: `change` of the
-      accuracy, `lost` and `gained` questions, `p_value`. Intervals are `statistics.Interval` as a
-      dict.
+      accuracy, `lost` and `gained` questions, `p_value`; `over_controls` has the same by control
+      and model. Intervals are `statistics.Interval` as a dict.
 
     Raises:
       UsageError: no model, no task, or a task without questions.
@@ -101,7 +104,9 @@ def compare(
             "cut": {name: each.cut for name, each in by_model.items()},
             "metrics": {
                 metric: _metric(
-                    {name: each.correct[metric] for name, each in by_model.items()}, confidence
+                    {name: each.correct[metric] for name, each in by_model.items()},
+                    controls,
+                    confidence,
                 )
                 for metric in METRICS
             },
@@ -110,7 +115,10 @@ def compare(
 
 
 def table(compared: Mapping[str, Any]) -> str:
-    """The Markdown table of a comparison: a row for each task, metric and model, in per cent."""
+    """The Markdown table of a comparison: a row for each task, metric and model, in per cent.
+
+    A second table has the changes from controls, if there are any.
+    """
     spread = f"{100 * compared['confidence']:g} % interval"
     heads = ("task", "n", "chance", "metric", "model", "value", spread, "change", "paired p")
     rows = [heads, tuple("---" for _ in heads)]
@@ -121,6 +129,20 @@ def table(compared: Mapping[str, Any]) -> str:
                 value = f"{100 * accuracy['estimate']:.1f}"
                 paired = _paired_cells(of_metric["paired"].get(model))
                 rows.append((task, n, chance, metric, model, value, _interval(accuracy), *paired))
+    over_controls = [
+        (task, metric, control, model, *_paired_cells(paired))
+        for task, of_task in compared["tasks"].items()
+        for metric, of_metric in of_task["metrics"].items()
+        for control, of_control in of_metric.get("over_controls", {}).items()
+        for model, paired in of_control.items()
+    ]
+    if over_controls:
+        heads = ("task", "metric", "control", "model", "change from the control", "paired p")
+        over_controls = [heads, tuple("---" for _ in heads), *over_controls]
+    return "\n".join(_markdown(each) for each in (rows, over_controls) if each)
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -142,23 +164,35 @@ def _correct(
     return correct
 
 
-def _metric(correct: Mapping[str, np.ndarray], confidence: float) -> dict[str, Any]:
-    (_, first), *others = correct.items()
-    tests = {name: statistics.mcnemar(first, each, confidence) for name, each in others}
+def _metric(
+    correct: Mapping[str, np.ndarray], controls: Collection[str], confidence: float
+) -> dict[str, Any]:
+    (_, first), *rest = correct.items()
+    others = dict(rest)
+    compared = {name: each for name, each in others.items() if name not in controls}
     return {
         "accuracy": {
             name: dataclasses.asdict(statistics.wilson(int(each.sum()), each.size, confidence))
             for name, each in correct.items()
         },
-        "paired": {
-            name: {
-                "change": dataclasses.asdict(test.delta),
-                "lost": test.b,
-                "gained": test.c,
-                "p_value": test.p_value,
-            }
-            for name, test in tests.items()
-        },
+        "paired": _paired(first, others, confidence),
+        "over_controls": {name: _paired(others[name], compared, confidence) for name in controls},
+    }
+
+
+def _paired(
+    first: np.ndarray, others: Mapping[str, np.ndarray], confidence: float
+) -> dict[str, dict[str, Any]]:
+    """The changes of others from the first, by their names."""
+    tests = {name: statistics.mcnemar(first, each, confidence) for name, each in others.items()}
+    return {
+        name: {
+            "change": dataclasses.asdict(test.delta),
+            "lost": test.b,
+            "gained": test.c,
+            "p_value": test.p_value,
+        }
+        for name, test in tests.items()
     }
 
 

@@ -8,11 +8,11 @@ from lm_jax.statistics import Interval
 
 @dataclasses.dataclass(frozen=True)
 class PairedChange:
-    """Accuracy of a model against the first one on the same questions.
+    """Accuracy of a model against the first one, or a control, on the same questions.
 
     Attributes:
       change: of the accuracy, with Tango's interval.
-      lost: questions that only the first model answers correctly.
+      lost: questions that only the first model, or the control, answers correctly.
       gained: questions that only this model answers correctly.
       p_value: of the exact McNemar test, two-sided, of this comparison alone.
     """
@@ -25,10 +25,17 @@ class PairedChange:
 
 @dataclasses.dataclass(frozen=True)
 class MetricResult:
-    """Accuracies by model, with Wilson intervals, and the changes of all but the first."""
+    """Accuracies by model, with Wilson intervals, and the changes of all but the first.
+
+    Attributes:
+      accuracy: by model.
+      paired: the change from the first model, by model.
+      over_controls: the changes from each control, by control and model.
+    """
 
     accuracy: dict[str, Interval]
     paired: dict[str, PairedChange]
+    over_controls: dict[str, dict[str, PairedChange]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

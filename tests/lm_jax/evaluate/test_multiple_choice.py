@@ -210,6 +210,23 @@ def test_two_models_are_compared_on_the_same_questions():
     assert task_result["sha256"] != result["tasks"]["two"]["sha256"]
 
 
+def test_other_models_are_compared_with_a_control_too():
+    scorers = {name: tiny_multiple_choice.scorer(seed=i) for i, name in enumerate("abcd")}
+    compared = compare(scorers, {"made": QUESTIONS}, controls=("b",))
+    for metric, of_metric in compared["tasks"]["made"]["metrics"].items():
+        assert list(of_metric["paired"]) == ["b", "c", "d"]
+        assert list(of_metric["over_controls"]) == ["b"]
+        assert list(of_metric["over_controls"]["b"]) == ["c", "d"]
+        alone = {name: scorers[name] for name in ("b", "c", "d")}
+        wanted = compare(alone, {"made": QUESTIONS})["tasks"]["made"]["metrics"][metric]
+        assert of_metric["over_controls"]["b"] == wanted["paired"]
+    first, second = table(compared).split("\n\n")
+    assert first + "\n" == table(compare(scorers, {"made": QUESTIONS}))
+    assert [line.split(" | ")[:4] for line in second.splitlines()[2:]] == [
+        ["| made", metric, "b", name] for metric in comparison.METRICS for name in "cd"
+    ]
+
+
 def test_a_model_beside_itself_changes_nothing():
     scorer = tiny_multiple_choice.scorer()
     result = compare({"dense": scorer, "sparse": scorer}, {"made": QUESTIONS})
