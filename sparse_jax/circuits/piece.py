@@ -137,7 +137,7 @@ class Measurement:
         if component == "component_edges":
             return self._mask(component)
         edges_LBNTS = self._open_edges
-        return edges_LBNTS.any((3, 4)) if component == "heads" else edges_LBNTS
+        return np.any(edges_LBNTS, axis=(3, 4)) if component == "heads" else edges_LBNTS
 
     @functools.cached_property
     def _open_edges(self) -> np.ndarray:
