@@ -76,7 +76,7 @@ def prompts(summary: CircuitSummary) -> Section:
             _listed(task.answers),
             _listed(task.wrong_answers),
             task.metric.replace("_", " "),
-            f"{task.shortest} to {task.longest}",
+            " to ".join(map(str, sorted({task.shortest, task.longest}))),
             task.kept,
             "; ".join(f"{count} × {reason}" for reason, count in task.dropped.items()) or "none",
         ]
