@@ -106,6 +106,13 @@ class ComponentGraph:
             names.append(f"m{layer}")
         return (*names, "logits")
 
+    def open_writers(self, heads_LBN: np.ndarray) -> np.ndarray:
+        """Which writers write anything, `[U, B]`: the given heads, every MLP and the input."""
+        L, B, _ = heads_LBN.shape
+        heads_LNB = heads_LBN.swapaxes(1, 2)
+        layers = np.concatenate([heads_LNB, np.ones((L, 1, B), bool)], 1)
+        return np.concatenate([np.ones((1, B), bool), layers.reshape(-1, B)])
+
     @property
     def writer_of_R(self) -> np.ndarray:
         """The component that reads there, by its index as a writer; U for the logits."""

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import curves, discover, parts, patching
+from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.components import component_attributions, component_effects
 from sparse_jax.circuits.config import CircuitConfig
 from sparse_jax.circuits.discover import Curve
@@ -134,10 +135,14 @@ class Measurement:
 
     def _opened(self, component: str) -> np.ndarray:
         """Which components of a kind carry any weight in each prompt, of those that there are."""
-        if component == "component_edges":
-            return self._mask(component)
         edges_LBNTS = self._open_edges
-        return np.any(edges_LBNTS, axis=(3, 4)) if component == "heads" else edges_LBNTS
+        if component == "token_edges":
+            return edges_LBNTS
+        heads_LBN = np.any(edges_LBNTS, axis=(3, 4))
+        if component == "heads":
+            return heads_LBN
+        writers_UB = ComponentGraph.of(self._model.cfg).open_writers(heads_LBN)
+        return self._mask(component) & writers_UB[:, :, None]
 
     @functools.cached_property
     def _open_edges(self) -> np.ndarray:
@@ -271,19 +276,24 @@ class Measurement:
         )
 
     def _ranks(self, component: str, ranking: str, scope: str, draw: str) -> np.ndarray:
-        """Ranks of one ranking.
-
-        Components without weight come last: to have the corrupt prompt's in their place, or none,
-        changes nothing, so that among those of a sparse model only open edges, and heads that have
-        some, are chosen between.
-        """
-        real, opened = self._mask(component), self._opened(component)
+        """Ranks of one ranking."""
+        real = self._mask(component)
         if ranking == "random":
             order_XBX = np.where(real, self._rng(component, draw).random(real.shape), -np.inf)
         else:
             own = self._stored_importance(component)
             order_XBX = _rank_values(own, real, ranking, scope)
-        return discover.ranks(np.where(opened | ~real, order_XBX, _LAST))
+        return self._closed_last(component, order_XBX)
+
+    def _closed_last(self, component: str, order_XBX: np.ndarray) -> np.ndarray:
+        """Ranks by values that are -inf where there is no component.
+
+        Components without weight come last: to have the corrupt prompt's in their place, or none,
+        changes nothing, so that among those of a sparse model only open edges, and heads that have
+        some, are chosen between.
+        """
+        last = self._mask(component) & ~self._opened(component)
+        return discover.ranks(np.where(last, _LAST, order_XBX))
 
     def _circuit_ranks(self, component: str) -> np.ndarray:
         """Ranks of the curve that says how many components are needed."""
@@ -292,13 +302,12 @@ class Measurement:
 
     def _transfer(self, source: SourceCircuit) -> list[pa.Table]:
         """Another wording's circuit on these prompts, and their own of that size."""
-        heads_LBN = self._stored_importance("heads")
-        shared = np.broadcast_to(source.importance_LN[:, None], heads_LBN.shape)
-        ablation = self._config.ablations[0]
+        ablation, size = self._config.ablations[0], np.array([source.size])
         tables = []
-        for ranking, values in (("transferred", shared), ("own", heads_LBN)):
-            ranks = discover.ranks(values, whole_task=True)
-            size = np.array([source.size])
+        for ranking, ranks in (
+            ("transferred", self._closed_last("heads", source.importance_LN[:, None])),
+            ("own", self._ranks("heads", "signed", "task", "0")),
+        ):
             curve = self._circuits("heads", ranks, ablation, size, self._config.at_once)
             tables.append(self._curve_rows(curve, "heads", ablation, ranking, "task"))
         return tables

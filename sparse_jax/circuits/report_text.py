@@ -11,6 +11,7 @@ COMPONENT = {
     "token_edges": "token edges",
     "component_edges": "component edges",
 }
+SCOPE = {"prompt": "per prompt", "task": "per task"}
 
 
 def findings(summary: CircuitSummary) -> list[str]:

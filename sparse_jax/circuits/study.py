@@ -47,7 +47,7 @@ from sparse_jax.pair.corpus import read_prompts
 ROWS, DRAWN, MIB = "rows.parquet", "drawn", "mib"
 SUMMARY, REPORT = "summary.json", "report.html"
 # Of rows, whose meaning may change with the program.
-_FORMAT = 4
+_FORMAT = 5
 
 
 @dataclasses.dataclass(frozen=True)

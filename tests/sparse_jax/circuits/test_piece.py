@@ -1,13 +1,15 @@
 """Values by which circuits are ranked, against means written out; tokens of the drawn prompt."""
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 
+from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.config import CircuitConfig
-from sparse_jax.circuits.discover import visible_edges
+from sparse_jax.circuits.discover import Curve, visible_edges
 from sparse_jax.circuits.measurements import rows
-from sparse_jax.circuits.parts import ATTRIBUTION, values_table
-from sparse_jax.circuits.piece import Measurement, _rank_values
+from sparse_jax.circuits.parts import ATTRIBUTION, Part, values_table
+from sparse_jax.circuits.piece import Measurement, SourceCircuit, _rank_values
 from sparse_jax.circuits.runs import Batch
 from sparse_jax.circuits.tasks import make_task
 from tests.sparse_jax.circuits.small_models import circuit_model
@@ -52,7 +54,7 @@ def test_the_drawn_prompt_begins_with_a_first_token_of_id_0():
 
 
 def _planted(monkeypatch, component):
-    """The drawn circuit, of two components, where three edges of as many heads are open.
+    """A measurement, of a circuit of two components, where three edges of as many heads are open.
 
     The importance of those is 2, -1 and -3, and that of all closed ones is 0.
     """
@@ -86,12 +88,12 @@ def _planted(monkeypatch, component):
         return rows(curve, axes, quantity="curve", component=component, **names)
 
     config = CircuitConfig(components=(component,))
-    return Measurement(config, names, model, task, stored).drawn(tokenizer)
+    return Measurement(config, names, model, task, stored)
 
 
 def test_the_drawn_edges_are_those_of_the_circuit(monkeypatch):
     """Open edges are in a circuit before closed ones, whose importance of 0 may be higher."""
-    drawn = _planted(monkeypatch, "token_edges")
+    drawn = _planted(monkeypatch, "token_edges").drawn(word_tokenizer())
     assert drawn.edges_needed == 2
     places = [(each.layer, each.head, each.query, each.key) for each in drawn.edges]
     assert places == [(0, 1, 3, 2), (1, 0, 5, 1)]
@@ -99,7 +101,41 @@ def test_the_drawn_edges_are_those_of_the_circuit(monkeypatch):
 
 
 def test_a_head_without_an_open_edge_is_not_needed_before_one_with_some(monkeypatch):
-    drawn = _planted(monkeypatch, "heads")
+    drawn = _planted(monkeypatch, "heads").drawn(word_tokenizer())
     assert drawn.heads_needed == 2
     assert [(each.layer, each.head) for each in drawn.heads] == [(0, 1), (1, 0)]
     assert [each.importance for each in drawn.heads] == [2.0, -1.0]
+
+
+def test_no_circuit_of_another_wording_has_a_head_without_an_open_edge_first(monkeypatch):
+    measurement = _planted(monkeypatch, "heads")
+    # The other wording's circuit: the same three heads, and one that is closed in these prompts.
+    source_LN = np.zeros((2, 4))
+    source_LN[[0, 1, 1, 0], [1, 0, 2, 3]] = 3.0, -2.0, -1.0, 0.5
+    kept = {}
+
+    def circuits(component, ranks_LBN, ablation, sizes, _):
+        assert (component, ablation) == ("heads", CircuitConfig().ablations[0])
+        by_prompt = ranks_LBN.swapaxes(0, 1)
+        kept[len(kept)] = [np.argwhere(ranks_LN < sizes[0]) for ranks_LN in by_prompt]
+        metric_KB = np.ones((1, 2))
+        return Curve(sizes, metric_KB, metric_KB[0], metric_KB[0])
+
+    monkeypatch.setattr(measurement, "_circuits", circuits)
+    measurement.measure(Part("heads", "transfer"), SourceCircuit(source_LN, size=2))
+    for transferred, own in zip(*kept.values(), strict=True):
+        assert transferred.tolist() == [[0, 1], [1, 2]]
+        assert own.tolist() == [[0, 1], [1, 0]]
+
+
+def test_component_edges_with_weight_are_those_of_open_writers(monkeypatch):
+    measurement = _planted(monkeypatch, "component_edges")
+    counts = measurement.measure(Part("", "metrics"), None)
+    counts = counts.filter(pc.field("quantity") == "open")["value"].to_pylist()
+    graph = ComponentGraph.of(measurement._model.cfg)
+    closed = [name for name in graph.writer_names if "h" in name]
+    for name in ("a0.h1", "a1.h0", "a1.h2"):
+        closed.remove(name)
+    mask_UR = graph.mask_UR.copy()
+    mask_UR[[graph.writer_names.index(name) for name in closed]] = False
+    assert counts == [mask_UR.sum()] * 2

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lm_jax.statistics import Interval
-from sparse_jax.circuits import report
+from sparse_jax.circuits import report, report_curves
 from sparse_jax.circuits.config import CircuitConfig
 from sparse_jax.circuits.report_lead import lead
 from sparse_jax.circuits.results import (
@@ -78,7 +78,7 @@ def test_the_answer_has_sizes_of_models_that_solve_the_task(solving, roles, size
 
 def test_curves_have_the_axis_of_models_that_solve_the_task():
     shown = summary(("control", "sparse"))
-    chart = report._curves(shown, list(shown.results), "heads", "counterfactual", "prompt")
+    chart = report_curves.chart(shown, list(shown.results), "heads", "counterfactual", "prompt")
     scales = [
         layer["encoding"]["y"]["scale"]["domain"]
         for layer in chart.to_dict()["layer"]
