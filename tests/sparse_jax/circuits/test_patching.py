@@ -1,6 +1,5 @@
 """Effects of patches against runs edited one by one, attributions against their definitions."""
 
-import contextlib
 import dataclasses
 import functools
 
@@ -11,14 +10,13 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import UsageError
-from sparse_jax.circuits import components, discover, patching
-from sparse_jax.circuits.component_graph import ComponentGraph
+from sparse_jax.circuits import discover, patching
 from sparse_jax.circuits.runs import Batch, CircuitModel, measure
 from sparse_jax.circuits.tasks import make_task
 from sparse_jax.model import constant_gates
 from tests import rounding, tiny
 from tests.sparse_jax.circuits import oracle
-from tests.sparse_jax.circuits.small_models import both_ways, circuit_model, some_edges
+from tests.sparse_jax.circuits.small_models import both_ways, circuit_model
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
 
 DIRECTIONS = ("noising", "denoising")
@@ -349,90 +347,6 @@ def test_a_closed_edge_has_no_attribution(dense, batch):
     assert 0.1 < closed[..., visible].mean() < 0.9
     result = np.asarray(patching.edge_attributions(model, batch))
     assert (result[closed] == 0).all() and (result[~closed] != 0).any()
-
-
-def head_sweep(model, batch, second):
-    """In two stacks of layers, each of which is a program."""
-    return patching.head_effects(model, batch, direction=DIRECTIONS[second], stacks=2, at_once=3)
-
-
-def edge_sweep(model, batch, second):
-    edges = EDGES[::-1] - [0, 0, 0, 1] * (EDGES[::-1] > 0) if second else EDGES
-    return patching.edge_effects(model, batch, edges, direction=DIRECTIONS[second], at_once=3)
-
-
-def edge_attributions(model, batch, second):
-    return patching.edge_attributions(model, batch, direction=DIRECTIONS[second])
-
-
-def component_sweep(model, batch, second):
-    edges = some_edges(ComponentGraph.of(model.cfg))[second:][:9]
-    return components.component_effects(model, batch, edges, direction=DIRECTIONS[second])
-
-
-def curve_of(name):
-    exists = {"head": None, "edge": discover.visible_edges, "component": discover.component_edges}
-    function = getattr(discover, f"{name}_curve")
-    options = {} if name == "edge" else {"key": jax.random.key(0)}
-
-    def curve(model, batch, second):
-        mask = np.ones((2, 4, 4), bool) if name == "head" else exists[name](model, batch)
-        ranks = discover.ranks(discover.random_importance(mask, second))
-        sizes = [2 + second, 5 + second]
-        return function(model, batch, ranks, "counterfactual", sizes=sizes, **options).metric_KB
-
-    return curve
-
-
-def edited_run(model, batch, second):
-    """One head of one layer, scaled by a strength."""
-    layer, head, strength = ((0, 1, 0.5), (1, 3, -2.0))[second]
-    factor = jnp.ones((1, 1, 4, 1)).at[..., head, :].set(strength)
-    edits = {"attn.z": lm_jax.OneLayer(jnp.asarray(layer), lm_jax.Scale(factor))}
-    return forward(model, batch, batch.clean_BT, edits, ())[0]
-
-
-SWEEPS = {
-    "heads": head_sweep,
-    "edges": edge_sweep,
-    "attributions": edge_attributions,
-    "components": component_sweep,
-    **{f"{name} curve": curve_of(name) for name in ("head", "edge", "component")},
-    "edits": edited_run,
-}
-
-
-@contextlib.contextmanager
-def compilations():
-    """The list of programs that are compiled inside."""
-    found = []
-
-    def listen(event, seconds, **about):
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(about)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield found
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-
-
-@pytest.mark.parametrize("name", SWEEPS)
-def test_other_prompts_layers_heads_and_strengths_compile_nothing_more(batch, name):
-    """And other weights, gates and directions."""
-    swapped = dataclasses.replace(batch, clean_BT=batch.corrupt_BT, corrupt_BT=batch.clean_BT)
-    model = small_model(NEAR)
-    params = jax.tree.map(lambda x: 1.1 * x, model.params)
-    other = dataclasses.replace(model, params=params, gates=constant_gates(model.cfg, 0.2))
-    with compilations() as found:
-        jax.jit(lambda x: x + len(name))(1.0)
-        assert len(found) == 1
-        first = np.asarray(SWEEPS[name](model, batch, 0))
-        before = len(found)
-        second = np.asarray(SWEEPS[name](other, swapped, 1))
-        assert len(found) == before, found[before:]
-    assert (first != second).mean() > 0.1
 
 
 def test_an_unknown_direction_or_part_is_refused(dense, batch):
