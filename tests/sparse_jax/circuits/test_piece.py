@@ -112,18 +112,18 @@ def test_no_circuit_of_another_wording_has_a_head_without_an_open_edge_first(mon
     # The other wording's circuit: the same three heads, and one that is closed in these prompts.
     source_LN = np.zeros((2, 4))
     source_LN[[0, 1, 1, 0], [1, 0, 2, 3]] = 3.0, -2.0, -1.0, 0.5
-    kept = {}
+    kept = []
 
     def circuits(component, ranks_LBN, ablation, sizes, _):
         assert (component, ablation) == ("heads", CircuitConfig().ablations[0])
         by_prompt = ranks_LBN.swapaxes(0, 1)
-        kept[len(kept)] = [np.argwhere(ranks_LN < sizes[0]) for ranks_LN in by_prompt]
+        kept.append([np.argwhere(ranks_LN < sizes[0]) for ranks_LN in by_prompt])
         metric_KB = np.ones((1, 2))
         return Curve(sizes, metric_KB, metric_KB[0], metric_KB[0])
 
     monkeypatch.setattr(measurement, "_circuits", circuits)
     measurement.measure(Part("heads", "transfer"), SourceCircuit(source_LN, size=2))
-    for transferred, own in zip(*kept.values(), strict=True):
+    for transferred, own in zip(*kept, strict=True):
         assert transferred.tolist() == [[0, 1], [1, 2]]
         assert own.tolist() == [[0, 1], [1, 0]]
 
