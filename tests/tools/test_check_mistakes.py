@@ -1,0 +1,59 @@
+"""The table of mistakes fits the sources; a test that notices is told from one that cannot run."""
+
+import ast
+
+import pytest
+
+from tools import check_mistakes
+from tools.check_mistakes import ROOT
+
+
+def test_every_mistake_can_be_made_and_has_its_test():
+    found = check_mistakes.mistakes()
+    assert len({each.name for each in found}) == len(found) > 0
+    for each in found:
+        text = (ROOT / each.file).read_text("utf-8")
+        wrong = each.made(text)
+        assert wrong != text
+        ast.parse(wrong)
+        file, name = each.test.split("::")
+        tree = ast.parse((ROOT / file).read_text("utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_a_text_that_is_not_there_once_is_refused():
+    mistake = check_mistakes.Mistake("a mistake", "a.py", "x = 1", "x = 2", "t.py::test")
+    assert mistake.made("x = 1\n") == "x = 2\n"
+    with pytest.raises(ValueError, match=r"a mistake: a.py has 2 times 'x = 1'"):
+        mistake.made("x = 1\nx = 1\n")
+
+
+# A test file, and whether it notices what it is about.
+RUNS = {
+    "passes": ("def test():\n    pass\n", False),
+    "fails": ("def test():\n    assert 1 == 2\n", True),
+    "is refused": ("def test():\n    raise ValueError('x')\n", True),
+    "is not collected": ("import nothing_like_it\ndef test():\n    pass\n", False),
+    "has no such test": ("def test_other():\n    pass\n", False),
+    "breaks before": (
+        "import pytest\n@pytest.fixture\ndef x():\n    assert False\ndef test(x):\n    pass\n",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RUNS)
+def test_a_mistake_is_noticed_by_a_test_that_fails(what, tmp_path):
+    text, noticed = RUNS[what]
+    (tmp_path / "test_it.py").write_text(text)
+    code, output = check_mistakes.run(["test_it.py::test"], tmp_path)
+    assert check_mistakes.is_noticed(code, output) == noticed, output
+
+
+def test_the_file_is_as_it_was_after_a_mistake(tmp_path):
+    file = tmp_path / "a.py"
+    file.write_text("x = 1\n")
+    mistake = check_mistakes.Mistake("a mistake", "a.py", "x = 1", "x = 2", "t.py::test")
+    with check_mistakes.made(mistake, tmp_path):
+        assert file.read_text() == "x = 2\n"
+    assert file.read_text() == "x = 1\n"
