@@ -15,6 +15,7 @@ import collections
 from collections.abc import Mapping
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 
 import jax
@@ -297,23 +298,27 @@ def summarise(
 ) -> CircuitSummary:
     """Every number of the study, from its rows."""
     sources = _sources(config)
-    results = [
-        analysis.task_result(config, select(table, task=name, model=role), name, role)
-        for name in tasks
-        for role in models
-    ]
+    results = []
+    with progress.track("intervals", len(tasks) * len(models) + 1, unit="results") as advance:
+        for name, role in itertools.product(tasks, models):
+            own = select(table, task=name, model=role)
+            results.append(analysis.task_result(config, own, name, role))
+            advance(note=f"{role} on {name}")
+        ratios = tuple(analysis.ratios(config, table, results))
+        transfers = tuple(
+            analysis.transfer(config, table, role, old, new)
+            for new, old in sources.items()
+            for role in models
+            if "heads" in config.components
+        )
+        advance(note="ratios")
     return CircuitSummary(
         config=config,
         models=tuple(model.facts for model in models.values()),
         tasks=tuple(task_facts(name, task, sources.get(name)) for name, task in tasks.items()),
         results=tuple(results),
-        ratios=tuple(analysis.ratios(config, table, results)),
-        transfers=tuple(
-            analysis.transfer(config, table, role, old, new)
-            for new, old in sources.items()
-            for role in models
-            if "heads" in config.components
-        ),
+        ratios=ratios,
+        transfers=transfers,
         device=jax.devices()[0].device_kind,
     )
 

@@ -323,9 +323,12 @@ def test_an_interrupted_study_ends_with_the_same_files(models, done, tmp_path, m
             stops += 1
     assert stops == len(measured) // 43 > 2 and len(set(measured)) == len(measured)
     rows = pq.read_metadata(tmp_path / study.ROWS).num_rows
-    last = capsys.readouterr().err.splitlines()[-1]
+    told = capsys.readouterr().err.splitlines()
+    last = next(line for line in reversed(told) if line.startswith("circuits: "))
     count, total = re.match(r"circuits: (\d+)/(\d+) forward passes, ", last).groups()
     assert count == total and last.endswith(f"0:00:00 left, {rows:,} rows")
+    # Two models on two tasks, then what compares them.
+    assert re.match(r"intervals: 5/5 results, .*, ratios$", told[-1]), told[-1]
     files = [study.drawn_file(tmp_path, role, "ioi") for role in ("dense", "control")]
     files += (tmp_path / study.MIB).iterdir()
     for file in (tmp_path / study.SUMMARY, *files):
