@@ -61,7 +61,7 @@ def make_graph(
     pruned = graph.prune(**thresholds)
     edges = mediated_edges(graph, pruned, config.mediated)
     key = case_study.key_edge(graph, pruned)
-    measured = measure_mediation(graph, edges, config.fraction, heads=model.facts.heads, key=key)
+    measured = measure_mediation(graph, edges, config.fraction, key=key)
     scores = explanations.explain_scores(graph, measured.size_LNTS, config.explained)
     effects = explanations.intervene(config, model.source.model, graph, pruned)
     logits = _logits(graph, model)
@@ -200,7 +200,6 @@ def measure_mediation(
     edges: np.ndarray,
     fraction: float,
     *,
-    heads: int,
     key: tuple[int, int] | None,
 ) -> MeasuredMediation:
     """Mediation of edges `[X, 2]`, a batch at a time.
@@ -209,18 +208,19 @@ def measure_mediation(
       graph: the graph.
       edges: pairs of source and target.
       fraction: of the masses.
-      heads: of a layer.
       key: the key edge, all of whose shares are returned.
     """
-    L, T, D = graph.replacement.error_LTD.shape
-    width = D + graph.replacement.layers.mixer.width
-    within = min(_MEMORY // (4 * L * heads * T * T), _TANGENTS // (4 * L * T * width))
+    layers, D = graph.replacement.layers, graph.replacement.error_LTD.shape[-1]
+    # N counts what the mixer has, heads or prototypes.
+    L, N, T, _ = layers.pattern_LNTS.shape
+    width = D + layers.mixer.width
+    within = min(_MEMORY // (4 * L * N * T * T), _TANGENTS // (4 * L * T * width))
     at_once = min(max(within, 1), 256)
     parts = mediation.by_source(edges, at_once)
     edges = np.concatenate(parts)
     carried: dict[tuple[int, int], Mediated] = {}
     sums, over = MassSums(fraction), [np.empty(0)]
-    error_L, size_LNTS = np.zeros(L), np.zeros((L, heads, T, T))
+    error_L, size_LNTS = np.zeros(L), np.zeros((L, N, T, T))
     weight_X = graph.edge_weights(edges)
     source_X, target_X = graph.nodes["position"].to_numpy()[edges].T
     different_X = source_X != target_X

@@ -19,7 +19,7 @@ class ModelFacts:
       source: as the command named the model.
       sha256: digest of its weights.
       family: of its blocks.
-      layers, heads: of the model.
+      layers, heads: of the model's config; blocks of prototypes have no heads.
       gated: whether it has gates.
       transcoder: as the command named it; "" of neurons.
       transcoder_sha256: digest of its files.

@@ -14,9 +14,10 @@ from sparse_jax.graphs import comparison, mass, report
 from sparse_jax.graphs.config import COMPARED, GraphConfig
 from sparse_jax.graphs.explanations import carrying_pairs
 from sparse_jax.graphs.mediation import Mediation
-from sparse_jax.graphs.piece import measure_mediation
+from sparse_jax.graphs.piece import measure_mediation, mediated_edges
 from sparse_jax.graphs.results import EdgeCounts
 from sparse_jax.graphs.study import SCHEMA
+from tests.sparse_jax.graphs.small_graphs import small_graph, small_model
 
 CONFIG = GraphConfig(
     dense="a",
@@ -90,7 +91,9 @@ def test_pairs_are_ranked_by_their_shares_of_all_edges():
     graph = SimpleNamespace(
         replacement=SimpleNamespace(
             error_LTD=np.zeros((1, T, 1)),
-            layers=SimpleNamespace(mixer=SimpleNamespace(width=1)),
+            layers=SimpleNamespace(
+                mixer=SimpleNamespace(width=1), pattern_LNTS=np.zeros((1, heads, T, T))
+            ),
         ),
         nodes=pa.table({"position": [0] * (2 * X)}),
         edge_weights=lambda edges: np.ones(len(edges)),
@@ -99,12 +102,26 @@ def test_pairs_are_ranked_by_their_shares_of_all_edges():
         ],
     )
     edges = np.stack([np.arange(X), X + np.arange(X)], 1)
-    measured = measure_mediation(graph, edges, 0.9, heads=heads, key=None)
+    measured = measure_mediation(graph, edges, 0.9, key=None)
     listed = {tuple(pair[:4]) for each in measured.carried.values() for pair in each.pairs}
     assert (0, 0, 0, 0) not in listed
     first, second = carrying_pairs(measured.size_LNTS, 2)
     assert first == (0, 0, 0, 0) != second
     np.testing.assert_allclose(measured.size_LNTS[first], 0.9 * X, rtol=1e-6)
+
+
+def test_prototypes_are_measured_as_heads_are():
+    """Three in a layer, of which the config of the decoder says nothing."""
+    graph = small_graph("protot")
+    assert graph.replacement.layers.pattern_LNTS.shape[1] == 3
+    assert small_model("protot").cfg.num_heads != 3
+    edges = mediated_edges(graph, graph.prune(), 40)
+    measured = measure_mediation(graph, edges, 0.9, key=None)
+    one_by_one = np.stack([graph.mediation(*edge) for edge in edges.tolist()])
+    np.testing.assert_allclose(
+        measured.size_LNTS, np.abs(one_by_one).sum(0, dtype=np.float64), rtol=1e-4, atol=1e-6
+    )
+    assert len(measured.carried) == len(edges) and measured.error_L.max() <= 1e-5
 
 
 def rows(role, slug, curve, needed, *, kind=ANY, edges=3, unmediated=0):
