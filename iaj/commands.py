@@ -18,6 +18,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "pretrain"): "protot_jax.pretrain",
     ("protot", "study"): "protot_jax.study",
     ("protot", "search"): "protot_jax.search",
+    ("protot", "export"): "protot_jax.export",
     ("protot", "generate"): "protot_jax.generate",
     ("protot", "count"): "protot_jax.count",
     ("protot", "recall"): "protot_jax.recall",

@@ -1,7 +1,8 @@
 """Loading a pretraining run from its work folder: model, data and checkpoints.
 
 The work folder has `data/`, the prepared corpus, and a folder of checkpoints per seed. A model is
-built from the run's config, and its parameters are loaded from a checkpoint.
+built from the run's config, and its parameters are loaded from a checkpoint, or from the one file
+of an exported model (`protot_jax.export`).
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from lm_jax.text.tokenizer_training import END_OF_TEXT
 from lm_jax.train.objective import MakeBatch, PackedBatch, next_token_batch
 from protot_jax import models
 from protot_jax.config import PretrainConfig
+from protot_jax.exported import FORMAT, is_exported, read_manifest, read_weights
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.reference_code import released_prefix_mean
 
@@ -121,8 +123,8 @@ def split_seed(folder: Path) -> tuple[Path, int | None]:
 class TrainedModel:
     """A pretrained model: the parameters after `step` updates, their architecture and config.
 
-    `sha256` is that of the checkpoint's manifest, which has the digests of its files; empty for a
-    model that was not loaded.
+    `sha256` is that of the manifest of the checkpoint, or of the exported model, which has the
+    digests of its files; empty for a model that was not loaded.
     """
 
     cfg: DecoderConfig
@@ -171,18 +173,18 @@ def load_run(
     best: bool = True,
     mesh: jax.sharding.Mesh | None = None,
 ) -> TrainedModel:
-    """Loads a model that `protot_jax.pretrain` trained, from its work folder.
+    """Loads a model that `protot_jax.pretrain` trained, from its work folder or an export.
 
     Args:
-      run: the work folder.
+      run: the work folder, or a folder of `protot_jax.export`.
       seed: one of the run's seeds; None for the first.
       best: the checkpoint of lowest validation perplexity so far; false for the last one.
       mesh: where to put the parameters; None is the default device.
 
     Raises:
       BadInputError: the folder has no such run, or no checkpoint yet.
-      CorruptError: a checkpoint or the tokenizer's folder is damaged.
-      UsageError: a seed that the run does not have.
+      CorruptError: a checkpoint, the tokenizer's folder or an exported model is damaged.
+      UsageError: a seed that the run does not have, or weights that were not exported.
     """
     folder = Path(run)
     if not (folder / CONFIG_FILE).is_file():
@@ -191,19 +193,29 @@ def load_run(
     seed = config.seeds[0] if seed is None else seed
     if seed not in config.seeds:
         raise UsageError(f"seed = {seed} is none of {', '.join(map(str, config.seeds))}")
-    saved = seed_folder(folder, seed) / manager.FOLDER
+    exported, saved = is_exported(folder), seed_folder(folder, seed) / manager.FOLDER
+    step = read_manifest(folder, best=best)["step"] if exported else _saved_step(saved, best=best)
+    tokenizer = Tokenizer.from_folder(folder / DATA)
+    cfg, mixer = model(config, tokenizer.vocab_size)
+    wanted = sharding.abstract(param_spec(cfg, mixer), mesh=mesh)
+    if exported:
+        params, manifest = read_weights(folder, wanted), folder / FORMAT.name
+    else:
+        params = manager.load_params(saved, step, wanted)
+        manifest = manager.step_folder(saved, step) / MANIFEST
+    digest = file_digest(manifest)["sha256"]
+    return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step, digest)
+
+
+def _saved_step(saved: Path, *, best: bool) -> int:
+    """The step of the checkpoint that is wanted, among those of one seed."""
     steps = manager.saved_steps(saved)
     if not steps:
         raise BadInputError(f"{saved} has no checkpoint; start the run again to resume")
-    step = steps[-1]
-    if best:
-        notes = verify_checkpoint(manager.step_folder(saved, step))["notes"]
-        step = notes["progress"].get("best_step") or step
-    tokenizer = Tokenizer.from_folder(folder / DATA)
-    cfg, mixer = model(config, tokenizer.vocab_size)
-    params = manager.load_params(saved, step, sharding.abstract(param_spec(cfg, mixer), mesh=mesh))
-    digest = file_digest(manager.step_folder(saved, step) / MANIFEST)["sha256"]
-    return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step, digest)
+    if not best:
+        return steps[-1]
+    notes = verify_checkpoint(manager.step_folder(saved, steps[-1]))["notes"]
+    return notes["progress"].get("best_step") or steps[-1]
 
 
 def run_names(folders: Sequence[Path], models: Sequence[TrainedModel]) -> list[str]:

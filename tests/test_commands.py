@@ -39,6 +39,7 @@ OTHERS = {
     "protot_jax.concepts",
     "protot_jax.concepts.compare_scores",
     "protot_jax.count",
+    "protot_jax.export",
     "protot_jax.generate",
     "protot_jax.interventions",
     "protot_jax.robustness",

@@ -14,7 +14,7 @@ document. ArrayRecord has random access; its own checksums cover the records tha
 the manifest the files.
 
 Documents that were tokenized elsewhere, of a source `tokens:FOLDER`, come with their splits and
-their tokenizer (`token_files`); `export_token_files` writes such a folder.
+their tokenizer (`token_files`). `exports` writes prepared data for others.
 
 The folder is written under another name, synced and renamed (`new_folder`): it exists whole, or
 does not exist.
@@ -47,14 +47,13 @@ from lm_jax.run.files import (
 )
 from lm_jax.run.results import Count, Share
 from lm_jax.text import corpora
-from lm_jax.text.records import read_records, record_writers, records_file
+from lm_jax.text.records import record_writers
 from lm_jax.text.splits import SPLITS, check_shares, split_of, split_point
 from lm_jax.text.token_files import (
     KIND,
     id_dtype,
     read_token_file,
     split_file,
-    write_token_file,
 )
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import END_OF_TEXT, train_tokenizer
@@ -162,17 +161,17 @@ def prepare(
     check_new(folder)
     skips: Counter[str] = Counter()
 
-    def encoded() -> Iterator[_Encoded]:
+    def encoded() -> Iterator[EncodedDocument]:
         for _, text in corpora.usable(documents, skips, longest=longest):
             data = text.encode()
             split = split_of(split_point(data, seed), splits)
-            yield _Encoded(split, document_ids(tokenizer, text), data)
+            yield EncodedDocument(split, document_ids(tokenizer, text), data)
 
     content = {"seed": seed, "sources": dict(sources or {}), "notes": dict(notes or {})}
-    return _write(folder, encoded(), tokenizer, splits, skips, content, max_tokens)
+    return write_documents(folder, encoded(), tokenizer, splits, skips, content, max_tokens)
 
 
-class _Encoded(NamedTuple):
+class EncodedDocument(NamedTuple):
     """A document: its split, its ids, and the bytes that it is known by."""
 
     split: str
@@ -180,16 +179,29 @@ class _Encoded(NamedTuple):
     data: bytes
 
 
-def _write(
+def write_documents(
     folder: Path,
-    documents: Iterable[_Encoded],
+    documents: Iterable[EncodedDocument],
     tokenizer: Tokenizer,
     splits: Sequence[float],
     skips: Counter[str],
     content: Mapping[str, Any],
     max_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Writes a new prepared folder; `content` is the part of its manifest that is known before."""
+    """Writes a new prepared folder, and returns its manifest.
+
+    Args:
+      folder: must not exist.
+      documents: in the order of the records; those without ids are counted among `skips`.
+      tokenizer: of the ids.
+      splits: shares of the three splits; one of a positive share must get documents.
+      skips: how many documents were left out, by reason.
+      content: the part of the manifest that is known before: `seed`, `sources` and `notes`.
+      max_tokens: no further document is read once all splits together have that many ids.
+
+    Raises:
+      BadInputError, StorageError, StoppedError: as `prepare`.
+    """
     dtype = id_dtype(tokenizer.vocab_size)
     lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
     total, digest = 0, hashlib.sha256()
@@ -248,33 +260,14 @@ def _prepare_token_files(
         for split in SPLITS
     }
     encoded = (
-        _Encoded(split, _with_end(tokenizer, ids.tolist()), ids.astype("<u4").tobytes())
+        EncodedDocument(split, _with_end(tokenizer, ids.tolist()), ids.astype("<u4").tobytes())
         for split, documents in of_split.items()
         for ids in documents
     )
     counts = [len(documents) for documents in of_split.values()]
     shares = [count / max(sum(counts), 1) for count in counts]
     content = {"seed": seed, "sources": dict(sources), "notes": dict(notes)}
-    return _write(folder, encoded, tokenizer, shares, Counter(), content)
-
-
-def export_token_files(prepared: Prepared, folder: str | os.PathLike[str]) -> None:
-    """Writes prepared data as a new folder of token files, a corpus `tokens:FOLDER`.
-
-    Raises:
-      BadInputError: `folder` exists, or a record cannot be read.
-      StorageError: it cannot be written; then it does not exist.
-    """
-    folder = Path(folder)
-    check_new(folder)
-    with new_folder(folder) as draft:
-        for split in SPLITS:
-            records = read_records(prepared.folder / records_file(split))
-            documents = (np.frombuffer(record, prepared.dtype) for record in records)
-            write_token_file(
-                split_file(draft, split), documents, vocab_size=prepared.manifest["vocab_size"]
-            )
-        prepared.tokenizer.save(draft)
+    return write_documents(folder, encoded, tokenizer, shares, Counter(), content)
 
 
 def open_prepared(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lm_jax.text import preparation
+from lm_jax.text.records import records_file
 from lm_jax.text.tokenizer_training import train_tokenizer
 
 WORDS = ["on", "the", "way", "home", "she", "saw", "three", "boats", "and", "keeper"]
@@ -42,7 +43,7 @@ def stored(prepared, split="train"):
     """The ids of every document of a split, read without the tested code."""
     from array_record.python.array_record_module import ArrayRecordReader
 
-    reader = ArrayRecordReader(str(prepared.folder / preparation.records_file(split)))
+    reader = ArrayRecordReader(str(prepared.folder / records_file(split)))
     count = reader.num_records()
     return [np.frombuffer(r, "<u2").tolist() for r in (reader.read_all() if count else [])]
 

@@ -27,6 +27,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.files import content_digest
 from lm_jax.text import corpora, preparation
 from lm_jax.text.examples import Batches, Examples, OnePass
+from lm_jax.text.records import records_file
 from lm_jax.text.splits import SPLITS
 from lm_jax.text.tokenizer_training import train_tokenizer
 from tests.lm_jax.text.synthetic_corpus import ALL_TRAIN, stored, texts, write_corpus
@@ -128,7 +129,7 @@ def test_a_flipped_bit_in_any_file_is_found_on_opening(copy):
 
 def test_a_record_damaged_after_opening_is_refused_by_the_name_of_its_file(copy):
     prepared = preparation.open_prepared(copy)
-    file = copy / preparation.records_file("train")
+    file = copy / records_file("train")
     examples = Examples(prepared, context=8)
     content = bytearray(file.read_bytes())
     # The records of a small file are in its first bytes, before padding up to 64 KiB.

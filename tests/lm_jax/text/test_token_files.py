@@ -5,7 +5,8 @@ import pytest
 
 from lm_jax.errors import BadInputError
 from lm_jax.text import corpora, preparation
-from lm_jax.text.preparation import CorpusConfig, export_token_files, prepare_corpus
+from lm_jax.text.exports import export_token_files
+from lm_jax.text.preparation import CorpusConfig, prepare_corpus
 from lm_jax.text.splits import SPLITS
 from lm_jax.text.token_files import read_token_file, write_token_file
 from tests.lm_jax.text.synthetic_corpus import stored, texts
