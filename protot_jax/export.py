@@ -10,7 +10,7 @@
     summary.json        its perplexities
     README.md           the model card
     data/               tokenizer, and the first `--documents` of validation and of test text
-    export.json         sizes and sha256 of all files, the run, versions; written last
+    export.json         sizes and sha256 of all files, versions of training; written last
 
 `iaj protot concepts --run=models/speeches`, and all other commands that take `--run`, need no more;
 without training text it cannot be trained further, nor `concepts --compare=sae:` be trained on it.
@@ -37,7 +37,7 @@ from lm_jax.run.files import (
     write_text,
 )
 from lm_jax.run.options import option
-from lm_jax.run.provenance import collect_provenance
+from lm_jax.run.provenance import collect_provenance, read_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.exports import export_held_out
@@ -49,6 +49,9 @@ from protot_jax.pretrain import SUMMARY, card
 from protot_jax.results import PretrainSummary
 from protot_jax.run_options import RunOptions
 from protot_jax.saved_run import DATA, TrainedModel
+
+# Of the run's provenance; its command names folders of the machine that trained.
+_OF_TRAINING = ("start", "git", "packages", "device")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,7 @@ def export(run: Path, model: TrainedModel, folder: Path, *, documents: int) -> d
     own = next(each for each in whole.seeds if each.seed == model.seed)
     summary = dataclasses.replace(whole, seeds=(own,))
     config = dataclasses.replace(model.config, seeds=(model.seed,))
+    trained = read_provenance(run)
     provenance = collect_provenance(
         seeds={"run": model.seed},
         dtype="float32",
@@ -92,7 +96,8 @@ def export(run: Path, model: TrainedModel, folder: Path, *, documents: int) -> d
         write_tensors(draft / WEIGHTS, tensors, {"step": str(model.step)})
         write_json(draft / CONFIG_FILE, to_plain(config))
         write_json(draft / SUMMARY, summary)
-        write_text(draft / cards.CARD, card(config, summary))
+        which = "best" if model.step == own.best.step else "last"
+        write_text(draft / cards.CARD, card(config, summary, exported=which))
         data = open_prepared(run / DATA, tokenizer=model.tokenizer)
         held_out = export_held_out(data, draft / DATA, documents=documents)
         content = {
@@ -102,6 +107,7 @@ def export(run: Path, model: TrainedModel, folder: Path, *, documents: int) -> d
             "last_step": own.last.step,
             "documents": {split: size["documents"] for split, size in held_out["splits"].items()},
             "provenance": to_jsonable(provenance),
+            "trained": {name: to_jsonable(getattr(trained, name)) for name in _OF_TRAINING},
         }
         write_manifest(draft, FORMAT, content)
     return content

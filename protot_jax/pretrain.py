@@ -23,7 +23,7 @@ The same command resumes a killed run, which ends with the same parameters.
 from collections.abc import Iterator, Mapping, Sequence
 import os
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -236,13 +236,22 @@ def _conclude(folder: Path, config: PretrainConfig, summary: PretrainSummary) ->
     mark_finished(folder)
 
 
-def card(config: PretrainConfig, summary: PretrainSummary) -> str:
-    """The model card of a run, in Markdown."""
-    best = [each.best for each in summary.seeds]
+def card(
+    config: PretrainConfig,
+    summary: PretrainSummary,
+    *,
+    exported: Literal["best", "last"] | None = None,
+) -> str:
+    """The model card of a run, or of those weights of it that were exported, in Markdown."""
+    which = exported or "best"
+    weights = [each.best if which == "best" else each.last for each in summary.seeds]
+    holds = "for each seed the weights of lowest validation perplexity and the last ones"
+    if exported:
+        kind = {"best": "weights of lowest validation perplexity", "last": "last weights"}[exported]
+        holds = f"the {kind}, after {weights[0].step:,} updates"
     return cards.card(
         f"A language model: {summary.model}",
-        "Trained from nothing by `protot_jax.pretrain`: for each seed the weights of lowest "
-        "validation perplexity and the last ones.",
+        f"Trained from nothing by `protot_jax.pretrain`: {holds}.",
         {
             "parameters": summary.parameters,
             "layers": config.num_layers,
@@ -252,8 +261,8 @@ def card(config: PretrainConfig, summary: PretrainSummary) -> str:
             "examples an epoch": summary.corpus.training_examples,
             "tokens seen": summary.seeds[0].tokens_seen,
             "seeds": ", ".join(str(seed) for seed in config.seeds),
-            "validation perplexity, best weights": _validation(best),
-            "test perplexity, best weights": _test(best),
+            f"validation perplexity, {which} weights": _validation(weights),
+            f"test perplexity, {which} weights": _test(weights),
             "unigram model": f"{summary.unigram_perplexity:.1f}",
         },
         "Read it with `iaj protot generate --run=THIS_FOLDER` or `protot_jax.load_run`. It knows "

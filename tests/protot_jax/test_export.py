@@ -19,6 +19,7 @@ from lm_jax.weights import runs
 import protot_jax
 from protot_jax import export, exported, generate
 from protot_jax.concepts import __main__ as concepts
+from protot_jax.seeds import over_seeds
 
 
 def command(*flags):
@@ -72,10 +73,16 @@ def test_its_summary_and_card_are_those_of_its_seed(run, folder):
     assert own == whole | {"seeds": [whole["seeds"][1]]}
     reported = whole["seeds"][1]["best"]
     card = (folder / "README.md").read_text("utf-8")
-    assert f"{reported['validation_perplexity']:.1f}" in card
-    assert f"{reported['test_perplexity']:.1f}" in card
+    for split in ("validation", "test"):
+        shown = over_seeds([reported[f"{split}_perplexity"]])
+        assert f"| {split} perplexity, best weights | {shown} |" in card
+    assert "the weights of lowest validation perplexity, after 2 updates" in card
     manifest = json.loads((folder / "export.json").read_text("utf-8"))
     assert manifest["provenance"]["data"]["checkpoint"] == protot_jax.load_run(run, seed=2).sha256
+    trained = json.loads((run / "provenance.json").read_text("utf-8"))
+    assert manifest["trained"] == {
+        name: trained[name] for name in ("start", "git", "packages", "device")
+    }
     assert set(manifest["files"]) == {
         file.relative_to(folder).as_posix()
         for file in folder.rglob("*")
@@ -139,6 +146,11 @@ def test_the_last_weights_can_be_exported(run, tmp_path, capsys):
     assert "0 documents of validation" in capsys.readouterr().out
     own, wanted = (protot_jax.load_run(x, seed=2, best=False) for x in (folder, run))
     assert own.step == wanted.step == 4
+    reported = json.loads((folder / "summary.json").read_text("utf-8"))["seeds"][0]["last"]
+    card = (folder / "README.md").read_text("utf-8")
+    assert "the last weights, after 4 updates" in card
+    shown = over_seeds([reported["validation_perplexity"]])
+    assert f"| validation perplexity, last weights | {shown} |" in card
     jax.tree.map(np.testing.assert_array_equal, own.params, wanted.params)
     with pytest.raises(UsageError, match="has the last weights alone, of step 4"):
         protot_jax.load_run(folder)
