@@ -21,13 +21,12 @@ def register_all() -> None:
 
 def _is_protot(folder: Path) -> bool:
     """Whether it is a run of `iaj protot pretrain`, one of its seeds' folders, or an export."""
+    if (folder / "export.json").is_file():
+        return (folder / CONFIG_FILE).is_file()
     run = folder.parent if _SEED.fullmatch(folder.name) else folder
-    return (run / CONFIG_FILE).is_file() and (
-        (folder / "export.json").is_file()
-        or any(
-            (each / "checkpoints").is_dir() and _SEED.fullmatch(each.name)
-            for each in run.glob("seed_*")
-        )
+    return (run / CONFIG_FILE).is_file() and any(
+        (each / "checkpoints").is_dir() and _SEED.fullmatch(each.name)
+        for each in run.glob("seed_*")
     )
 
 

@@ -12,9 +12,11 @@
     data/               tokenizer, and the first `--documents` of validation and of test text
     export.json         sizes and sha256 of all files, versions of training; written last
 
-`iaj protot concepts --run=models/speeches`, and all other commands that take `--run`, need no more;
-without training text it cannot be trained further, nor `concepts --compare=sae:` be trained on it.
-The texts have the licence of their corpus: publish them by it, or export with `--documents=0`.
+`iaj protot concepts --run=models/speeches`, and the other commands that take `--run`, need no more,
+but for `robustness` without `--sentences`, which reads the corpus itself. Without training text the
+model cannot be trained further, nor `concepts --compare=sae:` train on it. `iaj sparse` reads the
+weights of `--checkpoint=best` alone. The texts have the licence of their corpus: publish them by
+it, or export with `--documents=0`; then `concepts`, `intervene` and `judge` have none to read.
 """
 
 import dataclasses
@@ -39,7 +41,7 @@ from lm_jax.run.files import (
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import CONFIG_FILE
+from lm_jax.run.workdir import CONFIG_FILE, finish_time
 from lm_jax.text.exports import export_held_out
 from lm_jax.text.preparation import open_prepared
 from lm_jax.weights import card as cards
@@ -78,10 +80,11 @@ def export(run: Path, model: TrainedModel, folder: Path, *, documents: int) -> d
     check_new(folder)
     if is_exported(run):
         raise BadInputError(f"{run} is an exported model already; copy it, or name its run")
-    if not (run / SUMMARY).is_file():
-        raise BadInputError(f"{run} has no {SUMMARY}; start the run again, so that it ends")
+    # A run that was extended keeps the summary of its earlier end.
+    if finish_time(run) is None:
+        raise BadInputError(f"{run} has not ended; start the run again, so that it ends")
     whole = load_result(run / SUMMARY, PretrainSummary)
-    own = next(each for each in whole.seeds if each.seed == model.seed)
+    (own,) = (each for each in whole.seeds if each.seed == model.seed)
     summary = dataclasses.replace(whole, seeds=(own,))
     config = dataclasses.replace(model.config, seeds=(model.seed,))
     trained = read_provenance(run)

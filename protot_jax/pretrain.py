@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lm_jax.checkpoint import manager
+from lm_jax.errors import UsageError
 from lm_jax.model.decoder import count_params
 from lm_jax.model.flops import forward_flops
 from lm_jax.model.params import ParamSpec, ParamTree
@@ -54,6 +55,7 @@ from lm_jax.train.objective import LanguageModelling, MakeBatch, is_cast
 from lm_jax.train.step import make_eval_step
 from lm_jax.weights import card as cards
 from protot_jax.config import PretrainConfig
+from protot_jax.exported import is_exported
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.results import (
     CheckpointPerplexity,
@@ -249,6 +251,8 @@ def card(
     if exported:
         kind = {"best": "weights of lowest validation perplexity", "last": "last weights"}[exported]
         holds = f"the {kind}, after {weights[0].step:,} updates"
+    last = exported == "last"
+    flag, argument = (" --checkpoint=last", "folder, best=False") if last else ("", "folder")
     return cards.card(
         f"A language model: {summary.model}",
         f"Trained from nothing by `protot_jax.pretrain`: {holds}.",
@@ -265,8 +269,9 @@ def card(
             f"test perplexity, {which} weights": _test(weights),
             "unigram model": f"{summary.unigram_perplexity:.1f}",
         },
-        "Read it with `iaj protot generate --run=THIS_FOLDER` or `protot_jax.load_run`. It knows "
-        "the text it was trained on and no more; that text decides its licence.",
+        f"Read it with `iaj protot generate --run=THIS_FOLDER{flag}` or "
+        f"`protot_jax.load_run({argument})`. It knows the text it was trained on and no more; that "
+        "text decides its licence.",
     )
 
 
@@ -316,6 +321,11 @@ def run_in(
         one in the work folder. The work folder links to it, so the two must be moved together.
     """
     settled = from_plain(config, PretrainConfig)
+    if is_exported(folder):
+        raise UsageError(
+            f"{folder} is an exported model, which cannot be trained further; name the folder of "
+            "its run, or a new one"
+        )
     with processes.open_shared_workdir(
         folder, config, resume=resume, may_change=MAY_CHANGE
     ) as workdir:

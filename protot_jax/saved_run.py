@@ -114,8 +114,11 @@ def seed_folder(folder: Path, seed: int) -> Path:
 
 
 def split_seed(folder: Path) -> tuple[Path, int | None]:
-    """A run's folder and None, or the run's folder and the seed of the folder of one seed."""
-    seed = re.fullmatch(r"seed_(\d+)", folder.name)
+    """A run's folder and None, or the run's folder and the seed of the folder of one seed.
+
+    An exported model is a whole run, whatever its folder is called.
+    """
+    seed = None if is_exported(folder) else re.fullmatch(r"seed_(\d+)", folder.name)
     return (folder.parent, int(seed[1])) if seed else (folder, None)
 
 

@@ -31,6 +31,7 @@ from protot_jax.concepts import collect, measures, ranking, resampling, results,
 from protot_jax.concepts.collect import Texts
 from protot_jax.concepts.examples import ReportTexts, spelled
 from protot_jax.concepts.results import SpelledToken, Unit, UnitComparison, UnitLayer, UnitText
+from protot_jax.exported import is_exported
 from protot_jax.saved_run import DATA, TrainedModel, load_run, run_names, split_seed
 
 Kind = Literal["heads", "sae"]
@@ -64,7 +65,8 @@ def load(named: Sequence[str], first: TrainedModel, *, best: bool = True) -> lis
     """Loads the models of comparisons, each named KIND:RUN; a run may be the folder of a seed.
 
     Raises:
-      UsageError: another kind, or a model without heads whose heads are asked for.
+      UsageError: another kind, a model without heads whose heads are asked for, or an autoencoder
+        of an exported model.
       BadInputError: a run has another tokenizer than `first`, or as `load_run`.
     """
     result = []
@@ -73,6 +75,11 @@ def load(named: Sequence[str], first: TrainedModel, *, best: bool = True) -> lis
         if kind not in KINDS or not place:
             raise UsageError(f"compare = {text!r} is not of the form heads:RUN or sae:RUN")
         folder, seed = split_seed(Path(place))
+        if kind == "sae" and is_exported(folder):
+            raise UsageError(
+                f"compare = {text!r}: an autoencoder is trained on training text, and an exported "
+                "model has none; name its run"
+            )
         model = load_run(folder, seed=seed, best=best)
         if kind == "heads" and not isinstance(model.mixer, AttentionMixer):
             raise UsageError(

@@ -155,9 +155,15 @@ def _described(task: Task) -> tuple[results.Model, ...]:
     )
 
 
+def data_identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
+    """The documents and the tokenizer of prepared data; of an export, the documents of its run."""
+    documents = manifest["notes"].get("of_documents_sha256", manifest["documents_sha256"])
+    return documents, manifest["tokenizer_sha256"]
+
+
 def _settings(options: Options, task: Task) -> results.Settings:
     manifests = [read_json(run / DATA / MANIFEST) for run in task.runs.values()]
-    same = {(one["documents_sha256"], one["tokenizer_sha256"]) for one in manifests}
+    same = {data_identity(one) for one in manifests}
     return results.Settings(
         task.prompts.source,
         len(task.prompts.prompts),

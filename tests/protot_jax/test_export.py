@@ -4,6 +4,7 @@ import json
 import shutil
 
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -12,13 +13,15 @@ from iaj.run_readers import register_all
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.parallel import sharding
 from lm_jax.run import cli
-from lm_jax.run.files import content_digest, write_json, write_manifest
+from lm_jax.run.files import content_digest, read_json, write_json, write_manifest
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.preparation import MANIFEST, open_prepared
 from lm_jax.weights import runs
 import protot_jax
-from protot_jax import export, exported, generate
+from protot_jax import export, exported, generate, pretrain, saved_run
 from protot_jax.concepts import __main__ as concepts
+from protot_jax.concepts import units
+from protot_jax.judging import __main__ as judging
 from protot_jax.seeds import over_seeds
 
 
@@ -149,6 +152,9 @@ def test_the_last_weights_can_be_exported(run, tmp_path, capsys):
     reported = json.loads((folder / "summary.json").read_text("utf-8"))["seeds"][0]["last"]
     card = (folder / "README.md").read_text("utf-8")
     assert "the last weights, after 4 updates" in card
+    assert (
+        "--run=THIS_FOLDER --checkpoint=last` or `protot_jax.load_run(folder, best=False)" in card
+    )
     shown = over_seeds([reported["validation_perplexity"]])
     assert f"| validation perplexity, last weights | {shown} |" in card
     jax.tree.map(np.testing.assert_array_equal, own.params, wanted.params)
@@ -167,10 +173,11 @@ def test_nothing_is_written_where_something_is_or_a_run_has_not_ended(
     assert "exists; name a folder that does not" in capsys.readouterr().err
     assert command(f"--run={folder}", f"--workdir={tmp_path / 'again'}") == 3
     assert "is an exported model already" in capsys.readouterr().err
+    # As of a run that goes on, which keeps the summary of its earlier end.
     unfinished = shutil.copytree(run, tmp_path / "unfinished")
-    (unfinished / "summary.json").unlink()
+    (unfinished / "finished.json").unlink()
     assert command(f"--run={unfinished}", f"--workdir={tmp_path / 'new'}") == 3
-    assert "has no summary.json; start the run again" in capsys.readouterr().err
+    assert "has not ended; start the run again" in capsys.readouterr().err
     assert command(f"--run={run}") == 2
     assert not (tmp_path / "again").exists() and not (tmp_path / "new").exists()
 
@@ -205,3 +212,39 @@ def test_a_manifest_of_another_version_says_what_to_do(copy):
     write_json(copy / "export.json", manifest | {"sha256": content_digest(manifest)})
     with pytest.raises(BadInputError, match="format 2 is not 1; export the model again"):
         protot_jax.load_run(copy)
+
+
+def test_it_is_found_under_the_name_of_a_seed(run, folder, tmp_path, monkeypatch):
+    named = shutil.copytree(folder, tmp_path / "seed_7")
+    assert saved_run.split_seed(named) == (named, None)
+    assert saved_run.split_seed(run / "seed_2") == (run, 2)
+    monkeypatch.setattr(runs, "_READERS", {})
+    register_all()
+    read = runs.read_run(named)
+    assert read is not None and read.sha256 == protot_jax.load_run(folder).sha256
+
+
+def test_it_is_not_trained_and_not_changed_by_trying(copy):
+    before = {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+    config = ConfigDict(json.loads((copy / "config.json").read_text("utf-8")))
+    for resume in ("auto", "force"):
+        with pytest.raises(UsageError, match="is an exported model, which cannot be trained"):
+            pretrain.run_in(config, copy, resume=resume)
+    assert before == {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+    assert protot_jax.load_run(copy).step == 2
+
+
+def test_an_autoencoder_needs_the_run(run, folder):
+    first = protot_jax.load_run(run, seed=2)
+    with pytest.raises(UsageError, match="an exported model has none; name its run"):
+        units.load([f"sae:{folder}"], first)
+    (compared,) = units.load([f"sae:{run / 'seed_2'}"], first)
+    assert compared.model.seed == 2
+
+
+def test_a_judge_knows_it_for_a_part_of_the_same_data(run, folder):
+    """A run and its export have the same documents; other data are others."""
+    own, part = (read_json(place / saved_run.DATA / MANIFEST) for place in (run, folder))
+    assert judging.data_identity(own) == judging.data_identity(part)
+    assert judging.data_identity(own | {"documents_sha256": "0"}) != judging.data_identity(part)
+    assert judging.data_identity(own | {"tokenizer_sha256": "0"}) != judging.data_identity(part)
