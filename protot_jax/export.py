@@ -1,4 +1,4 @@
-"""Exports a trained model as a small folder, which every command reads in place of its run.
+"""Exports a trained model as a small folder that commands read in place of its run.
 
     iaj protot export --run=runs/speeches --workdir=models/speeches
     iaj protot export --run=runs/speeches --run_seed=1 --documents=500 --workdir=models/speeches_1
@@ -64,7 +64,7 @@ class Options(RunOptions):
 
 
 def export(run: Path, model: TrainedModel, folder: Path, *, documents: int) -> dict[str, Any]:
-    """Writes the new folder of a model, and returns its manifest.
+    """Writes the new folder of a model, and returns its manifest, but for the digests of files.
 
     Args:
       run: the work folder that the model was loaded from, of a run that has ended.
@@ -77,7 +77,6 @@ def export(run: Path, model: TrainedModel, folder: Path, *, documents: int) -> d
       CorruptError: a file of the run is damaged.
       StorageError: `folder` cannot be written; then it does not exist.
     """
-    check_new(folder)
     if is_exported(run):
         raise BadInputError(f"{run} is an exported model already; copy it, or name its run")
     # A run that was extended keeps the summary of its earlier end.
