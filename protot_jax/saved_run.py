@@ -34,7 +34,7 @@ from lm_jax.text.tokenizer_training import END_OF_TEXT
 from lm_jax.train.objective import MakeBatch, PackedBatch, next_token_batch
 from protot_jax import models
 from protot_jax.config import PretrainConfig
-from protot_jax.exported import FORMAT, is_exported, read_manifest, read_weights
+from protot_jax.exported import is_exported, read_manifest, read_weights
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.reference_code import released_prefix_mean
 
@@ -126,8 +126,8 @@ def split_seed(folder: Path) -> tuple[Path, int | None]:
 class TrainedModel:
     """A pretrained model: the parameters after `step` updates, their architecture and config.
 
-    `sha256` is that of the manifest of the checkpoint, or of the exported model, which has the
-    digests of its files; empty for a model that was not loaded.
+    `sha256` is that of the manifest of the checkpoint, which has the digests of its files; of an
+    exported model too, so that a run and its export are one model. Empty if it was not loaded.
     """
 
     cfg: DecoderConfig
@@ -197,16 +197,17 @@ def load_run(
     if seed not in config.seeds:
         raise UsageError(f"seed = {seed} is none of {', '.join(map(str, config.seeds))}")
     exported, saved = is_exported(folder), seed_folder(folder, seed) / manager.FOLDER
-    step = read_manifest(folder, best=best)["step"] if exported else _saved_step(saved, best=best)
     tokenizer = Tokenizer.from_folder(folder / DATA)
     cfg, mixer = model(config, tokenizer.vocab_size)
     wanted = sharding.abstract(param_spec(cfg, mixer), mesh=mesh)
     if exported:
-        params, manifest = read_weights(folder, wanted), folder / FORMAT.name
+        manifest = read_manifest(folder, best=best)
+        step, digest = manifest["step"], manifest["provenance"]["data"]["checkpoint"]
+        params = read_weights(folder, wanted)
     else:
+        step = _saved_step(saved, best=best)
+        digest = file_digest(manager.step_folder(saved, step) / MANIFEST)["sha256"]
         params = manager.load_params(saved, step, wanted)
-        manifest = manager.step_folder(saved, step) / MANIFEST
-    digest = file_digest(manifest)["sha256"]
     return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step, digest)
 
 

@@ -47,7 +47,8 @@ from lm_jax.text.preparation import MANIFEST
 from protot_jax.judging import continuations, judges, prompts, report, results, summary
 from protot_jax.judging.continuations import Decoding
 from protot_jax.judging.prompts import Prompts
-from protot_jax.saved_run import DATA, TrainedModel, load_run, run_names
+from protot_jax.run_options import load_each
+from protot_jax.saved_run import DATA, TrainedModel, run_names
 
 FOLDER = "judging"
 ROWS = "rows.parquet"
@@ -61,7 +62,7 @@ class Options:
     """The models, the prompts, the samplers and the judges."""
 
     run: tuple[str, ...] = option(
-        (), "work folder of a pretraining run; one flag for each model", repeated=True
+        (), "run, one of its seeds' folders, or exported model; one flag for each", repeated=True
     )
     checkpoint: Literal["best", "last"] = option(
         "best", "checkpoint of lowest validation perplexity, or the last one"
@@ -103,11 +104,6 @@ def task_from_options(options: Options) -> Task:
       UsageError: no run, one run twice, or options that no sampler or context can have.
       BadInputError, CorruptError: a run or the file of prompts cannot be used.
     """
-    runs = [Path(run) for run in options.run]
-    if not runs:
-        raise UsageError("--run is missing; name the work folder of a pretraining run")
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise UsageError("--run names a folder twice; name each run once")
     sampled = Sampling(
         options.temperature,
         options.top_k,
@@ -118,7 +114,7 @@ def task_from_options(options: Options) -> Task:
     if options.temperature == 0:
         raise UsageError("temperature = 0 is greedy, which is measured in any case; give more")
     judges.check(options.judge)
-    loaded = [load_run(run, best=options.checkpoint == "best") for run in runs]
+    runs, loaded = zip(*load_each(options.run, best=options.checkpoint == "best"), strict=True)
     models = {
         f"{name}, seed {model.seed}": model
         for name, model in zip(run_names(runs, loaded), loaded, strict=True)

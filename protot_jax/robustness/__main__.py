@@ -27,7 +27,6 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from lm_jax.errors import UsageError
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, to_jsonable, write_json, write_text
 from lm_jax.run.options import option
@@ -39,7 +38,8 @@ from protot_jax.interventions.experiment import SubjectModel
 from protot_jax.robustness import experiment, lists, report, sentences
 from protot_jax.robustness.experiment import Pairs, RobustnessConfig
 from protot_jax.robustness.results import RobustnessReport
-from protot_jax.saved_run import load_run, run_names, split_seed
+from protot_jax.run_options import load_each
+from protot_jax.saved_run import run_names, split_seed
 
 FOLDER = "robustness"
 PAIRS = "pairs.jsonl"
@@ -82,23 +82,8 @@ def load_subjects(options: Options) -> list[SubjectModel]:
       UsageError: no run, one named twice, or a seed that a run does not have.
       BadInputError, CorruptError: as `load_run`.
     """
-    if not options.run:
-        raise UsageError("--run is missing; name the work folder of a pretraining run")
-    folders, models = [], []
-    for name in options.run:
-        folder, seed = split_seed(Path(name))
-        folders.append(folder)
-        models.append(
-            load_run(
-                folder,
-                seed=options.run_seed if seed is None else seed,
-                best=options.checkpoint == "best",
-            )
-        )
-    digests = [model.sha256 for model in models]
-    for name, digest in zip(options.run, digests, strict=True):
-        if digests.count(digest) > 1:
-            raise UsageError(f"--run={name} is given twice; name each model once")
+    loaded = load_each(options.run, seed=options.run_seed, best=options.checkpoint == "best")
+    folders, models = zip(*loaded, strict=True)
     return list(map(SubjectModel, run_names(folders, models), models))
 
 

@@ -18,7 +18,7 @@ from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import MANIFEST, open_prepared
 from lm_jax.weights import runs
 import protot_jax
-from protot_jax import export, exported, generate, pretrain, saved_run
+from protot_jax import export, exported, generate, pretrain, run_options, saved_run
 from protot_jax.concepts import __main__ as concepts
 from protot_jax.concepts import units
 from protot_jax.judging import __main__ as judging
@@ -54,7 +54,7 @@ def sealed(folder):
 def test_it_is_the_model_of_the_run(run, folder):
     own, wanted = protot_jax.load_run(folder), protot_jax.load_run(run, seed=2)
     assert (own.cfg, own.mixer, own.seed, own.step) == (wanted.cfg, wanted.mixer, 2, 2)
-    assert own.tokenizer.sha256 == wanted.tokenizer.sha256
+    assert (own.sha256, own.tokenizer.sha256) == (wanted.sha256, wanted.tokenizer.sha256)
     jax.tree.map(np.testing.assert_array_equal, own.params, wanted.params)
     # By an independent reader, under the names of the parameters.
     stored = load_file(folder / "model.safetensors")
@@ -123,6 +123,16 @@ def test_commands_read_it_in_place_of_its_run(run, folder, tmp_path, capsys):
     assert said[0] == said[1]
     assert reports[0]["prototypes"] == reports[1]["prototypes"]
     assert reports[0]["layers"] == reports[1]["layers"]
+
+
+def test_a_run_and_its_export_are_one_model(run, folder):
+    """So that no report compares a model with itself; other seeds and weights are others."""
+    with pytest.raises(UsageError, match=f"--run={folder} is the same model as {run}"):
+        run_options.load_each([f"{run}/seed_2", str(folder)])
+    others = run_options.load_each([str(folder), f"{run}/seed_1"])
+    assert [model.seed for _, model in others] == [2, 1]
+    (last,) = run_options.load_each([f"{run}/seed_2"], best=False)
+    assert last[1].sha256 != others[0][1].sha256
 
 
 def test_the_other_libraries_read_it(run, folder, monkeypatch):

@@ -264,7 +264,7 @@ def test_prompts_of_a_file_are_used(runs, tmp_path, capsys):
         (("--prompts=absent.jsonl",), "absent.jsonl cannot be read"),
         (("--prompts={broken}",), "line 2: prompt and reference must be strings"),
         (("--prompts={single}",), "1 can be used and 0 are too short"),
-        (("--run={run}",), "names a folder twice"),
+        (("--run={run}",), "is the same model as"),
         (("--judge=perplexity:{copy}",), "would prefer itself"),
         (("--judge=cached:absent",), "absent is not a file of answers"),
     ],

@@ -275,7 +275,7 @@ def test_runs_are_named_once_and_at_least_one(run, capsys):
     assert launched("--pairs=2") == 2
     assert "--run is missing" in capsys.readouterr().err
     assert launched(f"--run={run}", f"--run={run}/seed_1") == 2
-    assert "is given twice" in capsys.readouterr().err
+    assert f"is the same model as {run}" in capsys.readouterr().err
 
 
 def test_sentences_of_a_text():
