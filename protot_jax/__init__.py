@@ -3,6 +3,7 @@
 After "Prototype Transformer: Towards Language Model Architectures Interpretable by Design".
 """
 
+from protot_jax.attribution import attribute
 from protot_jax.deltanet import DeltaNetMixer
 from protot_jax.edits import edit, reinitialise
 from protot_jax.gated_deltanet import GatedDeltaNetMixer
@@ -20,6 +21,7 @@ __all__ = [
     "PrototypeMixer",
     "RavenMixer",
     "TrainedModel",
+    "attribute",
     "build_model",
     "edit",
     "load_run",

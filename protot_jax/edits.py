@@ -4,15 +4,19 @@ Prototype Transformer, appendix A.3. `mask_write` and `mask_read` set the logit 
 minus infinity, so that its share goes to the others, as in the released code. `zero_write` and
 `zero_read` set its gate to zero and leave the others as they are, as in the text of the paper. In a
 first layer with shared routing the read logits are the write logits, so that `mask_write` masks
-both gates there. `clamp` holds the gates of one text to those of another (section 5.2).
+both gates there. `scale` multiplies what a layer reads from one prototype, to steer a text: 0 is
+`zero_read`, 1 changes nothing. It scales the read gate, for a constant factor of a write gate
+cancels in the mean that it is a weight of. `clamp` holds the gates of one text to those of another
+(section 5.2).
 
     edits = protot_jax.edit(layer=9, prototype=7, mode="mask_write")
     lm_jax.forward(params, tokens_BT, cfg, mixer=mixer, edits=edits)
 """
 
 from collections.abc import Mapping, Sequence
+import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import struct
 import jax
@@ -28,6 +32,9 @@ MODES: Mapping[str, tuple[str, float]] = {
     "zero_write": ("mixer.write", 0.0),
     "zero_read": ("mixer.read", 0.0),
 }
+SCALE = "scale"
+_EVERY_MODE = (*MODES, SCALE)
+_FORMS = f"L2P5, L2P5:mask_write, L2P5:{SCALE}=2 or layer=2,prototype=5,mode={SCALE},by=2"
 
 
 @struct.dataclass
@@ -41,53 +48,125 @@ class Column:
         return jnp.where(jnp.arange(x.shape[-1])[None, None] == self.prototype, self.value, x)
 
 
-def edit(*, layer: int, prototype: int, mode: str) -> dict[str, Any]:
+@struct.dataclass
+class ScaledColumn:
+    """Prototype `prototype` of a site `[B, T, R]` times `factor`; both are scalars `[1, 1, 1]`."""
+
+    prototype: jax.Array
+    factor: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        on = jnp.arange(x.shape[-1])[None, None] == self.prototype
+        return jnp.where(on, x * self.factor.astype(x.dtype), x)
+
+
+class PrototypeEdit(NamedTuple):
+    """What `edit` is called with; `by` is the factor of the mode `scale`, and None for others."""
+
+    layer: int
+    prototype: int
+    mode: str
+    by: float | None = None
+
+
+def edit(*, layer: int, prototype: int, mode: str, by: float | None = None) -> dict[str, Any]:
     """The edits of one prototype, for `lm_jax.forward`.
 
-    Layer and prototype are traced data: a sweep over them compiles once.
+    Layer, prototype and factor are traced data: a sweep over them compiles once.
+
+    Args:
+      layer: from 0 on.
+      prototype: of the layer, from 0 on.
+      mode: one of `MODES`, or `scale`.
+      by: the factor of `scale`, from 0 on; above 1 the prototype is amplified.
 
     Raises:
-      UsageError: an unknown mode, or a negative prototype. A layer that the model does not have
-        is refused by `forward`, a prototype by `check`.
+      UsageError: an unknown mode, a negative prototype, or a factor that is missing, negative or of
+        another mode. A layer that the model does not have is refused by `forward`, a prototype by
+        `check`.
     """
     if prototype < 0:
         raise UsageError(f"prototype = {prototype} must be at least 0")
-    site, value = MODES[_known(mode)]
-    column = Column(jnp.full((1, 1, 1), prototype), jnp.full((1, 1, 1), value, jnp.float32))
-    return {site: OneLayer(layer, column)}
+    check_factor(_known(mode), by)
+    at = jnp.full((1, 1, 1), prototype)
+    if by is not None:
+        factor = jnp.full((1, 1, 1), by, jnp.float32)
+        return {"mixer.read": OneLayer(layer, ScaledColumn(at, factor))}
+    site, value = MODES[mode]
+    return {site: OneLayer(layer, Column(at, jnp.full((1, 1, 1), value, jnp.float32)))}
 
 
-def parse(text: str) -> tuple[int, int, str]:
-    """Parses "L2P5" (mode `zero_write`) or "L2P5:mask_write" as layer, prototype and mode.
+def parse(text: str) -> PrototypeEdit:
+    """Parses the edit of a prototype in one of two forms.
+
+    "L2P5" (mode `zero_write`), "L2P5:mask_write", "L2P5:scale=2", or by names,
+    "layer=2,prototype=5,mode=scale,by=2". "L2P5:scale" leaves the factor to a sweep of strengths.
 
     Raises:
       UsageError: the text has another form, or the mode is unknown.
     """
-    place, _, mode = text.partition(":")
-    result = re.fullmatch(r"L(\d+) ?P(\d+)", place)
+    if "," in text:
+        named = dict(part.partition("=")[::2] for part in text.replace(" ", "").split(","))
+        if unknown := [name for name in named if name not in PrototypeEdit._fields]:
+            fields = ", ".join(PrototypeEdit._fields)
+            raise UsageError(f"edit = {text!r}: {unknown[0]!r} is not one of {fields}")
+        place = f"L{named.get('layer')}P{named.get('prototype')}"
+        mode, by = named.get("mode", "zero_write"), named.get("by")
+    else:
+        place, _, rest = text.partition(":")
+        mode, _, factor = (rest or "zero_write").partition("=")
+        by = factor or None
+    result = re.fullmatch(r"L(\d+) ?P(\d+)", place.strip())
     if not result:
-        raise UsageError(f"edit = {text!r} is not of the form L2P5 or L2P5:mask_write")
-    return int(result[1]), int(result[2]), _known(mode or "zero_write")
+        raise UsageError(f"edit = {text!r} is not of the form {_FORMS}")
+    parsed = PrototypeEdit(int(result[1]), int(result[2]), _known(mode), _number(text, by))
+    # Without a factor, it is one of a sweep of strengths, or refused by `edit`.
+    if parsed.by is not None:
+        check_factor(parsed.mode, parsed.by)
+    return parsed
+
+
+def _number(text: str, by: str | None) -> float | None:
+    try:
+        return None if by is None else float(by)
+    except ValueError:
+        raise UsageError(f"edit = {text!r}: {by!r} is not a number") from None
 
 
 def _known(mode: str) -> str:
-    if mode not in MODES:
-        raise UsageError(f"mode = {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
+    if mode not in _EVERY_MODE:
+        raise UsageError(
+            f"mode = {mode!r} is not one of {', '.join(_EVERY_MODE)}{nearest(mode, _EVERY_MODE)}"
+        )
     return mode
 
 
-def several(params: ParamTree, chosen: Sequence[tuple[int, int, str]]) -> dict[str, Chain]:
-    """The edits of several prototypes at once, each `(layer, prototype, mode)`.
+def check_factor(mode: str, by: float | None) -> None:
+    """Checks that a factor goes with the mode.
 
     Raises:
-      UsageError: an unknown mode, or a layer or a prototype that the model does not have.
+      UsageError: it is missing, of another mode, negative or not finite.
+    """
+    if mode != SCALE and by is not None:
+        raise UsageError(f"by = {by:g} goes with mode = {SCALE!r}, not with {mode!r}; leave it out")
+    if mode == SCALE and by is None:
+        raise UsageError(f"mode = {SCALE!r} needs a factor; write L2P5:{SCALE}=2, or 0 for none")
+    if by is not None and not 0 <= by < math.inf:
+        raise UsageError(f"by = {by} must be a factor from 0 on")
+
+
+def several(params: ParamTree, chosen: Sequence[PrototypeEdit]) -> dict[str, Chain]:
+    """The edits of several prototypes at once.
+
+    Raises:
+      UsageError: as `edit`, or a layer or a prototype that the model does not have.
     """
     num_layers = params["blocks"]["mixer"]["prototypes"].shape[0]
     by_site: dict[str, list[Any]] = {}
-    for layer, prototype, mode in chosen:
-        check(params, layer=layer, prototype=prototype)
-        for site, one in edit(layer=layer, prototype=prototype, mode=mode).items():
-            by_site.setdefault(site, []).append(one.stacked(num_layers))
+    for one in chosen:
+        check(params, layer=one.layer, prototype=one.prototype)
+        for site, change in edit(**one._asdict()).items():
+            by_site.setdefault(site, []).append(change.stacked(num_layers))
     return {site: Chain(tuple(edits)) for site, edits in by_site.items()}
 
 

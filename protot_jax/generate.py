@@ -2,6 +2,7 @@
 
     iaj protot generate --run=runs/speeches --prompt="the people of the united states"
     iaj protot generate --run=runs/speeches --prompt="the war" --tokens=0 --edit=L2P5
+    iaj protot generate --run=runs/speeches --prompt="the war" --edit=L2P5:scale --strengths=0,1,4
 
 ProtoT, Mamba and DeltaNet need constant memory; with `--tokens=0` they generate until Ctrl-C. LLaMA
 caches every position, and ends at its training context. The paper does not say how it sampled;
@@ -10,9 +11,12 @@ the defaults of temperature, top-k and top-p are those of the released code, whi
 
 `--edit=L2P5` (repeatable) generates with the write gate of prototype 5 in layer 2 zeroed, as
 `protot_jax.interventions` does; with the same `--seed`, any difference is an effect of the edit.
+`--edit=L2P5:scale=3` triples what is read from it, and `--edit=L2P5:scale --strengths=0,1,2,4`
+continues the prompt once for each factor, with the probability of `--target` after the prompt.
+`--routing_of=TEXT` gives the first tokens the gates of another text, token by token.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import sys
@@ -21,12 +25,15 @@ from typing import Any
 import jax
 from tokenizers.decoders import DecodeStream
 
+from lm_jax.errors import UsageError
 from lm_jax.model.decode import Sampling, stream
-from lm_jax.run import cli, stop
+from lm_jax.run import cli, stop, terminal
 from lm_jax.run.options import option
 from protot_jax import edits
+from protot_jax.interventions.sentences import open_ids
 from protot_jax.run_options import RunOptions
 from protot_jax.saved_run import TrainedModel
+from protot_jax.steering import EditsAt, Steered, parse_strengths, routing_of, sweep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,9 +54,34 @@ class Options(RunOptions):
     seed: int = option(0, "random seed of the sampler", least=0)
     edit: tuple[str, ...] = option(
         (),
-        f"edit of a prototype, L2P5 or L2P5:MODE with a MODE of {', '.join(edits.MODES)}",
+        f"edit of a prototype, L2P5 or L2P5:MODE with a MODE of {', '.join(edits.MODES)}, or "
+        "scale=FACTOR; also as layer=2,prototype=5,mode=scale,by=0",
         repeated=True,
     )
+    strengths: tuple[str, ...] = option(
+        (), "factors, each in turn, of the edits of mode scale that name none"
+    )
+    target: str | None = option(
+        None, "word whose probability after the prompt is printed for every strength"
+    )
+    routing_of: str | None = option(
+        None, "text whose routing the first tokens take, token by token; default their own"
+    )
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampler.
+
+        Raises:
+          UsageError: a setting out of range.
+        """
+        return Sampling(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.repetition_penalty,
+            self.no_repeat_ngram,
+        )
 
 
 def text(
@@ -58,20 +90,18 @@ def text(
     *,
     sampling: Sampling,
     key: jax.Array,
-    edits: Mapping[str, Any] | None = None,
+    edits: Mapping[str, Any] | EditsAt | None = None,
 ) -> Iterator[str]:
     """Yields the continuation of `prompt` piece by piece, until the model ends the document.
 
-    An attention model also stops at its longest context. `edits` are those of `lm_jax.generate`.
+    An attention model also stops at its longest context. `edits` are those of `lm_jax.generate`, or
+    those of some positions (`protot_jax.steering`).
 
     Raises:
       BadInputError: the prompt fills that context.
     """
     tokenizer = model.tokenizer
-    ids = tokenizer.encode(prompt, split_special_tokens=True)
-    # The tokenizer ends a document; a prompt is continued.
-    while len(ids) > 1 and ids[-1] == tokenizer.eos_id:
-        ids.pop()
+    ids = open_ids(tokenizer, prompt)
     pieces = DecodeStream(skip_special_tokens=True)
     # The text of a token depends on those before: a new word begins with a space.
     for token in ids:
@@ -94,25 +124,29 @@ def text(
 def main(arguments: cli.Arguments) -> None:
     """The command."""
     options: Options = arguments.options
-    sampling = Sampling(
-        options.temperature,
-        options.top_k,
-        options.top_p,
-        options.repetition_penalty,
-        options.no_repeat_ngram,
-    )
+    sampling, key = options.sampling, jax.random.key(options.seed)
     chosen = [edits.parse(spec) for spec in options.edit]
+    strengths = parse_strengths(options.strengths)
+    if options.target is not None and not strengths:
+        raise UsageError("target: its probability is that of a sweep; give --strengths=0,1,2 too")
+    if options.routing_of is not None and strengths:
+        raise UsageError("routing_of and strengths cannot be combined; leave one of them out")
     model = options.load()
-    if chosen:
+    if chosen or strengths or options.routing_of is not None:
         # A model without prototypes is refused.
         _ = model.prototypes
-    pieces = text(
-        model,
-        options.prompt,
-        sampling=sampling,
-        key=jax.random.key(options.seed),
-        edits=edits.several(model.params, chosen) if chosen else None,
-    )
+    if strengths:
+        arguments_of = {"tokens": options.tokens, "sampling": sampling, "key": key}
+        swept = sweep(
+            model, options.prompt, chosen, strengths, target=options.target, **arguments_of
+        )
+        print(format_sweep(swept))
+        return
+    changes: Mapping[str, Any] | EditsAt | None
+    changes = edits.several(model.params, chosen) if chosen else None
+    if options.routing_of is not None:
+        changes = routing_of(model, options.routing_of, changes)
+    pieces = text(model, options.prompt, sampling=sampling, key=key, edits=changes)
     sys.stdout.write(options.prompt)
     for piece in itertools.islice(pieces, options.tokens or None):
         sys.stdout.write(piece)
@@ -120,6 +154,22 @@ def main(arguments: cli.Arguments) -> None:
         if stop.requested():
             break
     sys.stdout.write("\n")
+
+
+def format_sweep(swept: Sequence[Steered]) -> str:
+    """Every continuation below its factor, and a table of what was measured, for a terminal."""
+    lines = [line for one in swept for line in (f"times {one.by:g}:", one.text, "")]
+    heads = ["factor", "probability of the target", "perplexity without edits", "repetition"]
+    rows = [
+        [
+            f"{one.by:g}",
+            "" if one.probability is None else f"{one.probability:.4%}",
+            f"{one.perplexity:.1f}",
+            f"{one.repetition:.2f}",
+        ]
+        for one in swept
+    ]
+    return "\n".join([*lines, terminal.format_table(heads, rows, left=())])
 
 
 if __name__ == "__main__":

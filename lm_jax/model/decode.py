@@ -6,7 +6,7 @@ attended to. For a recurrent mixer they are padded on the left, where it does no
 change the empty state.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -184,9 +184,12 @@ def stream(
     sampling: Sampling = Sampling(),
     key: jax.Array | None = None,
     stop_id: int | None = None,
-    edits: Mapping[str, Any] | None = None,
+    edits: Mapping[str, Any] | Callable[[int, int], Mapping[str, Any]] | None = None,
 ) -> Iterator[int]:
     """Continues one prompt, one token at a time, under the `edits` of `generate`.
+
+    Edits that differ by position are a function that is called with the first position of a pass,
+    counted from the beginning of the prompt, and the number of its positions, T.
 
     A recurrent mixer continues without end in constant memory; penalties go by the latest
     `cfg.max_length` tokens. One that keeps every position has a cache for the model's context,
@@ -213,14 +216,16 @@ def stream(
     width = cfg.max_length if sampling.penalises else 0
     window_BW = penalties.window([prompt], width, cfg.vocab_size)
     counts = itertools.count() if mixer.recurrent else range(cfg.max_length - len(prompt))
+    start = 0
     for count in counts:
+        places = start, tokens_BT.shape[1]
         next_B, cache, window_BW = _next(
             params,
             cache,
             tokens_BT,
             window_BW,
             jax.random.fold_in(key, count),
-            edits,
+            edits(*places) if callable(edits) else edits,
             cfg=cfg,
             sampling=sampling,
             mixer=mixer,
@@ -229,7 +234,7 @@ def stream(
         if token == stop_id:
             return
         yield token
-        tokens_BT = next_B[:, None]
+        start, tokens_BT = sum(places), next_B[:, None]
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "sampling", "mixer"))

@@ -157,14 +157,15 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     """The `get_config(mode)` of the suite.
 
     Args:
-      mode: "" for the suite; "quickstart" for three models on MQAR in minutes, one run each;
+      mode: "" for the suite; "small" for all of its models and tasks at a length that one core
+        trains in an hour or two, one run each; "quickstart" for three models on MQAR in minutes;
         "smoke" for a run of seconds that only tests that it runs.
       **settings: fields of `RecallConfig` that differ from its defaults.
 
     Raises:
       UsageError: the mode is unknown, or `RecallConfig` refuses the settings.
     """
-    modes = {"smoke": smoke, "quickstart": quickstart}
+    modes = {"smoke": smoke, "quickstart": quickstart, "small": small}
     return in_mode(mode, RecallConfig(**settings), modes, of="the recall suite")
 
 
@@ -185,6 +186,12 @@ def quickstart(config: RecallConfig) -> RecallConfig:
         learning_rates=(4e-3,),
         seeds=(0,),
     )
+
+
+def small(config: RecallConfig) -> RecallConfig:
+    """Every task and model at the size of `quickstart`, measured up to four times its length."""
+    tasks, models = config.tasks, config.models
+    return dataclasses.replace(quickstart(config), tasks=tasks, models=models, lengths=(12, 24, 48))
 
 
 def smoke(config: RecallConfig) -> RecallConfig:

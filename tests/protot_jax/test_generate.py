@@ -180,9 +180,8 @@ def test_with_a_prototype_closed_the_tokens_are_those_of_edited_forwards(run):
     drawn = lm_jax.init_params(jax.random.key(3), model.cfg, mixer=model.mixer)
     params = jax.tree.map(lambda x: 10 * x, drawn)
     prompt = model.tokenizer.encode("the people of the town")[:-1]
-    zeroed = edits.several(
-        params, [(0, 1, "zero_write"), (1, 0, "zero_write"), (1, 2, "mask_read")]
-    )
+    chosen = [(0, 1, "zero_write"), (1, 0, "zero_write"), (1, 2, "mask_read")]
+    zeroed = edits.several(params, [edits.PrototypeEdit(*one) for one in chosen])
     arguments = {"mixer": model.mixer, "edits": zeroed}
     streamed = list(itertools.islice(decode.stream(params, prompt, model.cfg, **arguments), 12))
     edited = lm_jax.generate(params, [prompt], model.cfg, max_new_tokens=12, **arguments)

@@ -1,9 +1,13 @@
 """Rows of the recall suite: streams by number, and what an oracle and a guess score on them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from lm_jax.run.config import from_plain, to_plain
 from protot_jax.recall import sequences, study
+from protot_jax.recall.config import RecallConfig, experiment
 from protot_jax.recall.sequences import Batches, Condition
 
 CONDITIONS = (Condition("mqar", 40, 6), Condition("induction", 41), Condition("needle", 40))
@@ -87,3 +91,19 @@ def test_conditions_without_room_are_left_out():
     assert not sequences.is_possible(Condition("mqar", 15, 4), 9)
     assert sequences.is_possible(Condition("induction", 16), 10)
     assert not sequences.is_possible(Condition("induction", 18), 10)
+
+
+def test_the_small_suite_has_every_model_and_task_at_the_size_of_the_quickstart():
+    suite, small, quick = (
+        from_plain(to_plain(experiment(mode)), RecallConfig) for mode in ("", "small", "quickstart")
+    )
+    assert (small.models, small.tasks) == (suite.models, suite.tasks)
+    wanted = dataclasses.replace(small, models=quick.models, tasks=("mqar",), lengths=(12, 24))
+    assert wanted == quick
+    lengths = {task: [each.length for each in small.measured(task)] for task in small.task_names}
+    # 48 tokens of induction are 24 different ones, of 19.
+    assert lengths == {
+        "mqar": [12, 12, 24, 24, 48, 48],
+        "induction": [12, 24],
+        "needle": [12, 24, 48],
+    }
