@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
 
 import jsonschema
 import numpy as np
@@ -127,6 +128,23 @@ def test_the_page_has_every_slice_and_the_papers_numbers(measured):
         assert text in page
     # Table 3 of both kinds of model, whose names tell the seeds apart.
     assert "paper 0.2269" in page and "protot, seed 2" in page and "llama, seed 7" in page
+
+
+def test_the_page_has_the_columns_of_table_4_and_the_mass_of_flips(measured):
+    result = load_result(measured[0] / command.RESULT, RobustnessReport)
+    page = report.render(result)
+    table = page[page.index("prototype-mediated robustness") :]
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", page)
+    for head in (
+        *("Pairs", "Mean JS", "Mean JS, held", "Ratio of means", "Mean of ratios", "sd of ratios"),
+        *("Median", "Above 0", "Below the floor", "AG, nats", "Mass of first ten"),
+    ):
+        assert any(head in text for text in heads)
+    # Deviation and positive fraction of Table 4's row of typos, and its means.
+    for printed in ("paper 0.001", "paper 0.279", "paper 0.533", "paper 0.208", "paper 0.186"):
+        assert printed in table
+    flip = next(one for one in result.slices if one.name == "gender").models[0]
+    assert f"{flip.mass:.3f}" in page and f"{flip.ag:.4f}" in page
 
 
 def test_a_divergence_that_is_no_number_is_printed_as_such(measured):
