@@ -76,6 +76,14 @@ def conclusion(result: RobustnessReport) -> list[str]:
                 f"slices; another sentence's routing leaves more divergence than the right one on "
                 f"{gains} (intervals above 0)."
             )
+        forced = [clamp.released for clamp in clamps if clamp.released is not None]
+        if forced:
+            falls = sum(_above(clamp.pmr.ratio_of_means) for clamp in forced)
+            lines.append(
+                f"{name}: forced as in the released code, the routing of the last token lowers the "
+                f"divergence on {falls} of {len(forced)} slices (the smaller of two, intervals "
+                "above 0)."
+            )
     if not lines:
         lines.append(f"{len(result.slices)} slices were measured on {own[0]}.")
     return lines
@@ -242,10 +250,25 @@ def _clamp(result: RobustnessReport) -> Section | None:
                     [[one.name, *_pmr_row(one, own)] for one, own in held],
                     caption=_PROSE("pmr_caption", name, f"{result.settings.floor:g}"),
                 ),
+                *_released(name, held),
             ]
     if not tables:
         return None
     return section("Routing held", _PROSE("clamp", result.settings.held), *tables)
+
+
+def _released(name: str, held: Sequence[tuple[SliceResult, Measured]]) -> list[Part]:
+    """The paragraph and the table of the released code's clamp, if it was measured."""
+    rows = []
+    for one, own in held:
+        clamp = own.clamp.released if own.clamp else None
+        if clamp is not None:
+            forced = [_interval(clamp.write_js), _interval(clamp.read_js)]
+            rows.append([one.name, *forced, *_mediation(one, own, clamp.js, clamp.pmr)])
+    if not rows:
+        return []
+    heads = ["Slice", "JS, write forced", "JS, read forced", *_PMR]
+    return [_PROSE("released"), table(heads, rows, caption=_PROSE("released_caption", name))]
 
 
 def _held_row(one: SliceResult, own: Measured) -> list[Cell]:
