@@ -7,7 +7,7 @@ first layer with shared routing the read logits are the write logits, so that `m
 both gates there. `scale` multiplies what a layer reads from one prototype, to steer a text: 0 is
 `zero_read`, 1 changes nothing. It scales the read gate, for a constant factor of a write gate
 cancels in the mean that it is a weight of. `clamp` holds the gates of one text to those of another
-(section 5.2).
+(section 5.2), `released_clamp` as the released code does.
 
     edits = protot_jax.edit(layer=9, prototype=7, mode="mask_write")
     lm_jax.forward(params, tokens_BT, cfg, mixer=mixer, edits=edits)
@@ -16,7 +16,7 @@ cancels in the mean that it is a weight of. `clamp` holds the gates of one text 
 from collections.abc import Mapping, Sequence
 import math
 import re
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from flax import struct
 import jax
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.edits import Chain, OneLayer, Replace
 from lm_jax.model.params import ParamTree
+from protot_jax.routing import gates as normalise
 
 MODES: Mapping[str, tuple[str, float]] = {
     "mask_write": ("mixer.write_logits", -jnp.inf),
@@ -185,17 +186,60 @@ def clamp(
       source_BT: the position of the other text whose gates a position takes; -1 leaves it alone.
       chosen: the prototypes that are held, each `(layer, prototype)`; empty for all.
     """
-    L, _, _, R = gates[GATES[0]].shape
     source_BT = jnp.asarray(source_BT)
-    on_LR = jnp.full((L, R), not chosen)
-    for layer, prototype in chosen:
-        on_LR = on_LR.at[layer, prototype].set(True)
-    mask_LBTR = on_LR[:, None, None] & (source_BT >= 0)[None, :, :, None]
+    mask_LBTR = _chosen(gates, chosen) & (source_BT >= 0)[None, :, :, None]
     index_LBTR = jnp.maximum(source_BT, 0)[None, :, :, None]
     return {
         site: Replace(jnp.take_along_axis(gates[site], index_LBTR, axis=2), mask_LBTR)
         for site in GATES
     }
+
+
+def released_clamp(
+    gates: Mapping[str, jax.Array],
+    source_B: jax.typing.ArrayLike,
+    at_BT: jax.typing.ArrayLike,
+    *,
+    gate: Literal["write", "read"],
+    shared_routing: bool,
+    heads: int = 1,
+    chosen: Sequence[tuple[int, int]] = (),
+) -> dict[str, Replace]:
+    """The edits that force one gate of a text as the released code does.
+
+    The gate that the last layer has at one token of another text goes through a softmax once more,
+    which makes it flatter, and takes the place of the gate in all layers. A forced write gate at
+    the last token reaches no output there, since a token reads what earlier ones wrote; but a first
+    layer with shared routing reads with its write gate, and so with the forced one.
+
+    Args:
+      gates: of the other text, recorded at `GATES`, `[L, B, S, R]` each.
+      source_B: the position of the other text whose gate is taken.
+      at_BT: whether the gate is forced at a position.
+      gate: the one that is taken and forced.
+      shared_routing: whether the first layer reads with its write gate.
+      heads: of the mixer; each has a softmax of its own.
+      chosen: the prototypes that are forced, each `(layer, prototype)`; empty for all.
+    """
+    site = f"mixer.{gate}"
+    L, B, _, R = gates[site].shape
+    last_B1R = gates[site][-1, jnp.arange(B), jnp.asarray(source_B)][:, None]
+    forced_LB1R = jnp.broadcast_to(normalise(last_B1R, "softmax", heads=heads), (L, B, 1, R))
+    mask_LBTR = _chosen(gates, chosen) & jnp.asarray(at_BT)[None, :, :, None]
+    edits = {site: Replace(forced_LB1R, mask_LBTR)}
+    if shared_routing and gate == "write":
+        first_L111 = (jnp.arange(L) == 0)[:, None, None, None]
+        edits["mixer.read"] = Replace(forced_LB1R, mask_LBTR & first_L111)
+    return edits
+
+
+def _chosen(gates: Mapping[str, jax.Array], chosen: Sequence[tuple[int, int]]) -> jax.Array:
+    """Mask `[L, 1, 1, R]` of the prototypes of `chosen`, each `(layer, prototype)`, or of all."""
+    L, _, _, R = gates[GATES[0]].shape
+    on_LR = jnp.full((L, R), not chosen)
+    for layer, prototype in chosen:
+        on_LR = on_LR.at[layer, prototype].set(True)
+    return on_LR[:, None, None]
 
 
 def check(params: ParamTree, *, layer: int, prototype: int) -> None:

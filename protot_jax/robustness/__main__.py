@@ -9,8 +9,9 @@ After Prototype Transformer, section 5.2 and appendix A.5. Sentences are those o
 typos, synonyms, other spellings, inflections, contractions, punctuation and abbreviations; a line
 with a "perturbed" text as well is measured as it is. Built sentences in which gender, negation or
 number is flipped are measured beside them. In models with prototypes, the gates of the perturbed
-sentence are also held to those of the original. A run is a work folder, or the folder `seed_N` in
-it. Into `--workdir`, by default the folder `robustness` of the first run, it writes
+sentence are also held to those of the original, with `--released_clamp` also as the released code
+does. A run is a work folder, or the folder `seed_N` in it. Into `--workdir`, by default the folder
+`robustness` of the first run, it writes
 
     pairs.jsonl      all pairs, which `--sentences` reads
     rows.parquet     a row for each pair and model (`results.py`)
@@ -73,6 +74,9 @@ class Options:
         None, "leave out pairs of a lower similarity, 0.75 in the paper; default not measured"
     )
     held: tuple[str, ...] = option((), "prototypes whose routing is held, as L2P5; default all")
+    released_clamp: bool = option(
+        False, "hold the routing also as the released code does, at the last token alone"
+    )
 
 
 def load_subjects(options: Options) -> list[SubjectModel]:
@@ -104,6 +108,7 @@ def config_from_options(options: Options, subjects: list[SubjectModel]) -> Robus
         wordnet_sha256=file_digest(wordnet / _SENSES)["sha256"] if wordnet else None,
         least_similarity=options.least_similarity,
         held=experiment.parse_held(options.held),
+        released_clamp=options.released_clamp,
     )
 
 
@@ -115,11 +120,11 @@ def main(arguments: cli.Arguments) -> None:
     wordnet = lists.WordNet(options.wordnet) if options.wordnet else None
     subjects = load_subjects(options)
     config = config_from_options(options, subjects)
-    experiment.check_held(subjects, config.held)
+    experiment.check_clamps(subjects, config)
     for subject in subjects:
         subject.model.warn_of_joining()
     folder = arguments.workdir or split_seed(Path(options.run[0]))[0] / FOLDER
-    with open_workdir(folder, config, resume=arguments.resume) as work:
+    with open_workdir(folder, config.stored(), resume=arguments.resume) as work:
         if done := finish_time(work.path):
             print(f"finished {done}")
         else:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
 import re
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from protot_jax.interventions.experiment import SubjectModel
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.robustness import lists, meaning, mediation, perturb, results, sentences, summary
 from protot_jax.robustness.measure import encode, measure
-from protot_jax.robustness.results import ROWS, Kind, Model, RobustnessReport, SliceResult
+from protot_jax.robustness.results import Kind, Model, RobustnessReport, SliceResult
 from protot_jax.robustness.sentences import Pair
 from protot_jax.robustness.similarity import Encoder, similarities
 
@@ -46,6 +47,7 @@ class RobustnessConfig:
       least_similarity: null if similarity is not measured.
       held: the prototypes that are held, each `(layer, prototype)`; empty for all.
       version: of the perturbations.
+      released_clamp: measure the clamp of the released code too; saved only where it is true.
     """
 
     models: tuple[str, ...]
@@ -58,6 +60,7 @@ class RobustnessConfig:
     least_similarity: float | None = None
     held: tuple[tuple[int, int], ...] = ()
     version: int = perturb.VERSION
+    released_clamp: bool = False
 
     def __post_init__(self) -> None:
         for name in self.slices:
@@ -65,6 +68,17 @@ class RobustnessConfig:
                 raise UsageError(
                     f"slices: {name!r} is none of {', '.join(SLICES)}{nearest(name, SLICES)}"
                 )
+
+    def stored(self) -> dict[str, Any]:
+        """The content of `config.json`, which by default is that of folders from before an option.
+
+        A folder without the field resumes, and its shards keep their fingerprint.
+        """
+        return {
+            name: value
+            for name, value in to_jsonable(self).items()
+            if name != "released_clamp" or value
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,17 +111,18 @@ def parse_held(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
     return tuple((int(match[1]), int(match[2])) for match in found if match)
 
 
-def check_held(subjects: Sequence[SubjectModel], held: Sequence[tuple[int, int]]) -> None:
+def check_clamps(subjects: Sequence[SubjectModel], config: RobustnessConfig) -> None:
     """Checks that the models with prototypes have those that are held.
 
     Raises:
-      UsageError: one of them has not, or no model has prototypes.
+      UsageError: one of them has not, or no model has prototypes and a clamp was asked for.
     """
     own = [one.model for one in subjects if isinstance(one.model.mixer, PrototypeMixer)]
-    if held and not own:
-        raise UsageError("held: none of the runs has prototypes; name a run of 'protot'")
+    for name, asked in (("held", config.held), ("released_clamp", config.released_clamp)):
+        if asked and not own:
+            raise UsageError(f"{name}: none of the runs has prototypes; name a run of 'protot'")
     for model in own:
-        for layer, prototype in held:
+        for layer, prototype in config.held:
             edits.check(model.params, layer=layer, prototype=prototype)
 
 
@@ -217,8 +232,9 @@ def perform(
     longest = [
         max(each.length for each, fit in zip(own, fits, strict=True) if fit) for own in encoded
     ]
-    digest = content_digest(to_jsonable(config))
-    with RowStore(folder / SHARDS, ROWS, digest) as store:
+    digest = content_digest(config.stored())
+    schema = results.rows(released=config.released_clamp)
+    with RowStore(folder / SHARDS, schema, digest) as store:
         done = sum(unit in store for unit in units)
         total = len(units)
         with progress.track("perturbing", total, unit="batches", done=done) as advance:
@@ -232,6 +248,7 @@ def perform(
                     [encoded[m][i] for i in rows],
                     shape=(_BATCH, longest[m]),
                     chosen=config.held,
+                    released=config.released_clamp,
                 )
                 store.append((m, name, k), columns | _described(subjects[m], m, made, rows))
                 advance()
@@ -276,7 +293,7 @@ def _report(
     given: bool,
     too_long: int,
 ) -> RobustnessReport:
-    columns = {name: np.asarray(table[name].to_pylist()) for name in ROWS.names}
+    columns = {name: np.asarray(table[name].to_pylist()) for name in table.column_names}
     order = list(dict.fromkeys(pair.slice for pair in made.pairs))
     return RobustnessReport(
         schema=results.SCHEMA,

@@ -8,6 +8,8 @@ For a batch of pairs (x, x'):
    layers (`edits.clamp`), or those of chosen prototypes only.
 3. As a control it reads x' with the gates of another sentence z at the same tokens, which is at
    least as long as x.
+4. If asked to, it reads x' with one gate of its last token forced as in the released code
+   (`edits.released_clamp`), once the write and once the read gate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,7 @@ from protot_jax.interventions.sentences import open_ids
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.robustness.alignment import align
 from protot_jax.robustness.divergence import agreement, arithmetic_geometric, jensen_shannon
+from protot_jax.robustness.results import RELEASED
 from protot_jax.robustness.sentences import Pair
 from protot_jax.saved_run import TrainedModel
 
@@ -81,14 +84,16 @@ def measure(
     *,
     shape: tuple[int, int],
     chosen: Sequence[tuple[int, int]] = (),
+    released: bool = False,
 ) -> dict[str, list[Any]]:
-    """Measures a batch of pairs: a list for each measured column of `results.ROWS`.
+    """Measures a batch of pairs: a list for each measured column of `results.rows`.
 
     Args:
       model: from `load_run`.
       encoded: of `encode`.
       shape: rows and tokens that the batch is padded to; batches of one shape are compiled once.
       chosen: the prototypes that are held, each `(layer, prototype)`; empty for all.
+      released: measure the clamp of the released code too.
     """
     rows, width = shape
     x_BT, y_BT = (
@@ -103,8 +108,8 @@ def measure(
         compared_BT[b, : len(alignment.compared_T)] = alignment.compared_T
     ends = _ends(x_BT), _ends(y_BT)
     read = functools.partial(_read, model.params, cfg=model.cfg, mixer=model.mixer)
-    has_prototypes = isinstance(model.mixer, PrototypeMixer)
-    logits_x, gates = read(x_BT, {}, record=has_prototypes)
+    prototypes = model.mixer if isinstance(model.mixer, PrototypeMixer) else None
+    logits_x, gates = read(x_BT, {}, record=prototypes is not None)
     logits_y, _ = read(y_BT, {}, record=False)
     compare = functools.partial(
         _compare, logits_x, aligned_BT=compared_BT, end_x_B=ends[0], end_y_B=ends[1]
@@ -133,7 +138,9 @@ def measure(
     columns |= dict.fromkeys(
         ("js_clamped", "js_aligned_clamped", "js_control", "js_aligned_control"), nothing
     )
-    if has_prototypes:
+    if released:
+        columns |= dict.fromkeys(RELEASED, nothing)
+    if prototypes is not None:
         clamped, _ = read(y_BT, edits.clamp(gates, held_BT, chosen), record=False)
         columns["js_clamped"], columns["js_aligned_clamped"] = compare(clamped)
         # Without a control the row's own sentence stands in, and its values are dropped.
@@ -145,6 +152,17 @@ def measure(
             ("js_control", "js_aligned_control"), compare(control), strict=True
         ):
             columns[name] = np.where(missing, np.nan, np.asarray(values)[: len(encoded)])
+        for name, gate in RELEASED.items() if released else ():
+            changes = edits.released_clamp(
+                gates,
+                ends[0],
+                np.arange(width)[None] == ends[1][:, None],
+                gate=gate,
+                shared_routing=prototypes.shared_routing,
+                heads=prototypes.heads,
+                chosen=chosen,
+            )
+            columns[name], _ = compare(read(y_BT, changes, record=False)[0])
     return {name: np.asarray(values)[: len(encoded)].tolist() for name, values in columns.items()}
 
 

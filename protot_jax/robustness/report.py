@@ -18,6 +18,11 @@ from protot_jax.robustness import paper
 from protot_jax.robustness.results import Kind, Measured, Mediation, RobustnessReport, SliceResult
 
 _PROSE = Prose("protot_jax.robustness")
+# Heads of the cells of `_mediation`.
+_PMR = (
+    *("Pairs", "Mean JS", "Mean JS, held", "Ratio of means", "Mean of ratios", "sd of ratios"),
+    *("Median", "Above 0", "Below the floor"),
+)
 
 
 def render(result: RobustnessReport, *, provenance: Mapping[str, object] | None = None) -> str:
@@ -61,22 +66,31 @@ def conclusion(result: RobustnessReport) -> list[str]:
             f"other model: {', '.join(counts)}."
         )
     for m, name in enumerate(own):
-        clamps = [(one, one.models[m].clamp) for one in noise]
-        clamps = [(one, clamp) for one, clamp in clamps if clamp is not None]
+        clamps = [one.models[m].clamp for one in noise]
+        clamps = [clamp for clamp in clamps if clamp is not None]
         if clamps:
-            gains = sum(clamp.gain.low is not None and clamp.gain.low > 0 for _, clamp in clamps)
-            falls = sum(
-                clamp.pmr.ratio_of_means.low is not None and clamp.pmr.ratio_of_means.low > 0
-                for _, clamp in clamps
-            )
+            gains = sum(_above(clamp.gain) for clamp in clamps)
+            falls = sum(_above(clamp.pmr.ratio_of_means) for clamp in clamps)
             lines.append(
                 f"{name}: holding the routing lowers the divergence on {falls} of {len(clamps)} "
                 f"slices; another sentence's routing leaves more divergence than the right one on "
                 f"{gains} (intervals above 0)."
             )
+        forced = [clamp.released for clamp in clamps if clamp.released is not None]
+        if forced:
+            falls = sum(_above(clamp.pmr.ratio_of_means) for clamp in forced)
+            lines.append(
+                f"{name}: forced as in the released code, the routing of the last token lowers the "
+                f"divergence on {falls} of {len(forced)} slices (the smaller of two, intervals "
+                "above 0)."
+            )
     if not lines:
         lines.append(f"{len(result.slices)} slices were measured on {own[0]}.")
     return lines
+
+
+def _above(value: Interval) -> bool:
+    return value.low is not None and value.low > 0
 
 
 def of_kind(result: RobustnessReport, kind: Kind) -> list[SliceResult]:
@@ -232,17 +246,29 @@ def _clamp(result: RobustnessReport) -> Section | None:
                     caption=_PROSE("clamp_caption", name),
                 ),
                 table(
-                    [
-                        *("Slice", "Ratio of means", "Mean of ratios", "Median", "Above 0"),
-                        *("Control, ratio of means", "Below the floor"),
-                    ],
+                    ["Slice", *_PMR, "Control, ratio of means"],
                     [[one.name, *_pmr_row(one, own)] for one, own in held],
                     caption=_PROSE("pmr_caption", name, f"{result.settings.floor:g}"),
                 ),
+                *_released(name, held),
             ]
     if not tables:
         return None
     return section("Routing held", _PROSE("clamp", result.settings.held), *tables)
+
+
+def _released(name: str, held: Sequence[tuple[SliceResult, Measured]]) -> list[Part]:
+    """The paragraph and the table of the released code's clamp, if it was measured."""
+    rows = []
+    for one, own in held:
+        clamp = own.clamp.released if own.clamp else None
+        if clamp is not None:
+            forced = [_interval(clamp.write_js), _interval(clamp.read_js)]
+            rows.append([one.name, *forced, *_mediation(one, own, clamp.js, clamp.pmr)])
+    if not rows:
+        return []
+    heads = ["Slice", "JS, write forced", "JS, read forced", *_PMR]
+    return [_PROSE("released"), table(heads, rows, caption=_PROSE("released_caption", name))]
 
 
 def _held_row(one: SliceResult, own: Measured) -> list[Cell]:
@@ -258,25 +284,34 @@ def _held_row(one: SliceResult, own: Measured) -> list[Cell]:
 
 
 def _pmr_row(one: SliceResult, own: Measured) -> list[Cell]:
-    clamp, printed = own.clamp, paper.mediated(one.name)
+    clamp = own.clamp
     if clamp is None:
         return []
-    ratio, control = clamp.pmr.ratio_of_means, clamp.control_pmr
+    control = clamp.control_pmr
     return [
-        _interval(ratio, *_printed(_field(printed, "ratio_of_means")), digits=3),
-        _mean_of_ratios(clamp.pmr, printed),
-        cell(clamp.pmr.median, spec=".3f"),
-        cell(clamp.pmr.positive, spec=".3f", note=" ".join(_printed(_field(printed, "positive")))),
+        *_mediation(one, own, clamp.js, clamp.pmr),
         _interval(control.ratio_of_means, digits=3) if control else cell("–"),
-        cell(clamp.pmr.below_floor, spec=".1%", note=f"of {clamp.pmr.pairs} pairs"),
     ]
 
 
-def _mean_of_ratios(own: Mediation, printed: paper.Mediated | None) -> Cell:
-    notes = [] if own.deviation is None else [f"sd {number(own.deviation, '.3f')}"]
-    if printed is not None:
-        notes += [f"{_printed(printed.mean)[0]}, sd {number(printed.deviation, '.3f')}"]
-    return cell(own.mean_of_ratios, spec=".3f", note=" · ".join(notes))
+def _mediation(one: SliceResult, own: Measured, held: Interval, pmr: Mediation) -> list[Cell]:
+    """The cells of `_PMR`, with those of Table 4 in small print."""
+    printed = paper.mediated(one.name)
+
+    def beside(value: float | None, name: str, spec: str = ".3f") -> Cell:
+        return cell(value, spec=spec, note=" ".join(_printed(_field(printed, name))))
+
+    return [
+        cell(pmr.pairs),
+        beside(own.js.mean, "js_base", ".4f"),
+        beside(held.mean, "js_clamped", ".4f"),
+        _interval(pmr.ratio_of_means, *_printed(_field(printed, "ratio_of_means")), digits=3),
+        beside(pmr.mean_of_ratios, "mean"),
+        beside(pmr.deviation, "deviation"),
+        cell(pmr.median, spec=".3f"),
+        beside(pmr.positive, "positive"),
+        cell(pmr.below_floor, spec=".1%"),
+    ]
 
 
 def _meaning(result: RobustnessReport) -> Section | None:
@@ -292,12 +327,14 @@ def _meaning(result: RobustnessReport) -> Section | None:
                     one.name.replace("_tag", ", tag"),
                     name,
                     _interval(own.js, *_printed(_field(printed, "js"))),
+                    cell(own.ag, spec=".4f"),
                     *(
                         cell(value, spec=".3f", note=" ".join(_printed(theirs)))
                         for value, theirs in (
                             (own.overlap, _field(printed, "overlap")),
                             (own.spearman, _field(printed, "spearman")),
                             (own.same_top, _field(printed, "same_top")),
+                            (own.mass, None),
                         )
                     ),
                 ]
@@ -306,7 +343,10 @@ def _meaning(result: RobustnessReport) -> Section | None:
         "Meaning flipped",
         _PROSE("meaning"),
         table(
-            ["Flip", "Model", "JS, nats", "Overlap", "Spearman", "Same first"],
+            [
+                *("Flip", "Model", "JS, nats", "AG, nats", "Overlap", "Spearman", "Same first"),
+                "Mass of first ten",
+            ],
             rows,
             caption="What is left of the predictions for the original sentence.",
             n=f"{shown[0].pairs} pairs of a flip",

@@ -5,6 +5,7 @@ field that is added keeps the version, a change of meaning raises it. Divergence
 Jensen-Shannon unless another is named. An interval is of 95 %, a bootstrap over sentences.
 """
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Literal
 
@@ -62,6 +63,23 @@ class Mediation:
 
 
 @dataclasses.dataclass(frozen=True)
+class ReleasedClamp:
+    """What forcing one gate of the last token does, as in the released code.
+
+    Attributes:
+      write_js: JS after the last token with the write gate forced (`edits.released_clamp`).
+      read_js: the same with the read gate forced.
+      js: of the smaller of the two of each pair.
+      pmr: of the smaller of the two of each pair.
+    """
+
+    write_js: Interval
+    read_js: Interval
+    js: Interval
+    pmr: Mediation
+
+
+@dataclasses.dataclass(frozen=True)
 class Clamp:
     """What holding the routing does to the JS after the last token.
 
@@ -73,6 +91,7 @@ class Clamp:
       control_pmr: of `control_js`.
       gain: mean of `control_js` minus `js` over the same pairs: above 0 where the routing of this
         sentence does more than that of any.
+      released: as in the released code; null where it was not asked for.
     """
 
     js: Interval
@@ -81,6 +100,7 @@ class Clamp:
     control_js: Interval
     control_pmr: Mediation | None
     gain: Interval
+    released: ReleasedClamp | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,3 +249,16 @@ ROWS = pa.schema(
         ("js_aligned_control", pa.float64()),
     ]
 )
+
+# JS with one gate forced as in the released code (`ReleasedClamp`), and the gate; these columns
+# follow `ROWS` where they were asked for.
+RELEASED: Mapping[str, Literal["write", "read"]] = {
+    "js_released_write": "write",
+    "js_released_read": "read",
+}
+
+
+def rows(*, released: bool) -> pa.Schema:
+    """The columns of `rows.parquet`, with those of the released code's clamp or without."""
+    more = RELEASED if released else ()
+    return pa.schema([*ROWS, *(pa.field(name, pa.float64()) for name in more)])

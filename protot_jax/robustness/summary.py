@@ -12,7 +12,7 @@ import numpy as np
 from lm_jax import statistics
 from protot_jax.interventions.results import Interval
 from protot_jax.robustness import mediation
-from protot_jax.robustness.results import Clamp, Comparison, Measured, Mediation
+from protot_jax.robustness.results import Clamp, Comparison, Measured, Mediation, ReleasedClamp
 
 # Sentences above the floor, of which a resample has none in exp(-10) of cases.
 _ENOUGH = 10
@@ -86,6 +86,19 @@ def _clamp(rows: Columns, seed: int) -> Clamp:
             mediated(base[known], control[known], sentences[known], seed) if known.any() else None
         ),
         gain=interval(control - clamped, sentences, seed),
+        released=_released(rows, seed) if "js_released_write" in rows else None,
+    )
+
+
+def _released(rows: Columns, seed: int) -> ReleasedClamp:
+    sentences = rows["text"]
+    write, read = rows["js_released_write"], rows["js_released_read"]
+    smaller = np.minimum(write, read)
+    return ReleasedClamp(
+        write_js=interval(write, sentences, seed),
+        read_js=interval(read, sentences, seed),
+        js=interval(smaller, sentences, seed),
+        pmr=mediated(rows["js"], smaller, sentences, seed),
     )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
 
 import jsonschema
 import numpy as np
@@ -127,6 +128,66 @@ def test_the_page_has_every_slice_and_the_papers_numbers(measured):
         assert text in page
     # Table 3 of both kinds of model, whose names tell the seeds apart.
     assert "paper 0.2269" in page and "protot, seed 2" in page and "llama, seed 7" in page
+
+
+def test_the_page_has_the_columns_of_table_4_and_the_mass_of_flips(measured):
+    result = load_result(measured[0] / command.RESULT, RobustnessReport)
+    page = report.render(result)
+    table = page[page.index("prototype-mediated robustness") :]
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", page)
+    for head in (
+        *("Pairs", "Mean JS", "Mean JS, held", "Ratio of means", "Mean of ratios", "sd of ratios"),
+        *("Median", "Above 0", "Below the floor", "AG, nats", "Mass of first ten"),
+    ):
+        assert any(head in text for text in heads)
+    # Deviation and positive fraction of Table 4's row of typos, and its means.
+    for printed in ("paper 0.001", "paper 0.279", "paper 0.533", "paper 0.208", "paper 0.186"):
+        assert printed in table
+    flip = next(one for one in result.slices if one.name == "gender").models[0]
+    assert f"{flip.mass:.3f}" in page and f"{flip.ag:.4f}" in page
+
+
+def test_the_released_clamp_is_measured_only_where_it_is_asked_for(run, measured, tmp_path, capsys):
+    folder = measured[0]
+    pairs = folder / "pairs.jsonl"
+    flags = (f"--run={run}", f"--sentences={pairs}", "--slices=gender")
+    one, two = tmp_path / "default", tmp_path / "released"
+    assert launched(*flags, f"--workdir={one}") == 0
+    assert "as in the released code" not in capsys.readouterr().out
+    assert launched(*flags, f"--workdir={two}", "--released_clamp") == 0
+    assert "as in the released code" in capsys.readouterr().out
+    # The default's files know nothing of it, so that folders from before resume.
+    config, asked = (json.loads((path / "config.json").read_text("utf-8")) for path in (one, two))
+    assert asked.pop("released_clamp") is True and config == asked
+    tables = [pq.read_table(path / "rows.parquet") for path in (one, two)]
+    assert tables[0].schema.remove_metadata().equals(ROWS)
+    for name in ROWS.names:
+        plain, more = (np.asarray(table[name].to_pylist()) for table in tables)
+        assert np.array_equal(plain, more, equal_nan=plain.dtype.kind == "f")
+    default, result = (load_result(path / "summary.json", RobustnessReport) for path in (one, two))
+    columns = {name: np.asarray(tables[1][name].to_pylist()) for name in tables[1].column_names}
+    slices = []
+    for each in result.slices:
+        (own,) = each.models
+        on = columns["slice"] == each.name
+        smaller = np.minimum(columns["js_released_write"], columns["js_released_read"])[on]
+        assert own.clamp.released.js.mean == pytest.approx(smaller.mean(), rel=1e-12)
+        assert own.clamp.released.pmr.below_floor == pmr(columns["js"][on], smaller).below_floor
+        clamp = dataclasses.replace(own.clamp, released=None)
+        slices.append(dataclasses.replace(each, models=(dataclasses.replace(own, clamp=clamp),)))
+    assert dataclasses.replace(result, slices=tuple(slices)) == default
+    page, asked = ((path / "report.html").read_text("utf-8") for path in (one, two))
+    assert "JS, write forced" in asked and "JS, write forced" not in page
+    assert launched(*flags, f"--workdir={one}", "--released_clamp") == 2
+    assert "released_clamp = absent, not true" in capsys.readouterr().err
+
+
+def test_without_prototypes_nothing_is_clamped(llama, tmp_path, capsys):
+    out = tmp_path / "none"
+    for flag in ("--released_clamp", "--held=L0P0"):
+        assert launched(f"--run={llama}", flag, f"--workdir={out}") == 2
+        name = flag[2:].partition("=")[0]
+        assert f"{name}: none of the runs has prototypes" in capsys.readouterr().err
 
 
 def test_a_divergence_that_is_no_number_is_printed_as_such(measured):
