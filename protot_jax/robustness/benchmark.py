@@ -7,9 +7,9 @@
 After Prototype Transformer, appendix A.5. Sentences of the corpora, each `KIND:SOURCE`, are mixed
 in equal parts. The kind says which are taken: text (the default) has sentences of 5 to 20 words, of
 which at most 8,000 and half of the mix are taken from one corpus; dialogue of 3 to 15 words; news
-the first sentence of a document, of 5 to 20 words. A source is sotu, wiki, or a file or folder of
-.txt, .jsonl or .parquet. Every slice is filled with pairs that pass the checks (`screening.py`), if
-need be from built sentences (`backfill.py`). Into `--workdir` it writes
+the first sentence of a document, of 5 to 20 words. A source is sotu, wiki, wikitext2, or a file or
+folder of .txt, .jsonl or .parquet. Every slice is filled with pairs that pass the checks
+(`screening.py`), if need be from built sentences (`backfill.py`). Into `--workdir` it writes
 
     perturbation_benchmark.jsonl   meaning kept: slice, text, perturbed, source
     intervention_benchmark.jsonl   gender, negation or number flipped, in the same form
