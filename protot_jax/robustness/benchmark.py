@@ -61,7 +61,11 @@ class Options:
     )
     field: str = option("text", "column of the text in .jsonl and .parquet")
     licence: str = option("", "licence of the corpora that are files of yours, for the record")
-    slices: tuple[str, ...] = option((), f"slices, of {', '.join(PAPER_SLICES)}; default all")
+    slices: tuple[str, ...] = option(
+        (),
+        f"slices, of {', '.join(experiment.PERTURBATIONS)}; default the paper's, "
+        f"{', '.join(PAPER_SLICES)}",
+    )
     pairs: int = option(500, "number of pairs of a slice", least=1)
     mix: int = option(30_000, "greatest number of sentences of all corpora", least=1)
     seed: int = option(42, "random seed of sentences, perturbations and flips", least=0)
@@ -214,10 +218,10 @@ def make(
       BadInputError: a corpus cannot be used, or a slice that was named needs data that are missing.
     """
     for name in (*options.slices, *options.similar):
-        if name not in PAPER_SLICES:
+        if name not in experiment.PERTURBATIONS:
             raise UsageError(
-                f"slices: {name!r} is none of {', '.join(PAPER_SLICES)}"
-                f"{nearest(name, PAPER_SLICES)}"
+                f"slices: {name!r} is none of {', '.join(experiment.PERTURBATIONS)}"
+                f"{nearest(name, experiment.PERTURBATIONS)}"
             )
     wanted = options.slices or PAPER_SLICES
     made, skipped = experiment.perturbations(wanted, wordnet, named=bool(options.slices))
