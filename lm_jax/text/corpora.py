@@ -4,6 +4,7 @@
 
     sotu           annual messages of US presidents 1790-2026, public domain (an asset)
     wiki           introductions of 66,581 Wikipedia articles (an asset)
+    wikitext2      the 720 articles of WikiText-2 in ordinary English (an asset)
     enwik8:FILE    the first 10^8 bytes of a Wikipedia dump, as such or gzipped
     tfds:NAME      a data set that tensorflow-datasets has prepared on this machine
     tokens:FOLDER  ids without their text (`lm_jax.text.token_files`): data can be prepared from
@@ -33,6 +34,7 @@ import zlib
 
 from lm_jax import assets
 from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.text import wikitext
 
 Document = tuple[str, str | bytes]
 Unit = Literal["document", "paragraph"]
@@ -73,7 +75,7 @@ def documents(
 def hashes(source: str | Path) -> dict[str, str]:
     """sha256 of every file of a source by its name, or of the archive of an asset."""
     kind, _, rest = str(source).partition(":")
-    if kind in ("sotu", "wiki"):
+    if kind in ("sotu", "wiki", "wikitext2"):
         return {archive.filename: archive.sha256 for archive in assets.entry(kind).archives}
     # What tensorflow-datasets has prepared is known by the hash of its documents alone.
     if kind == "tfds":
@@ -135,6 +137,15 @@ def wikipedia() -> Iterator[str]:
                 yield "".join(sentences)
 
 
+def wikitext2(split: Literal["train", "valid", "test"]) -> Iterator[str]:
+    """The articles of a split of WikiText-2, one string each: 600, 60 and 60.
+
+    Its marks of tokenization are undone, as `lm_jax.text.wikitext` says.
+    """
+    raw = gzip.decompress(assets.path("wikitext2", f"{split}.raw.gz").read_bytes())
+    return (text for _, text in wikitext.articles(raw.decode("utf-8")))
+
+
 def essays() -> str:
     """Paul Graham's essays in one string of 3.05 M characters: the usual needle haystack."""
     return json.loads(assets.path("wiki", "PaulGrahamEssays.json").read_text("utf-8"))["text"]
@@ -151,6 +162,12 @@ def _whole_documents(source: str, field: str) -> Iterator[Document]:
         return speeches()
     if source == "wiki":
         return ((f"wiki-{i:05d}", text) for i, text in enumerate(wikipedia()))
+    if source == "wikitext2":
+        return (
+            (f"{split}-{i:03d}", text)
+            for split in ("train", "valid", "test")
+            for i, text in enumerate(wikitext2(split))
+        )
     if kind == "enwik8":
         return _enwik8(Path(rest))
     if kind == "tfds":
@@ -171,8 +188,8 @@ def _files(root: Path) -> list[Path]:
         return [root]
     if not root.is_dir():
         raise BadInputError(
-            f"corpus {str(root)!r} is not there; give sotu, wiki, enwik8:FILE, tfds:NAME, "
-            "tokens:FOLDER, or a file or folder of text"
+            f"corpus {str(root)!r} is not there; give sotu, wiki, wikitext2, enwik8:FILE, "
+            "tfds:NAME, tokens:FOLDER, or a file or folder of text"
         )
     files = sorted(f for f in root.rglob("*") if f.name.endswith(_SUFFIXES) and f.is_file())
     if not files:

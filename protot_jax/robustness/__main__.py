@@ -65,7 +65,9 @@ class Options:
         None, "a .jsonl file of sentences or pairs; default validation text of the first run"
     )
     slices: tuple[str, ...] = option(
-        (), f"slices to measure, of {', '.join(experiment.SLICES)}; default all"
+        (),
+        f"slices to measure, of {', '.join(experiment.SLICES)}; default all but "
+        f"{', '.join(experiment.OPTIONAL)}",
     )
     pairs: int = option(100, "greatest number of pairs of a slice; 500 in the paper", least=1)
     seed: int = option(0, "random seed of sentences, perturbations and intervals", least=0)

@@ -7,9 +7,9 @@
 After Prototype Transformer, appendix A.5. Sentences of the corpora, each `KIND:SOURCE`, are mixed
 in equal parts. The kind says which are taken: text (the default) has sentences of 5 to 20 words, of
 which at most 8,000 and half of the mix are taken from one corpus; dialogue of 3 to 15 words; news
-the first sentence of a document, of 5 to 20 words. A source is sotu, wiki, or a file or folder of
-.txt, .jsonl or .parquet. Every slice is filled with pairs that pass the checks (`screening.py`), if
-need be from built sentences (`backfill.py`). Into `--workdir` it writes
+the first sentence of a document, of 5 to 20 words. A source is sotu, wiki, wikitext2, or a file or
+folder of .txt, .jsonl or .parquet. Every slice is filled with pairs that pass the checks
+(`screening.py`), if need be from built sentences (`backfill.py`). Into `--workdir` it writes
 
     perturbation_benchmark.jsonl   meaning kept: slice, text, perturbed, source
     intervention_benchmark.jsonl   gender, negation or number flipped, in the same form
@@ -61,7 +61,11 @@ class Options:
     )
     field: str = option("text", "column of the text in .jsonl and .parquet")
     licence: str = option("", "licence of the corpora that are files of yours, for the record")
-    slices: tuple[str, ...] = option((), f"slices, of {', '.join(PAPER_SLICES)}; default all")
+    slices: tuple[str, ...] = option(
+        (),
+        f"slices, of {', '.join(experiment.PERTURBATIONS)}; default the paper's, "
+        f"{', '.join(PAPER_SLICES)}",
+    )
     pairs: int = option(500, "number of pairs of a slice", least=1)
     mix: int = option(30_000, "greatest number of sentences of all corpora", least=1)
     seed: int = option(42, "random seed of sentences, perturbations and flips", least=0)
@@ -214,10 +218,10 @@ def make(
       BadInputError: a corpus cannot be used, or a slice that was named needs data that are missing.
     """
     for name in (*options.slices, *options.similar):
-        if name not in PAPER_SLICES:
+        if name not in experiment.PERTURBATIONS:
             raise UsageError(
-                f"slices: {name!r} is none of {', '.join(PAPER_SLICES)}"
-                f"{nearest(name, PAPER_SLICES)}"
+                f"slices: {name!r} is none of {', '.join(experiment.PERTURBATIONS)}"
+                f"{nearest(name, experiment.PERTURBATIONS)}"
             )
     wanted = options.slices or PAPER_SLICES
     made, skipped = experiment.perturbations(wanted, wordnet, named=bool(options.slices))

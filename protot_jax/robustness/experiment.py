@@ -27,7 +27,11 @@ NOISE = (
     *("abbreviation", "contraction", "morphology", "punctuation", "spelling", "synonym"),
     *("typo", "typo_any"),
 )
-SLICES = (*NOISE, *meaning.SLICES)
+# Made where they are asked for by name: the generators of the released code.
+OPTIONAL = ("morphology_any", "synonym_any", "synonym_pos")
+PERTURBATIONS = (*NOISE, *OPTIONAL)
+DEFAULT = (*NOISE, *meaning.SLICES)
+SLICES = (*PERTURBATIONS, *meaning.SLICES)
 # A source of more sentences than are wanted of a slice, which has no place in most of them.
 _SENTENCES = 20
 _BATCH = 16
@@ -40,7 +44,7 @@ class RobustnessConfig:
     Attributes:
       models: name, seed, step and digest of each.
       sentences: name of a file or of a corpus, and the sha256 of the file.
-      slices: the slices that were asked for; empty for all.
+      slices: the slices that were asked for; empty for all of `DEFAULT`.
       pairs: greatest number of pairs of a slice.
       seed: of everything that is drawn.
       wordnet_sha256: of `index.sense`; null without WordNet.
@@ -140,9 +144,9 @@ def make_pairs(
     """
     # A slice of which the file has pairs is measured on those.
     own = {pair.slice for pair in given.pairs} if given else set()
-    wanted = [name for name in config.slices or SLICES if name not in own]
+    wanted = [name for name in config.slices or DEFAULT if name not in own]
     if given and not given.sentences:
-        wanted = [name for name in wanted if name not in NOISE]
+        wanted = [name for name in wanted if name not in PERTURBATIONS]
     made, skipped = perturbations(wanted, wordnet, named=bool(config.slices))
     pairs: list[Pair] = []
     if given is None and made:
@@ -181,7 +185,7 @@ def make_pairs(
 def perturbations(
     wanted: Sequence[str], wordnet: lists.WordNet | None, *, named: bool
 ) -> tuple[dict[str, perturb.Perturbation], list[results.SkippedSlice]]:
-    """The wanted perturbations of `NOISE` by name, and those whose data are missing.
+    """The wanted ones of `PERTURBATIONS` by name, and those whose data are missing.
 
     Raises:
       BadInputError: data are missing, and the slices were asked for by name.
@@ -190,7 +194,8 @@ def perturbations(
     if wordnet is not None:
         made |= perturb.of_wordnet(wordnet)
     else:
-        reasons["synonym"] = "WordNet is missing; name a folder with its index.sense by --wordnet"
+        missing_words = "WordNet is missing; name a folder with its index.sense by --wordnet"
+        reasons |= dict.fromkeys(("synonym", "synonym_any", "synonym_pos"), missing_words)
     try:
         made |= perturb.of_inflections()
     except BadInputError as error:
@@ -200,7 +205,7 @@ def perturbations(
         name, reason = next(iter(missing.items()))
         raise BadInputError(f"the slice {name} cannot be made: {reason}")
     skipped = [results.SkippedSlice(name, reason) for name, reason in missing.items()]
-    return {name: made[name] for name in NOISE if name in wanted and name in made}, skipped
+    return {name: made[name] for name in PERTURBATIONS if name in wanted and name in made}, skipped
 
 
 def perform(
@@ -345,7 +350,9 @@ def _slice(
         for m in range(models)
     ]
     first = by_model[0]
-    kind: Kind = "noise" if name in NOISE else "meaning" if name in meaning.SLICES else "given"
+    kind: Kind = (
+        "noise" if name in PERTURBATIONS else "meaning" if name in meaning.SLICES else "given"
+    )
     return SliceResult(
         name=name,
         kind=kind,

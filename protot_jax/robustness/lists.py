@@ -14,6 +14,7 @@ import gzip
 from importlib import resources
 from pathlib import Path
 import tomllib
+from typing import NamedTuple
 
 from lm_jax import assets
 from lm_jax.errors import BadInputError
@@ -25,6 +26,8 @@ _INFLECTION_FILE = "infl_lu.csv.gz"
 # row are shifted by this many widths of a key.
 _ROWS = (("qwertyuiop", 0.0), ("asdfghjkl", 0.25), ("zxcvbnm", 0.75))
 _PARTS_OF_SPEECH = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
+# The order in which NLTK goes through them.
+_ORDER = ("noun", "verb", "adj", "adv")
 
 
 @functools.cache
@@ -62,6 +65,11 @@ def _sides(line: str, mark: str) -> tuple[str, str]:
 def function_words() -> frozenset[str]:
     """Words that the synonym slice leaves alone, lower case."""
     return frozenset(_texts()["function_words"].split())
+
+
+def substring_nouns() -> tuple[str, ...]:
+    """Short nouns, lower case, each of which takes -s in the plural."""
+    return tuple(_texts()["substring_nouns"].split())
 
 
 @functools.cache
@@ -108,8 +116,15 @@ def plurals() -> dict[str, str]:
     return {a: b for a, b in result.items() if a not in ambiguous}
 
 
+class Sense(NamedTuple):
+    """A sense of a word: its part of speech, and the other words of its synset."""
+
+    part: str
+    synonyms: tuple[str, ...]
+
+
 class WordNet:
-    """Synonyms of words in their dominant sense.
+    """Synonyms of words in their dominant sense, or in every one.
 
     The sense of a word is the one with more than half of its counts in WordNet's tagged texts
     (`index.sense`), over all parts of speech; other words have none, for no sentence is parsed
@@ -125,20 +140,27 @@ class WordNet:
         """
         # (part of speech, offset) -> words; each word's most frequent sense, and all its counts.
         synsets: dict[tuple[str, str], set[str]] = {}
+        # The same with the words that were never tagged; each word's senses, by number.
+        self._synsets: dict[tuple[str, str], set[str]] = {}
+        self._senses: dict[str, list[tuple[int, int, tuple[str, str]]]] = {}
         senses: dict[str, tuple[int, tuple[str, str]]] = {}
         counts: Counter[str] = Counter()
         for line in _lines(folder / "index.sense"):
             try:
-                key, offset, _, count = line.split()
+                key, offset, number, count = line.split()
                 word, _, rest = key.partition("%")
                 at = _PARTS_OF_SPEECH[rest[0]], offset
-                tagged = int(count)
+                tagged, rank = int(count), int(number)
             except (ValueError, KeyError, IndexError) as error:
                 raise BadInputError(
                     f"{folder / 'index.sense'}: {line[:60]!r} is no line of WordNet; name a "
                     "folder with its index.sense"
                 ) from error
-            if not tagged or not word.isalpha():
+            if not word.isalpha():
+                continue
+            self._synsets.setdefault(at, set()).add(word)
+            self._senses.setdefault(word, []).append((_ORDER.index(at[0]), rank, at))
+            if not tagged:
                 continue
             synsets.setdefault(at, set()).add(word)
             counts[word] += tagged
@@ -154,6 +176,17 @@ class WordNet:
     def __call__(self, word: str) -> tuple[str, ...]:
         """The synonyms of a word in lower case, in alphabetical order; empty for none."""
         return self._synonyms.get(word, ())
+
+    def senses(self, word: str) -> tuple[Sense, ...]:
+        """All senses of a word in lower case, tagged or not.
+
+        Nouns, verbs, adjectives, adverbs; of each the most frequent sense first. Synonyms are in
+        alphabetical order, without phrases.
+        """
+        return tuple(
+            Sense(at[0], tuple(sorted(self._synsets[at] - {word})))
+            for _, _, at in sorted(self._senses.get(word, ()))
+        )
 
 
 def _lines(file: Path) -> Iterator[str]:

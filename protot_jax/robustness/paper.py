@@ -86,6 +86,14 @@ _STRENGTH = {
     "abbreviation": (0.894, 7.23),
 }
 
+# A slice and its form in the released code stand beside one column.
+_OTHER_FORMS = {
+    "morphology_any": "morphology",
+    "synonym_any": "synonym",
+    "synonym_pos": "synonym",
+    "typo_any": "typo",
+}
+
 
 def divergence(model: str, name: str) -> float | None:
     """Table 3's entry of one of our models and slices; None where there is none."""
@@ -114,5 +122,4 @@ def strength(name: str) -> tuple[float, float] | None:
 
 
 def _column(name: str) -> str:
-    # The released code takes any letter, the text says keyboard: both stand beside one column.
-    return "typo" if name == "typo_any" else name
+    return _OTHER_FORMS.get(name, name)

@@ -14,11 +14,21 @@ one at each place, and some of them are made:
                  is removed
     abbreviation "Doctor Smith" becomes "Dr. Smith"
 
-All but synonyms change one place. Words are whole words, where the released code also replaces
-parts of words. Capitals are kept.
+    morphology_any a noun of a short list gets an "s" wherever its letters occur, as in the released
+                   code: "car" becomes "cars", but "carpet" becomes "carspet" too
+    synonym_any    as in the released code, a word becomes a synonym in the first of all its senses
+                   that has one of like length, whatever its part of speech; no word is left alone
+    synonym_pos    the same of words that have one part of speech in WordNet, so that the synonym
+                   has it too, and of no function words or names
+
+All but synonyms change one place. Words are whole words, but in `morphology_any`; that slice has a
+list of this project, where the released code has ten nouns and takes the first occurrence.
+`synonym_any` makes as many changes as are drawn, or none, and looks words up as they stand, where
+the released code makes at most so many and also finds the base forms of words. Capitals are kept.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
 import re
 from typing import NamedTuple
 
@@ -93,13 +103,14 @@ def without_data() -> dict[str, Perturbation]:
         "typo_any": Perturbation(lambda text, rng: list(_typos(text, others, rng))),
         "spelling": Perturbation(_by_word(lists.spelling())),
         "contraction": Perturbation(_by_pattern(lists.contractions(), followed=True)),
+        "morphology_any": Perturbation(_anywhere(lists.substring_nouns())),
         "punctuation": Perturbation(lambda text, rng: list(_punctuation(text))),
         "abbreviation": Perturbation(_by_pattern(lists.abbreviations())),
     }
 
 
 def of_wordnet(wordnet: lists.WordNet) -> dict[str, Perturbation]:
-    """The synonym slice."""
+    """The slices of synonyms."""
     ignored = lists.function_words()
 
     def propose(text: str, rng: np.random.Generator) -> list[Replacement]:
@@ -109,12 +120,38 @@ def of_wordnet(wordnet: lists.WordNet) -> dict[str, Perturbation]:
             # Words with a capital may be names.
             if word in ignored or not word.islower():
                 continue
-            near = [new for new in wordnet(word) if abs(len(new) - len(word)) < 4]
-            if near:
+            if near := _of_like_length(word, wordnet(word)):
                 result.append(Replacement(*match.span(), near[rng.integers(len(near))]))
         return result
 
-    return {"synonym": Perturbation(propose, SYNONYM_COUNTS)}
+    def propose_any(
+        text: str, rng: np.random.Generator, *, one_part: bool = False
+    ) -> list[Replacement]:
+        result = []
+        for match in _WORD.finditer(text):
+            word = match[0].lower()
+            senses = wordnet.senses(word)
+            if one_part and (word in ignored or word != match[0] or len(_parts(senses)) > 1):
+                continue
+            found = (_of_like_length(word, sense.synonyms) for sense in senses)
+            if near := next(filter(None, found), None):
+                new = _cased(match[0], near[rng.integers(len(near))])
+                result.append(Replacement(*match.span(), new))
+        return result
+
+    return {
+        "synonym": Perturbation(propose, SYNONYM_COUNTS),
+        "synonym_any": Perturbation(propose_any, SYNONYM_COUNTS),
+        "synonym_pos": Perturbation(functools.partial(propose_any, one_part=True), SYNONYM_COUNTS),
+    }
+
+
+def _of_like_length(word: str, synonyms: Sequence[str]) -> list[str]:
+    return [new for new in synonyms if abs(len(new) - len(word)) < 4]
+
+
+def _parts(senses: Sequence[lists.Sense]) -> set[str]:
+    return {sense.part for sense in senses}
 
 
 def of_inflections() -> dict[str, Perturbation]:
@@ -147,6 +184,18 @@ def _by_word(forms: Mapping[str, str]) -> Proposals:
             for match in _WORD.finditer(text)
             if match[0].lower() in forms
         ]
+
+    return propose
+
+
+def _anywhere(nouns: Sequence[str]) -> Proposals:
+    """An "s" after each occurrence of the letters of a noun, within words as well."""
+    # Longest first, so that one place has one proposal.
+    pattern = re.compile("|".join(sorted(map(re.escape, nouns), key=lambda noun: -len(noun))))
+
+    def propose(text: str, rng: np.random.Generator) -> list[Replacement]:
+        del rng
+        return [Replacement(match.end(), match.end(), "s") for match in pattern.finditer(text)]
 
     return propose
 

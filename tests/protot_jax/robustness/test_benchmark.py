@@ -85,6 +85,20 @@ def test_each_kind_of_text_has_its_limits(corpora, made):
     assert counts["owner"] == 160
 
 
+def test_slices_of_the_released_code_are_made_where_they_are_named(corpora):
+    names = ("typo_any", "morphology_any")
+    options = benchmark.Options(corpus=(f"{corpora}/text.jsonl",), mix=90, pairs=5, slices=names)
+    noise, _, record = benchmark.make(options, None)
+    assert [one.name for one in record.slices[:3]] == [*names, "gender"]
+    assert [pair.slice for pair, _ in noise] == [name for name in names for _ in range(5)]
+    # Within words too: none of these is left out for being rare.
+    for pair, _ in noise[5:]:
+        at = next(
+            i for i, (a, b) in enumerate(zip(pair.text, pair.perturbed, strict=False)) if a != b
+        )
+        assert pair.perturbed == f"{pair.text[:at]}s{pair.text[at:]}"
+
+
 def test_one_text_corpus_is_at_most_half_of_the_mix(corpora):
     options = benchmark.Options(corpus=(f"{corpora}/text.jsonl",), mix=50)
     origin, _ = benchmark.draw(options, Counter())

@@ -160,6 +160,94 @@ def test_synonyms_are_of_the_dominant_sense_and_of_like_length(wordnet, made):
     assert made["synonym"]("an old Big one", np.random.default_rng(0)) is None
 
 
+# A verb in its second sense too; "in" as a noun and, more often, an adverb.
+MORE_SENSES = """\
+draw%1:04:00:: 00000011 2 0
+drawing%1:04:00:: 00000011 1 4
+haul%1:04:00:: 00000012 1 1
+draw%1:04:01:: 00000012 1 7
+incongruous_haul%1:04:00:: 00000012 1 0
+draw%2:35:00:: 00000013 1 60
+pull%2:35:00:: 00000013 1 50
+inch%1:23:00:: 00000014 1 9
+in%1:23:00:: 00000014 1 1
+in%4:02:00:: 00000015 1 30
+inwards%4:02:00:: 00000015 1 4
+cart%1:06:00:: 00000016 1 4
+wagon%1:06:00:: 00000016 1 0
+big%4:02:00:: 00000017 1 1
+boastfully%4:02:00:: 00000017 1 0
+heavy%5:00:00:: 00000018 2 3
+grave%3:00:00:: 00000019 1 3
+heavy%3:00:00:: 00000019 1 9
+weighty%5:00:00:: 00000018 1 3
+"""
+
+
+@pytest.fixture(scope="module")
+def more_senses(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("more")
+    (folder / "index.sense").write_text(SENSES + MORE_SENSES, "utf-8")
+    return WordNet(folder)
+
+
+def drawn(perturbation, text):
+    return {perturbation(text, np.random.default_rng(seed)) for seed in range(60)}
+
+
+def test_all_senses_of_a_word_are_known_in_wordnets_order(more_senses):
+    # Nouns before verbs however rare they are, and untagged words too.
+    assert more_senses.senses("draw") == (
+        ("noun", ("haul",)),
+        ("noun", ("drawing",)),
+        ("verb", ("pull",)),
+    )
+    assert more_senses.senses("heavy") == (("adj", ("grave",)), ("adj", ("weighty",)))
+    assert more_senses.senses("cart") == (("noun", ("wagon",)),)
+    assert more_senses.senses("absent") == ()
+    # The default has none of what was never tagged, and only dominant senses.
+    assert more_senses("cart") == () and more_senses("draw") == ("pull",)
+
+
+def test_released_synonyms_are_of_the_first_sense_with_one_of_like_length(more_senses):
+    made = perturb.of_wordnet(more_senses)
+    one = made["synonym_any"]._replace(counts=(1.0,))
+    # The verb becomes a noun's synonym, and the preposition a measure.
+    assert drawn(one, "They draw in.") == {"They haul in.", "They draw inch."}
+    assert drawn(one, "Draw heavy carts.") == {"Haul heavy carts.", "Draw grave carts."}
+    # The first sense with one of like length: not "boastfully".
+    assert drawn(one, "too big") == {"too large"}
+    assert drawn(one, "nothing here") == {None}
+    # Two words can be replaced, and three were drawn at times.
+    assert drawn(made["synonym_any"], "They draw in.") == {
+        None,
+        "They haul in.",
+        "They draw inch.",
+        "They haul inch.",
+    }
+
+
+def test_the_filter_keeps_words_of_one_part_of_speech(more_senses):
+    one = perturb.of_wordnet(more_senses)["synonym_pos"]._replace(counts=(1.0,))
+    # "draw" is a noun and a verb, "big" an adverb too, "in" a function word.
+    assert drawn(one, "They draw a big cart in.") == {"They draw a big wagon in."}
+    assert drawn(one, "a heavy cart") == {"a grave cart", "a heavy wagon"}
+    assert drawn(one, "Cart it, they draw") == {None}
+
+
+def test_released_morphology_does_not_look_at_whole_words():
+    nouns = lists.substring_nouns()
+    assert len(set(nouns)) == len(nouns) and all(noun + "s" != noun for noun in nouns)
+    morphology = perturb.without_data()["morphology_any"]
+    assert drawn(morphology, "The car had a carpet, Car.") == {
+        "The cars had a carpet, Car.",
+        "The car had a carspet, Car.",
+    }
+    # Of a plural one more is made, and letters are where they are.
+    assert drawn(morphology, "Two ships.") == {"Two shipss."}
+    assert drawn(morphology, "No word of it") == {None}
+
+
 def test_morphology_is_a_plural_or_a_singular(monkeypatch, tmp_path):
     table = (
         "city,noun,cities\nchild,noun,children\nhelp,noun,helps\nhelp,verb,helped,,helping,helps"
