@@ -3,13 +3,17 @@
     python -m tools.bench_train                         default config, this device
     python -m tools.bench_train --batch 128 --models protot llama mamba deltanet
     python -m tools.bench_train --dtype float32 --dropout 0 0.1 --against torch
+    python -m tools.bench_train --shapes protot/throughput --batch 32 128 --lengths --prompts
+    python -m tools.bench_train --decoders protot llama mamba deltanet --lengths
 
 1. A training step, weights and moments in float32: seconds, samples/s, temporary memory of the
-   compiled program. Evaluation is not included (the paper's Table 13 includes it).
+   compiled program. Evaluation is not included (the paper's Table 13 includes it). `--shapes` has
+   the sizes of a config of `protot_jax.count`, such as the untied models of Table 13.
    `--against torch` adds transformers' Llama, eager and compiled (`bench/torch_llama.py`).
 2. Forward passes at batch 1 by length (Table 14, which is prefill, not decoding).
 3. Decoding after prompts of growing length: tokens/s and the bytes of the cache, both of which
-   should be constant for a recurrent mixer.
+   should be constant for a recurrent mixer. The cache of attention has a place for each token of
+   the prompt and the continuation. A step writes into the cache that it was given.
 
 Models run in turns, so that load on the machine affects all; the median ratio is printed with its
 range. Before timing, every untrained loss is compared with ln V, torch's loss with ours on the same
@@ -34,7 +38,7 @@ import numpy as np
 
 import lm_jax
 from lm_jax.errors import UsageError, UserError
-from lm_jax.model.decoder import init_cache
+from lm_jax.model.decoder import count_params, init_cache
 from lm_jax.parallel import sharding
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
@@ -46,6 +50,7 @@ from lm_jax.train.state import init_state
 from lm_jax.train.step import make_eval_step, make_train_step
 from protot_jax import models, pretrain
 from protot_jax.config import PretrainConfig
+from protot_jax.count import CountConfig
 from protot_jax.saved_run import model
 from tools.bench import torch_llama
 from tools.bench.timing import PROFILE, Pass, conditions, in_turns, profiled, ratio
@@ -53,7 +58,8 @@ from tools.bench.timing import PROFILE, Pass, conditions, in_turns, profiled, ra
 CONFIG = "configs/protot/default.py"
 # Of logits in float32, decoded against parallel, relative to the largest.
 TOLERANCE = 1e-4
-CHUNK = 8_192
+# Tokens of a prompt that are read at once; of attention fewer, for its scores are a matrix.
+CHUNK, ATTENTION_CHUNK = 8_192, 512
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
 SETTINGS = TrainConfig(steps=1_000, learning_rate=1e-3)
 # Seconds of rest before each run, because torch's idle threads would spin on our cores, and of
@@ -61,10 +67,33 @@ SETTINGS = TrainConfig(steps=1_000, learning_rate=1e-3)
 PAUSE, SETTLE = 0.5, 0.1
 
 
+@dataclasses.dataclass(frozen=True)
+class BenchConfig(PretrainConfig):
+    """The config of every model, which may differ in whether the embedding is tied.
+
+    Attributes:
+      tied: models whose output projection is the token embedding; None for all models or none, as
+        `tie_embeddings` says.
+    """
+
+    tied: tuple[str, ...] | None = None
+
+    def with_shapes(self, shapes: CountConfig) -> "BenchConfig":
+        """The config with the sizes and the tied models of a table of counts."""
+        return dataclasses.replace(
+            self,
+            hidden_size=shapes.hidden_size,
+            num_layers=shapes.num_layers,
+            context=shapes.context,
+            corpus=dataclasses.replace(self.corpus, vocab_size=shapes.vocab_size),
+            tied=shapes.tied,
+        )
+
+
 class Step:
     """A training step that continues from its own result, as training does."""
 
-    def __init__(self, name: str, config: PretrainConfig) -> None:
+    def __init__(self, name: str, config: BenchConfig) -> None:
         cfg, mixer = build(name, config)
         mesh = sharding.make_mesh(devices=jax.devices()[:1])
         settings = SETTINGS
@@ -96,12 +125,14 @@ def random_batch(config: PretrainConfig, vocab_size: int) -> np.ndarray:
     return np.random.default_rng(0).integers(1, vocab_size, shape, np.int32)
 
 
-def build(name: str, config: PretrainConfig) -> tuple[Any, Any]:
+def build(name: str, config: BenchConfig) -> tuple[Any, Any]:
     """The decoder and the mixer of a model at the config's shape."""
-    return model(dataclasses.replace(config, model=name), config.corpus.vocab_size)
+    tied = config.tie_embeddings if config.tied is None else name in config.tied
+    own = dataclasses.replace(config, model=name, tie_embeddings=tied)
+    return model(own, config.corpus.vocab_size)
 
 
-def forward(name: str, config: PretrainConfig, length: int) -> Pass:
+def forward(name: str, config: BenchConfig, length: int) -> Pass:
     """A forward pass at batch 1 that ends in the logits of the last position."""
     cfg, mixer = build(name, config)
     params = _params(cfg, mixer, config.dtype)
@@ -124,24 +155,31 @@ def _params(cfg: Any, mixer: Any, dtype: str) -> Any:
 
 
 class Decoder:
-    """ProtoT with its cache, which reads prompts in chunks and then decodes token by token."""
+    """A model with its cache, which reads prompts in chunks and then decodes token by token."""
 
-    def __init__(self, config: PretrainConfig) -> None:
-        self.cfg, self.mixer = build("protot", config)
+    def __init__(self, config: BenchConfig, name: str = "protot") -> None:
+        self.cfg, self.mixer = build(name, config)
         self.params = _params(self.cfg, self.mixer, "float32")
-        self._run = jax.jit(functools.partial(_continue, cfg=self.cfg, mixer=self.mixer))
+        # Without a donated cache every step would copy it, which costs attention the most.
+        run = functools.partial(_continue, cfg=self.cfg, mixer=self.mixer)
+        self._run = jax.jit(run, donate_argnums=1)
 
-    def read(self, length: int) -> Any:
-        """The cache after `length` tokens."""
-        cache = init_cache(self.cfg, 1, 1, dtype=jnp.float32, mixer=self.mixer)
-        for start in range(0, length, CHUNK):
-            tokens = jnp.ones((1, min(CHUNK, length - start)), jnp.int32)
+    def _empty(self, positions: int) -> Any:
+        """An empty cache; a recurrent mixer has no use for a number of positions."""
+        return init_cache(self.cfg, 1, positions, dtype=jnp.float32, mixer=self.mixer)
+
+    def read(self, length: int, room: int) -> Any:
+        """The cache after `length` tokens, with room for further ones."""
+        cache = self._empty(length + room)
+        chunk = CHUNK if self.mixer.recurrent else ATTENTION_CHUNK
+        for start in range(0, length, chunk):
+            tokens = jnp.ones((1, min(chunk, length - start)), jnp.int32)
             _, cache = self._run(self.params, cache, tokens)
         return jax.block_until_ready(cache)
 
     def seconds_per_token(self, cache: Any, tokens: int) -> float:
-        """Mean seconds of `tokens` steps from a cache, after one untimed step."""
-        one = jnp.ones((1, 1), jnp.int32)
+        """Mean seconds of `tokens` steps from a copy of a cache, after one untimed step."""
+        one, cache = jnp.ones((1, 1), jnp.int32), jax.tree.map(jnp.copy, cache)
         _, cache = jax.block_until_ready(self._run(self.params, cache, one))
         start = time.perf_counter()
         for _ in range(tokens):
@@ -153,8 +191,7 @@ class Decoder:
         """The largest difference of decoded logits from parallel ones, relative to the largest."""
         tokens = jnp.asarray(np.random.default_rng(0).integers(1, 99, (1, length)), jnp.int32)
         whole = lm_jax.forward(self.params, tokens, self.cfg, mixer=self.mixer).logits[0, -1]
-        cache = init_cache(self.cfg, 1, 1, dtype=jnp.float32, mixer=self.mixer)
-        _, cache = self._run(self.params, cache, tokens[:, : length // 2])
+        _, cache = self._run(self.params, self._empty(length), tokens[:, : length // 2])
         for i in range(length // 2, length - 1):
             _, cache = self._run(self.params, cache, tokens[:, i : i + 1])
         logits, _ = self._run(self.params, cache, tokens[:, -1:])
@@ -169,7 +206,7 @@ def _continue(params: Any, cache: Any, tokens: jax.Array, *, cfg: Any, mixer: An
 
 def bench_steps(
     names: Sequence[str],
-    config: PretrainConfig,
+    config: BenchConfig,
     repeats: int,
     *,
     rates: Sequence[float],
@@ -211,7 +248,7 @@ def bench_steps(
     return {"seconds": seconds, "temporary_bytes": memory}
 
 
-def torch_steps(config: PretrainConfig) -> dict[str, torch_llama.TorchStep] | None:
+def torch_steps(config: BenchConfig) -> dict[str, torch_llama.TorchStep] | None:
     """Steps of transformers' Llama; None and a printed line if its loss differs from ours."""
     cfg, mixer = build("llama", config)
     params = _params(cfg, mixer, "float32")
@@ -229,7 +266,7 @@ def torch_steps(config: PretrainConfig) -> dict[str, torch_llama.TorchStep] | No
 
 
 def bench_forward(
-    names: Sequence[str], config: PretrainConfig, lengths: Sequence[int], repeats: int
+    names: Sequence[str], config: BenchConfig, lengths: Sequence[int], repeats: int
 ) -> Iterator[dict[str, Any]]:
     """Times forward passes at batch 1 in turns; yields what is measured after each length."""
     results: dict[str, Any] = {}
@@ -253,29 +290,67 @@ def bench_forward(
 
 
 def bench_decode(
-    config: PretrainConfig, lengths: Sequence[int], tokens: int, repeats: int
+    config: BenchConfig,
+    lengths: Sequence[int],
+    tokens: int,
+    repeats: int,
+    names: Sequence[str] = ("protot",),
 ) -> dict[str, Any] | None:
-    """Times decoding after each prompt; None and a line if it differs from the forward pass."""
-    decoder = Decoder(config)
-    if not (error := decoder.error(96)) <= TOLERANCE:
-        print(f"decoding is {error:.1e} from the parallel pass, more than {TOLERANCE:.0e}")
-        return None
-    caches = {length: decoder.read(length) for length in lengths}
-    size = {
-        length: sum(x.nbytes for x in jax.tree.leaves(cache)) for length, cache in caches.items()
+    """Times decoding after each prompt; None and a line if it differs from the forward pass.
+
+    Returns:
+      Tokens/s of every turn and bytes of the cache by length; by model where there are several.
+    """
+    decoders = {name: Decoder(config, name) for name in names}
+    for name, decoder in decoders.items():
+        if not (error := decoder.error(96)) <= TOLERANCE:
+            print(
+                f"{name}: decoding is {error:.1e} from the parallel pass, more than {TOLERANCE:.0e}"
+            )
+            return None
+    # One more place, for the untimed step.
+    caches = {
+        name: {length: decoder.read(length, tokens + 1) for length in lengths}
+        for name, decoder in decoders.items()
     }
-    rates: dict[int, list[float]] = {length: [] for length in lengths}
+    rates = {name: {length: [] for length in lengths} for name in names}
     for _ in range(repeats):
-        for length, cache in caches.items():
-            rates[length].append(1.0 / decoder.seconds_per_token(cache, tokens))
+        for name, decoder in decoders.items():
+            for length, cache in caches[name].items():
+                rates[name][length].append(1.0 / decoder.seconds_per_token(cache, tokens))
     print(f"decoding at batch 1, {tokens} tokens after each prompt, {repeats} turns")
-    first = rates[lengths[0]]
-    for length in lengths:
-        print(
-            f"  after {length:7,}  {statistics.median(rates[length]):8.1f} tokens/s  "
-            f"of the first {ratio(rates[length], first)}  cache {size[length]:,} bytes"
-        )
-    return {"tokens_per_second": rates, "cache_bytes": size}
+    results = {}
+    for name in names:
+        label = f"{name:10} " if len(names) > 1 else ""
+        own, first = rates[name], rates[name][lengths[0]]
+        size = {
+            length: sum(x.nbytes for x in jax.tree.leaves(cache))
+            for length, cache in caches[name].items()
+        }
+        for length in lengths:
+            print(
+                f"  {label}after {length:7,}  {statistics.median(own[length]):8.1f} tokens/s  "
+                f"of the first {ratio(own[length], first)}  cache {size[length]:,} bytes"
+            )
+        results[name] = {"tokens_per_second": own, "cache_bytes": size}
+    return results if len(names) > 1 else results[names[0]]
+
+
+def _bench_batches(
+    names: Sequence[str], config: BenchConfig, batches: Sequence[int], repeats: int, **options: Any
+) -> dict[str, Any] | None:
+    """`bench_steps` for each batch size; where there are several, labels name them."""
+    results: dict[str, Any] = {}
+    for batch in batches:
+        own = dataclasses.replace(config, batch_size=batch)
+        measured = bench_steps(names, own, repeats, **options)
+        if measured is None:
+            return None
+        for quantity, by_label in measured.items():
+            kept = results.setdefault(quantity, {})
+            for label, value in by_label.items():
+                kept[label if len(batches) == 1 else f"{label}, batch {batch}"] = value
+    return results
 
 
 def _keep(file: Path | None, results: dict[str, Any]) -> None:
@@ -290,12 +365,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[PROFILE])
     parser.add_argument("--config", default=CONFIG, help="of protot_jax.pretrain")
     parser.add_argument("--models", nargs="+", default=["protot", "llama"], choices=models.MODELS)
-    parser.add_argument("--batch", type=int, help="instead of the config's")
+    parser.add_argument(
+        "--shapes", help="config of protot_jax.count with other sizes and tied models"
+    )
+    parser.add_argument("--batch", type=int, nargs="+", help="sizes, instead of the config's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="instead of the config's")
     parser.add_argument("--dropout", type=float, nargs="+", help="rates, instead of the config's")
     parser.add_argument("--against", choices=("torch",), help="further baseline")
     parser.add_argument("--lengths", type=int, nargs="*", default=[2_048, 4_096, 8_192])
     parser.add_argument("--prompts", type=int, nargs="*", default=[1_024, 16_384, 131_072])
+    parser.add_argument(
+        "--decoders",
+        nargs="+",
+        default=["protot"],
+        choices=models.MODELS,
+        help="models whose decoding is timed",
+    )
     parser.add_argument("--decoded", type=int, default=100, help="tokens decoded in a turn")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="file for the raw timings")
@@ -307,9 +392,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"--against={arguments.against}: {reason}")
         settings = load_config(arguments.config)
         with settings.unlocked():
-            settings.batch_size = arguments.batch or settings.batch_size
             settings.dtype = arguments.dtype or settings.dtype
-        config = from_plain(settings, PretrainConfig)
+        config = from_plain(settings, BenchConfig)
+        if arguments.shapes:
+            config = config.with_shapes(from_plain(load_config(arguments.shapes), CountConfig))
         if arguments.against and config.dtype != "float32":
             raise UsageError(
                 f"--against={arguments.against} compares in float32: add --dtype float32"
@@ -317,9 +403,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         results: dict[str, Any] = {"conditions": conditions(PACKAGES)}
         for name, value in results["conditions"].items():
             print(f"{name}: {value}")
-        results["step"] = bench_steps(
+        results["parameters"] = {
+            name: count_params(cfg, mixer=mixer)
+            for name in dict.fromkeys([*names, *arguments.decoders])
+            for cfg, mixer in [build(name, config)]
+        }
+        for name, count in results["parameters"].items():
+            print(f"{name}: {count:,} parameters")
+        results["step"] = _bench_batches(
             names,
             config,
+            arguments.batch or [config.batch_size],
             arguments.repeats,
             rates=arguments.dropout or [config.dropout],
             against=arguments.against,
@@ -333,7 +427,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _keep(arguments.json, results)
         if arguments.prompts:
             results["decode"] = bench_decode(
-                config, arguments.prompts, arguments.decoded, arguments.repeats
+                config,
+                arguments.prompts,
+                arguments.decoded,
+                arguments.repeats,
+                list(dict.fromkeys(arguments.decoders)),
             )
             if results["decode"] is None:
                 return 1

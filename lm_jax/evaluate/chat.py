@@ -1,7 +1,8 @@
 """Answers of a chat endpoint that speaks the protocol of OpenAI: only at a URL that the user gives.
 
-POST URL/chat/completions with model, temperature 0 and one message; the answer is the content of
-the first choice. A key is sent where the environment variable IAJ_CHAT_KEY holds one.
+POST URL/chat/completions with model, temperature (0 unless another is given) and one message; the
+answer is the content of the first choice. A key is sent where the environment variable IAJ_CHAT_KEY
+holds one.
 """
 
 from collections.abc import Callable
@@ -39,7 +40,11 @@ def split_place(place: str) -> tuple[str, str]:
 
 
 def endpoint(
-    place: str, *, answers: str | os.PathLike[str] | None = None
+    place: str,
+    *,
+    answers: str | os.PathLike[str] | None = None,
+    temperature: float = 0.0,
+    max_tokens: int | None = None,
 ) -> tuple[str, Callable[[str], str]]:
     """The name of the model at a chat endpoint, and a function from a prompt to its answer.
 
@@ -47,12 +52,19 @@ def endpoint(
       place: "MODEL@URL".
       answers: a file of answers (`Answers`), to which new ones are added and in which those of an
         interrupted run are found; None for no file.
+      temperature: of the sampler; above 0 it is in the name.
+      max_tokens: the most tokens of an answer, then in the name; None leaves it to the endpoint.
 
     Raises:
       UsageError: as `split_place`. The function raises BadInputError where there is no answer.
     """
     model, url = split_place(place)
-    name = f"chat:{model} at {url}"
+    options: dict[str, float] = {"temperature": temperature} if temperature else {}
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    name = f"chat:{model} at {url}" + "".join(
+        f", {option} {value:g}" for option, value in options.items()
+    )
     stored = None if answers is None else Answers(Path(answers))
 
     def ask(text: str) -> str:
@@ -60,7 +72,7 @@ def endpoint(
         if known is not None:
             return known
         stop.check("while asking the judge")
-        answer = _answer(model, url, text)
+        answer = _answer(model, url, text, **options)
         if stored:
             stored.add(text, answer, judge=name)
         return answer
@@ -68,9 +80,9 @@ def endpoint(
     return name, ask
 
 
-def _answer(model: str, url: str, text: str) -> str:
+def _answer(model: str, url: str, text: str, **options: float) -> str:
     message = {"role": "user", "content": text}
-    body = {"model": model, "temperature": 0, "messages": [message]}
+    body = {"model": model, "temperature": 0, "messages": [message]} | options
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(KEY):
         headers["Authorization"] = f"Bearer {key}"

@@ -1,25 +1,30 @@
-"""Measures of generated text: BLEU against the reference, distinct n-grams, repetition.
+"""Measures of generated text: BLEU and ROUGE-L against the reference, distinct n-grams, repetition.
 
 1. BLEU [1] by sacrebleu, whose signature names tokeniser, smoothing and version [2]; shares of 1.
    A sentence of no matching 4-gram has BLEU 0 unless it is smoothed, so both are given.
-2. distinct-n [3]: unique n-grams over all n-grams of many texts together.
-3. Repetition [4]: 1 less unique over all n-grams within one text.
+2. ROUGE-L [5]: the longest common subsequence of words, as an F-measure.
+3. distinct-n [3]: unique n-grams over all n-grams of many texts together.
+4. Repetition [4]: 1 less unique over all n-grams within one text.
 
 n-grams are of words, split at blanks, so that models with other tokenizers are comparable.
 
 [1] Papineni et al., 2002.  [2] Post, 2018.  [3] Li et al., 2016.  [4] Welleck et al., 2020.
+[5] Lin, ROUGE, 2004, section 3.1.
 """
 
 from collections.abc import Iterable, Sequence
 import dataclasses
 import itertools
 import math
+import re
 
 from lm_jax.errors import UsageError
 
 ORDERS = (1, 2, 3)
 # Longer n-grams of one text are rarely equal by chance.
 REPETITION = 4
+# Letters and digits of any script; an underscore is neither.
+_ALPHANUMERIC = re.compile(r"[^\W_]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +54,7 @@ def bleu(texts: Sequence[str], references: Sequence[str]) -> Bleu:
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    if len(texts) != len(references) or not texts:
-        raise UsageError(
-            f"bleu: {len(texts)} texts and {len(references)} references; give one for each text"
-        )
+    _check_pairs("bleu", texts, references)
     smoothed = BLEU(effective_order=True)
     unsmoothed = BLEU(effective_order=False, smooth_method="none")
     pairs = list(zip(texts, references, strict=True))
@@ -66,6 +68,41 @@ def bleu(texts: Sequence[str], references: Sequence[str]) -> Bleu:
         str(smoothed.get_signature()),
         str(unsmoothed.get_signature()),
     )
+
+
+def rouge_l(texts: Sequence[str], references: Sequence[str]) -> tuple[float, ...]:
+    """ROUGE-L of each text against its reference, from 0 to 1.
+
+    Of a text of m words and a reference of n whose longest common subsequence has l,
+
+        P = l / m,  R = l / n,  F = (1 + beta^2) P R / (R + beta^2 P) = 2 l / (m + n)
+
+    with beta = 1, which is symmetric. Words are the runs of letters and digits of the lower-cased
+    text, not stemmed; a text without words has 0, against another one too.
+
+    Raises:
+      UsageError: the numbers of texts and references differ, or there is none.
+    """
+    _check_pairs("rouge_l", texts, references)
+    return tuple(_rouge_l(text, one) for text, one in zip(texts, references, strict=True))
+
+
+def _rouge_l(text: str, reference: str) -> float:
+    first, second = (_ALPHANUMERIC.findall(one.lower()) for one in (text, reference))
+    common = _common_subsequence(first, second)
+    return 2 * common / (len(first) + len(second)) if common else 0.0
+
+
+def _common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
+    """The length of the longest common subsequence."""
+    # row[j]: that of the words of `first` so far and the first j of `second`.
+    row = [0] * (len(second) + 1)
+    for word in first:
+        above = row
+        row = [0]
+        for j, other in enumerate(second):
+            row.append(above[j] + 1 if word == other else max(above[j + 1], row[j]))
+    return row[-1]
 
 
 def distinct(texts: Iterable[str], n: int) -> float:
@@ -84,3 +121,10 @@ def ngrams(text: str, n: int) -> list[tuple[str, ...]]:
     """The n-grams of the words of a text, in order."""
     words = text.split()
     return list(zip(*(words[i:] for i in range(n)), strict=False))
+
+
+def _check_pairs(what: str, texts: Sequence[str], references: Sequence[str]) -> None:
+    if len(texts) != len(references) or not texts:
+        raise UsageError(
+            f"{what}: {len(texts)} texts and {len(references)} references; give one for each text"
+        )

@@ -43,6 +43,8 @@ MOST_TEXTS = 10
 # the paper's own example marks about this much.
 MARKED = 0.2
 GREEDY = Sampling()
+# The most tokens of a local judge's answer; the released script allows 756.
+MAX_NEW_TOKENS = 256
 # Prompts of a local model are brought to multiples of this many tokens.
 _LENGTH_STEP = 64
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -113,11 +115,15 @@ class PromptedJudge:
 
     Attributes:
       rubric: what precedes the texts in a prompt; "{count}" in it becomes their number.
+      marked: share of a text's words that is marked.
+      most_texts: the most texts of a prompt, the first ones.
     """
 
     name: str
     ask: Callable[[str], str | None]
     rubric: str = RUBRIC
+    marked: float = MARKED
+    most_texts: int = MOST_TEXTS
     asked: int = 0
     unanswered: int = 0
     unreadable: int = 0
@@ -127,7 +133,9 @@ class PromptedJudge:
         if not texts:
             return None
         self.asked += 1
-        answer = self.ask(prompt(texts, self.rubric))
+        answer = self.ask(
+            prompt(texts, self.rubric, marked=self.marked, most_texts=self.most_texts)
+        )
         if answer is None:
             self.unanswered += 1
             return None
@@ -148,34 +156,79 @@ class PromptedJudge:
 
 
 def build_judge(
-    name: str, *, answers: str | os.PathLike[str] | None = None, rubric: str = RUBRIC
+    name: str,
+    *,
+    answers: str | os.PathLike[str] | None = None,
+    rubric: str = RUBRIC,
+    marked: float = MARKED,
+    most_texts: int = MOST_TEXTS,
+    temperature: float = 0.0,
+    max_new_tokens: int | None = None,
 ) -> Judge:
     """The judge of that name.
 
     Args:
       name: "null"; "cached:FILE", a file of answers (`Answers`), in which a missing answer is no
         label and its prompt is written to FILE.missing; "local:FOLDER", a model that
-        `lm_jax.load_pretrained` takes (greedy); "chat:MODEL@URL", an endpoint (`chat`).
+        `lm_jax.load_pretrained` takes; "chat:MODEL@URL", an endpoint (`chat`).
       answers: file to which a local judge and an endpoint add their answers, and where they find
         those of an interrupted run; None for no file.
       rubric: what precedes the texts in a prompt, such as `read_rubric` reads.
+      marked: share of a text's words that is marked, the strongest ones.
+      most_texts: the most texts of a prompt, the first ones.
+      temperature: at which a local judge or an endpoint samples its answer; 0 is greedy.
+      max_new_tokens: the most tokens of such an answer; None for `MAX_NEW_TOKENS` of a local judge
+        and no limit of an endpoint.
+
+    The name of the judge has what differs from the defaults, but for the rubric.
 
     Raises:
-      UsageError: `name` is not one of the four.
+      UsageError: `name` is not one of the four, a setting is out of range, or a temperature or
+        number of tokens is given for a judge that generates nothing.
       BadInputError: the file or the model cannot be used.
     """
     check_judge(name)
     kind, _, place = name.partition(":")
+    _check_settings(marked, most_texts, max_new_tokens)
+    sampling = Sampling(temperature)
+    if kind in ("null", "cached") and (sampling != GREEDY or max_new_tokens is not None):
+        raise UsageError(
+            f"judge = {name!r} generates nothing: leave out temperature and number of tokens, or "
+            "name local:FOLDER or chat:MODEL@URL"
+        )
     match kind:
         case "cached":
             judge = cached(place)
         case "local":
-            judge = local(place, answers=answers)
+            most = MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens
+            judge = local(place, answers=answers, sampling=sampling, max_new_tokens=most)
         case "chat":
-            judge = PromptedJudge(*chat.endpoint(place, answers=answers))
+            asked = chat.endpoint(
+                place, answers=answers, temperature=temperature, max_tokens=max_new_tokens
+            )
+            judge = PromptedJudge(*asked)
         case _:
             return NullJudge()
-    return dataclasses.replace(judge, rubric=rubric)
+    own = [judge.name]
+    if marked != MARKED:
+        own.append(f"{marked:g} of the words marked")
+    if most_texts != MOST_TEXTS:
+        own.append(f"at most {most_texts} texts")
+    return dataclasses.replace(
+        judge, name=", ".join(own), rubric=rubric, marked=marked, most_texts=most_texts
+    )
+
+
+def _check_settings(marked: float, most_texts: int, max_new_tokens: int | None) -> None:
+    problems = []
+    if not 0 < marked <= 1:
+        problems.append(f"marked = {marked} must be a share of the words, above 0 and at most 1")
+    if most_texts < 1:
+        problems.append(f"most_texts = {most_texts} must be at least 1")
+    if max_new_tokens is not None and max_new_tokens < 1:
+        problems.append(f"max_new_tokens = {max_new_tokens} must be at least 1")
+    if problems:
+        raise UsageError("; ".join(problems))
 
 
 def read_rubric(file: str | os.PathLike[str]) -> str:
@@ -240,7 +293,7 @@ def local(
     *,
     answers: str | os.PathLike[str] | None = None,
     sampling: Sampling = GREEDY,
-    max_new_tokens: int = 256,
+    max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> PromptedJudge:
     """A judge that runs a language model on this machine, greedily unless `sampling` differs.
 
@@ -253,6 +306,8 @@ def local(
     """
     model = load_pretrained(source)
     how = "" if sampling == GREEDY else f", {sampling}"
+    if max_new_tokens != MAX_NEW_TOKENS:
+        how += f", {max_new_tokens} tokens"
     name = f"local:{Path(source).name} ({model.sha256[:12]}{how})"
     stored = None if answers is None else Answers(answers)
     tokenizer = _with_tokenizer(source, model.tokenizer)
@@ -300,18 +355,31 @@ def _with_tokenizer(source: str | Path, tokenizer: Tokenizer | None) -> Tokenize
     return tokenizer
 
 
-def prompt(texts: Sequence[MarkedText], rubric: str = RUBRIC) -> str:
-    """The prompt about some texts, of which the first ten are included."""
+def prompt(
+    texts: Sequence[MarkedText],
+    rubric: str = RUBRIC,
+    *,
+    marked: float = MARKED,
+    most_texts: int = MOST_TEXTS,
+) -> str:
+    """The prompt about some texts, of which the first `most_texts` are included.
+
+    Args:
+      texts: words and gates, strongest text first.
+      rubric: what precedes them; "{count}" in it becomes their number.
+      marked: share of a text's words that is marked: the strongest, without those of gate 0.
+      most_texts: of all texts.
+    """
     parts = []
-    for count, (words, gates) in enumerate(texts[:MOST_TEXTS], 1):
-        strongest = _strongest(gates)
+    for count, (words, gates) in enumerate(texts[:most_texts], 1):
+        strongest = _strongest(gates, marked)
         # One line each, because line ends separate the texts.
         bare = [" ".join(word.split()) for word in words]
         text = " ".join(
             f"«{word}»" if place in strongest else word for place, word in enumerate(bare) if word
         )
-        marked = ", ".join(bare[place] for place in sorted(strongest) if bare[place])
-        parts.append(f"Text {count}: {text}\nMarked in text {count}: {marked or 'nothing'}\n")
+        repeated = ", ".join(bare[place] for place in sorted(strongest) if bare[place])
+        parts.append(f"Text {count}: {text}\nMarked in text {count}: {repeated or 'nothing'}\n")
     return "\n".join([rubric.replace("{count}", str(len(parts))), *parts])
 
 
@@ -367,9 +435,9 @@ def _objects(answer: str) -> list[dict[str, Any]]:
     return result
 
 
-def _strongest(gates: Sequence[float]) -> set[int]:
-    """Indices of the largest gates: a fifth of all, at least one, and never a gate of 0."""
-    most = math.ceil(MARKED * len(gates))
+def _strongest(gates: Sequence[float], share: float) -> set[int]:
+    """Indices of the largest gates: this share of all, at least one, and never a gate of 0."""
+    most = math.ceil(share * len(gates))
     order = sorted(range(len(gates)), key=lambda place: -gates[place])
     return {place for place in order[:most] if gates[place] > 0}
 

@@ -14,9 +14,10 @@ After Prototype Transformer, section 5.1 and appendix A.8. Into `--workdir`, by 
 
 `--judge=local:FOLDER` has a language model name the themes, `--judge=cached:FILE` takes answers
 from a file, `--judge=chat:MODEL@URL` asks an endpoint with OpenAI's protocol. `--rubric=FILE` has
-other instructions than ours. `--compare` reads the same texts with another model, and describes its
-heads by the norm of their values, or the features of a small sparse autoencoder that is trained for
-it (`units.py`). `--ablated` sets the page's panel of interventions (`ablations.py`). A killed
+other instructions than ours, and `--marked=0.8 --judge_temperature=1 --judge_tokens=756` are the
+settings of the released script. `--compare` reads the same texts with another model, and describes
+its heads by the norm of their values, or the features of a small sparse autoencoder that is trained
+for it (`units.py`). `--ablated` sets the page's panel of interventions (`ablations.py`). A killed
 command starts again from the beginning, but keeps the answers of its judge.
 """
 
@@ -30,6 +31,7 @@ import numpy as np
 
 from lm_jax.evaluate import judge
 from lm_jax.evaluate.answers import digest
+from lm_jax.evaluate.judge import MARKED, MAX_NEW_TOKENS, MOST_TEXTS
 from lm_jax.run import cli
 from lm_jax.run.files import file_digest, to_jsonable, write_bytes, write_json
 from lm_jax.run.options import option
@@ -49,6 +51,8 @@ FOLDER = "concepts"
 RESULT = "concepts.json"
 PAGE = "concepts.html"
 ANSWERS = "answers.jsonl"
+# Options of a judge that a work folder names where they differ from their defaults.
+ASKING = ("marked", "judge_texts", "judge_tokens", "judge_temperature")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,23 @@ class Options(RunOptions):
     )
     rubric: str = option(
         "", "a text file with other instructions for the judge, such as those of a paper"
+    )
+    marked: float = option(
+        MARKED, "share of a text's words that is marked for the judge, the strongest ones"
+    )
+    judge_texts: int = option(
+        MOST_TEXTS, "the most of the --top texts that are given to the judge", least=1
+    )
+    judge_tokens: int = option(
+        0,
+        "the most tokens of the judge's answer; 0 for "
+        f"{MAX_NEW_TOKENS} of local:FOLDER and for no limit of chat:MODEL@URL",
+        least=0,
+    )
+    judge_temperature: float = option(
+        0.0,
+        "temperature at which local:FOLDER or chat:MODEL@URL samples its answer; 0 for greedy",
+        least=0,
     )
     compare: tuple[str, ...] = option(
         (),
@@ -219,7 +240,15 @@ def main(arguments: cli.Arguments) -> None:
     settings, named = settings_from_options(options), options.judge
     folder = arguments.workdir or run / FOLDER
     rubric = judge.read_rubric(options.rubric) if options.rubric else judge.RUBRIC
-    judged = judge.build_judge(named, answers=folder / ANSWERS, rubric=rubric)
+    judged = judge.build_judge(
+        named,
+        answers=folder / ANSWERS,
+        rubric=rubric,
+        marked=options.marked,
+        most_texts=options.judge_texts,
+        temperature=options.judge_temperature,
+        max_new_tokens=options.judge_tokens or None,
+    )
     kind, _, place = named.partition(":")
     config = {
         "run": str(run),
@@ -231,6 +260,13 @@ def main(arguments: cli.Arguments) -> None:
         "answers": file_digest(Path(place))["sha256"] if kind == "cached" else "",
         "analysis": settings,
     }
+    asking = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(Options)
+        if field.name in ASKING and getattr(options, field.name) != field.default
+    }
+    if asking:
+        config["asking"] = asking
     if compared:
         config["compare"] = [(one.kind, one.name, one.model.sha256) for one in compared]
     with open_workdir(folder, config, resume=arguments.resume) as work:

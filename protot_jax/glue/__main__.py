@@ -49,7 +49,14 @@ from protot_jax.glue import report, report_text, summary
 from protot_jax.glue.config import GlueConfig
 from protot_jax.glue.embedded import read_embedded
 from protot_jax.glue.encoding import encode_task
-from protot_jax.glue.finetune import PREDICTIONS, Cell, Subject, fine_tune, row_length
+from protot_jax.glue.finetune import (
+    PREDICTIONS,
+    Cell,
+    Subject,
+    fine_tune,
+    row_length,
+    warn_of_context,
+)
 from protot_jax.glue.readers import TaskData, read_official
 from protot_jax.glue.results import (
     ROWS,
@@ -141,6 +148,7 @@ class Job:
 
     def run(self) -> tuple[ModelSummary, dict[str, list[FineTuneResult]]]:
         """Searches, then fine-tunes on every task with every seed; without those that diverged."""
+        warn_of_context(self.config, self.base, self.name)
         grid, base, config = self.search(), self.base, self.config
         rate, warmup = choose(grid) if grid else (config.learning_rates[0], config.warmups[0])
         results: dict[str, list[FineTuneResult]] = {}

@@ -47,7 +47,8 @@ class GlueConfig:
       eval_every: steps between evaluations; 0 for an epoch.
       min_gain: least gain of the main metric over the best evaluation so far that counts as one.
       patience: training ends at so many evaluations in a row without such a gain.
-      max_length: the most ids of a text or pair; at most the context of the model.
+      max_length: the most ids of a text or pair. A model with attention has at most its context,
+        with a warning; a recurrent one reads rows that are longer than those of its pretraining.
       pooling: "mean" over the text, its "last" token, or "released": the mean over max_length
         positions with those of padding.
       weight_decay: weight decay of matrices, as in pretraining.

@@ -19,6 +19,7 @@ from pathlib import Path
 import shutil
 from typing import Any
 
+from absl import logging
 import jax
 from jax.sharding import Mesh
 import numpy as np
@@ -88,8 +89,27 @@ class Subject:
 
 
 def row_length(config: GlueConfig, base: TrainedModel) -> tuple[int, bool]:
-    """The most ids of a row, and whether every row is padded to it (`encode_task`)."""
-    return min(config.max_length, base.cfg.max_length), not POOLINGS[config.pooling].hides_padding
+    """The most ids of a row, and whether every row is padded to it (`encode_task`).
+
+    A recurrent mixer reads rows of any length, and attention at most those of its context.
+    """
+    most = config.max_length
+    if not base.mixer.recurrent:
+        most = min(most, base.cfg.max_length)
+    return most, not POOLINGS[config.pooling].hides_padding
+
+
+def warn_of_context(config: GlueConfig, base: TrainedModel, name: str) -> None:
+    """Logs that the rows of a model are shorter than `config.max_length`, where they are."""
+    length, _ = row_length(config, base)
+    if length < config.max_length:
+        logging.warning(
+            "%s: rows have at most %d ids, the context of its attention, in place of "
+            "config.max_length = %d; a recurrent model beside it reads longer ones",
+            name,
+            length,
+            config.max_length,
+        )
 
 
 def objective_of(config: GlueConfig, base: TrainedModel, task: Task) -> TextPrediction:

@@ -5,9 +5,10 @@
 
 After Prototype Transformer, appendix B. Each model continues the same held-out beginnings of
 documents (or those of a file of JSON lines with prompt and reference), greedily and sampled. The
-texts are measured by BLEU against the true continuation, distinct n-grams and repetition. A judge
-sees each pair of models in both orders; judges that read nothing are always among them. Ratings
-are printed only of a judge that prefers real continuations to worse ones (`lm_jax.evaluate`).
+texts are measured by BLEU and ROUGE-L against the true continuation, distinct n-grams and
+repetition. A judge sees each pair of models in both orders; judges that read nothing are always
+among them. Ratings are printed only of a judge that prefers real continuations to worse ones
+(`lm_jax.evaluate`).
 
     tokens:FOLDER        a language model's most likely answer, A, B or Tie
     perplexity:FOLDER    the continuation of lower loss under a language model, or under a run
@@ -198,7 +199,8 @@ def write_results(options: Options, task: Task, settings: results.Settings, fold
             fingerprint=config_hash(generated),
         )
         bleu = summary.scored(task.prompts, texts)
-        write_table(folder / ROWS, summary.rows(task.prompts, texts, bleu))
+        rouge = summary.rouge_scored(task.prompts, texts)
+        write_table(folder / ROWS, summary.rows(task.prompts, texts, bleu, rouge))
         by_decoding = {
             decoding: {name: [one.text for one in texts[decoding, name]] for name in task.models}
             for decoding in task.decodings
@@ -206,7 +208,8 @@ def write_results(options: Options, task: Task, settings: results.Settings, fold
         said = [judges.judge(each, task.prompts, by_decoding, seed=options.seed) for each in opened]
     write_table(folder / VERDICTS, judges.table(said))
     write_json(
-        folder / RESULT, summary.summarise(settings, models, task.prompts, texts, bleu, said)
+        folder / RESULT,
+        summary.summarise(settings, models, task.prompts, texts, bleu, rouge, said),
     )
     # The page is rendered from the file, not from the numbers in memory.
     written = load_result(folder / RESULT, results.JudgingSummary)
@@ -216,7 +219,7 @@ def write_results(options: Options, task: Task, settings: results.Settings, fold
 
 def format_result(result: results.JudgingSummary) -> str:
     """Measures of the texts and ratings of the models, for a terminal."""
-    heads = ["model", "decoding", "BLEU", "repetition", "distinct-2", "words"]
+    heads = ["model", "decoding", "BLEU", "ROUGE-L", "repetition", "distinct-2", "words"]
     rows = [
         [
             one.model,
@@ -225,6 +228,7 @@ def format_result(result: results.JudgingSummary) -> str:
                 "" if value is None else f"{value:.3f}"
                 for value in (
                     one.bleu and one.bleu.estimate,
+                    one.rouge_l and one.rouge_l.estimate,
                     one.repetition and one.repetition.estimate,
                     one.distinct[1],
                 )

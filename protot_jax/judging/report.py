@@ -80,8 +80,8 @@ def _models(result: JudgingSummary) -> Section:
 
 
 def _measures(result: JudgingSummary) -> Section:
-    heads = ["texts", "decoding", "BLEU", "unsmoothed", "corpus", "repetition"]
-    heads += ["distinct-1", "distinct-2", "distinct-3", "words", "ended, %"]
+    heads = ["texts", "decoding", "BLEU", "unsmoothed", "corpus", "ROUGE-L"]
+    heads += ["repetition", "distinct-1", "distinct-2", "distinct-3", "words", "ended, %"]
     return section(
         "What the models write",
         _PROSE("measures"),
@@ -94,6 +94,7 @@ def _measures(result: JudgingSummary) -> Section:
                     _interval(one.bleu, ".3f"),
                     _interval(one.bleu_unsmoothed, ".3f"),
                     one.bleu_corpus,
+                    _interval(one.rouge_l, ".3f"),
                     _interval(one.repetition, ".3f"),
                     *one.distinct,
                     _interval(one.words, ".1f"),
@@ -262,14 +263,14 @@ def _samples(result: JudgingSummary) -> Section:
             report.details(
                 f"{sample.model}, {sample.decoding}",
                 table(
-                    ["", "text", Column("BLEU", ".4f")],
+                    ["", "text", Column("BLEU", ".4f"), Column("ROUGE-L", ".4f")],
                     [
-                        ["prompt", sample.prompt, "–"],
-                        ["reference", sample.reference, "–"],
-                        *([one.model, one.text, one.bleu] for one in sample.answers),
+                        ["prompt", sample.prompt, "–", "–"],
+                        ["reference", sample.reference, "–", "–"],
+                        *([one.model, one.text, one.bleu, one.rouge_l] for one in sample.answers),
                     ],
                     caption=f"Prompt {sample.number}.",
-                    align=["left", "left", "right"],
+                    align=["left", "left", "right", "right"],
                 ),
             )
             for sample in result.samples

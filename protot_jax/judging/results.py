@@ -77,6 +77,7 @@ class Measured:
       distinct: unique 1-, 2- and 3-grams over all; null without any.
       words: mean number of words.
       ended: share of texts that the model ended; null for the references.
+      rouge_l: mean of ROUGE-L; null for the references, and in files of earlier versions.
     """
 
     model: str
@@ -88,16 +89,18 @@ class Measured:
     distinct: tuple[Share | None, ...]
     words: Interval
     ended: Interval | None
+    rouge_l: Interval | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One model's continuation of a sample prompt; both BLEUs, smoothed and not."""
+    """One model's continuation of a sample prompt; both BLEUs, smoothed and not, and ROUGE-L."""
 
     model: str
     text: str
     bleu: float
     bleu_unsmoothed: float
+    rouge_l: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from protot_jax.judging.prompts import Prompts
 
 Texts = Mapping[tuple[Decoding, str], Sequence[Continuation]]
 Scores = Mapping[tuple[Decoding, str], Bleu]
+Rouge = Mapping[tuple[Decoding, str], Sequence[float]]
 REFERENCE = "reference"
 # Takes the place of no ridge where a model won, or lost, all games of a resample.
 RIDGE = 0.05
@@ -38,6 +39,7 @@ ROWS = pa.schema(
         ("words", pa.int32()),
         ("bleu", pa.float64()),
         ("bleu_unsmoothed", pa.float64()),
+        ("rouge_l", pa.float64()),
         ("repetition", pa.float64()),
     ]
 )
@@ -51,7 +53,15 @@ def scored(prompts: Prompts, texts: Texts) -> dict[tuple[Decoding, str], Bleu]:
     }
 
 
-def rows(prompts: Prompts, texts: Texts, bleu: Scores) -> pa.Table:
+def rouge_scored(prompts: Prompts, texts: Texts) -> dict[tuple[Decoding, str], tuple[float, ...]]:
+    """ROUGE-L of every continuation against its reference."""
+    return {
+        key: generation.rouge_l([one.text for one in each], prompts.references)
+        for key, each in texts.items()
+    }
+
+
+def rows(prompts: Prompts, texts: Texts, bleu: Scores, rouge: Rouge) -> pa.Table:
     """One row for each continuation; a repetition that is undefined is null."""
     listed = [
         {
@@ -64,6 +74,7 @@ def rows(prompts: Prompts, texts: Texts, bleu: Scores) -> pa.Table:
             "words": len(one.text.split()),
             "bleu": bleu[decoding, model].sentences[number],
             "bleu_unsmoothed": bleu[decoding, model].unsmoothed[number],
+            "rouge_l": rouge[decoding, model][number],
             "repetition": _finite(generation.repetition(one.text)),
         }
         for (decoding, model), each in texts.items()
@@ -78,13 +89,20 @@ def summarise(
     prompts: Prompts,
     texts: Texts,
     bleu: Scores,
+    rouge: Rouge,
     said: Sequence[Verdicts],
 ) -> results.JudgingSummary:
     """All numbers of `summary.json`."""
     any_bleu = next(iter(bleu.values()))
     measured = [
         _measured(
-            settings, model, decoding, [one.text for one in each], each, bleu[decoding, model]
+            settings,
+            model,
+            decoding,
+            [one.text for one in each],
+            each,
+            bleu[decoding, model],
+            rouge[decoding, model],
         )
         for (decoding, model), each in texts.items()
     ]
@@ -97,7 +115,7 @@ def summarise(
         any_bleu.signature,
         any_bleu.unsmoothed_signature,
         tuple(measured),
-        tuple(_sample(prompts, texts, bleu, *key) for key in texts),
+        tuple(_sample(prompts, texts, bleu, rouge, *key) for key in texts),
         tuple(_judged(settings, texts, each) for each in said),
     )
 
@@ -109,6 +127,7 @@ def _measured(
     texts: Sequence[str],
     continued: Sequence[Continuation] = (),
     bleu: Bleu | None = None,
+    rouge: Sequence[float] = (),
 ) -> results.Measured:
     def mean(values: Sequence[float]) -> Interval | None:
         kept = [value for value in values if math.isfinite(value)]
@@ -130,6 +149,7 @@ def _measured(
         tuple(_finite(generation.distinct(texts, n)) for n in generation.ORDERS),
         words,
         wilson(sum(one.ended for one in continued), len(continued)) if continued else None,
+        mean(rouge),
     )
 
 
@@ -137,6 +157,7 @@ def _sample(
     prompts: Prompts,
     texts: Texts,
     bleu: Scores,
+    rouge: Rouge,
     decoding: Decoding,
     model: str,
 ) -> results.Sample:
@@ -148,6 +169,7 @@ def _sample(
             texts[decoding, other][number].text,
             bleu[decoding, other].sentences[number],
             bleu[decoding, other].unsmoothed[number],
+            rouge[decoding, other][number],
         )
         for kind, other in texts
         if kind == decoding

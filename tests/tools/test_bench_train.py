@@ -16,9 +16,10 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.train import optim
 from lm_jax.train.objective import token_loss
-from protot_jax.config import PretrainConfig
+from protot_jax import count
 from tools import bench_train
 from tools.bench import torch_llama
+from tools.bench_train import BenchConfig
 
 SMALL = ["--config=configs/protot/default.py:smoke", "--dtype=float32", "--repeats=2"]
 STEPS = [*SMALL, "--lengths", "--prompts"]
@@ -38,6 +39,88 @@ def test_rates_are_timed_in_turns(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "ratios are over protot, dropout 0" in printed
     assert "protot, dropout 0       " in printed and "time ratio 1.00 (1.00 to 1.00)" in printed
+
+
+def configured(name="configs/protot/default.py:smoke"):
+    return from_plain(load_config(name), BenchConfig)
+
+
+def shaped(name):
+    return configured().with_shapes(from_plain(load_config(name), count.CountConfig))
+
+
+def test_several_batches_and_the_shapes_of_a_count(tmp_path, capsys, monkeypatch):
+    steps = []
+
+    def timed(names, config, repeats, *, rates, against):
+        steps.append(config)
+        return {"seconds": {name: [1.0] for name in names}, "temporary_bytes": {}}
+
+    monkeypatch.setattr(bench_train, "bench_steps", timed)
+    raw = tmp_path / "raw.json"
+    argv = [*STEPS, "--shapes=protot/throughput:smoke", "--models", "mamba", f"--json={raw}"]
+    assert bench_train.main([*argv, "--batch", "3", "5"]) == 0
+    assert [each.batch_size for each in steps] == [3, 5]
+    assert {(each.hidden_size, each.corpus.vocab_size, each.tied) for each in steps} == {
+        (32, 500, ("mamba",))
+    }
+    result = json.loads(raw.read_text())
+    labels = [f"{name}, batch {batch}" for batch in (3, 5) for name in ("protot", "mamba")]
+    assert list(result["step"]["seconds"]) == labels
+    wanted = count.count(from_plain(load_config("protot/throughput:smoke"), count.CountConfig))
+    wanted = {each.name: each.parameters for each in wanted}
+    assert result["parameters"] == {name: wanted[name] for name in ("protot", "mamba")}
+    assert f"protot: {wanted['protot']:,} parameters" in capsys.readouterr().out
+    # Without the option, as the config says.
+    assert bench_train.main([*STEPS, "--models", "protot"]) == 0
+    assert steps[-1] == dataclasses.replace(configured(), dtype="float32")
+
+
+def test_the_shapes_of_table_13_are_untied_but_for_mamba():
+    config = shaped("protot/throughput")
+    wanted = {"protot": 12_205_266, "llama": 12_938_496, "deltanet": 12_963_456, "mamba": 6_724_352}
+    for name, parameters in wanted.items():
+        cfg, mixer = bench_train.build(name, config)
+        assert lm_jax.count_params(cfg, mixer=mixer) == parameters
+        assert cfg.tie_embeddings == (name == "mamba")
+
+
+@pytest.mark.parametrize("name", ["protot", "llama", "mamba", "deltanet"])
+def test_every_model_decodes_what_the_parallel_pass_computes(name):
+    decoder = bench_train.Decoder(configured(), name)
+    assert decoder.error(24) <= bench_train.TOLERANCE
+
+
+def test_the_cache_of_attention_alone_grows_with_the_prompt(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench_train, "bench_steps", lambda *args, **options: {})
+    monkeypatch.setattr(bench_train.Decoder, "error", lambda self, length: 0.0)
+    # Two chunks and a rest.
+    monkeypatch.setattr(bench_train, "ATTENTION_CHUNK", 9)
+    raw, names = tmp_path / "raw.json", ["protot", "llama", "mamba", "deltanet"]
+    argv = [*SMALL, "--lengths", "--prompts", "8", "20", "--decoded=3", f"--json={raw}"]
+    assert bench_train.main([*argv, "--decoders", *names]) == 0
+    decoded = json.loads(raw.read_text())["decode"]
+    assert list(decoded) == names
+    for name, measured in decoded.items():
+        assert [len(turns) for turns in measured["tokens_per_second"].values()] == [2, 2]
+        short, long = measured["cache_bytes"].values()
+        assert (short == long) == (name != "llama")
+    # Keys and values in float32 of 2 layers of width 32, at each place; and a count of places.
+    places = {8: 8 + 3 + 1, 20: 20 + 3 + 1}
+    assert decoded["llama"]["cache_bytes"] == {
+        str(length): 2 * 2 * 4 * 32 * places[length] + 4 for length in places
+    }
+    printed = capsys.readouterr().out
+    assert "  llama      after      20" in printed and "  mamba      after       8" in printed
+
+
+def test_decoding_leaves_the_cache_of_the_prompt_as_it_was():
+    decoder = bench_train.Decoder(configured(), "llama")
+    cache = decoder.read(5, room=4)
+    before = jax.tree.map(np.array, cache)
+    for _ in range(2):
+        assert decoder.seconds_per_token(cache, 3) > 0
+    jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.array, cache))
 
 
 @pytest.mark.slow
@@ -61,7 +144,7 @@ def test_the_forward_pass_has_the_softmax_of_training(monkeypatch):
         return SimpleNamespace(logits=tokens)
 
     monkeypatch.setattr(bench_train.lm_jax, "forward", forward)
-    config = from_plain(load_config("configs/protot/default.py:smoke"), PretrainConfig)
+    config = configured()
     for name in ("llama", "protot"):
         bench_train.forward(name, config, 8)()
     fused = given.pop("AttentionMixer")
@@ -76,7 +159,7 @@ def test_nothing_is_timed_where_a_loss_is_off(monkeypatch, capsys):
 
 
 def test_nothing_is_timed_where_a_loss_is_no_number(monkeypatch, capsys):
-    config = from_plain(load_config("configs/protot/default.py:smoke"), PretrainConfig)
+    config = configured()
     nan = SimpleNamespace(loss=math.nan, guess=1.0)
     monkeypatch.setattr(bench_train, "Step", lambda name, config: nan)
     assert bench_train.bench_steps(["llama"], config, 1, rates=[0.0], against=None) is None
@@ -122,7 +205,7 @@ def test_torch_is_timed_from_our_weights(tmp_path):
 @pytest.mark.torch
 def test_updates_of_torch_are_those_of_our_optimizer():
     """From the same weights, the loss falls equally over six updates."""
-    config = from_plain(load_config("configs/protot/default.py:smoke"), PretrainConfig)
+    config = configured()
     cfg, mixer = bench_train.build("llama", config)
     params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
     tokens_BS = bench_train.random_batch(config, cfg.vocab_size)

@@ -1,7 +1,10 @@
-"""BLEU by its formula, distinct n-grams and repetition by counting."""
+"""BLEU by its formula, ROUGE-L by all subsequences, distinct n-grams and repetition by counting."""
 
+import itertools
 import math
 
+from hypothesis import given
+from hypothesis import strategies as st
 import pytest
 
 from lm_jax.errors import UsageError
@@ -37,6 +40,49 @@ def test_the_reference_itself_has_all_and_a_short_text_loses_no_order():
 def test_texts_and_references_must_pair():
     with pytest.raises(UsageError, match="2 texts and 1 references"):
         generation.bleu(["a", "b"], ["a"])
+    with pytest.raises(UsageError, match="rouge_l: 0 texts and 0 references"):
+        generation.rouge_l([], [])
+
+
+WORDS = st.lists(st.sampled_from("abc"), max_size=7).map(" ".join)
+
+
+def test_rouge_l_by_hand():
+    """Of 6 words and 14, "the war to end" are common in this order, and "peace" is not."""
+    (found,) = generation.rouge_l(["the war peace to end mexico"], [REFERENCE])
+    assert found == pytest.approx(2 * 4 / (6 + 14))
+    # P = 3/4 and R = 3/5, so that F = 2 P R / (P + R).
+    (found,) = generation.rouge_l(["a b x c"], ["a y b z c"])
+    assert found == pytest.approx(2 * (3 / 4) * (3 / 5) / (3 / 4 + 3 / 5))
+
+
+def test_rouge_l_reads_runs_of_letters_and_digits_in_lower_case():
+    texts, references = (
+        ["It’s 1846—WAR!", "snake_case", "Å b"],
+        ["it s 1846 war", "snake case", "å"],
+    )
+    assert generation.rouge_l(texts, references) == pytest.approx((1.0, 1.0, 2 / 3))
+
+
+def test_rouge_l_of_a_text_without_words_is_0():
+    assert generation.rouge_l(["", "...", "a"], ["a", "...", ""]) == (0.0, 0.0, 0.0)
+
+
+@given(WORDS, WORDS)
+def test_rouge_l_is_that_of_the_longest_of_all_subsequences(text, reference):
+    def subsequences(words):
+        return {kept for n in range(len(words) + 1) for kept in itertools.combinations(words, n)}
+
+    first, second = text.split(), reference.split()
+    longest = max(map(len, subsequences(first) & subsequences(second)))
+    wanted = 2 * longest / (len(first) + len(second)) if first or second else 0.0
+    (found,) = generation.rouge_l([text], [reference])
+    assert found == wanted and generation.rouge_l([reference], [text]) == (found,)
+
+
+@given(WORDS.filter(bool))
+def test_rouge_l_is_1_for_equal_texts_and_0_without_a_common_word(text):
+    assert generation.rouge_l([text, text], [text, "d e f"]) == (1.0, 0.0)
 
 
 def test_distinct_counts_over_all_texts():

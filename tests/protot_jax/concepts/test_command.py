@@ -12,6 +12,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from lm_jax.errors import CorruptError
+from lm_jax.evaluate import chat
 from lm_jax.evaluate.judge import Label
 from lm_jax.run import cli
 from lm_jax.run.files import to_jsonable, write_json
@@ -296,6 +297,41 @@ def test_instructions_of_the_user_reach_the_judge(run, tmp_path, capsys):
     assert "does not ask for disentanglement, coverage" in capsys.readouterr().err
 
 
+def test_settings_of_the_judge_reach_it(run, tmp_path, capsys):
+    answers = tmp_path / "answers.jsonl"
+    answers.touch()
+    flags = [f"--run={run}", f"--workdir={tmp_path / 'own'}", f"--judge=cached:{answers}"]
+    flags += ["--length=16", "--top=3", "--resamples=99", "--texts=20", "--ablated=0"]
+    assert launched(*flags, "--marked=1", "--judge_texts=2") == 0
+    lines = (tmp_path / "answers.jsonl.missing").read_text("utf-8").splitlines()
+    for asked in (json.loads(line)["prompt"] for line in lines):
+        assert "Text 2: " in asked and "Text 3: " not in asked
+        # All but words that nothing is written of.
+        assert asked.count("«") > 10
+    content = json.loads((tmp_path / "own" / "concepts.json").read_text("utf-8"))
+    name = "cached:answers.jsonl, 1 of the words marked, at most 2 texts"
+    assert content["settings"]["judge"] == name
+    # A finished folder is of these settings alone.
+    capsys.readouterr()
+    assert launched(*flags, "--judge_texts=2") == 2
+    assert "asking.marked" in capsys.readouterr().err
+
+
+def test_the_sampler_of_the_judge_reaches_it(run, tmp_path, monkeypatch):
+    sent = []
+
+    def answer(model, url, text, **options):
+        sent.append(options)
+        return json.dumps(LABEL)
+
+    monkeypatch.setattr(chat, "_answer", answer)
+    flags = [f"--run={run}", "--judge=chat:m@http://localhost:1/v1", "--length=16", "--top=3"]
+    flags += ["--resamples=99", "--texts=20", "--ablated=0", f"--workdir={tmp_path / 'own'}"]
+    assert launched(*flags, "--judge_temperature=1", "--judge_tokens=756") == 0
+    assert sent
+    assert all(each == {"temperature": 1.0, "max_tokens": 756} for each in sent)
+
+
 def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
     flags = (f"--workdir={tmp_path / 'two'}", "--texts=5", "--length=16", "--rank_by=sum")
     assert launched(f"--run={run}", "--run_seed=2", *flags) == 0
@@ -327,6 +363,11 @@ def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
         (["--run={run}", "--run_seed=3"], 2, "seed = 3 is none of 1, 2"),
         (["--run={run}", "--judge=oracle"], 2, "judge = 'oracle' is unknown"),
         (["--run={run}", "--length=5"], 2, "--length"),
+        (["--run={run}", "--marked=1.5"], 2, "marked = 1.5 must be a share of the words"),
+        (["--run={run}", "--marked=0"], 2, "marked = 0.0 must be a share of the words"),
+        (["--run={run}", "--judge_texts=0"], 2, "--judge_texts"),
+        (["--run={run}", "--judge_temperature=-1"], 2, "--judge_temperature"),
+        (["--run={run}", "--judge_tokens=9"], 2, "judge = 'null' generates nothing"),
     ],
 )
 def test_what_cannot_be_done_is_refused(run, flags, code, message, capsys):

@@ -108,13 +108,18 @@ def test_prompts_are_test_documents_and_the_texts_are_measured(judged, runs):
         assert one.distinct[0] == generation.distinct(texts, 1)
         bleu = generation.bleu(texts, [row["reference"] for row in own])
         assert bleu.sentences == tuple(row["bleu"] for row in own)
-    assert result.measured[-1].model == "reference" and result.measured[-1].bleu is None
+        rouge = generation.rouge_l(texts, [row["reference"] for row in own])
+        assert rouge == tuple(row["rouge_l"] for row in own)
+        assert one.rouge_l.estimate == pytest.approx(np.mean(rouge))
+    assert result.measured[-1].model == "reference"
+    assert result.measured[-1].bleu is result.measured[-1].rouge_l is None
     best = max(
         (row for row in rows if (row["model"], row["decoding"]) == (OWN, "greedy")),
         key=lambda row: row["bleu"],
     )
     assert result.samples[0].prompt == best["prompt_text"]
     assert result.samples[0].answers[0].text == best["text"]
+    assert result.samples[0].answers[0].rouge_l == best["rouge_l"]
 
 
 def test_sampled_texts_have_the_penalties(judged, runs):
@@ -151,12 +156,14 @@ def test_no_judge_that_reads_nothing_or_learnt_nothing_rates(judged, capsys):
     page = (folder / "work" / "report.html").read_text("utf-8")
     assert "No ratings." in page and "Bradley-Terry ratings" not in page
     assert "ended, %</th>" in page and "<dt>ended</dt>" in page
+    assert "ROUGE-L</th>" in page and "<dt>ROUGE-L</dt>" in page
     # Position is nothing to a judge without a prompt.
     assert all(one.consistency.flips.estimate == 0 for one in result.judges[4].decodings)
     before = (folder / "work" / "summary.json").stat().st_mtime_ns
     assert launched(*flags) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("finished 2") and printed.count("no ratings") == 10
+    assert "ROUGE-L" in printed
     assert (folder / "work" / "summary.json").stat().st_mtime_ns == before
 
 
