@@ -107,7 +107,8 @@ def parse(text: str) -> PrototypeEdit:
       UsageError: the text has another form, or the mode is unknown.
     """
     if "," in text:
-        named = dict(part.partition("=")[::2] for part in text.replace(" ", "").split(","))
+        parts = [part.partition("=") for part in text.replace(" ", "").split(",")]
+        named = {name: value for name, _, value in parts}
         if unknown := [name for name in named if name not in PrototypeEdit._fields]:
             fields = ", ".join(PrototypeEdit._fields)
             raise UsageError(f"edit = {text!r}: {unknown[0]!r} is not one of {fields}")

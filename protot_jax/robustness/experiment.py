@@ -27,8 +27,8 @@ NOISE = (
     *("abbreviation", "contraction", "morphology", "punctuation", "spelling", "synonym"),
     *("typo", "typo_any"),
 )
-# Made where they are asked for by name: the generators of the released code.
-OPTIONAL = ("morphology_any", "synonym_any", "synonym_pos")
+# Made where they are asked for by name.
+OPTIONAL = ("morphology_any", "synonym_pos")
 PERTURBATIONS = (*NOISE, *OPTIONAL)
 DEFAULT = (*NOISE, *meaning.SLICES)
 SLICES = (*PERTURBATIONS, *meaning.SLICES)
@@ -195,7 +195,7 @@ def perturbations(
         made |= perturb.of_wordnet(wordnet)
     else:
         missing_words = "WordNet is missing; name a folder with its index.sense by --wordnet"
-        reasons |= dict.fromkeys(("synonym", "synonym_any", "synonym_pos"), missing_words)
+        reasons |= dict.fromkeys(("synonym", "synonym_pos"), missing_words)
     try:
         made |= perturb.of_inflections()
     except BadInputError as error:

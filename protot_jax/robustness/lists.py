@@ -26,8 +26,6 @@ _INFLECTION_FILE = "infl_lu.csv.gz"
 # row are shifted by this many widths of a key.
 _ROWS = (("qwertyuiop", 0.0), ("asdfghjkl", 0.25), ("zxcvbnm", 0.75))
 _PARTS_OF_SPEECH = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
-# The order in which NLTK goes through them.
-_ORDER = ("noun", "verb", "adj", "adv")
 
 
 @functools.cache
@@ -142,7 +140,7 @@ class WordNet:
         synsets: dict[tuple[str, str], set[str]] = {}
         # The same with the words that were never tagged; each word's senses, by number.
         self._synsets: dict[tuple[str, str], set[str]] = {}
-        self._senses: dict[str, list[tuple[int, int, tuple[str, str]]]] = {}
+        self._senses: dict[str, list[tuple[str, int, tuple[str, str]]]] = {}
         senses: dict[str, tuple[int, tuple[str, str]]] = {}
         counts: Counter[str] = Counter()
         for line in _lines(folder / "index.sense"):
@@ -159,7 +157,7 @@ class WordNet:
             if not word.isalpha():
                 continue
             self._synsets.setdefault(at, set()).add(word)
-            self._senses.setdefault(word, []).append((_ORDER.index(at[0]), rank, at))
+            self._senses.setdefault(word, []).append((at[0], rank, at))
             if not tagged:
                 continue
             synsets.setdefault(at, set()).add(word)
@@ -180,8 +178,8 @@ class WordNet:
     def senses(self, word: str) -> tuple[Sense, ...]:
         """All senses of a word in lower case, tagged or not.
 
-        Nouns, verbs, adjectives, adverbs; of each the most frequent sense first. Synonyms are in
-        alphabetical order, without phrases.
+        Of each part of speech the most frequent sense first. Synonyms are in alphabetical order,
+        without phrases.
         """
         return tuple(
             Sense(at[0], tuple(sorted(self._synsets[at] - {word})))

@@ -86,10 +86,9 @@ _STRENGTH = {
     "abbreviation": (0.894, 7.23),
 }
 
-# A slice and its form in the released code stand beside one column.
+# Two forms of a slice stand beside one column.
 _OTHER_FORMS = {
     "morphology_any": "morphology",
-    "synonym_any": "synonym",
     "synonym_pos": "synonym",
     "typo_any": "typo",
 }

@@ -14,21 +14,16 @@ one at each place, and some of them are made:
                  is removed
     abbreviation "Doctor Smith" becomes "Dr. Smith"
 
-    morphology_any a noun of a short list gets an "s" wherever its letters occur, as in the released
-                   code: "car" becomes "cars", but "carpet" becomes "carspet" too
-    synonym_any    as in the released code, a word becomes a synonym in the first of all its senses
-                   that has one of like length, whatever its part of speech; no word is left alone
-    synonym_pos    the same of words that have one part of speech in WordNet, so that the synonym
-                   has it too, and of no function words or names
+    morphology_any a noun of a short list gets an "s" wherever its letters occur: "car" becomes
+                   "cars", but "carpet" becomes "carspet" too
+    synonym_pos    a word that has one part of speech in WordNet becomes a synonym in the first
+                   sense that has one of like length; no function words or names
 
-All but synonyms change one place. Words are whole words, but in `morphology_any`; that slice has a
-list of this project, where the released code has ten nouns and takes the first occurrence.
-`synonym_any` makes as many changes as are drawn, or none, and looks words up as they stand, where
-the released code makes at most so many and also finds the base forms of words. Capitals are kept.
+All but synonyms change one place. Words are whole words, but in `morphology_any`, where the
+released code also replaces parts of words. Capitals are kept.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-import functools
 import re
 from typing import NamedTuple
 
@@ -124,34 +119,26 @@ def of_wordnet(wordnet: lists.WordNet) -> dict[str, Perturbation]:
                 result.append(Replacement(*match.span(), near[rng.integers(len(near))]))
         return result
 
-    def propose_any(
-        text: str, rng: np.random.Generator, *, one_part: bool = False
-    ) -> list[Replacement]:
+    def propose_of_one_part(text: str, rng: np.random.Generator) -> list[Replacement]:
         result = []
         for match in _WORD.finditer(text):
-            word = match[0].lower()
+            word = match[0]
             senses = wordnet.senses(word)
-            if one_part and (word in ignored or word != match[0] or len(_parts(senses)) > 1):
+            if word in ignored or not word.islower() or len({one.part for one in senses}) != 1:
                 continue
             found = (_of_like_length(word, sense.synonyms) for sense in senses)
             if near := next(filter(None, found), None):
-                new = _cased(match[0], near[rng.integers(len(near))])
-                result.append(Replacement(*match.span(), new))
+                result.append(Replacement(*match.span(), near[rng.integers(len(near))]))
         return result
 
     return {
         "synonym": Perturbation(propose, SYNONYM_COUNTS),
-        "synonym_any": Perturbation(propose_any, SYNONYM_COUNTS),
-        "synonym_pos": Perturbation(functools.partial(propose_any, one_part=True), SYNONYM_COUNTS),
+        "synonym_pos": Perturbation(propose_of_one_part, SYNONYM_COUNTS),
     }
 
 
 def _of_like_length(word: str, synonyms: Sequence[str]) -> list[str]:
     return [new for new in synonyms if abs(len(new) - len(word)) < 4]
-
-
-def _parts(senses: Sequence[lists.Sense]) -> set[str]:
-    return {sense.part for sense in senses}
 
 
 def of_inflections() -> dict[str, Perturbation]:

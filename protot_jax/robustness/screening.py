@@ -17,7 +17,7 @@ from protot_jax.robustness.similarity import Encoder, similarities
 
 # Slices whose new words are meant to be words that are in use; a typo is not, "Dr." is no word, and
 # neither is what becomes of a word with an "s" within it.
-WORD_SLICES = ("morphology", "synonym", "synonym_any", "synonym_pos")
+WORD_SLICES = ("morphology", "synonym", "synonym_pos")
 REASONS = ("casing", "dissimilar", "rare")
 _WORD = re.compile(r"[^\W\d_]+")
 _WHOLE = re.compile(r"[\"'“‘]?[A-Z0-9][^<>@=|{}\[\]\\_#*]*[.!?][\"'”’]?")

@@ -85,7 +85,7 @@ def test_each_kind_of_text_has_its_limits(corpora, made):
     assert counts["owner"] == 160
 
 
-def test_slices_of_the_released_code_are_made_where_they_are_named(corpora):
+def test_further_slices_are_made_where_they_are_named(corpora):
     names = ("typo_any", "morphology_any")
     options = benchmark.Options(corpus=(f"{corpora}/text.jsonl",), mix=90, pairs=5, slices=names)
     noise, _, record = benchmark.make(options, None)

@@ -196,7 +196,7 @@ def drawn(perturbation, text):
 
 
 def test_all_senses_of_a_word_are_known_in_wordnets_order(more_senses):
-    # Nouns before verbs however rare they are, and untagged words too.
+    # By part of speech however rare they are, and untagged words too.
     assert more_senses.senses("draw") == (
         ("noun", ("haul",)),
         ("noun", ("drawing",)),
@@ -209,24 +209,6 @@ def test_all_senses_of_a_word_are_known_in_wordnets_order(more_senses):
     assert more_senses("cart") == () and more_senses("draw") == ("pull",)
 
 
-def test_released_synonyms_are_of_the_first_sense_with_one_of_like_length(more_senses):
-    made = perturb.of_wordnet(more_senses)
-    one = made["synonym_any"]._replace(counts=(1.0,))
-    # The verb becomes a noun's synonym, and the preposition a measure.
-    assert drawn(one, "They draw in.") == {"They haul in.", "They draw inch."}
-    assert drawn(one, "Draw heavy carts.") == {"Haul heavy carts.", "Draw grave carts."}
-    # The first sense with one of like length: not "boastfully".
-    assert drawn(one, "too big") == {"too large"}
-    assert drawn(one, "nothing here") == {None}
-    # Two words can be replaced, and three were drawn at times.
-    assert drawn(made["synonym_any"], "They draw in.") == {
-        None,
-        "They haul in.",
-        "They draw inch.",
-        "They haul inch.",
-    }
-
-
 def test_the_filter_keeps_words_of_one_part_of_speech(more_senses):
     one = perturb.of_wordnet(more_senses)["synonym_pos"]._replace(counts=(1.0,))
     # "draw" is a noun and a verb, "big" an adverb too, "in" a function word.
@@ -235,7 +217,7 @@ def test_the_filter_keeps_words_of_one_part_of_speech(more_senses):
     assert drawn(one, "Cart it, they draw") == {None}
 
 
-def test_released_morphology_does_not_look_at_whole_words():
+def test_morphology_any_does_not_look_at_whole_words():
     nouns = lists.substring_nouns()
     assert len(set(nouns)) == len(nouns) and all(noun + "s" != noun for noun in nouns)
     morphology = perturb.without_data()["morphology_any"]

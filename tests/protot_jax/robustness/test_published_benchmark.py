@@ -1,0 +1,58 @@
+"""The benchmark files in the repository are those that docs/protot.md names, read as they are."""
+
+from collections import Counter
+from pathlib import Path
+
+from lm_jax.run.files import file_digest, read_json
+from protot_jax.robustness import meaning, perturb, sentences
+from protot_jax.robustness.benchmark import PAPER_SLICES
+
+FOLDER = Path(__file__).parents[3] / "docs/data/benchmark"
+PAIRS = ("perturbation_benchmark.jsonl", PAPER_SLICES)
+FLIPS = ("intervention_benchmark.jsonl", meaning.SLICES)
+
+
+def test_the_files_are_those_of_their_record():
+    record = read_json(FOLDER / "benchmark.json")
+    assert record["perturbations"] == perturb.VERSION
+    text = (FOLDER.parents[1] / "protot.md").read_text("utf-8")
+    for name, _ in (PAIRS, FLIPS):
+        digest = file_digest(FOLDER / name)
+        assert record["files"][name] == digest
+        assert digest["sha256"] in text
+
+
+def test_every_slice_has_500_pairs_and_each_differs():
+    for name, slices in (PAIRS, FLIPS):
+        given = sentences.read(FOLDER / name)
+        assert not given.sentences
+        assert Counter(pair.slice for pair in given.pairs) == dict.fromkeys(slices, 500)
+        assert all(pair.text != pair.perturbed for pair in given.pairs)
+        assert len({(pair.slice, pair.text, pair.perturbed) for pair in given.pairs}) == 500 * len(
+            slices
+        )
+
+
+def test_a_change_is_of_its_kind():
+    """By rules that do not know the generators."""
+    given = sentences.read(FOLDER / PAIRS[0])
+    for pair in given.pairs:
+        old, new = pair.text, pair.perturbed
+        match pair.slice:
+            case "punctuation":
+                assert [c for c in old if c.isalnum()] == [c for c in new if c.isalnum()]
+            case "typo":
+                assert (
+                    len(old) == len(new) and sum(a != b for a, b in zip(old, new, strict=True)) == 1
+                )
+            case "contraction":
+                marks = [text.count("'") + text.count("’") for text in (old, new)]
+                assert marks[0] != marks[1]
+            case "spelling" | "morphology":
+                # One word for another that begins alike.
+                gone, come = Counter(old.split()) - Counter(new.split()), Counter(new.split())
+                come -= Counter(old.split())
+                assert gone.total() == come.total() == 1
+                assert next(iter(gone))[:1] == next(iter(come))[:1]
+            case "abbreviation" | "synonym":
+                assert Counter(old.split()) != Counter(new.split())
