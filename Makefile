@@ -18,6 +18,10 @@ PIP := $(PYTHON) -m pip --python $(BIN)/python install --quiet
 SOLVE := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet
 COMPILE := $(BIN)/uv pip compile pyproject.toml $(SOLVE)
 GROUP := $(BIN)/uv pip compile $(SOLVE) --group pyproject.toml
+# torch is pinned in torch.txt alone, without hashes; these are what its build for GPUs brings.
+OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas \
+	cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse \
+	cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 
 .DELETE_ON_ERROR:
 .PHONY: help quickstart test lint docs clean requirements
@@ -82,6 +86,8 @@ requirements: $(VENV)/base.stamp
 	$(COMPILE) --extra dev --constraint requirements/base.txt --output-file requirements/dev.txt
 	$(COMPILE) --extra eval --constraint requirements/dev.txt --output-file requirements/eval.txt
 	$(COMPILE) --extra hpo --constraint requirements/dev.txt --output-file requirements/hpo.txt
+	$(COMPILE) --extra botorch --constraint requirements/dev.txt --constraint requirements/torch.txt \
+		$(addprefix --no-emit-package ,$(OF_TORCH)) --output-file requirements/botorch.txt
 	$(GROUP):aot --no-deps --output-file requirements/aot.txt
 	$(GROUP):triton --no-deps --output-file requirements/triton.txt
 	$(GROUP):docs --constraint requirements/dev.txt --output-file requirements/docs.txt

@@ -16,7 +16,7 @@ PACKAGES = {"kernels", "lm_jax", "protot_jax", "sparse_jax", "polyattn_jax", "ia
 DATA_SUFFIXES = (".json", ".jsonl", ".txt", ".toml", ".j2", ".css", ".js", "py.typed")
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT = SETTINGS["project"]
-LOCKS = {"base": [], "dev": ["dev"], "eval": ["eval"], "hpo": ["hpo"]}
+LOCKS = {"base": [], "dev": ["dev"], "eval": ["eval"], "hpo": ["hpo"], "botorch": ["botorch"]}
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +87,17 @@ def test_a_lock_names_no_index_and_brings_neither_torch_nor_a_gpu_package(lock):
     assert not [name for name in pins(lock) if heavy.match(name)]
 
 
-@pytest.mark.parametrize("lock", ["dev", "eval", "hpo"])
+@pytest.mark.parametrize("lock", ["dev", "eval", "hpo", "botorch"])
 def test_the_locks_agree_with_the_base(lock):
     base, larger = pins("base"), pins(lock)
     assert {name: larger.get(name) for name in base} == base
+
+
+def test_what_botorch_shares_with_the_tests_is_of_one_version():
+    own, dev = pins("botorch"), pins("dev")
+    both = own.keys() & dev.keys()
+    assert "optuna" in both
+    assert {name: own[name] for name in both} == {name: dev[name] for name in both}
 
 
 def test_the_site_is_built_by_what_is_pinned_and_agrees_with_the_other_locks():

@@ -322,12 +322,13 @@ def test_the_paper_s_sampler_gets_a_seed_of_its_own_for_every_trial(tmp_path, mo
     assert set(starts) == {15}
 
 
+# .ci/nightly has BoTorch beside torch, and .ci/run torch alone.
+@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.torch
 # botorch builds on functions that torch has deprecated.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_paper_s_sampler_finds_the_best_rate_from_the_trials_on_disk():
-    pytest.importorskip("botorch")
-    pytest.importorskip("optuna_integration")
     config = SearchConfig()
     search.check(config)
     before = []
