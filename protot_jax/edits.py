@@ -6,8 +6,8 @@ minus infinity, so that its share goes to the others, as in the released code. `
 first layer with shared routing the read logits are the write logits, so that `mask_write` masks
 both gates there. `scale` multiplies what a layer reads from one prototype, to steer a text: 0 is
 `zero_read`, 1 changes nothing. It scales the read gate, for a constant factor of a write gate
-cancels in the mean that it is a weight of. `clamp` holds the gates of one text to those of another
-(section 5.2), `released_clamp` as the released code does.
+cancels in the mean that it is a weight of, where that is divided by the mass. `clamp` holds the
+gates of one text to those of another (section 5.2), `released_clamp` as the released code does.
 
     edits = protot_jax.edit(layer=9, prototype=7, mode="mask_write")
     lm_jax.forward(params, tokens_BT, cfg, mixer=mixer, edits=edits)
@@ -109,6 +109,8 @@ def parse(text: str) -> PrototypeEdit:
     if "," in text:
         parts = [part.partition("=") for part in text.replace(" ", "").split(",")]
         named = {name: value for name, _, value in parts}
+        if len(named) < len(parts):
+            raise UsageError(f"edit = {text!r} names a field twice; name each once")
         if unknown := [name for name in named if name not in PrototypeEdit._fields]:
             fields = ", ".join(PrototypeEdit._fields)
             raise UsageError(f"edit = {text!r}: {unknown[0]!r} is not one of {fields}")
@@ -152,7 +154,10 @@ def check_factor(mode: str, by: float | None) -> None:
     if mode != SCALE and by is not None:
         raise UsageError(f"by = {by:g} goes with mode = {SCALE!r}, not with {mode!r}; leave it out")
     if mode == SCALE and by is None:
-        raise UsageError(f"mode = {SCALE!r} needs a factor; write L2P5:{SCALE}=2, or 0 for none")
+        raise UsageError(
+            f"mode = {SCALE!r} needs a factor; write L2P5:{SCALE}=2, or give "
+            "factors to generate with, --strengths=0,1,2"
+        )
     if by is not None and not 0 <= by < math.inf:
         raise UsageError(f"by = {by} must be a factor from 0 on")
 

@@ -30,10 +30,10 @@ from lm_jax.model.decode import Sampling, stream
 from lm_jax.run import cli, stop, terminal
 from lm_jax.run.options import option
 from protot_jax import edits
-from protot_jax.interventions.sentences import open_ids
 from protot_jax.run_options import RunOptions
 from protot_jax.saved_run import TrainedModel
 from protot_jax.steering import EditsAt, Steered, parse_strengths, routing_of, sweep
+from protot_jax.token_ids import open_ids
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,16 +136,20 @@ def main(arguments: cli.Arguments) -> None:
         # A model without prototypes is refused.
         _ = model.prototypes
     if strengths:
-        arguments_of = {"tokens": options.tokens, "sampling": sampling, "key": key}
-        swept = sweep(
-            model, options.prompt, chosen, strengths, target=options.target, **arguments_of
-        )
-        print(format_sweep(swept))
+        settings = {"tokens": options.tokens, "sampling": sampling, "key": key}
+        done = []
+        for one in sweep(
+            model, options.prompt, chosen, strengths, target=options.target, **settings
+        ):
+            print(f"times {one.by:g}:\n{one.text}\n", flush=True)
+            done.append(one)
+        print(format_sweep(done))
         return
     changes: Mapping[str, Any] | EditsAt | None
-    changes = edits.several(model.params, chosen) if chosen else None
     if options.routing_of is not None:
-        changes = routing_of(model, options.routing_of, changes)
+        changes = routing_of(model, options.routing_of, chosen)
+    else:
+        changes = edits.several(model.params, chosen) if chosen else None
     pieces = text(model, options.prompt, sampling=sampling, key=key, edits=changes)
     sys.stdout.write(options.prompt)
     for piece in itertools.islice(pieces, options.tokens or None):
@@ -157,19 +161,23 @@ def main(arguments: cli.Arguments) -> None:
 
 
 def format_sweep(swept: Sequence[Steered]) -> str:
-    """Every continuation below its factor, and a table of what was measured, for a terminal."""
-    lines = [line for one in swept for line in (f"times {one.by:g}:", one.text, "")]
+    """What was measured under every factor, for a terminal."""
     heads = ["factor", "probability of the target", "perplexity without edits", "repetition"]
     rows = [
         [
             f"{one.by:g}",
-            "" if one.probability is None else f"{one.probability:.4%}",
-            f"{one.perplexity:.1f}",
-            f"{one.repetition:.2f}",
+            *(
+                "–" if value is None else format(value, spec)
+                for value, spec in (
+                    (one.probability, ".4%"),
+                    (one.perplexity, ".1f"),
+                    (one.repetition, ".2f"),
+                )
+            ),
         ]
         for one in swept
     ]
-    return "\n".join([*lines, terminal.format_table(heads, rows, left=())])
+    return terminal.format_table(heads, rows, left=())
 
 
 if __name__ == "__main__":

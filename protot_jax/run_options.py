@@ -55,9 +55,7 @@ def load_each(
     for name in named:
         folder, own = split_seed(Path(name))
         model = load_run(folder, seed=seed if own is None else own, best=best)
-        if model.sha256 in loaded:
-            raise UsageError(
-                f"--run={name} is the same model as {loaded[model.sha256][0]}; name each model once"
-            )
-        loaded[model.sha256] = folder, model
+        if first := loaded.get(model.checkpoint_sha256):
+            raise UsageError(f"--run={name} is the same model as {first[0]}; name each model once")
+        loaded[model.checkpoint_sha256] = folder, model
     return list(loaded.values())

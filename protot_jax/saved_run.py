@@ -34,7 +34,7 @@ from lm_jax.text.tokenizer_training import END_OF_TEXT
 from lm_jax.train.objective import MakeBatch, PackedBatch, next_token_batch
 from protot_jax import models
 from protot_jax.config import PretrainConfig
-from protot_jax.exported import is_exported, read_manifest, read_weights
+from protot_jax.exported import FORMAT, is_exported, read_manifest, read_weights
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.reference_code import released_prefix_mean
 
@@ -126,8 +126,9 @@ def split_seed(folder: Path) -> tuple[Path, int | None]:
 class TrainedModel:
     """A pretrained model: the parameters after `step` updates, their architecture and config.
 
-    `sha256` is that of the manifest of the checkpoint, which has the digests of its files; of an
-    exported model too, so that a run and its export are one model. Empty if it was not loaded.
+    `sha256` is that of the manifest of the checkpoint, or of the exported model, which has the
+    digests of its files; `checkpoint_sha256` is that of the checkpoint for both, so that a run and
+    its export are known for one model. Both are empty for a model that was not loaded.
     """
 
     cfg: DecoderConfig
@@ -138,6 +139,7 @@ class TrainedModel:
     seed: int
     step: int
     sha256: str = ""
+    checkpoint_sha256: str = ""
 
     def __repr__(self) -> str:
         """Model, sizes, seed and step, without the weights."""
@@ -202,13 +204,13 @@ def load_run(
     wanted = sharding.abstract(param_spec(cfg, mixer), mesh=mesh)
     if exported:
         manifest = read_manifest(folder, best=best)
-        step, digest = manifest["step"], manifest["provenance"]["data"]["checkpoint"]
-        params = read_weights(folder, wanted)
+        step, own = manifest["step"], manifest["provenance"]["data"]["checkpoint"]
+        params, digest = read_weights(folder, wanted), file_digest(folder / FORMAT.name)["sha256"]
     else:
         step = _saved_step(saved, best=best)
-        digest = file_digest(manager.step_folder(saved, step) / MANIFEST)["sha256"]
+        digest = own = file_digest(manager.step_folder(saved, step) / MANIFEST)["sha256"]
         params = manager.load_params(saved, step, wanted)
-    return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step, digest)
+    return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step, digest, own)
 
 
 def _saved_step(saved: Path, *, best: bool) -> int:

@@ -4,10 +4,11 @@ iaj protot generate --run=RUN --prompt="the war" --edit=L2P5:scale --strengths=0
 iaj protot generate --run=RUN --prompt="the war" --routing_of="the treaty of peace"
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -17,13 +18,16 @@ import numpy as np
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.evaluate.generation import repetition
+from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decode import Sampling, stream
 from lm_jax.model.edits import Chain
+from lm_jax.model.mixers import Mixer
+from lm_jax.model.params import ParamTree
 from lm_jax.run import stop
 from protot_jax import edits
 from protot_jax.edits import PrototypeEdit
-from protot_jax.interventions.sentences import open_ids, word_ids
 from protot_jax.saved_run import TrainedModel
+from protot_jax.token_ids import open_ids, word_ids
 
 # The edits of some positions: the first, and how many.
 EditsAt = Callable[[int, int], Mapping[str, Any]]
@@ -36,15 +40,15 @@ class Steered:
     Attributes:
       by: the factor of the edits.
       text: prompt and continuation.
-      perplexity: of the continuation, under the model without edits; NaN if there is none.
-      repetition: the share of the continuation's n-grams that it had already.
+      perplexity: of the continuation, under the model without edits; None if there is none.
+      repetition: the share of the continuation's n-grams that it had already; None if it has none.
       probability: of the target after the prompt, under the edits; None without a target.
     """
 
     by: float
     text: str
-    perplexity: float
-    repetition: float
+    perplexity: float | None
+    repetition: float | None
     probability: float | None
 
 
@@ -60,7 +64,8 @@ def parse_strengths(texts: Sequence[str]) -> tuple[float, ...]:
             result.append(float(text))
         except ValueError:
             raise UsageError(f"strengths: {text!r} is not a number; write 0,1,2") from None
-        edits.check_factor(edits.SCALE, result[-1])
+        if not 0 <= result[-1] < math.inf:
+            raise UsageError(f"strengths: {text} must be a factor from 0 on")
     return tuple(result)
 
 
@@ -83,7 +88,7 @@ def sweep(
     sampling: Sampling,
     key: jax.Array,
     target: str | None = None,
-) -> list[Steered]:
+) -> Iterator[Steered]:
     """Continues a prompt under every strength, each with the same key.
 
     Args:
@@ -91,10 +96,12 @@ def sweep(
       prompt: the text that is continued.
       chosen: edits, of which at least one is of mode `scale` without a factor.
       strengths: the factors.
-      tokens: how many are generated at most.
+      tokens: how many are generated at most; fewer where the process is asked to stop.
       sampling: how.
       key: of the sampler.
-      target: a word whose first token's probability after the prompt is measured.
+      target: a word whose probability after the prompt is measured, over all of its tokens.
+
+    Yields what belongs to each strength, until the process is asked to stop.
 
     Raises:
       UsageError: no edit to vary, or no end.
@@ -104,32 +111,53 @@ def sweep(
         raise UsageError("strengths vary an edit of mode scale; write --edit=L2P5:scale")
     if tokens < 1:
         raise UsageError("tokens = 0 has no end; a sweep of strengths needs at least 1")
-    ids = open_ids(model.tokenizer, prompt)
-    wanted = None if target is None else word_ids(model.tokenizer, [target])[0][0]
-    forward = jax.jit(functools.partial(lm_jax.forward, cfg=model.cfg, mixer=model.mixer))
-    result = []
+    tokenizer, ids = model.tokenizer, open_ids(model.tokenizer, prompt)
+    word = [] if target is None else word_ids(tokenizer, [target])[0]
+    log_probability = jax.jit(functools.partial(_log_probability, cfg=model.cfg, mixer=model.mixer))
+
+    def loss(new: Sequence[int], changes: Mapping[str, Any]) -> float:
+        """Nats of the tokens after the prompt."""
+        rows_1T = jnp.asarray([[*ids, *new, *[0] * (tokens - len(new))]])
+        log_p_T = np.asarray(log_probability(model.params, rows_1T, changes), np.float64)
+        return -float(log_p_T[len(ids) - 1 : len(ids) - 1 + len(new)].sum())
+
     for by in strengths:
-        stop.check("while steering")
         changes = edits.several(model.params, with_strength(chosen, by))
         arguments = {"mixer": model.mixer, "sampling": sampling, "key": key, "edits": changes}
-        endless = stream(model.params, ids, model.cfg, stop_id=model.tokenizer.eos_id, **arguments)
-        new = list(itertools.islice(endless, tokens))
-        padded_1T = jnp.asarray([ids + new + [0] * (tokens - len(new))])
-        log_p_TV = jax.nn.log_softmax(forward(model.params, padded_1T).logits[0])
-        at = np.arange(len(ids) - 1, len(ids) - 1 + len(new))
-        loss = -np.asarray(log_p_TV[at, np.asarray(new, int)], np.float64)
-        probability = None
-        if wanted is not None:
-            edited_V = forward(model.params, jnp.asarray([ids]), edits=changes).logits[0, -1]
-            probability = float(jax.nn.softmax(edited_V)[wanted])
-        written = model.tokenizer.decode(ids + new, skip_special_tokens=True)
-        continuation = model.tokenizer.decode(new, skip_special_tokens=True)
-        perplexity = float(np.exp(loss.mean())) if new else float("nan")
-        result.append(Steered(by, written, perplexity, repetition(continuation), probability))
-    return result
+        new = []
+        for token in itertools.islice(
+            stream(model.params, ids, model.cfg, stop_id=tokenizer.eos_id, **arguments), tokens
+        ):
+            new.append(token)
+            if stop.requested():
+                break
+        repeated = repetition(tokenizer.decode(new, skip_special_tokens=True))
+        yield Steered(
+            by,
+            tokenizer.decode(ids + new, skip_special_tokens=True),
+            math.exp(loss(new, {}) / len(new)) if new else None,
+            None if math.isnan(repeated) else repeated,
+            math.exp(-loss(word, changes)) if word else None,
+        )
+        if stop.requested():
+            return
 
 
-def routing_of(model: TrainedModel, text: str, others: Mapping[str, Any] | None = None) -> EditsAt:
+def _log_probability(
+    params: ParamTree,
+    tokens_BT: jax.Array,
+    changes: Mapping[str, Any],
+    *,
+    cfg: DecoderConfig,
+    mixer: Mixer,
+) -> jax.Array:
+    """Of each token of the first row but its first, in nats."""
+    logits_TV = lm_jax.forward(params, tokens_BT[:, :-1], cfg, mixer=mixer, edits=changes).logits[0]
+    log_p_TV = jax.nn.log_softmax(logits_TV.astype(jnp.float32))
+    return jnp.take_along_axis(log_p_TV, tokens_BT[0, 1:, None], axis=-1)[:, 0]
+
+
+def routing_of(model: TrainedModel, text: str, chosen: Sequence[PrototypeEdit] = ()) -> EditsAt:
     """The edits that give token i of a text the gates of token i of another, in every layer.
 
     Tokens past the end of the other text have their own gates.
@@ -137,8 +165,18 @@ def routing_of(model: TrainedModel, text: str, others: Mapping[str, Any] | None 
     Args:
       model: with prototypes.
       text: the other text.
-      others: further edits, made after these.
+      chosen: edits that are made of all gates, held or not.
+
+    Raises:
+      UsageError: an edit of logits, which a gate that is held no longer depends on.
     """
+    for one in chosen:
+        if one.mode.startswith("mask"):
+            raise UsageError(
+                f"edit: {one.mode} acts on logits, which do not reach a gate that routing_of "
+                f"holds; use {one.mode.replace('mask', 'zero')}"
+            )
+    others = edits.several(model.params, chosen)
     tokens_1S = jnp.asarray([open_ids(model.tokenizer, text)])
     record = dict.fromkeys(edits.GATES, lm_jax.keep)
     forward = functools.partial(lm_jax.forward, cfg=model.cfg, mixer=model.mixer, record=record)
@@ -149,7 +187,7 @@ def routing_of(model: TrainedModel, text: str, others: Mapping[str, Any] | None 
         source_T = np.where(source_T < tokens_1S.shape[1], source_T, -1)
         held = edits.clamp(gates, source_T[None])
         return {
-            site: Chain((one, *others[site].edits)) if others and site in others else one
+            site: Chain((one, *others[site].edits)) if site in others else one
             for site, one in held.items()
         }
 

@@ -99,3 +99,12 @@ def test_a_skip_names_its_remedy(reasons):
 def test_a_real_mark_without_names_is_refused(reasons):
     with pytest.raises(pytest.UsageError, match="name the assets"):
         reasons(pytest.mark.real)
+
+
+def test_the_library_of_prototypes_is_imported_without_what_few_commands_need():
+    """scipy.stats alone takes as long as all else of it."""
+    code = (
+        "import sys, protot_jax; print('scipy.stats' in sys.modules, protot_jax.attribute.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "attribute"]

@@ -191,6 +191,10 @@ def build_judge(
     kind, _, place = name.partition(":")
     _check_settings(marked, most_texts, max_new_tokens)
     sampling = Sampling(temperature)
+    if kind == "null" and (marked, most_texts) != (MARKED, MOST_TEXTS):
+        raise UsageError(
+            "judge = 'null' reads no texts: leave out how many, and the share that is marked"
+        )
     if kind in ("null", "cached") and (sampling != GREEDY or max_new_tokens is not None):
         raise UsageError(
             f"judge = {name!r} generates nothing: leave out temperature and number of tokens, or "

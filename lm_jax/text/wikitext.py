@@ -10,7 +10,7 @@ and marks are separated by blanks, as the Moses tokenizer of machine translation
     lobster 's, didn 't, O 'Brien         lobster's, didn't, O'Brien
     " lobster red ", ' marketing '        "lobster red", 'marketing'
     the ships ' crew, the ' 80s           the ships' crew, the '80s
-    50 %, US $ 5, £ 3, # 1, 17 ° C        50%, US$5, £3, #1, 17°C
+    50 %, US $ 5, £ 3, # 1, F #, 17 ° C   50%, US$5, £3, #1, F#, 17°C
     1990 – 95, 19 : 30, km / h, a — b     1990–95, 19:30, km/h, a—b
 
 Where the files no longer say what stood there, one reading is taken: a slash and a long dash stand
@@ -25,7 +25,7 @@ import re
 
 # Marks without a blank before them, after them, and on both sides.
 _LEFT = frozenset(",.;:!?%)]”’′″")
-_RIGHT = frozenset("([“‘$£€¥₹#")
+_RIGHT = frozenset("([“‘$£€¥₹")
 _BOTH = frozenset("/—⁄‑")
 _ESCAPED = {f"@{mark}@": mark for mark in "-,."}
 # What a closing quote is followed by.
@@ -91,7 +91,7 @@ def _joins(token: str, before: str, after: str) -> tuple[bool, bool]:
         or token in _ESCAPED
         or (token in "'’" and after in _ELIDED)
         or (token == "–" and before[-1:].isdigit() and after[:1].isdigit())
-        or (token == ":" and re.fullmatch(r"\d\d?", before) and re.fullmatch(r"\d\d?", after))
+        or (token == ":" and re.fullmatch(r"\d\d?", before) and re.fullmatch(r"\d\d+", after))
     )
     if both:
         return True, True
@@ -99,6 +99,8 @@ def _joins(token: str, before: str, after: str) -> tuple[bool, bool]:
         return before[-1:].isdigit(), after in _DEGREES
     if token == "$":
         return before in _DOLLARS, True
+    if token == "#":
+        return re.fullmatch(r"[A-G]", before) is not None, after[:1].isdigit()
     if token[0] == "'":
         return token[1:] in _ELIDED or before[-1:].isalnum(), False
     return token in _LEFT, token in _RIGHT

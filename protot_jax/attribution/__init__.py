@@ -11,6 +11,6 @@ The command is `iaj protot graph`.
 """
 
 from protot_jax.attribution.decomposition import Decomposition, attribute
-from protot_jax.attribution.report_data import prompt_tokens
+from protot_jax.token_ids import prompt_tokens
 
 __all__ = ["Decomposition", "attribute", "prompt_tokens"]

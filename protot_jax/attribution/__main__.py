@@ -27,6 +27,7 @@ from protot_jax.attribution import report, report_data
 from protot_jax.attribution.decomposition import check_length
 from protot_jax.attribution.results import AttributionReport, Target
 from protot_jax.run_options import RunOptions
+from protot_jax.token_ids import prompt_tokens
 
 FOLDER = "attribution"
 RESULT = "attribution.json"
@@ -80,7 +81,7 @@ def main(arguments: cli.Arguments) -> None:
     model, run = options.load(), options.run
     # What cannot be used is refused before a folder is made.
     _ = model.prototypes
-    ids = report_data.prompt_tokens(model.tokenizer, options.prompt)
+    ids = prompt_tokens(model.tokenizer, options.prompt)
     check_length(ids, model.cfg)
     report_data.target_ids(model.tokenizer, options.targets)
     config = {

@@ -13,27 +13,12 @@ from protot_jax.attribution import results
 from protot_jax.attribution.decomposition import Decomposition, FrozenRun, attribute, frozen_run
 from protot_jax.attribution.effects import measured_effects
 from protot_jax.concepts.examples import spelled
-from protot_jax.interventions.sentences import open_ids, word_ids
 from protot_jax.saved_run import TrainedModel
+from protot_jax.token_ids import prompt_tokens, word_ids
 
 # Share of absolute shares whose number of pairs is reported, as in Fig. 7 of the paper on sparse
 # attention.
 MASS = 0.9
-
-
-def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Ids of a prompt that is to be continued, with the mark of the beginning.
-
-    Raises:
-      UsageError: it has fewer than two tokens, so that no prototype holds anything.
-    """
-    ids = open_ids(tokenizer, prompt)
-    if len(ids) < 2:
-        raise UsageError(
-            f"--prompt={prompt!r} has {len(ids)} tokens, so that no token is read from another; "
-            "give a longer text"
-        )
-    return ids
 
 
 def target_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[int]:

@@ -170,6 +170,8 @@ class Job:
             learning_rate=rate,
             warmup=warmup,
             grid=grid,
+            row_length=row_length(config, base)[0],
+            cut_texts=sum(one[0].truncated for one in results.values()),
         )
         return model, results
 

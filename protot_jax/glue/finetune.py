@@ -81,6 +81,11 @@ class Subject:
     encoded: Encoded
 
     @property
+    def length(self) -> int:
+        """Ids of a row."""
+        return self.encoded.train.rows_NS.shape[1] - 1
+
+    @property
     def sha256(self) -> str:
         """Digest of the weights and of all rows."""
         encoded = self.encoded
@@ -151,6 +156,11 @@ def fine_tune(
             print(f"{cell.place} diverged: {result.diverged}", flush=True)
         write_json(own / RESULT, result)
     stored = load_result(own / RESULT, FineTuneResult)
+    if stored.length != subject.length:
+        raise UsageError(
+            f"{own} holds a fine-tuning on rows of {stored.length} ids, and rows have "
+            f"{subject.length} now; choose another --workdir, or another config.max_length"
+        )
     if stored.inputs != subject.sha256:
         raise UsageError(
             f"{own} holds a fine-tuning of other weights or another text; put those back, or "
@@ -328,7 +338,7 @@ def _result(
         stopped_early=result.history.stopped_early,
         selection=math.nan if undefined else -compared,
         truncated=subject.encoded.train.truncated,
-        length=subject.encoded.train.rows_NS.shape[1] - 1,
+        length=subject.length,
         inputs=subject.sha256,
     )
 
@@ -341,7 +351,7 @@ def _diverged(cell: Cell, subject: Subject, reason: str) -> FineTuneResult:
         stopped_early=False,
         selection=math.nan,
         truncated=subject.encoded.train.truncated,
-        length=subject.encoded.train.rows_NS.shape[1] - 1,
+        length=subject.length,
         inputs=subject.sha256,
         diverged=reason,
     )

@@ -205,20 +205,28 @@ def settings(result: GlueSummary) -> Section:
                 model.kind,
                 model.parameters,
                 model.context,
+                model.row_length,
+                model.cut_texts,
                 model.step,
                 cell(f"{model.learning_rate:g}, {100 * model.warmup:g} %", note=_tried(model)),
                 _chosen_by_paper(model.kind),
             ]
         )
     heads = [
-        *("Model", "Kind", "Parameters", "Context", "Step of pretraining"),
+        *("Model", "Kind", "Parameters", "Context", "Most ids of a row", "Texts cut"),
+        "Step of pretraining",
         *("Rate, warm-up", "Paper's"),
     ]
     chosen = table(heads, rows, caption="Models and chosen settings.")
     grids = [_grid(model, result.search_tasks) for model in result.models if model.grid]
     return section(
         "Models and settings",
-        _PROSE("settings", result=result, searched=any(model.grid for model in result.models)),
+        _PROSE(
+            "settings",
+            result=result,
+            searched=any(model.grid for model in result.models),
+            unequal=len({model.row_length for model in result.models}) > 1,
+        ),
         chosen,
         *grids,
     )

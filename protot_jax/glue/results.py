@@ -87,6 +87,9 @@ class ModelSummary:
       step: updates of pretraining.
       sha256: of the checkpoint's manifest.
       grid: every rate and warm-up that was tried, empty where there was nothing to choose.
+      row_length: the most ids of a row, which are those of attention's context at most; null in
+        files of earlier versions.
+      cut_texts: texts of the training splits that were longer, of all tasks.
     """
 
     name: str
@@ -98,6 +101,8 @@ class ModelSummary:
     learning_rate: float
     warmup: float
     grid: tuple[GridPoint, ...]
+    row_length: Count | None = None
+    cut_texts: Count | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,8 +26,8 @@ from lm_jax.model.params import ParamTree
 from lm_jax.run.results import Count
 from lm_jax.text.examples import Examples
 from lm_jax.train.objective import PAD
-from protot_jax.interventions.sentences import word_ids
 from protot_jax.saved_run import TrainedModel
+from protot_jax.token_ids import word_ids
 
 _ROWS = 16
 

@@ -26,6 +26,7 @@ import numpy as np
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import UNKNOWN
+from protot_jax.token_ids import open_ids
 
 FIELDS = ("concept", "target", "text")
 _SHIPPED = "sentences.jsonl"
@@ -245,25 +246,3 @@ def occurrences(text: str, target: str) -> list[re.Match[str]]:
     """Matches of the target as a whole word of the text, ignoring case."""
     word = re.escape(target.strip())
     return list(re.finditer(rf"(?<!\w){word}(?!\w)", text, re.IGNORECASE))
-
-
-def open_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of an incomplete text: with its start token and without an end token."""
-    ids = tokenizer.encode(text, split_special_tokens=True)
-    return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_id else ids
-
-
-def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
-    """Token ids of each word.
-
-    Raises:
-      BadInputError: naming a word that is not in the vocabulary.
-    """
-    unknown = tokenizer.backend.token_to_id(UNKNOWN)
-    results = []
-    for word in words:
-        ids = tokenizer.encode(word, add_special_tokens=False, split_special_tokens=True)
-        if not ids or unknown in ids:
-            raise BadInputError(f"the word {word!r} is not in the vocabulary; give another one")
-        results.append(ids)
-    return results

@@ -187,7 +187,9 @@ def write_results(options: Options, task: Task, settings: results.Settings, fold
     )
     names = [*(f"null:{kind}" for kind in NULLS), *options.judge]
     # A judge that cannot be used is refused before anything is generated.
-    with judges.opened(names, folder, [one.sha256 for one in models]) as opened:
+    with judges.opened(
+        names, folder, [one.checkpoint_sha256 for one in task.models.values()]
+    ) as opened:
         generated = {"models": models, "settings": dataclasses.replace(settings, resamples=0)}
         texts = continuations.generate(
             task.models,

@@ -90,7 +90,7 @@ def opened(
     Args:
       names: of the judges.
       folder: an open work folder.
-      judged: sha256 of the models that are judged.
+      judged: sha256 of the checkpoints that are judged.
 
     Raises:
       UsageError: one of these is a judge.
@@ -107,7 +107,8 @@ def _scorer(
     """A trained run or a pretrained model, and a name of it."""
     model = load_run(place) if is_run(place) else load_pretrained(place)
     mixer = model.mixer if isinstance(model, TrainedModel) else ATTENTION
-    if model.sha256 in judged:
+    own = model.checkpoint_sha256 if isinstance(model, TrainedModel) else model.sha256
+    if own in judged:
         raise UsageError(
             f"the judge {place} is one of the models that are judged, and would prefer itself; "
             "name another model"

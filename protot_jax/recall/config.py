@@ -157,8 +157,8 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     """The `get_config(mode)` of the suite.
 
     Args:
-      mode: "" for the suite; "small" for all of its models and tasks at a length that one core
-        trains in an hour or two, one run each; "quickstart" for three models on MQAR in minutes;
+      mode: "" for the suite; "small" for all of its models and tasks on short sequences, one
+        run each; "quickstart" for three models on MQAR in minutes;
         "smoke" for a run of seconds that only tests that it runs.
       **settings: fields of `RecallConfig` that differ from its defaults.
 
@@ -189,7 +189,10 @@ def quickstart(config: RecallConfig) -> RecallConfig:
 
 
 def small(config: RecallConfig) -> RecallConfig:
-    """Every task and model at the size of `quickstart`, measured up to four times its length."""
+    """Every task and model at the size of `quickstart`, measured up to four times its length.
+
+    Induction has no room for the longest.
+    """
     tasks, models = config.tasks, config.models
     return dataclasses.replace(quickstart(config), tasks=tasks, models=models, lengths=(12, 24, 48))
 

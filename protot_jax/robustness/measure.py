@@ -27,13 +27,13 @@ from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
 from lm_jax.train.objective import PAD
 from protot_jax import edits
-from protot_jax.interventions.sentences import open_ids
 from protot_jax.mixer import PrototypeMixer
 from protot_jax.robustness.alignment import align
 from protot_jax.robustness.divergence import agreement, arithmetic_geometric, jensen_shannon
 from protot_jax.robustness.results import RELEASED
 from protot_jax.robustness.sentences import Pair
 from protot_jax.saved_run import TrainedModel
+from protot_jax.token_ids import open_ids
 
 
 @dataclasses.dataclass(frozen=True)

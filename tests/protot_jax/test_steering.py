@@ -15,7 +15,7 @@ from lm_jax.run import cli
 import protot_jax
 from protot_jax import edits, generate, steering
 from protot_jax.edits import PrototypeEdit
-from protot_jax.interventions.sentences import open_ids
+from protot_jax.token_ids import open_ids, word_ids
 from tests import rounding
 
 PROMPT = "the people of the town"
@@ -78,6 +78,7 @@ def test_an_edit_is_written_in_two_forms(text, wanted):
         ("layer=3,mode=scale", "is not of the form L2P5"),
         ("layer=3,prototpye=7", "'prototpye' is not one of layer, prototype, mode, by"),
         ("layer=3,prototype=x", "is not of the form L2P5"),
+        ("layer=3,layer=2,prototype=1", "names a field twice"),
         ("L2P5:scale=much", "'much' is not a number"),
         ("L2P5:scale=-1", "by = -1.0 must be a factor from 0 on"),
         ("L2P5:scale=inf", "by = inf must be a factor from 0 on"),
@@ -95,71 +96,91 @@ def test_a_wrong_edit_says_what_is_wrong(text, message):
 def test_scaling_multiplies_what_is_read_from_one_prototype(model):
     """The output of a mixer is linear in its read gates: 0 is zero_read, and 1 nothing."""
     ids = open_ids(model.tokenizer, PROMPT)
+    record = ("attn.out", "mixer.read")
 
-    def outputs(**mode):
-        changes = protot_jax.edit(layer=1, prototype=2, **mode) if mode else {}
-        return logits(model, ids, changes, record=("attn.out", "mixer.read"))
+    def changes(**mode):
+        return protot_jax.edit(layer=1, prototype=2, **mode)
 
-    unedited, zeroed, scaled = outputs(), outputs(mode="zero_read"), outputs(mode="scale", by=3.0)
-    read, tripled = (np.asarray(one.records["mixer.read"]) for one in (unedited, scaled))
-    np.testing.assert_array_equal(tripled[0], read[0])
-    np.testing.assert_array_equal(tripled[1, ..., 2], 3 * read[1, ..., 2])
-    others = [r for r in range(read.shape[-1]) if r != 2]
-    np.testing.assert_array_equal(tripled[1][..., others], read[1][..., others])
-    closed = protot_jax.edit(layer=1, prototype=2, mode="zero_read")
-    for by, wanted in ((1.0, exact(model, ids)), (0.0, exact(model, ids, closed))):
-        rounding.assert_within({"logits": outputs(mode="scale", by=by).logits}, wanted)
-    out, without, triple = (
-        np.asarray(one.records["attn.out"], np.float64)[1] for one in (unedited, zeroed, scaled)
+    unedited, zeroed, scaled = (
+        exact(model, ids, one, record)
+        for one in ({}, changes(mode="zero_read"), changes(mode="scale", by=3.0))
     )
-    part = out - without
-    # Sums of at most R products on either side, of parts up to three times as large.
-    scale = np.abs(out).max() + 3 * np.abs(part).max()
-    bound = 64 * float(np.finfo(np.float32).eps) * scale
-    assert np.abs(part).max() > 1000 * bound
-    np.testing.assert_allclose(triple - out, 2 * part, rtol=0, atol=bound)
+    for by, wanted in ((1.0, unedited), (0.0, zeroed), (3.0, scaled)):
+        out = logits(model, ids, changes(mode="scale", by=by), record)
+        rounding.assert_within({"logits": out.logits} | dict(out.records), wanted)
+    # In float64, but for its own rounding.
+    read, tripled = (one.values["mixer.read"] for one in (unedited, scaled))
+    factor_R = np.where(np.arange(read.shape[-1]) == 2, 3.0, 1.0)
+    np.testing.assert_allclose(tripled[0], read[0], rtol=1e-12)
+    np.testing.assert_allclose(tripled[1], read[1] * factor_R, rtol=1e-12)
+    whole, without, triple = (one.values["attn.out"][1] for one in (unedited, zeroed, scaled))
+    part = whole - without
+    np.testing.assert_allclose(triple - whole, 2 * part, rtol=0, atol=1e-12 * np.abs(whole).max())
+    assert np.abs(part).max() > 100 * scaled.bounds["attn.out"][1].max()
+
+
+def log_probability(model, ids, new, changes=None):
+    """Nats of tokens after others, in float64 with the bounds of float32."""
+
+    def run(params):
+        tokens = jnp.asarray([[*ids, *new]])
+        out = lm_jax.forward(params, tokens, model.cfg, mixer=model.mixer, edits=changes or {})
+        log_p_TV = jax.nn.log_softmax(out.logits[0])
+        at = np.arange(len(ids) - 1, len(ids) - 1 + len(new))
+        return log_p_TV[at, np.asarray(new)].sum()
+
+    return rounding.expected(run, model.params)
 
 
 def test_a_sweep_is_each_strength_alone(model):
     chosen = [PrototypeEdit(1, 2, "scale"), PrototypeEdit(0, 1, "mask_write")]
-    swept = steering.sweep(
-        model, PROMPT, chosen, (0.0, 1.0, 8.0), tokens=8, target="people", **GREEDY
+    ids = open_ids(model.tokenizer, PROMPT)
+    word = word_ids(model.tokenizer, ["peopled"])[0]
+    assert len(word) > 1
+    swept = list(
+        steering.sweep(model, PROMPT, chosen, (0.0, 1.0, 8.0), tokens=8, target="peopled", **GREEDY)
     )
     assert [one.by for one in swept] == [0.0, 1.0, 8.0]
     assert len({one.text for one in swept}) > 1
-    ids = open_ids(model.tokenizer, PROMPT)
-    word = model.tokenizer.encode("people", add_special_tokens=False)[0]
-    eps = float(np.finfo(np.float32).eps)
     for one in swept:
-        changes = edits.several(model.params, steering.with_strength(chosen, one.by))
-        assert all(
-            each.by == (one.by if each.mode == "scale" else None)
-            for each in steering.with_strength(chosen, one.by)
-        )
+        own = steering.with_strength(chosen, one.by)
+        assert [each.by for each in own] == [one.by, None]
+        changes = edits.several(model.params, own)
+        # The same programs, and so the same tokens.
         pieces = generate.text(model, PROMPT, edits=changes, **GREEDY)
         wanted = "".join(piece for piece, _ in zip(pieces, range(8), strict=False))
         assert one.text.split() == f"{PROMPT}{wanted}".split()
-        edited_V = np.asarray(logits(model, ids, changes).logits[0, -1], np.float64)
-        p = math.exp(edited_V[word] - np.logaddexp.reduce(edited_V))
-        # Two programs round the logits apart, by far less than the largest of them.
-        assert one.probability == pytest.approx(p, rel=200 * eps * np.abs(edited_V).max())
+        rounding.assert_within(
+            np.float64(math.log(one.probability)), log_probability(model, ids, word, changes)
+        )
 
 
-def test_perplexity_is_that_of_the_model_without_edits(model, monkeypatch):
+@pytest.mark.parametrize("length", [0, 3, 6])
+def test_perplexity_is_that_of_the_model_without_edits(model, monkeypatch, length):
     """Of a continuation that is known: the tokens are given in place of generated ones."""
     ids = open_ids(model.tokenizer, PROMPT)
-    new = ids[1:4]
+    new = (ids[1:] * 2)[:length]
     monkeypatch.setattr(steering, "stream", lambda *args, **options: iter(new))
-    (one,) = steering.sweep(
-        model, PROMPT, [PrototypeEdit(0, 1, "scale")], (5.0,), tokens=9, **GREEDY
-    )
-    log_p_TV = np.asarray(logits(model, ids + new).logits[0], np.float64)
-    log_p_TV -= np.logaddexp.reduce(log_p_TV, axis=-1, keepdims=True)
-    loss = -np.mean([log_p_TV[len(ids) - 1 + i, token] for i, token in enumerate(new)])
-    eps = float(np.finfo(np.float32).eps)
-    assert math.log(one.perplexity) == pytest.approx(loss, rel=200 * eps * len(ids))
-    assert one.probability is None and math.isnan(one.repetition) == (len(new) < 4)
-    assert one.text.split() == model.tokenizer.decode(ids + new, skip_special_tokens=True).split()
+    chosen = [PrototypeEdit(0, 1, "scale")]
+    (one,) = steering.sweep(model, PROMPT, chosen, (5.0,), tokens=9, **GREEDY)
+    text = model.tokenizer.decode(ids + new, skip_special_tokens=True)
+    assert one.probability is None and one.text.split() == text.split()
+    words = model.tokenizer.decode(new, skip_special_tokens=True).split()
+    assert (one.repetition is None) == (len(words) < 4)
+    if not new:
+        assert one.perplexity is None
+        return
+    wanted = log_probability(model, ids, new)
+    rounding.assert_within(np.float64(-math.log(one.perplexity) * len(new)), wanted)
+
+
+def test_a_sweep_that_is_stopped_gives_what_it_has(model, monkeypatch):
+    asked = iter([False, False, True, True])
+    monkeypatch.setattr(steering.stop, "requested", lambda: next(asked))
+    chosen = [PrototypeEdit(1, 2, "scale")]
+    (one,) = steering.sweep(model, PROMPT, chosen, (0.0, 1.0), tokens=8, **GREEDY)
+    new = open_ids(model.tokenizer, one.text)[len(open_ids(model.tokenizer, PROMPT)) :]
+    assert one.by == 0.0 and len(new) <= 3 and one.perplexity is not None
 
 
 def test_the_routing_of_another_text_is_taken_token_by_token(model):
@@ -186,8 +207,9 @@ def test_routing_is_held_while_tokens_are_generated(model):
     """Against whole forward passes over the text so far, past the end of the other text."""
     other = "the house of a river and the town"
     ids = open_ids(model.tokenizer, PROMPT)
-    closed = edits.several(model.params, [PrototypeEdit(1, 2, "zero_read")])
-    at = steering.routing_of(model, other, closed)
+    chosen = [PrototypeEdit(1, 2, "zero_read"), PrototypeEdit(0, 0, "scale", 2.0)]
+    closed = edits.several(model.params, chosen)
+    at = steering.routing_of(model, other, chosen)
     beyond = len(open_ids(model.tokenizer, other)) - len(ids)
     assert 0 < beyond < 6
     streamed = []
@@ -221,21 +243,34 @@ def test_the_command_sweeps_and_holds(run, capsys):
     ]
     heads = next(i for i, line in enumerate(lines) if "probability of the target" in line)
     assert [line.split()[0] for line in lines[heads + 1 :]] == ["0", "1", "4"]
-    outputs = []
-    for flags in ((), (f"--routing_of={PROMPT}",), ("--edit=layer=1,prototype=2,mode=scale,by=1",)):
+    model = protot_jax.load_run(run)
+    other = "the house of a river and the town"
+    closed = [PrototypeEdit(1, 2, "zero_read")]
+    for flags, changes in (
+        ((f"--routing_of={other}",), steering.routing_of(model, other)),
+        (
+            (f"--routing_of={other}", "--edit=L1P2:zero_read"),
+            steering.routing_of(model, other, closed),
+        ),
+        (
+            ("--edit=layer=1,prototype=2,mode=scale,by=4",),
+            edits.several(model.params, [PrototypeEdit(1, 2, "scale", 4.0)]),
+        ),
+    ):
         assert start([*argv, *flags]) == 0
-        outputs.append(capsys.readouterr().out)
-    # Its own routing while it lasts, and a factor of one, change nothing.
-    assert outputs[0] == outputs[1] == outputs[2]
+        pieces = generate.text(model, PROMPT, edits=changes, **GREEDY)
+        wanted = "".join(piece for piece, _ in zip(pieces, range(5), strict=False))
+        assert capsys.readouterr().out == f"{PROMPT}{wanted}\n"
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--strengths=0,1",), "write --edit=L2P5:scale"),
-        (("--edit=L0P1:scale",), "needs a factor"),
+        (("--edit=L0P1:scale",), "--strengths=0,1,2"),
+        (("--edit=L0P1:mask_write", "--routing_of=peace"), "use zero_write"),
         (("--edit=L0P1:scale", "--strengths=0,x"), "strengths: 'x' is not a number"),
-        (("--edit=L0P1:scale", "--strengths=-1"), "must be a factor from 0 on"),
+        (("--edit=L0P1:scale", "--strengths=-1"), "strengths: -1 must be a factor from 0 on"),
         (("--edit=L0P1:scale", "--strengths=1", "--tokens=0"), "tokens = 0 has no end"),
         (("--edit=L0P1:scale", "--strengths=1", "--target=zzqx"), "is not in the vocabulary"),
         (("--target=people",), "give --strengths=0,1,2 too"),

@@ -169,6 +169,9 @@ def test_a_judge_that_generates_nothing_has_no_sampler(tmp_path):
         for settings in ({"temperature": 1.0}, {"max_new_tokens": 9}):
             with pytest.raises(UsageError, match="generates nothing: leave out temperature"):
                 judge.build_judge(name, **settings)
+    for settings in ({"marked": 0.8}, {"most_texts": 3}):
+        with pytest.raises(UsageError, match="judge = 'null' reads no texts"):
+            judge.build_judge("null", **settings)
 
 
 def test_settings_of_a_prompt_are_in_the_name_of_a_judge(tmp_path):

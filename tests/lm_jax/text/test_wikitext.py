@@ -55,6 +55,8 @@ def test_a_title_between_empty_lines_begins_an_article():
         ("He left – so they say – at 19 : 30 .", "He left – so they say – at 19:30."),
         ("They wait : 12 of 50 % .", "They wait: 12 of 50%."),
         ("US $ 5 , £ 3 or $ 2 for # 1 .", "US$5, £3 or $2 for #1."),
+        ("In F # minor at 1 : 100 .", "In F# minor at 1:100."),
+        ("Act 1 : 20 men , at 9 : 5 .", "Act 1:20 men, at 9: 5."),
         ("At 17 ° C and 9 ° 25 ′ S .", "At 17°C and 9° 25′ S."),
         ("20 km / h — too fast", "20 km/h—too fast"),
         ("R & B = 2 + 3 [ sic ] ; <unk> ...", "R & B = 2 + 3 [sic]; <unk> ..."),

@@ -21,7 +21,7 @@ from lm_jax.model.decoder import param_spec
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
-from lm_jax.run.files import read_json
+from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.run.tables import read_table_provenance
 from lm_jax.text.tokenizer_training import train_tokenizer
@@ -225,11 +225,14 @@ def test_submission_files_are_in_the_official_layout(done):
 def test_files_keep_to_their_schema_and_know_where_they_come_from(done):
     folder, _, _ = done
     jsonschema.validate(read_json(folder / "summary.json"), json_schema(GlueSummary))
+    (own,) = read_json(folder / "summary.json")["models"]
+    assert own["row_length"] == SETTINGS.max_length
     provenance = read_table_provenance(folder / "rows.parquet")
     assert provenance["data"]["tiny"] == "ab" * 32
     assert {"sst2/train", "stsb/dev"} <= provenance["data"].keys()
     page = (folder / "report.html").read_text("utf-8")
     assert "Table 10: development splits" in page and "ours: tiny" in page
+    assert "Most ids of a row" in page and "did not read the same" not in page
     assert "://" not in without_scripts(page)
 
 
@@ -277,6 +280,11 @@ def test_other_settings_or_weights_are_refused(done, model, files, tmp_path, mon
         command, "load_run", lambda *_, **__: dataclasses.replace(model, sha256="cd" * 32)
     )
     with pytest.raises(UsageError, match="holds a fine-tuning of other weights or another text"):
+        command.main(cli.Arguments(ConfigDict(dataclasses.asdict(settings)), copied))
+    # As of a version that cut them at another length.
+    for stored in copied.rglob("result.json"):
+        write_json(stored, read_json(stored) | {"length": 3})
+    with pytest.raises(UsageError, match=r"on rows of 3 ids, and rows have [0-9]+ now"):
         command.main(cli.Arguments(ConfigDict(dataclasses.asdict(settings)), copied))
 
 

@@ -15,7 +15,7 @@ from protot_jax import interventions
 from protot_jax.edits import MODES
 from protot_jax.interventions import effects, summary
 from protot_jax.interventions.effects import REINITIALISE
-from protot_jax.interventions.sentences import open_ids
+from protot_jax.token_ids import open_ids
 from tests import rounding
 from tests.protot_jax.interventions import small_models
 

@@ -14,7 +14,7 @@ from lm_jax.statistics import cohens_d
 from protot_jax import interventions
 from protot_jax.edits import MODES
 from protot_jax.interventions import effects, matching
-from protot_jax.interventions.sentences import word_ids
+from protot_jax.token_ids import word_ids
 from tests import rounding
 from tests.protot_jax.interventions import small_models
 

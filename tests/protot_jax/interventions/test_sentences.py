@@ -7,7 +7,7 @@ import pytest
 from lm_jax.errors import BadInputError, UsageError
 from protot_jax import interventions
 from protot_jax.interventions import paper
-from protot_jax.interventions.sentences import open_ids, word_ids
+from protot_jax.token_ids import open_ids, word_ids
 from tests.protot_jax.interventions import small_models
 
 

@@ -9,10 +9,10 @@ import pytest
 
 import lm_jax
 from protot_jax import edits, models
-from protot_jax.interventions.sentences import open_ids
 from protot_jax.robustness import align, arithmetic_geometric, jensen_shannon, measure
 from protot_jax.robustness.sentences import Pair
 from protot_jax.saved_run import TrainedModel
+from protot_jax.token_ids import open_ids
 from tests.protot_jax.interventions import small_models
 
 # Of the words of the tokenizer: one word exchanged, one added, one removed, nothing changed.

@@ -11,11 +11,11 @@ import pytest
 
 import lm_jax
 from protot_jax import edits, models
-from protot_jax.interventions.sentences import open_ids
 from protot_jax.robustness import jensen_shannon, measure, pmr, summary
 from protot_jax.robustness.results import RELEASED, ROWS, rows
 from protot_jax.robustness.sentences import Pair
 from protot_jax.saved_run import TrainedModel
+from protot_jax.token_ids import open_ids
 from tests.protot_jax.interventions import small_models
 
 TEXT, OTHER = "the house of a river met", "its people who met in the town"
