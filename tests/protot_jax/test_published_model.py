@@ -1,4 +1,4 @@
-"""The published ProtoT does what its summary and docs/protot.md say of it."""
+"""The published models do what their summaries and docs/protot.md say of them."""
 
 from pathlib import Path
 
@@ -8,33 +8,39 @@ import numpy as np
 import pytest
 
 import lm_jax
+from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.preparation import MANIFEST, open_prepared
 import protot_jax
 from protot_jax.exported import read_manifest
+from protot_jax.judging.__main__ import data_identity
 from protot_jax.results import PretrainSummary
 from protot_jax.saved_run import DATA
 
-FOLDER = Path(__file__).parents[2] / "models" / "protot_small"
+MODELS = Path(__file__).parents[2] / "models"
+KINDS = ("protot", "llama", "mamba", "deltanet")
 BATCH = 50
 
 
-@pytest.fixture(scope="module")
-def model():
-    return protot_jax.load_run(FOLDER)
+def folder_of(model):
+    return MODELS / f"{model.config.model}_small"
 
 
 def rows_of(model, split):
     """The documents of a split that it was evaluated on, in batches of ids."""
-    data = open_prepared(FOLDER / DATA, tokenizer=model.tokenizer)
+    data = open_prepared(folder_of(model) / DATA, tokenizer=model.tokenizer)
     limit = getattr(model.config, f"{split}_documents")
     examples = Examples(data, split, context=model.config.context, limit=limit)
     for at in range(0, examples.count, BATCH):
         yield examples.read(np.arange(at, min(at + BATCH, examples.count)))["tokens"]
 
 
-def test_it_has_the_perplexity_of_its_summary_and_of_the_docs(model):
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_has_the_perplexity_of_its_summary_and_of_the_docs(kind):
+    model = protot_jax.load_run(MODELS / f"{kind}_small")
+    folder = folder_of(model)
+
     @jax.jit
     def losses(tokens_BT):
         """Of each next token, 0 at padding."""
@@ -45,8 +51,8 @@ def test_it_has_the_perplexity_of_its_summary_and_of_the_docs(model):
         own_BT = jnp.take_along_axis(logits_BTV, target_BT[..., None], axis=-1)[..., 0]
         return jnp.where(target_BT == 0, 0.0, jax.nn.logsumexp(logits_BTV, axis=-1) - own_BT)
 
-    (own,) = load_result(FOLDER / "summary.json", PretrainSummary).seeds
-    assert read_manifest(FOLDER, best=True)["step"] == own.best.step == 843
+    (own,) = load_result(folder / "summary.json", PretrainSummary).seeds
+    assert read_manifest(folder, best=True)["step"] == own.best.step == 843
     total, tokens = np.float64(0), 0
     for rows in rows_of(model, "test"):
         total += np.asarray(losses(rows), np.float64).sum()
@@ -54,12 +60,21 @@ def test_it_has_the_perplexity_of_its_summary_and_of_the_docs(model):
     assert tokens == own.test_tokens
     # A token's loss is a sum of float32 in another order, wrong by some 1e-5 of its 4.5 nats.
     np.testing.assert_allclose(np.exp(total / tokens), own.best.test_perplexity, rtol=2e-4)
-    page = (FOLDER.parents[1] / "docs" / "protot.md").read_text("utf-8")
-    assert f"| default | {own.best.test_perplexity:.1f}, to all digits as above |" in page
+    page = (MODELS.parent / "docs" / "protot.md").read_text("utf-8")
+    assert f"`models/{folder.name}` ({own.best.test_perplexity:.1f})" in page
+    if kind == "protot":
+        assert f"| default | {own.best.test_perplexity:.1f}, to all digits as above |" in page
 
 
-def test_one_prototype_writes_where_the_word_album_is(model):
+def test_the_four_were_trained_and_are_evaluated_on_the_same_documents():
+    manifests = [read_json(MODELS / f"{kind}_small" / DATA / MANIFEST) for kind in KINDS]
+    assert len({data_identity(one) for one in manifests}) == 1
+    assert len({one["splits"]["test"]["documents"] for one in manifests}) == 1
+
+
+def test_one_prototype_writes_where_the_word_album_is():
     """Its share of writing on the word, and on all other tokens, much as docs/protot.md has it."""
+    model = protot_jax.load_run(MODELS / "protot_small")
 
     @jax.jit
     def write_gates(tokens_BT):
