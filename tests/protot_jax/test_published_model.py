@@ -36,7 +36,9 @@ def rows_of(model, split):
         yield examples.read(np.arange(at, min(at + BATCH, examples.count)))["tokens"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
+)
 def test_it_has_the_perplexity_of_its_summary_and_of_the_docs(kind):
     model = protot_jax.load_run(MODELS / f"{kind}_small")
     folder = folder_of(model)
