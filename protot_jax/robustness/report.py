@@ -18,10 +18,10 @@ from protot_jax.robustness import paper
 from protot_jax.robustness.results import Kind, Measured, Mediation, RobustnessReport, SliceResult
 
 _PROSE = Prose("protot_jax.robustness")
-# Heads of the cells of `_mediation`.
+# Heads of the cells of `_ratios`.
 _PMR = (
-    *("Pairs", "Mean JS", "Mean JS, held", "Ratio of means", "Mean of ratios", "sd of ratios"),
-    *("Median", "Above 0", "Below the floor"),
+    *("Pairs", "Ratio of means", "Mean of ratios", "sd of ratios", "Median", "Above 0"),
+    "Below the floor",
 )
 
 
@@ -258,17 +258,21 @@ def _clamp(result: RobustnessReport) -> Section | None:
 
 
 def _released(name: str, held: Sequence[tuple[SliceResult, Measured]]) -> list[Part]:
-    """The paragraph and the table of the released code's clamp, if it was measured."""
-    rows = []
+    """The paragraph and the tables of the released code's clamp, if it was measured."""
+    forced, ratios = [], []
     for one, own in held:
         clamp = own.clamp.released if own.clamp else None
         if clamp is not None:
-            forced = [_interval(clamp.write_js), _interval(clamp.read_js)]
-            rows.append([one.name, *forced, *_mediation(one, own, clamp.js, clamp.pmr)])
-    if not rows:
+            forced.append([one.name, *map(_interval, (clamp.write_js, clamp.read_js, clamp.js))])
+            ratios.append([one.name, *_ratios(one, clamp.pmr)])
+    if not forced:
         return []
-    heads = ["Slice", "JS, write forced", "JS, read forced", *_PMR]
-    return [_PROSE("released"), table(heads, rows, caption=_PROSE("released_caption", name))]
+    heads = ["Slice", "JS, write forced", "JS, read forced", "JS, the smaller"]
+    return [
+        _PROSE("released"),
+        table(heads, forced, caption=_PROSE("released_caption", name)),
+        table(["Slice", *_PMR], ratios, caption=_PROSE("released_pmr_caption", name)),
+    ]
 
 
 def _held_row(one: SliceResult, own: Measured) -> list[Cell]:
@@ -289,22 +293,20 @@ def _pmr_row(one: SliceResult, own: Measured) -> list[Cell]:
         return []
     control = clamp.control_pmr
     return [
-        *_mediation(one, own, clamp.js, clamp.pmr),
+        *_ratios(one, clamp.pmr),
         _interval(control.ratio_of_means, digits=3) if control else cell("–"),
     ]
 
 
-def _mediation(one: SliceResult, own: Measured, held: Interval, pmr: Mediation) -> list[Cell]:
+def _ratios(one: SliceResult, pmr: Mediation) -> list[Cell]:
     """The cells of `_PMR`, with those of Table 4 in small print."""
     printed = paper.mediated(one.name)
 
-    def beside(value: float | None, name: str, spec: str = ".3f") -> Cell:
-        return cell(value, spec=spec, note=" ".join(_printed(_field(printed, name))))
+    def beside(value: float | None, name: str) -> Cell:
+        return cell(value, spec=".3f", note=" ".join(_printed(_field(printed, name))))
 
     return [
         cell(pmr.pairs),
-        beside(own.js.mean, "js_base", ".4f"),
-        beside(held.mean, "js_clamped", ".4f"),
         _interval(pmr.ratio_of_means, *_printed(_field(printed, "ratio_of_means")), digits=3),
         beside(pmr.mean_of_ratios, "mean"),
         beside(pmr.deviation, "deviation"),

