@@ -16,7 +16,6 @@ Bricken et al., 2023; Paulo et al., 2024) and its rubric; the wording of the pro
 from collections.abc import Callable, Sequence
 import dataclasses
 import json
-import math
 import os
 from pathlib import Path
 import re
@@ -29,6 +28,7 @@ from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.evaluate import chat
 from lm_jax.evaluate.answers import Answers, append, digest
 from lm_jax.evaluate.framing import frame
+from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS, RUBRIC, SCORES, MarkedText, prompt
 from lm_jax.model.decode import Sampling, generate
 from lm_jax.run import stop as stop_flag
 from lm_jax.run.results import Count
@@ -36,40 +36,12 @@ from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import load_pretrained, open_pretrained
 
 KINDS = ("null", "cached:FILE", "local:FOLDER", "chat:MODEL@URL")
-SCORES = ("disentanglement", "coverage", "themes")
-# The paper gives an evaluator ten texts; more would also exceed the context of a small model.
-MOST_TEXTS = 10
-# Share of a text's words that is marked. The released script marks 80 %, which hides the pattern;
-# the paper's own example marks about this much.
-MARKED = 0.2
 GREEDY = Sampling()
 # The most tokens of a local judge's answer; the released script allows 756.
 MAX_NEW_TOKENS = 256
 # Prompts of a local model are brought to multiples of this many tokens.
 _LENGTH_STEP = 64
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-# The words of a text and their gates, in order.
-MarkedText = tuple[Sequence[str], Sequence[float]]
-
-RUBRIC = """\
-One part of a language model answers to some texts far more than to others. Below are {count} \
-texts that it answers to, the strongest first. The words that it answers to most stand between « \
-and », and again beneath each text.
-
-Say what the texts have in common. That may be a subject, a kind of word, a grammatical form, a \
-punctuation mark, a tone, a place in the sentence: whatever comes back in several of them. Go by \
-the marked words; where they show no pattern, go by the texts as wholes. If nothing comes back, \
-say so and give low scores.
-
-Reply with one JSON object and nothing before or after it. It has exactly these fields:
-"theme": the main theme, in at most twelve words.
-"disentanglement": a number from 1 to 10. 10 if the main theme stands alone, 1 if it is lost among \
-others.
-"coverage": a number from 1 to 10. Out of every ten texts, how many hold the main theme.
-"themes": a whole number from 1 to 10. How many unrelated themes there are; 10 also for more.
-"explanation": two or three sentences that give the reasons for the theme and the scores.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +145,7 @@ def build_judge(
         `lm_jax.load_pretrained` takes; "chat:MODEL@URL", an endpoint (`chat`).
       answers: file to which a local judge and an endpoint add their answers, and where they find
         those of an interrupted run; None for no file.
-      rubric: what precedes the texts in a prompt, such as `read_rubric` reads.
+      rubric: what precedes the texts in a prompt, such as `judge_prompt.read_rubric` reads.
       marked: share of a text's words that is marked, the strongest ones.
       most_texts: the most texts of a prompt, the first ones.
       temperature: at which a local judge or an endpoint samples its answer; 0 is greedy.
@@ -233,28 +205,6 @@ def _check_settings(marked: float, most_texts: int, max_new_tokens: int | None) 
         problems.append(f"max_new_tokens = {max_new_tokens} must be at least 1")
     if problems:
         raise UsageError("; ".join(problems))
-
-
-def read_rubric(file: str | os.PathLike[str]) -> str:
-    """A rubric of the user: a text file with the instructions that precede the texts.
-
-    It must ask for the object that `parse` reads, so its fields must be named in it.
-
-    Raises:
-      BadInputError: it cannot be read, or does not name a field.
-    """
-    try:
-        text = Path(file).read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(
-            f"{file} is no readable UTF-8 text ({error}); name a text file"
-        ) from error
-    if missing := [field for field in ("theme", *SCORES, "explanation") if field not in text]:
-        raise BadInputError(
-            f"{file} does not ask for {', '.join(missing)}; a rubric must name the fields of the "
-            "JSON object that is read"
-        )
-    return text.rstrip("\n") + "\n"
 
 
 def check_judge(name: str) -> None:
@@ -359,34 +309,6 @@ def _with_tokenizer(source: str | Path, tokenizer: Tokenizer | None) -> Tokenize
     return tokenizer
 
 
-def prompt(
-    texts: Sequence[MarkedText],
-    rubric: str = RUBRIC,
-    *,
-    marked: float = MARKED,
-    most_texts: int = MOST_TEXTS,
-) -> str:
-    """The prompt about some texts, of which the first `most_texts` are included.
-
-    Args:
-      texts: words and gates, strongest text first.
-      rubric: what precedes them; "{count}" in it becomes their number.
-      marked: share of a text's words that is marked: the strongest, without those of gate 0.
-      most_texts: of all texts.
-    """
-    parts = []
-    for count, (words, gates) in enumerate(texts[:most_texts], 1):
-        strongest = _strongest(gates, marked)
-        # One line each, because line ends separate the texts.
-        bare = [" ".join(word.split()) for word in words]
-        text = " ".join(
-            f"«{word}»" if place in strongest else word for place, word in enumerate(bare) if word
-        )
-        repeated = ", ".join(bare[place] for place in sorted(strongest) if bare[place])
-        parts.append(f"Text {count}: {text}\nMarked in text {count}: {repeated or 'nothing'}\n")
-    return "\n".join([rubric.replace("{count}", str(len(parts))), *parts])
-
-
 def parse(answer: str) -> Label:
     """Parses the label of an answer: one JSON object with theme, explanation and scores 1 to 10.
 
@@ -437,13 +359,6 @@ def _objects(answer: str) -> list[dict[str, Any]]:
         result.append(label)
         start = answer.find("{", stop)
     return result
-
-
-def _strongest(gates: Sequence[float], share: float) -> set[int]:
-    """Indices of the largest gates: this share of all, at least one, and never a gate of 0."""
-    most = math.ceil(share * len(gates))
-    order = sorted(range(len(gates)), key=lambda place: -gates[place])
-    return {place for place in order[:most] if gates[place] > 0}
 
 
 def _prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:

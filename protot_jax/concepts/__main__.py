@@ -31,7 +31,8 @@ import numpy as np
 
 from lm_jax.evaluate import judge
 from lm_jax.evaluate.answers import digest
-from lm_jax.evaluate.judge import MARKED, MAX_NEW_TOKENS, MOST_TEXTS
+from lm_jax.evaluate.judge import MAX_NEW_TOKENS
+from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS, read_rubric
 from lm_jax.run import cli
 from lm_jax.run.files import file_digest, to_jsonable, write_bytes, write_json
 from lm_jax.run.options import option
@@ -239,7 +240,7 @@ def main(arguments: cli.Arguments) -> None:
     compared = units.load(options.compare, model, best=options.best)
     settings, named = settings_from_options(options), options.judge
     folder = arguments.workdir or run / FOLDER
-    rubric = judge.read_rubric(options.rubric) if options.rubric else judge.RUBRIC
+    rubric = read_rubric(options.rubric) if options.rubric else judge.RUBRIC
     judged = judge.build_judge(
         named,
         answers=folder / ANSWERS,

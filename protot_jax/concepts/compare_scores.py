@@ -29,7 +29,7 @@ from scipy import stats
 
 from lm_jax import report as page_parts
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.evaluate.judge import SCORES
+from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.report import cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose

@@ -11,7 +11,7 @@ from markupsafe import Markup
 import numpy as np
 
 from lm_jax import report
-from lm_jax.evaluate.judge import SCORES
+from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.report import Bar, Column, Points, Section, Series, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose

@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from lm_jax.evaluate.judge import SCORES, Label
+from lm_jax.evaluate.judge import Label
+from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.statistics import Interval, clustered_bootstrap
 from protot_jax.concepts.results import ConceptReport, Prototype, RandomTexts, Unit
 

@@ -14,6 +14,7 @@ from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate import chat, judge
 from lm_jax.evaluate.answers import Answers, digest
 from lm_jax.evaluate.judge import Label
+from lm_jax.evaluate.judge_prompt import read_rubric
 from lm_jax.model.decode import Sampling
 from lm_jax.text.tokenizer import Tokenizer
 from tests import tiny
@@ -209,12 +210,12 @@ def test_a_rubric_of_the_user_precedes_the_same_texts(tmp_path):
     fields = '{"theme": ..., "disentanglement": ..., "coverage": ..., "themes": ...}'
     file.write_text(f"Of {{count}} texts, and {fields}", "utf-8")
     with pytest.raises(BadInputError, match="does not ask for explanation; a rubric must name"):
-        judge.read_rubric(file)
+        read_rubric(file)
     with pytest.raises(BadInputError, match="name a text file"):
-        judge.read_rubric(tmp_path / "absent")
+        read_rubric(tmp_path / "absent")
     file.write_text(f"Of {{count}} texts, an explanation and {fields}\n\n", "utf-8")
     asked = []
-    own = judge.PromptedJudge("mine", lambda text: asked.append(text), judge.read_rubric(file))
+    own = judge.PromptedJudge("mine", lambda text: asked.append(text), read_rubric(file))
     assert own.label(TEXTS) is None
     start = f"Of {len(TEXTS)} texts, an explanation and {fields}\n"
     (text,) = asked

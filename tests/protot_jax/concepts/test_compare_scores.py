@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm_jax.evaluate.judge import SCORES
+from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.run import cli
 from lm_jax.run.files import write_json
 from lm_jax.run.results import json_schema, load_result
