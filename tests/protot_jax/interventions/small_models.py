@@ -112,3 +112,18 @@ def sentences() -> list[Sentence]:
         ("townhouse", "the river and the people of a townhouse"),
     )
     return [Sentence("place", target, text, f"line {i}") for i, (target, text) in enumerate(texts)]
+
+
+def attention() -> protot_jax.TrainedModel:
+    """A LLaMA of one layer, without prototypes."""
+    words = tokenizer()
+    cfg, mixer = models.build_model(
+        "llama",
+        hidden_size=16,
+        num_layers=1,
+        vocab_size=words.vocab_size,
+        context=32,
+        tie_embeddings=True,
+    )
+    params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
+    return protot_jax.TrainedModel(cfg, mixer, params, words, drawn().config, 0, 0)

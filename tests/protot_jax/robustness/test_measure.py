@@ -2,16 +2,14 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import lm_jax
-from protot_jax import edits, models
+from protot_jax import edits
 from protot_jax.robustness import align, arithmetic_geometric, jensen_shannon, measure
 from protot_jax.robustness.sentences import Pair
-from protot_jax.saved_run import TrainedModel
 from protot_jax.token_ids import open_ids
 from tests.protot_jax.interventions import small_models
 
@@ -148,17 +146,6 @@ def test_without_a_control_its_columns_are_empty(model):
 
 
 def test_a_model_without_prototypes_has_no_held_columns():
-    words = small_models.tokenizer()
-    cfg, mixer = models.build_model(
-        "llama",
-        hidden_size=16,
-        num_layers=1,
-        vocab_size=words.vocab_size,
-        context=32,
-        tie_embeddings=True,
-    )
-    params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
-    llama = TrainedModel(cfg, mixer, params, words, small_models.drawn().config, 0, 0)
-    found = measured(llama, PAIRS)
+    found = measured(small_models.attention(), PAIRS)
     assert all(math.isnan(value) for value in found["js_clamped"] + found["js_control"])
     assert found["js"][0] > 0 and found["js"][3] == 0

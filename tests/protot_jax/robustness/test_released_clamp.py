@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import lm_jax
-from protot_jax import edits, models
+from protot_jax import edits
 from protot_jax.robustness import jensen_shannon, measure, pmr, summary
 from protot_jax.robustness.results import RELEASED, ROWS, rows
 from protot_jax.robustness.sentences import Pair
-from protot_jax.saved_run import TrainedModel
 from protot_jax.token_ids import open_ids
 from tests.protot_jax.interventions import small_models
 
@@ -172,18 +171,8 @@ def test_columns_are_those_of_one_sentence_at_a_time(model, shared):
         assert abs(columns["js_released_read"][i] - base) > near
 
 
-def test_a_model_without_prototypes_has_empty_columns(model):
-    words = model.tokenizer
-    cfg, mixer = models.build_model(
-        "llama",
-        hidden_size=16,
-        num_layers=1,
-        vocab_size=words.vocab_size,
-        context=32,
-        tie_embeddings=True,
-    )
-    params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
-    llama = TrainedModel(cfg, mixer, params, words, model.config, 0, 0)
+def test_a_model_without_prototypes_has_empty_columns():
+    llama = small_models.attention()
     encoded = measure.encode(llama, PAIRS, seed=0)
     found = measure.measure(llama, encoded, shape=(2, 16), released=True)
     assert all(math.isnan(value) for name in RELEASED for value in found[name])
