@@ -24,12 +24,10 @@ the exit code is 1.
 import argparse
 from collections.abc import Iterator, Sequence
 import dataclasses
-import functools
 import math
 from pathlib import Path
 import statistics
 import sys
-import time
 from typing import Any
 
 import jax
@@ -38,7 +36,7 @@ import numpy as np
 
 import lm_jax
 from lm_jax.errors import UsageError, UserError
-from lm_jax.model.decoder import count_params, init_cache
+from lm_jax.model.decoder import count_params
 from lm_jax.parallel import sharding
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
@@ -51,43 +49,19 @@ from lm_jax.train.step import make_eval_step, make_train_step
 from protot_jax import models, pretrain
 from protot_jax.config import PretrainConfig
 from protot_jax.count import CountConfig
-from protot_jax.saved_run import model
 from tools.bench import torch_llama
+from tools.bench.decoding import bench_decode
+from tools.bench.shapes import BenchConfig, build, random_params
 from tools.bench.timing import PROFILE, Pass, conditions, in_turns, profiled, ratio
 
 CONFIG = "configs/protot/default.py"
-# Of logits in float32, decoded against parallel, relative to the largest.
+# Of torch's untrained loss, relative to ours.
 TOLERANCE = 1e-4
-# Tokens of a prompt that are read at once; of attention fewer, for its scores are a matrix.
-CHUNK, ATTENTION_CHUNK = 8_192, 512
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
 SETTINGS = TrainConfig(steps=1_000, learning_rate=1e-3)
 # Seconds of rest before each run, because torch's idle threads would spin on our cores, and of
 # untimed steps: at least one, because the first after another program took up to 1.4 times as long.
 PAUSE, SETTLE = 0.5, 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class BenchConfig(PretrainConfig):
-    """The config of every model, which may differ in whether the embedding is tied.
-
-    Attributes:
-      tied: models whose output projection is the token embedding; None for all models or none, as
-        `tie_embeddings` says.
-    """
-
-    tied: tuple[str, ...] | None = None
-
-    def with_shapes(self, shapes: CountConfig) -> "BenchConfig":
-        """The config with the sizes and the tied models of a table of counts."""
-        return dataclasses.replace(
-            self,
-            hidden_size=shapes.hidden_size,
-            num_layers=shapes.num_layers,
-            context=shapes.context,
-            corpus=dataclasses.replace(self.corpus, vocab_size=shapes.vocab_size),
-            tied=shapes.tied,
-        )
 
 
 class Step:
@@ -125,17 +99,10 @@ def random_batch(config: PretrainConfig, vocab_size: int) -> np.ndarray:
     return np.random.default_rng(0).integers(1, vocab_size, shape, np.int32)
 
 
-def build(name: str, config: BenchConfig) -> tuple[Any, Any]:
-    """The decoder and the mixer of a model at the config's shape."""
-    tied = config.tie_embeddings if config.tied is None else name in config.tied
-    own = dataclasses.replace(config, model=name, tie_embeddings=tied)
-    return model(own, config.corpus.vocab_size)
-
-
 def forward(name: str, config: BenchConfig, length: int) -> Pass:
     """A forward pass at batch 1 that ends in the logits of the last position."""
     cfg, mixer = build(name, config)
-    params = _params(cfg, mixer, config.dtype)
+    params = random_params(cfg, mixer, config.dtype)
     tokens_1T = jnp.ones((1, length), jnp.int32)
     last_11 = jnp.full((1, 1), length - 1)
     attend = fastest_softmax(mixer)
@@ -147,61 +114,6 @@ def forward(name: str, config: BenchConfig, length: int) -> Pass:
         )
     )
     return lambda: jax.block_until_ready(run(params))
-
-
-def _params(cfg: Any, mixer: Any, dtype: str) -> Any:
-    params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
-    return jax.tree.map(lambda x: x.astype(dtype), params)
-
-
-class Decoder:
-    """A model with its cache, which reads prompts in chunks and then decodes token by token."""
-
-    def __init__(self, config: BenchConfig, name: str = "protot") -> None:
-        self.cfg, self.mixer = build(name, config)
-        self.params = _params(self.cfg, self.mixer, "float32")
-        # Without a donated cache every step would copy it, which costs attention the most.
-        run = functools.partial(_continue, cfg=self.cfg, mixer=self.mixer)
-        self._run = jax.jit(run, donate_argnums=1)
-
-    def _empty(self, positions: int) -> Any:
-        """An empty cache; a recurrent mixer has no use for a number of positions."""
-        return init_cache(self.cfg, 1, positions, dtype=jnp.float32, mixer=self.mixer)
-
-    def read(self, length: int, room: int) -> Any:
-        """The cache after `length` tokens, with room for further ones."""
-        cache = self._empty(length + room)
-        chunk = CHUNK if self.mixer.recurrent else ATTENTION_CHUNK
-        for start in range(0, length, chunk):
-            tokens = jnp.ones((1, min(chunk, length - start)), jnp.int32)
-            _, cache = self._run(self.params, cache, tokens)
-        return jax.block_until_ready(cache)
-
-    def seconds_per_token(self, cache: Any, tokens: int) -> float:
-        """Mean seconds of `tokens` steps from a copy of a cache, after one untimed step."""
-        one, cache = jnp.ones((1, 1), jnp.int32), jax.tree.map(jnp.copy, cache)
-        _, cache = jax.block_until_ready(self._run(self.params, cache, one))
-        start = time.perf_counter()
-        for _ in range(tokens):
-            _, cache = self._run(self.params, cache, one)
-        jax.block_until_ready(cache)
-        return (time.perf_counter() - start) / tokens
-
-    def error(self, length: int) -> float:
-        """The largest difference of decoded logits from parallel ones, relative to the largest."""
-        tokens = jnp.asarray(np.random.default_rng(0).integers(1, 99, (1, length)), jnp.int32)
-        whole = lm_jax.forward(self.params, tokens, self.cfg, mixer=self.mixer).logits[0, -1]
-        _, cache = self._run(self.params, self._empty(length), tokens[:, : length // 2])
-        for i in range(length // 2, length - 1):
-            _, cache = self._run(self.params, cache, tokens[:, i : i + 1])
-        logits, _ = self._run(self.params, cache, tokens[:, -1:])
-        return float(jnp.abs(logits[0] - whole).max() / jnp.abs(whole).max())
-
-
-def _continue(params: Any, cache: Any, tokens: jax.Array, *, cfg: Any, mixer: Any) -> Any:
-    last_11 = jnp.full((1, 1), tokens.shape[1] - 1)
-    out = lm_jax.forward(params, tokens, cfg, mixer=mixer, cache=cache, logits_at=last_11)
-    return out.logits[:, 0], out.cache
 
 
 def bench_steps(
@@ -251,7 +163,7 @@ def bench_steps(
 def torch_steps(config: BenchConfig) -> dict[str, torch_llama.TorchStep] | None:
     """Steps of transformers' Llama; None and a printed line if its loss differs from ours."""
     cfg, mixer = build("llama", config)
-    params = _params(cfg, mixer, "float32")
+    params = random_params(cfg, mixer, "float32")
     tokens_BS = random_batch(config, cfg.vocab_size)
     total, count = jax.jit(token_loss, static_argnums=(2, 3))(params, tokens_BS, cfg, mixer)
     ours = float(total) / int(count)
@@ -287,53 +199,6 @@ def bench_forward(
             f"  {length:7,} tokens  protot {statistics.median(seconds['protot']):8.3f} s  {ratios}"
         )
         yield results
-
-
-def bench_decode(
-    config: BenchConfig,
-    lengths: Sequence[int],
-    tokens: int,
-    repeats: int,
-    names: Sequence[str] = ("protot",),
-) -> dict[str, Any] | None:
-    """Times decoding after each prompt; None and a line if it differs from the forward pass.
-
-    Returns:
-      Tokens/s of every turn and bytes of the cache by length; by model where there are several.
-    """
-    decoders = {name: Decoder(config, name) for name in names}
-    for name, decoder in decoders.items():
-        if not (error := decoder.error(96)) <= TOLERANCE:
-            print(
-                f"{name}: decoding is {error:.1e} from the parallel pass, more than {TOLERANCE:.0e}"
-            )
-            return None
-    # One more place, for the untimed step.
-    caches = {
-        name: {length: decoder.read(length, tokens + 1) for length in lengths}
-        for name, decoder in decoders.items()
-    }
-    rates = {name: {length: [] for length in lengths} for name in names}
-    for _ in range(repeats):
-        for name, decoder in decoders.items():
-            for length, cache in caches[name].items():
-                rates[name][length].append(1.0 / decoder.seconds_per_token(cache, tokens))
-    print(f"decoding at batch 1, {tokens} tokens after each prompt, {repeats} turns")
-    results = {}
-    for name in names:
-        label = f"{name:10} " if len(names) > 1 else ""
-        own, first = rates[name], rates[name][lengths[0]]
-        size = {
-            length: sum(x.nbytes for x in jax.tree.leaves(cache))
-            for length, cache in caches[name].items()
-        }
-        for length in lengths:
-            print(
-                f"  {label}after {length:7,}  {statistics.median(own[length]):8.1f} tokens/s  "
-                f"of the first {ratio(own[length], first)}  cache {size[length]:,} bytes"
-            )
-        results[name] = {"tokens_per_second": own, "cache_bytes": size}
-    return results if len(names) > 1 else results[names[0]]
 
 
 def _bench_batches(

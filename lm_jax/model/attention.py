@@ -12,6 +12,7 @@ attend with `register_fused`; reading or editing a score site under a fused atte
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 from flax import struct
@@ -135,7 +136,12 @@ def attention(
     # The G query heads of a key head are rows of one matrix (X = G T): a plain batched product,
     # without a copy of the keys per head.
     q_BKXH = q_BTNH.reshape(B, T, K, G, H).transpose(0, 2, 3, 1, 4).reshape(B, K, G * T, H)
-    scores = jnp.einsum("BKXH,BSKH->BKXS", q_BKXH, k_BSKH, preferred_element_type=jnp.float32)
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    if T == 1:
+        # With the keys first XLA's products for CPUs take them as a cache has them, uncopied.
+        scores = product("BSKH,BKXH->BKSX", k_BSKH, q_BKXH).swapaxes(2, 3)
+    else:
+        scores = product("BKXH,BSKH->BKXS", q_BKXH, k_BSKH)
     scores_BNTS = softcap(scores.reshape(B, N, T, S) * scale, cap)
     # Edits see finite scores; the mask comes after, so that no edit can open a masked key.
     scores_BNTS = scope.edit("attn.scores", scores_BNTS)

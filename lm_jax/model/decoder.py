@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import UsageError
-from lm_jax.model import block_end, layers, sites, stacks
+from lm_jax.model import block_end, caches, layers, sites, stacks
 from lm_jax.model import params as params_lib
 from lm_jax.model.attention import Attend, Fused, PerLayer, for_layer, layer_data, softmax
 from lm_jax.model.config import DecoderConfig, Stack
@@ -222,16 +222,18 @@ def forward(
         "index": np.arange(cfg.num_layers, dtype=np.int32),
     }
     run_stack = _unrolled if unroll else _scanned
-    carry, outputs, lent = (x_BTD, outer.state), [], {}
+    carry, outputs, lent, written = (x_BTD, outer.state), [], {}, {}
     for stack in cfg.stacks:
         visited: set[str] = set()
         of_stack = stacks.layers_of(per_layer, cfg, stack) | {
             "params": stacks.of_stack(params["blocks"], cfg, stack),
-            "cache": None if cache is None else stacks.of_stack(cache.layers, cfg, stack),
             "kind": _layer_kinds(stack.cfg),
         }
         run = functools.partial(run_layer, stack=stack, lent=lent.get(stack.cfg.kv))
-        carry, layer_outputs = run_stack(run, carry, of_stack, visited, remat)
+        before = None if cache is None else stacks.of_stack(cache.layers, cfg, stack)
+        (*carry, written[stack]), layer_outputs = run_stack(
+            run, (*carry, before), of_stack, visited, remat
+        )
         if stack.lends:
             lent[stack.first] = jax.tree.map(lambda a: a[0], layer_outputs["lent"])
         outputs.append(layer_outputs)
@@ -246,8 +248,8 @@ def forward(
     logits = layers.unembed(params, x_BTD, cfg)
     sites.check_visited(edits, record, outer.visited)
     if cache is not None:
-        caches = dict(zip(cfg.stacks, (out["cache"] for out in outputs), strict=True))
-        cache = Cache(stacks.by_stack(cfg, caches.__getitem__), cache.length_B + T, cache.capacity)
+        by_stack = stacks.by_stack(cfg, written.__getitem__)
+        cache = Cache(by_stack, cache.length_B + T, cache.capacity)
     records, aux = (stacks.joined(outputs, part) for part in ("records", "aux"))
     return Output(logits, x_BTD, outer.records | records, aux, cache)
 
@@ -307,9 +309,9 @@ def _layer(
     document_BT,
     dropout,
 ):
-    """One block; returns the residual stream with the state of edits, and the layer's outputs."""
+    """One block; returns the stream, the state of edits and the caches, and the layer's outputs."""
     cfg = stack.cfg
-    x_BTD, state = carry
+    x_BTD, state, of_layers = carry
     scope = sites.Scope(layer_inputs["edits"], record, visited=visited, state=state)
     p, kind = layer_inputs["params"], layer_inputs["kind"]
     drop = Dropout(dropout, layer_inputs["rng"])
@@ -332,10 +334,12 @@ def _layer(
     )
 
     h_BTD = norm1(x_BTD, site="ln1")
-    decoding = layer_inputs["cache"] is not None and x_BTD.shape[1] == 1
-    mix = mixer.step if decoding else mixer.apply
+    slices = caches.of_layer(of_layers, layer_inputs["index"] - stack.first)
+    mix = mixer.step if of_layers is not None and x_BTD.shape[1] == 1 else mixer.apply
     with jax.named_scope("mixer"):
-        mixed_BTD, cache = mix(p["mixer"], h_BTD, cfg, layer, layer_inputs["cache"])
+        cache = caches.arrays(slices) if mixer.recurrent else slices
+        mixed_BTD, cache = mix(p["mixer"], h_BTD, cfg, layer, cache)
+        of_layers = caches.of_all_layers(slices, cache)
     if "ln1_post" in cfg.norm_names:
         mixed_BTD = layers.norm(p.get("ln1_post", {}), mixed_BTD, cfg, scope, "ln1_post")
     mixed_BTD = scope("attn.out", drop(mixed_BTD, "attn.out"))
@@ -350,10 +354,10 @@ def _layer(
     if cfg.block_end is not None:
         x_BTD = block_end.apply(scope, p["end"], x_BTD, layer_inputs["input"], cfg)
     x_BTD = scope("resid_post", x_BTD)
-    layer_outputs = {"records": scope.records, "aux": scope.aux, "cache": cache}
+    layer_outputs = {"records": scope.records, "aux": scope.aux}
     if stack.lends:
         layer_outputs["lent"] = layer.lends
-    return (x_BTD, scope.state), layer_outputs
+    return (x_BTD, scope.state, of_layers), layer_outputs
 
 
 def _input_norm(p, x, cfg, scope, site):

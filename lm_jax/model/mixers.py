@@ -138,7 +138,8 @@ class AttentionMixer:
     def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
         if isinstance(cfg.kv, int):
             return {}
-        shape = (batch, length, cfg.num_kv_heads, cfg.head_dim)
+        # Heads come before positions: the products with one query then need no transposed copy.
+        shape = (batch, cfg.num_kv_heads, length, cfg.head_dim)
         return {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype)}
 
     def flops(self, cfg: DecoderConfig, tokens: int, causal: str) -> tuple[int, int]:
@@ -170,10 +171,11 @@ class AttentionMixer:
             heads = _lent(cfg, layer)
         elif cache is not None:
             rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
-            heads = cache = {
-                name: cache[name].at[rows_B1, positions_BT].set(new, mode="drop")
+            cache = {
+                name: cache[name].write_at((rows_B1, slice(None), positions_BT), new)
                 for name, new in heads.items()
             }
+            heads = {name: kept.read().swapaxes(1, 2) for name, kept in cache.items()}
         layer.lends.update(heads)
         k_BSKH, v_BSKH = heads["k"], heads["v"]
         B, T = positions_BT.shape

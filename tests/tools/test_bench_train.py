@@ -18,8 +18,8 @@ from lm_jax.train import optim
 from lm_jax.train.objective import token_loss
 from protot_jax import count
 from tools import bench_train
-from tools.bench import torch_llama
-from tools.bench_train import BenchConfig
+from tools.bench import decoding, shapes, torch_llama
+from tools.bench.shapes import BenchConfig
 
 SMALL = ["--config=configs/protot/default.py:smoke", "--dtype=float32", "--repeats=2"]
 STEPS = [*SMALL, "--lengths", "--prompts"]
@@ -80,22 +80,22 @@ def test_the_shapes_of_table_13_are_untied_but_for_mamba():
     config = shaped("protot/throughput")
     wanted = {"protot": 12_205_266, "llama": 12_938_496, "deltanet": 12_963_456, "mamba": 6_724_352}
     for name, parameters in wanted.items():
-        cfg, mixer = bench_train.build(name, config)
+        cfg, mixer = shapes.build(name, config)
         assert lm_jax.count_params(cfg, mixer=mixer) == parameters
         assert cfg.tie_embeddings == (name == "mamba")
 
 
 @pytest.mark.parametrize("name", ["protot", "llama", "mamba", "deltanet"])
 def test_every_model_decodes_what_the_parallel_pass_computes(name):
-    decoder = bench_train.Decoder(configured(), name)
-    assert decoder.error(24) <= bench_train.TOLERANCE
+    decoder = decoding.Decoder(configured(), name)
+    assert decoder.error(24) <= decoding.TOLERANCE
 
 
 def test_the_cache_of_attention_alone_grows_with_the_prompt(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench_train, "bench_steps", lambda *args, **options: {})
-    monkeypatch.setattr(bench_train.Decoder, "error", lambda self, length: 0.0)
+    monkeypatch.setattr(decoding.Decoder, "error", lambda self, length: 0.0)
     # Two chunks and a rest.
-    monkeypatch.setattr(bench_train, "ATTENTION_CHUNK", 9)
+    monkeypatch.setattr(decoding, "ATTENTION_CHUNK", 9)
     raw, names = tmp_path / "raw.json", ["protot", "llama", "mamba", "deltanet"]
     argv = [*SMALL, "--lengths", "--prompts", "8", "20", "--decoded=3", f"--json={raw}"]
     assert bench_train.main([*argv, "--decoders", *names]) == 0
@@ -115,7 +115,7 @@ def test_the_cache_of_attention_alone_grows_with_the_prompt(tmp_path, capsys, mo
 
 
 def test_decoding_leaves_the_cache_of_the_prompt_as_it_was():
-    decoder = bench_train.Decoder(configured(), "llama")
+    decoder = decoding.Decoder(configured(), "llama")
     cache = decoder.read(5, room=4)
     before = jax.tree.map(np.array, cache)
     for _ in range(2):
@@ -172,7 +172,7 @@ def test_nothing_is_timed_where_a_loss_is_no_number(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("error", "shown"), [(0.5, "5.0e-01"), (math.nan, "nan")])
 def test_nothing_is_timed_where_decoding_is_off(error, shown, monkeypatch, capsys):
-    monkeypatch.setattr(bench_train.Decoder, "error", lambda self, length: error)
+    monkeypatch.setattr(decoding.Decoder, "error", lambda self, length: error)
     argv = [*SMALL, "--models", "protot", "--lengths", "--prompts", "8"]
     assert bench_train.main(argv) == 1
     assert f"decoding is {shown} from the parallel pass" in capsys.readouterr().out
@@ -206,7 +206,7 @@ def test_torch_is_timed_from_our_weights(tmp_path):
 def test_updates_of_torch_are_those_of_our_optimizer():
     """From the same weights, the loss falls equally over six updates."""
     config = configured()
-    cfg, mixer = bench_train.build("llama", config)
+    cfg, mixer = shapes.build("llama", config)
     params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
     tokens_BS = bench_train.random_batch(config, cfg.vocab_size)
     settings = dataclasses.replace(bench_train.SETTINGS, warmup=0.0, steps=1_000_000)

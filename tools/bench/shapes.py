@@ -1,0 +1,47 @@
+"""The models that are timed: a config of all of them, and each one's decoder, mixer and weights."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+import lm_jax
+from protot_jax.config import PretrainConfig
+from protot_jax.count import CountConfig
+from protot_jax.saved_run import model
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchConfig(PretrainConfig):
+    """The config of every model, which may differ in whether the embedding is tied.
+
+    Attributes:
+      tied: models whose output projection is the token embedding; None for all models or none, as
+        `tie_embeddings` says.
+    """
+
+    tied: tuple[str, ...] | None = None
+
+    def with_shapes(self, shapes: CountConfig) -> "BenchConfig":
+        """The config with the sizes and the tied models of a table of counts."""
+        return dataclasses.replace(
+            self,
+            hidden_size=shapes.hidden_size,
+            num_layers=shapes.num_layers,
+            context=shapes.context,
+            corpus=dataclasses.replace(self.corpus, vocab_size=shapes.vocab_size),
+            tied=shapes.tied,
+        )
+
+
+def build(name: str, config: BenchConfig) -> tuple[Any, Any]:
+    """The decoder and the mixer of a model at the config's shape."""
+    tied = config.tie_embeddings if config.tied is None else name in config.tied
+    own = dataclasses.replace(config, model=name, tie_embeddings=tied)
+    return model(own, config.corpus.vocab_size)
+
+
+def random_params(cfg: Any, mixer: Any, dtype: str) -> Any:
+    """Random weights of a decoder in `dtype`."""
+    params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
+    return jax.tree.map(lambda x: x.astype(dtype), params)
