@@ -16,7 +16,7 @@ from lm_jax.run.config import from_plain, to_plain
 from lm_jax.run.config_files import in_mode
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.text.splits import SPLITS
-from lm_jax.train.config import Schedule
+from lm_jax.train.config import Schedule, WeightsDtype
 from protot_jax.mixer import Prototypes
 from protot_jax.models import MODELS
 
@@ -57,7 +57,9 @@ class PretrainConfig:
       dropout: after the embedding, in the MLP and on each addition to the residual stream.
       attention_dropout: dropout of LLaMA's attention pattern too; the other models have none.
       accumulate: number of micro-batches of one update.
-      dtype: dtype of the computation; weights and moments are float32.
+      dtype: dtype of the computation.
+      weights_dtype: precision in which weights, gradients and moments are kept; with "bfloat16"
+        there are no float32 master weights, as for DeltaNet in the released code.
       eval_every: steps between evaluations; 0 for an epoch.
       early_stop: stop at the first evaluation whose perplexity rises, as in the released code.
       seeds: one run each; a seed determines initial parameters, data order and dropout.
@@ -90,6 +92,7 @@ class PretrainConfig:
     attention_dropout: bool = True
     accumulate: int = 1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    weights_dtype: WeightsDtype = "float32"
     eval_every: int = 0
     early_stop: bool = True
     seeds: tuple[int, ...] = (234, 124, 325)

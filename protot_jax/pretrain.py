@@ -130,6 +130,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> S
         accumulate=config.accumulate,
         eval_every=config.eval_every,
         early_stop=config.early_stop,
+        weights_dtype=config.weights_dtype,
     )
     validation = OnePass(data.validation, **share)
     make_batch = batch_maker(config, data.prepared.tokenizer)
@@ -208,7 +209,7 @@ def run(config: PretrainConfig, folder: Path) -> PretrainSummary:
         forward_flops_per_example=forward_flops(cfg, mixer, config.context).total,
         tie_embeddings=config.tie_embeddings,
         compute_dtype=config.dtype,
-        weights_and_moments_dtype="float32",
+        weights_and_moments_dtype=config.weights_dtype,
         corpus=CorpusSummary(
             source=config.corpus.source,
             splits={name: SplitSize(**split) for name, split in manifest["splits"].items()},
@@ -293,7 +294,8 @@ def format_summary(summary: PretrainSummary) -> str:
         f"{summary.parameters:,} parameters ({summary.parameters_in_use:,} in use), "
         f"{summary.forward_flops_per_example / 1e6:,.0f} MFLOPs forward an example, "
         f"{'tied' if summary.tie_embeddings else 'untied'}, {summary.compute_dtype} "
-        f"compute on float32 weights, {seeds[0].tokens_seen:,} tokens seen "
+        f"compute on {summary.weights_and_moments_dtype} weights, "
+        f"{seeds[0].tokens_seen:,} tokens seen "
         f"({summary.corpus.training_examples:,} examples per epoch), "
         f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
     )

@@ -16,6 +16,7 @@ MAY_CHANGE = ("mesh", "save_every", "allow_fallback")
 
 # Of the learning rate after its warm-up: to a tenth of the peak, none, or linearly to zero.
 Schedule = Literal["cosine", "constant", "linear"]
+WeightsDtype = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,8 @@ class TrainConfig:
       early_stop: stop at the first evaluation whose perplexity is above the previous one.
       schedule: of the learning rate after the warm-up.
       plateau: stop at the end of this plateau of the validation loss; None trains all steps.
+      weights_dtype: precision that weights, gradients and moments are kept in between updates
+        (`optim.in_bfloat16`).
 
     Raises:
       UsageError: listing every field that cannot be used.
@@ -77,6 +80,7 @@ class TrainConfig:
     early_stop: bool = True
     schedule: Schedule = "cosine"
     plateau: Plateau | None = None
+    weights_dtype: WeightsDtype = "float32"
 
     def __post_init__(self) -> None:
         wanted = {
@@ -91,6 +95,10 @@ class TrainConfig:
             "schedule": (
                 self.schedule in get_args(Schedule),
                 f"one of {', '.join(get_args(Schedule))}",
+            ),
+            "weights_dtype": (
+                self.weights_dtype in get_args(WeightsDtype),
+                f"one of {', '.join(get_args(WeightsDtype))}",
             ),
         }
         _refuse(self, wanted)

@@ -115,3 +115,65 @@ def test_every_bad_field_is_named():
         TrainConfig(steps=0, learning_rate=-1.0, eval_every=-1)
     with pytest.raises(UsageError, match=r"log_every = 0 must be at least 1; keep = 0"):
         CheckpointPolicy(log_every=0, keep=0)
+    with pytest.raises(UsageError, match="weights_dtype = 'float16' must be one of float32, bfl"):
+        TrainConfig(steps=1, learning_rate=1.0, weights_dtype="float16")
+
+
+def after(weights_dtype: str, weight: float, gradients: list[float], rate: float = 1e-3):
+    """The state of the optimizer and one weight after an update for each gradient, compiled."""
+    config = TrainConfig(
+        steps=1_000,
+        learning_rate=rate,
+        warmup=0.0,
+        weight_decay=0.0,
+        schedule="constant",
+        weights_dtype=weights_dtype,
+    )
+    optimizer = optim.adamw({"w": ParamSpec((1,), "D")}, config)
+
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = optimizer.update({"w": gradient}, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = {"w": jnp.full((1,), weight)}
+    state = optimizer.init(params)
+    for gradient in gradients:
+        params, state = step(params, state, jnp.full((1,), gradient))
+    return params["w"], state
+
+
+def rounded(x: float) -> float:
+    """The nearest number of bfloat16."""
+    return float(jnp.bfloat16(x))
+
+
+def test_without_master_weights_gradients_weights_and_moments_are_rounded_once_an_update():
+    gradients, rate = list(np.random.default_rng(0).normal(size=12)), 0.05
+    weight, first, second = float(np.float32(0.1)), 0.0, 0.0
+    for t, gradient in enumerate(map(rounded, gradients), start=1):
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        step = first / (1 - 0.9**t) / (math.sqrt(second / (1 - 0.999**t)) + 1e-8)
+        weight, first, second = map(rounded, (weight - rate * step, first, second))
+
+    ours, state = after("bfloat16", 0.1, gradients, rate)
+    assert float(ours[0]) == weight and ours.dtype == jnp.float32
+    moments = {name: optax.tree.get_all_with_path(state, name)[0][1]["w"] for name in ("mu", "nu")}
+    assert {name: float(x[0]) for name, x in moments.items()} == {"mu": first, "nu": second}
+
+
+def test_a_step_below_half_a_unit_in_the_last_place_does_nothing_without_master_weights():
+    # Below 1 bfloat16 has a number every 2^-8, so that 1.9e-3 is lost and 2.1e-3 is not.
+    assert float(after("bfloat16", 1.0, [1.0] * 5, rate=1.9e-3)[0][0]) == 1.0
+    assert float(after("bfloat16", 1.0, [1.0], rate=2.1e-3)[0][0]) == 1.0 - 2.0**-8
+    moved = float(after("float32", 1.0, [1.0] * 5, rate=1.9e-3)[0][0])
+    assert moved == pytest.approx(1.0 - 5 * 1.9e-3, rel=1e-5)
+
+
+def test_the_second_moment_never_falls_without_master_weights():
+    def second_moment(weights_dtype: str) -> float:
+        _, state = after(weights_dtype, 1.0, [1.0] + [0.0] * 100)
+        return float(optax.tree.get_all_with_path(state, "nu")[0][1]["w"][0])
+
+    assert second_moment("float32") == pytest.approx(1e-3 * 0.999**100, rel=1e-4)
+    assert second_moment("bfloat16") == rounded(1e-3)
