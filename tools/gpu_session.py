@@ -94,8 +94,11 @@ def commands(step: str, out: Path) -> Iterator[tuple[str, list[str]]]:
                 ["--device=gpu", f"--json={out / step}.json", *checked, jobs, "--settle=0.005"],
             )
         case "bench_train":
-            models = ["--models", "protot", "llama", "mamba", "deltanet"]
-            yield step, [*models, f"--json={out / step}.json"]
+            models = ("protot", "llama", "mamba", "deltanet")
+            # The sizes and batches of Table 13.
+            paper = ["--shapes=protot/throughput", "--batch", "32", "128"]
+            chosen = ["--models", *models, "--decoders", *models]
+            yield step, [*paper, *chosen, f"--json={out / step}.json"]
 
 
 def run(step: str, out: Path, seconds: float) -> dict[str, int]:

@@ -217,12 +217,13 @@ def make(
       UsageError: an unknown slice.
       BadInputError: a corpus cannot be used, or a slice that was named needs data that are missing.
     """
-    for name in (*options.slices, *options.similar):
-        if name not in experiment.PERTURBATIONS:
-            raise UsageError(
-                f"slices: {name!r} is none of {', '.join(experiment.PERTURBATIONS)}"
-                f"{nearest(name, experiment.PERTURBATIONS)}"
-            )
+    for flag, names in (("slices", options.slices), ("similar", options.similar)):
+        for name in names:
+            if name not in experiment.PERTURBATIONS:
+                raise UsageError(
+                    f"--{flag}: {name!r} is none of {', '.join(experiment.PERTURBATIONS)}"
+                    f"{nearest(name, experiment.PERTURBATIONS)}"
+                )
     wanted = options.slices or PAPER_SLICES
     made, skipped = experiment.perturbations(wanted, wordnet, named=bool(options.slices))
     encoder, similarity = None, "measured"

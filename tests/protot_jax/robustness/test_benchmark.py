@@ -1,6 +1,7 @@
 """The benchmark: limits of sampling, what each check leaves out, the same bytes, and read back."""
 
 from collections import Counter
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -10,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from lm_jax.errors import UsageError
 from lm_jax.run import cli
 from lm_jax.run.results import json_schema, load_result
 from protot_jax.robustness import __main__ as robustness
@@ -97,6 +99,13 @@ def test_further_slices_are_made_where_they_are_named(corpora):
             i for i, (a, b) in enumerate(zip(pair.text, pair.perturbed, strict=False)) if a != b
         )
         assert pair.perturbed == f"{pair.text[:at]}s{pair.text[at:]}"
+
+
+@pytest.mark.parametrize("flag", ["slices", "similar"])
+def test_an_unknown_slice_is_named_with_its_option(flag):
+    options = dataclasses.replace(benchmark.Options(), **{flag: ("typos",)})
+    with pytest.raises(UsageError, match=f"--{flag}: 'typos' is none of .*; did you mean 'typo'"):
+        benchmark.make(options, None)
 
 
 def test_one_text_corpus_is_at_most_half_of_the_mix(corpora):
