@@ -58,8 +58,9 @@ class PretrainConfig:
       attention_dropout: dropout of LLaMA's attention pattern too; the other models have none.
       accumulate: number of micro-batches of one update.
       dtype: dtype of the computation.
-      weights_dtype: precision in which weights, gradients and moments are kept; with "bfloat16"
-        there are no float32 master weights, as for DeltaNet in the released code.
+      weights_dtype: precision to which weights, gradients and moments are rounded at every update;
+        with "bfloat16" there are no finer master weights, much as for DeltaNet in the released
+        code. Arrays are float32, so that no memory is saved.
       eval_every: steps between evaluations; 0 for an epoch.
       early_stop: stop at the first evaluation whose perplexity rises, as in the released code.
       seeds: one run each; a seed determines initial parameters, data order and dropout.

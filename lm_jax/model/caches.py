@@ -4,6 +4,9 @@ The caches of a stack of layers are one tree of arrays with a leading axis L, wh
 layers carries. A layer that writes one position of its part then moves one position. Were the parts
 taken out of the tree and put back, as inputs and outputs of a scan are, every decoded token would
 copy the keys and values of the whole context several times.
+
+XLA for CPUs has no scatter in bfloat16 and converts all of such a cache for one write; decode in
+float32 there. A gradient through a pass with a cache keeps the carried caches for every layer.
 """
 
 from typing import Any
@@ -14,7 +17,7 @@ import jax
 
 @struct.dataclass
 class LayerSlice:
-    """`stacked[layer]`, of an array with a leading axis L."""
+    """`stacked[layer]`, of an array with a leading axis L: what a mixer with positions gets."""
 
     stacked: jax.Array
     layer: jax.Array | int

@@ -237,7 +237,10 @@ def stream(
         start, tokens_BT = sum(places), next_B[:, None]
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "sampling", "mixer"))
+# Without a donated cache a step would copy all of it.
+@functools.partial(
+    jax.jit, static_argnames=("cfg", "sampling", "mixer"), donate_argnames=("cache",)
+)
 def _next(params, cache, tokens_BT, window_BW, key, edits, *, cfg, sampling, mixer):
     last_B1 = jnp.full((1, 1), tokens_BT.shape[1] - 1)
     out = decoder.forward(

@@ -339,7 +339,8 @@ def _layer(
     with jax.named_scope("mixer"):
         cache = caches.arrays(slices) if mixer.recurrent else slices
         mixed_BTD, cache = mix(p["mixer"], h_BTD, cfg, layer, cache)
-        of_layers = caches.of_all_layers(slices, cache)
+        if of_layers is not None:
+            of_layers = caches.of_all_layers(slices, cache)
     if "ln1_post" in cfg.norm_names:
         mixed_BTD = layers.norm(p.get("ln1_post", {}), mixed_BTD, cfg, scope, "ln1_post")
     mixed_BTD = scope("attn.out", drop(mixed_BTD, "attn.out"))

@@ -62,8 +62,8 @@ class TrainConfig:
       early_stop: stop at the first evaluation whose perplexity is above the previous one.
       schedule: of the learning rate after the warm-up.
       plateau: stop at the end of this plateau of the validation loss; None trains all steps.
-      weights_dtype: precision that weights, gradients and moments are kept in between updates
-        (`optim.in_bfloat16`).
+      weights_dtype: precision to which weights, gradients and moments are rounded at every update
+        (`optim.in_bfloat16`); arrays are float32, so that no memory is saved.
 
     Raises:
       UsageError: listing every field that cannot be used.

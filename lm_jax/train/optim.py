@@ -103,13 +103,16 @@ def adamw(
 
 
 def in_bfloat16(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer without master weights: it remembers nothing that bfloat16 cannot hold.
+    """The optimizer without master weights: what it keeps has the precision of bfloat16.
 
     Gradients are rounded before an update, weights and moments after it, each once; the arrays stay
     float32, and so does the arithmetic of the update. A step below half a unit in the last place of
     a weight then does nothing, and nor does a decay of the second moment by 0.999, which in
-    bfloat16 never falls by itself. The released code of Prototype Transformer trains its DeltaNet
-    so, and its other models on float32 weights.
+    bfloat16 never falls by itself. Weights are as they were drawn until the first update, and one
+    that it moves across powers of two may be a last bit of float32 beside its rounded value until
+    the next. The released code of Prototype Transformer keeps weights and moments of its DeltaNet
+    in bfloat16, and float32 weights for its other models; torch rounds after each operation of an
+    update, and so more often than this.
     """
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:

@@ -167,6 +167,7 @@ DEFAULTS = {
     "attention_dropout": True,
     "accumulate": 1,
     "dtype": "bfloat16",
+    "weights_dtype": "float32",
     "eval_every": 0,
     "early_stop": True,
     "seeds": PAPER_SEEDS,
