@@ -4,6 +4,7 @@ Set in the environment and before jax is imported, so that the commands a test s
 """
 
 from collections.abc import Generator
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -25,6 +26,8 @@ os.environ.pop("JAX_NUM_CPU_DEVICES", None)
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_cpu_parallel_codegen_split_count=1"
 )
+# Lowering is half of the rest, and to note the source of every operation a tenth of lowering.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # Most tests are many small programs that run once each, and compiling is most of their time: it
 # takes a fraction of it without LLVM's optimisation, which `optimised_where_marked` lifts, and half
 # without XLA's emitters of fused loops.
@@ -81,6 +84,17 @@ def compiled_programs_end_with_their_module() -> Generator[None]:
         import jax
 
         jax.clear_caches()
+
+
+def pytest_collection_finish() -> None:
+    """Collects garbage less often, and never looks at what was imported.
+
+    Tracing makes many objects that refer to each other, and Python goes through all of them, the
+    modules of jax too, some hundred times a test.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 50)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

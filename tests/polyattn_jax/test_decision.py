@@ -127,7 +127,7 @@ def test_more_losses_never_make_a_verdict_better():
         assert names[-1] == 0
 
 
-@pytest.mark.parametrize("n", [40, 73, 100, 200])
+@pytest.mark.parametrize("n", [40, 73, 100, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_recipe_that_loses_the_tolerance_seldom_preserves(n):
     """Where the true loss is 5 points: the exact chance of "preserve", over all counts."""
 

@@ -22,6 +22,9 @@ from tests.sparse_jax.circuits.small_models import (
     some_edges,
 )
 
+# The expected scores of a family take half a minute.
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
 
 @pytest.fixture(scope="module")
 def batch():
@@ -165,7 +168,7 @@ def slopes(model, batch, edges):
     return near + (near - far) / 3, error
 
 
-@pytest.mark.parametrize("blocks", ["llama", "gemma", "pythia"])
+@pytest.mark.parametrize("blocks", ["llama", slow("gemma"), slow("pythia")])
 def test_scores_are_slopes_along_each_edge(batch, blocks):
     """And those of a reader sum to the slope along the change of its whole input."""
     model = model_of(blocks)
@@ -229,7 +232,7 @@ def test_path_rules_are_sums_over_the_same_gradients(batch):
     assert np.abs(clean - corrupt).max() > 1e-2
 
 
-@pytest.mark.parametrize("blocks", ["llama", "gemma"])
+@pytest.mark.parametrize("blocks", ["llama", slow("gemma")])
 def test_a_shared_key_reader_is_the_sum_of_its_heads(batch, blocks):
     model, exact = model_of(blocks), exact_scores(blocks)
     wide = components.ungrouped(model)
