@@ -5,7 +5,7 @@
     iaj protot recall --config=protot/recall --workdir=runs/recall
 
 4,096 floats of memory in every layer, as the paper's ProtoT has; attention has 256 for each token.
-The paper reports no recall, and this suite has not been run to its end: each model is trained 18
+The paper reports no recall. The suite at this size was not run to its end: each model is trained 18
 times for 5,000 updates (tasks, rates, seeds). `quickstart` trains three models once each on short
 sequences of MQAR, with 1,024 floats; `small` all models on all tasks at that size.
 """
