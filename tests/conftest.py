@@ -26,7 +26,7 @@ os.environ.pop("JAX_NUM_CPU_DEVICES", None)
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_cpu_parallel_codegen_split_count=1"
 )
-# Lowering is half of the rest, and to note the source of every operation a tenth of lowering.
+# Half of the time that is no compiling is lowering, which notes the source of every operation.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # Most tests are many small programs that run once each, and compiling is most of their time: it
 # takes a fraction of it without LLVM's optimisation, which `optimised_where_marked` lifts, and half
@@ -89,8 +89,8 @@ def compiled_programs_end_with_their_module() -> Generator[None]:
 def pytest_collection_finish() -> None:
     """Collects garbage less often, and never looks at what was imported.
 
-    Tracing makes many objects that refer to each other, and Python goes through all of them, the
-    modules of jax too, some hundred times a test.
+    Tracing makes many objects that refer to each other, and Python would go through all of them,
+    the modules of jax too, again and again.
     """
     gc.collect()
     gc.freeze()
