@@ -10,33 +10,23 @@ float32. The result belongs to the formula that was traced. Another way to compu
 rounds in other places, about as often.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import functools
 from typing import Any
 
 import jax
-from jax import lax
 from jax.extend import core
 import jax.numpy as jnp
+import numpy as np
 
 from kernels.rounding import error_choices, error_rules
 from kernels.rounding.error_model import Arithmetic, Pair, error_of, exact
+from kernels.rounding.numpy_primitives import wide
 
 # How many standard deviations an entry may be off. Independent errors never reach that; the room is
 # for errors that repeat, as that of the same exponential in every step of a recurrence, and so add
 # up over the steps that the recurrence remembers rather than over their root.
 DEVIATIONS = 10.0
-
-# For programs that run once, where compiling is most of the cost: without XLA's emitters of
-# fused loops, not cut up to be compiled in parallel, and not optimised.
-COMPILED_QUICKLY = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
-# From jax 0.11 on there is nothing but the emitters, and no option.
-if jax.__version_info__ < (0, 11):
-    COMPILED_QUICKLY["xla_cpu_use_fusion_emitters"] = False
 
 FLOAT32 = Arithmetic()
 _RULES = error_rules.RULES | error_choices.RULES
@@ -60,26 +50,17 @@ def value_and_error(
       NotImplementedError: a primitive without a rule has operands with errors.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    leaves = jax.tree.leaves(arguments)
-    # On a CPU whatever is the default: a GPU compiles for its own, and is not to be its own oracle.
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        run = functools.partial(_run, closed.jaxpr, arithmetic)
-        run = jax.jit(run, compiler_options=COMPILED_QUICKLY)
-        consts, leaves = jax.device_get((closed.consts, leaves))
-        values, errors = run([_wide(x) for x in consts], [_wide(x) for x in leaves])
-        values, errors = jax.device_get((values, errors))
+    consts, leaves = jax.device_get((closed.consts, jax.tree.leaves(arguments)))
+    # What overflows or is not a number comes out as such.
+    with np.errstate(all="ignore"):
+        results = _interpret(closed.jaxpr, arithmetic, _exact(consts), _exact(leaves))
     tree = jax.tree.structure(shapes)
-    return tree.unflatten(values), tree.unflatten(errors)
+    values = tree.unflatten([x.value for x in results])
+    return values, tree.unflatten([error_of(x).astype(np.float64) for x in results])
 
 
-def _wide(x: Any) -> Any:
-    x = jnp.asarray(x)
-    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-
-def _run(jaxpr: Any, arithmetic: Arithmetic, consts: list[Any], leaves: list[Any]) -> Any:
-    results = _interpret(jaxpr, arithmetic, [*map(Pair, consts)], [*map(Pair, leaves)])
-    return [x.value for x in results], [error_of(x).astype(jnp.float64) for x in results]
+def _exact(arrays: Iterable[Any]) -> list[Pair]:
+    return [Pair(wide(x)) for x in arrays]
 
 
 def _interpret(
@@ -89,18 +70,32 @@ def _interpret(
 
     def read(atom: Any) -> Pair:
         if isinstance(atom, core.Literal):
-            return Pair(_wide(jnp.asarray(atom.val, getattr(atom.aval, "dtype", None))))
+            return Pair(wide(atom.val, getattr(atom.aval, "dtype", None)))
         return known[atom]
 
     known.update(zip(jaxpr.constvars, consts, strict=True))
     known.update(zip(jaxpr.invars, arguments, strict=True))
-    for eqn in jaxpr.eqns:
+    for eqn, finished in zip(jaxpr.eqns, _finished(jaxpr), strict=True):
         operands = [read(atom) for atom in eqn.invars]
         results = _apply(eqn, arithmetic, operands)
         known.update(
             zip(eqn.outvars, results if isinstance(results, list) else [results], strict=True)
         )
+        for variable in finished:
+            del known[variable]
     return [read(atom) for atom in jaxpr.outvars]
+
+
+@functools.lru_cache(maxsize=512)
+def _finished(jaxpr: Any) -> list[list[Any]]:
+    """For each equation the variables that none after it reads."""
+    read = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
+    finished = []
+    for eqn in reversed(jaxpr.eqns):
+        variables = {*eqn.outvars, *(x for x in eqn.invars if not isinstance(x, core.Literal))}
+        finished.append([*(variables - read)])
+        read |= variables
+    return finished[::-1]
 
 
 def _apply(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> Any:
@@ -114,7 +109,7 @@ def _apply(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> Any:
     inner = next((eqn.params[k] for k in _CALLED if k in eqn.params), None)
     if inner is not None:
         jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, [])
-        return _interpret(jaxpr, arithmetic, [Pair(_wide(c)) for c in consts], operands)
+        return _interpret(jaxpr, arithmetic, _exact(consts), operands)
     if any(x.error is not None for x in operands) or _makes_floats(eqn, operands):
         raise NotImplementedError(f"the rounding of {name!r} has no rule in error_rules.py")
     return exact(arithmetic, eqn, operands)
@@ -130,13 +125,10 @@ def _makes_floats(eqn: Any, operands: list[Pair]) -> bool:
 
 
 def _branch(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> list[Pair]:
-    def run(branch: Any, operands: list[Pair]) -> list[Pair]:
-        consts = [Pair(_wide(c)) for c in branch.consts]
-        results = _interpret(branch.jaxpr, arithmetic, consts, operands)
-        return [Pair(x.value, error_of(x)) for x in results]
-
-    branches = [functools.partial(run, branch) for branch in eqn.params["branches"]]
-    return lax.switch(operands[0].value, branches, operands[1:])
+    which, *operands = operands
+    branches = eqn.params["branches"]
+    branch = branches[min(max(int(which.value), 0), len(branches) - 1)]
+    return _interpret(branch.jaxpr, arithmetic, _exact(branch.consts), operands)
 
 
 def _carried(eqn: Any) -> slice:
@@ -159,20 +151,32 @@ def _scan(eqn: Any, arithmetic: Arithmetic, operands: list[Pair]) -> list[Pair]:
     jaxpr = params["jaxpr"]
     carried = _carried(eqn)
     consts, carry, xs = operands[: carried.start], operands[carried], operands[carried.stop :]
-    inner = [Pair(_wide(c)) for c in jaxpr.consts]
-    # What is carried is taken as inexact, unless it is an integer (a counter).
-    carry = [
-        Pair(x.value, None if jnp.issubdtype(x.value.dtype, jnp.integer) else error_of(x))
-        for x in carry
-    ]
-
-    def body(carry: list[Pair], xs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
-        results = _interpret(jaxpr.jaxpr, arithmetic, inner, [*consts, *carry, *xs])
-        after = [
-            Pair(x.value, None if before.error is None else error_of(x))
-            for x, before in zip(results[: len(carry)], carry, strict=True)
-        ]
-        return after, results[len(carry) :]
-
-    carry, ys = lax.scan(body, carry, xs, length=params["length"], reverse=params["reverse"])
+    inner = _exact(jaxpr.consts)
+    steps = range(params["length"])
+    stacked: list[list[Pair]] = [[] for _ in jaxpr.out_avals[len(carry) :]]
+    for step in reversed(steps) if params["reverse"] else steps:
+        at = [Pair(*(None if part is None else part[step] for part in x)) for x in xs]
+        # What is carried is taken as inexact, unless it is an integer (a counter).
+        carry = [x if _counts(x) else Pair(x.value, error_of(x)) for x in carry]
+        results = _interpret(jaxpr.jaxpr, arithmetic, inner, [*consts, *carry, *at])
+        carry = results[: len(carry)]
+        for rows, row in zip(stacked, results[len(carry) :], strict=True):
+            rows.append(row)
+    order = -1 if params["reverse"] else 1
+    avals = jaxpr.out_avals[len(carry) :]
+    ys = [_stacked(rows[::order], aval) for rows, aval in zip(stacked, avals, strict=True)]
     return [*carry, *ys]
+
+
+def _counts(pair: Pair) -> bool:
+    return bool(jnp.issubdtype(pair.value.dtype, jnp.integer))
+
+
+def _stacked(rows: list[Pair], aval: Any) -> Pair:
+    """The results of a scan's steps, along an axis before their own."""
+    if not rows:
+        return Pair(wide(np.zeros((0, *aval.shape), aval.dtype)))
+    errors = None
+    if any(row.error is not None for row in rows):
+        errors = np.stack([error_of(row) for row in rows])
+    return Pair(np.stack([row.value for row in rows]), errors)

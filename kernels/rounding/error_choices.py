@@ -11,104 +11,104 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
-from kernels.rounding.error_model import Arithmetic, Pair, Rule, bind, error_of
+from kernels.rounding.error_model import Arithmetic, Pair, Rule, error_of
+from kernels.rounding.numpy_primitives import evaluate
 
 
 def _extreme(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     x, y = operands
-    value = bind(eqn, [x.value, y.value])
+    value = evaluate(eqn, [x.value, y.value])
     if x.error is None and y.error is None:
         return Pair(value)
-    return Pair(value, jnp.maximum(error_of(x), error_of(y)))
+    return Pair(value, np.maximum(error_of(x), error_of(y)))
 
 
 def _clamped(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
-    return Pair(bind(eqn, [x.value for x in operands]), operands[1].error)
+    return Pair(evaluate(eqn, [x.value for x in operands]), operands[1].error)
 
 
 def _signed(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     (x,) = operands
-    value = bind(eqn, [x.value])
+    value = evaluate(eqn, [x.value])
     if x.error is None:
         return Pair(value)
-    return Pair(value, jnp.where((jnp.abs(x.value) <= x.error) & (x.error > 0), 2.0, 0.0))
+    return Pair(value, np.where((np.abs(x.value) <= x.error) & (x.error > 0), 2.0, 0.0))
 
 
 def _extreme_of(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     (x,) = operands
-    value = bind(eqn, [x.value])
+    value = evaluate(eqn, [x.value])
     if x.error is None:
         return Pair(value)
-    ends = [bind(eqn, [x.value + x.error]) - value, value - bind(eqn, [x.value - x.error])]
-    return Pair(value, jnp.where(jnp.isfinite(value), jnp.maximum(*ends), 0.0))
+    ends = [evaluate(eqn, [x.value + x.error]) - value, value - evaluate(eqn, [x.value - x.error])]
+    return Pair(value, np.where(np.isfinite(value), np.maximum(*ends), 0.0))
 
 
 def _where_largest(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     """The index, with an infinite error where another entry may be the extreme one."""
     (x,) = operands
-    value = bind(eqn, [x.value])
+    value = evaluate(eqn, [x.value])
     if x.error is None:
         return Pair(value)
     (axis,) = eqn.params["axes"]
     sign = 1.0 if eqn.primitive.name == "argmax" else -1.0
-    own = jax.nn.one_hot(value, x.value.shape[axis], dtype=jnp.bool_, axis=axis)
-    least = jnp.sum(jnp.where(own, sign * x.value - x.error, 0.0), axis)
-    other = jnp.max(jnp.where(own, -jnp.inf, sign * x.value + x.error), axis)
-    return Pair(value, jnp.where(other >= least, jnp.inf, 0.0))
+    own = np.zeros(x.value.shape, np.bool_)
+    np.put_along_axis(own, np.expand_dims(value, axis), True, axis)
+    least = np.sum(np.where(own, sign * x.value - x.error, 0.0), axis)
+    other = np.max(np.where(own, -np.inf, sign * x.value + x.error), axis)
+    return Pair(value, np.where(other >= least, np.inf, 0.0))
 
 
 def _largest(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> list[Pair]:
     """Values and places, a place with an infinite error where it may change with its neighbour."""
     (x,) = operands
     axis = eqn.params.get("axis", x.value.ndim - 1)
-    values, places = bind(eqn, [x.value])
+    values, places = evaluate(eqn, [x.value])
     if x.error is None:
         return [Pair(values), Pair(places)]
-    order = jnp.flip(jnp.argsort(x.value, axis, stable=True), axis)
-    own, error = (jnp.take_along_axis(part, order, axis) for part in (x.value, x.error))
-    above = jax.lax.slice_in_dim(own - error, 0, -1, axis=axis)
-    below = jax.lax.slice_in_dim(own + error, 1, None, axis=axis)
-    ends = jnp.zeros_like(jax.lax.slice_in_dim(own, 0, 1, axis=axis), dtype=jnp.bool_)
-    near = above <= below
-    doubt = jnp.concatenate([ends, near], axis) | jnp.concatenate([near, ends], axis)
-    doubt = jax.lax.slice_in_dim(doubt, 0, values.shape[axis], axis=axis)
-    moved = jnp.broadcast_to(jnp.max(x.error, axis, keepdims=True), values.shape)
-    return [Pair(values, moved), Pair(places, jnp.where(doubt, jnp.inf, 0.0))]
+    order = np.flip(np.argsort(x.value, axis, stable=True), axis)
+    own, error = (np.take_along_axis(part, order, axis) for part in (x.value, x.error))
+    above, below = np.moveaxis(own - error, axis, -1), np.moveaxis(own + error, axis, -1)
+    near = above[..., :-1] <= below[..., 1:]
+    ends = np.zeros((*near.shape[:-1], 1), np.bool_)
+    doubt = np.concatenate([ends, near], -1) | np.concatenate([near, ends], -1)
+    doubt = np.moveaxis(doubt[..., : values.shape[axis]], -1, axis)
+    moved = np.broadcast_to(np.max(x.error, axis, keepdims=True), values.shape)
+    return [Pair(values, moved), Pair(places, np.where(doubt, np.inf, 0.0))]
 
 
 def _selected(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     which, *choices = operands
-    value = bind(eqn, [pair.value for pair in operands])
+    value = evaluate(eqn, [pair.value for pair in operands])
     if all(pair.error is None for pair in operands):
         return Pair(value)
     errors = [error_of(pair) for pair in choices]
-    error = bind(eqn, [which.value, *errors])
+    error = evaluate(eqn, [which.value, *errors])
     if which.error is not None:
-        boolean = errors[0].dtype == jnp.bool_
+        boolean = errors[0].dtype == np.bool_
         for choice, its_error in zip(choices, errors, strict=True):
             if boolean:
-                error |= which.error & (its_error | (choice.value != value))
+                error = error | which.error & (its_error | (choice.value != value))
             else:
                 same = choice.value == value
-                apart = jnp.where(same, 0.0, jnp.abs(choice.value - value)) + its_error
-                error = jnp.where(which.error, jnp.maximum(error, apart), error)
+                apart = np.where(same, 0.0, np.abs(choice.value - value)) + its_error
+                error = np.where(which.error, np.maximum(error, apart), error)
     return Pair(value, error)
 
 
 def _compared(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     x, y = operands
-    value = bind(eqn, [x.value, y.value])
+    value = evaluate(eqn, [x.value, y.value])
     # x != x tests for NaN.
     if (x.error is None and y.error is None) or eqn.invars[0] is eqn.invars[1]:
         return Pair(value)
-    if x.value.dtype == jnp.bool_:
+    if x.value.dtype == np.bool_:
         return Pair(value, error_of(x) | error_of(y))
     reach = error_of(x) + error_of(y)
     same = x.value == y.value
-    apart = jnp.where(same, 0.0, jnp.abs(1.0 * x.value - y.value))
+    apart = np.where(same, 0.0, np.abs(1.0 * x.value - y.value))
     return Pair(value, (apart <= reach) & (reach > 0))
 
 
@@ -122,7 +122,7 @@ def _or(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 
 def _decided_by(decisive: bool, eqn: Any, operands: list[Pair]) -> Pair:
     x, y = operands
-    value = bind(eqn, [x.value, y.value])
+    value = evaluate(eqn, [x.value, y.value])
     if x.error is None and y.error is None:
         return Pair(value)
     # One side decides where it surely is False for `and`, True for `or`.
@@ -132,18 +132,18 @@ def _decided_by(decisive: bool, eqn: Any, operands: list[Pair]) -> Pair:
 
 def _any_or_all(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     (x,) = operands
-    value = bind(eqn, [x.value])
+    value = evaluate(eqn, [x.value])
     if x.error is None:
         return Pair(value)
     decisive = eqn.primitive.name == "reduce_or"
     axes = eqn.params["axes"]
-    sure = jnp.any((x.value == decisive) & ~x.error, axes)
-    return Pair(value, jnp.any(x.error, axes) & ~sure)
+    sure = np.any((x.value == decisive) & ~x.error, axes)
+    return Pair(value, np.any(x.error, axes) & ~sure)
 
 
 def _finite(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     """Taken as exact: a result that overflows in float32 alone exceeds any bound."""
-    return Pair(bind(eqn, [operands[0].value]))
+    return Pair(evaluate(eqn, [operands[0].value]))
 
 
 RULES: dict[str, Rule] = {

@@ -10,6 +10,9 @@ import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
+
+from kernels.rounding.numpy_primitives import evaluate
 
 # The least normal number of float32 and bfloat16.
 TINY = 2.0**-126
@@ -41,18 +44,18 @@ class Arithmetic:
         """The error of a sum from those of its terms."""
         known = [e for e in errors if e is not None]
         if self.statistical:
-            return jnp.sqrt(sum(jnp.square(e) for e in known))
+            return np.sqrt(sum(np.square(e) for e in known))
         return sum(known)
 
     def summed(self, errors: Any, axes: Sequence[int]) -> Any:
         """The error of a sum over axes."""
         if self.statistical:
-            return jnp.sqrt(jnp.sum(jnp.square(errors), tuple(axes)))
-        return jnp.sum(errors, tuple(axes))
+            return np.sqrt(np.sum(np.square(errors), tuple(axes)))
+        return np.sum(errors, tuple(axes))
 
     def rounding(self, value: Any, units: float = 1.0) -> Any:
         """The error of rounding a result; 0 is exact."""
-        return jnp.where(value == 0, 0.0, units * self.unit * magnitude(value) + TINY)
+        return np.where(value == 0, 0.0, units * self.unit * magnitude(value) + TINY)
 
     def of_terms(self, n: int) -> float:
         """The error of adding n terms, relative to the sum of their sizes."""
@@ -64,33 +67,24 @@ Rule = Callable[[Arithmetic, Any, list[Pair]], Any]
 
 def magnitude(x: Any) -> Any:
     """|x|, and 0 where x is infinite: an infinite result is exact."""
-    return jnp.where(jnp.isfinite(x), jnp.abs(x), 0.0)
+    return np.where(np.isfinite(x), np.abs(x), 0.0)
 
 
 def error_of(pair: Pair) -> Any:
     """The error as an array: float64 of numbers, bool of booleans."""
     if pair.error is not None:
         return pair.error
-    boolean = jnp.result_type(pair.value) == jnp.bool_
-    return jnp.zeros(jnp.shape(pair.value), jnp.bool_ if boolean else jnp.float64)
+    boolean = pair.value.dtype == np.bool_
+    return np.zeros(np.shape(pair.value), np.bool_ if boolean else np.float64)
 
 
 def is_float(x: Any) -> bool:
     """Whether an array holds floating numbers."""
-    return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
-
-
-def bind(eqn: Any, operands: Sequence[Any]) -> Any:
-    """The primitive of an equation on other operands, in float64 where it names a float."""
-    params = dict(eqn.params)
-    for name in ("dtype", "new_dtype", "preferred_element_type"):
-        if params.get(name) is not None and jnp.issubdtype(params[name], jnp.floating):
-            params[name] = jnp.dtype(jnp.float64)
-    return eqn.primitive.bind(*operands, **params)
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
 
 
 def exact(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Any:
     """Integers, random bits and shapes of exact operands."""
     del arithmetic
-    result = bind(eqn, [pair.value for pair in operands])
+    result = evaluate(eqn, [pair.value for pair in operands])
     return [Pair(x) for x in result] if eqn.primitive.multiple_results else Pair(result)

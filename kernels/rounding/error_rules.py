@@ -18,19 +18,19 @@ rounding error analysis, 2019): the worst case of every operation at once does n
 import math
 from typing import Any
 
-from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels.rounding.error_model import (
     Arithmetic,
     Pair,
     Rule,
-    bind,
     error_of,
     exact,
     is_float,
     magnitude,
 )
+from kernels.rounding.numpy_primitives import evaluate
 
 # Errors of elementary functions in units of u |f|. XLA's approximations stay within a few units
 # with and without fused multiply-add.
@@ -57,20 +57,20 @@ def _moved(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Any:
     if all(pair.error is None for pair in operands):
         return exact(arithmetic, eqn, operands)
     name = eqn.primitive.name
-    values = bind(eqn, [pair.value for pair in operands])
+    values = evaluate(eqn, [pair.value for pair in operands])
     numbers = {"dynamic_slice": 1, "dynamic_update_slice": 2, "gather": 1}.get(name, len(operands))
     errors = [error_of(x) if i < numbers else x.value for i, x in enumerate(operands)]
-    moved = eqn.primitive.bind(*errors, **eqn.params)
+    moved = evaluate(eqn, errors)
     if name == "gather":
         # Fills NaN out of range, which is no error.
-        moved = jnp.where(jnp.isnan(values), 0.0, moved)
+        moved = np.where(np.isnan(values), 0.0, moved)
     if eqn.primitive.multiple_results:
         return [Pair(*each) for each in zip(values, moved, strict=True)]
     return Pair(values, moved)
 
 
 def _same(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
-    return Pair(bind(eqn, [x.value for x in operands]), operands[0].error)
+    return Pair(evaluate(eqn, [x.value for x in operands]), operands[0].error)
 
 
 def _barrier(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> list[Pair]:
@@ -79,7 +79,7 @@ def _barrier(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> list[Pai
 
 def _added(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     x, y = operands
-    value = bind(eqn, [x.value, y.value])
+    value = evaluate(eqn, [x.value, y.value])
     if not is_float(value):
         both_exact = x.error is None and y.error is None
         return Pair(value, None if both_exact else arithmetic.together(x.error, y.error))
@@ -88,7 +88,7 @@ def _added(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 
 def _multiplied(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     x, y = operands
-    value = bind(eqn, [x.value, y.value])
+    value = evaluate(eqn, [x.value, y.value])
     if not is_float(value):
         return Pair(value)
     error_x, error_y = (_operand_error(arithmetic, pair) for pair in operands)
@@ -104,7 +104,7 @@ def _multiplied(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 
 def _times(size: Any, error: Any) -> Any:
     """Their product, 0 where either is: zero times an unknown number is zero."""
-    return jnp.where((size == 0) | (error == 0), 0.0, size * error)
+    return np.where((size == 0) | (error == 0), 0.0, size * error)
 
 
 def _squared(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
@@ -113,24 +113,24 @@ def _squared(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 
 def _one_minus_square(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     """1 - x^2, in the derivative of tanh from jax 0.11 on."""
-    value = bind(eqn, [operands[0].value])
+    value = evaluate(eqn, [operands[0].value])
     square = _squared(arithmetic, eqn, operands)
     return Pair(value, arithmetic.together(square.error, arithmetic.rounding(value)))
 
 
 def _divided(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     x, y = operands
-    value = bind(eqn, [x.value, y.value])
+    value = evaluate(eqn, [x.value, y.value])
     if not is_float(value):
         return Pair(value)
     # A reciprocal and a product where there is no division.
     rounding = arithmetic.rounding(value, 3.0)
     if x.error is None and y.error is None:
         return Pair(value, rounding)
-    divisor = jnp.maximum(jnp.abs(y.value) - error_of(y), 0.0)
+    divisor = np.maximum(np.abs(y.value) - error_of(y), 0.0)
     error = arithmetic.together(error_of(x), magnitude(value) * error_of(y))
     # No error from 0 / 0, which is selected away, nor from exact operands.
-    error = jnp.where(error == 0, 0.0, error / divisor)
+    error = np.where(error == 0, 0.0, error / divisor)
     return Pair(value, arithmetic.together(error, rounding))
 
 
@@ -142,49 +142,49 @@ def _integer_power(
     value = x.value**y
     largest = magnitude(x.value) + error_of(x)
     if y < 0:
-        largest = jnp.maximum(magnitude(x.value) - error_of(x), 0.0)
-    moved = jnp.abs(largest**y - magnitude(x.value) ** y)
-    moved = jnp.where(error_of(x) == 0, 0.0, moved)
+        largest = np.maximum(magnitude(x.value) - error_of(x), 0.0)
+    moved = np.abs(largest**y - magnitude(x.value) ** y)
+    moved = np.where(error_of(x) == 0, 0.0, moved)
     return Pair(value, arithmetic.together(moved, arithmetic.rounding(value, float(abs(y)))))
 
 
 def _power(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     """x^y for x >= 0, as exp(y log x)."""
     x, y = operands
-    value = jnp.power(x.value, y.value)
+    value = np.power(x.value, y.value)
     e = error_of(x)
-    ends = [jnp.power(end, y.value) for end in (x.value + e, jnp.maximum(x.value - e, 0.0))]
-    moved = jnp.where(e == 0, 0.0, jnp.maximum(*(jnp.abs(end - value) for end in ends)))
-    logarithm = jnp.abs(jnp.log(jnp.where(x.value > 0, x.value, 1.0)))
+    ends = [np.power(end, y.value) for end in (x.value + e, np.maximum(x.value - e, 0.0))]
+    moved = np.where(e == 0, 0.0, np.maximum(*(np.abs(end - value) for end in ends)))
+    logarithm = np.abs(np.log(np.where(x.value > 0, x.value, 1.0)))
     by_exponent = None if y.error is None else magnitude(value) * logarithm * y.error
-    units = ULPS["exp"] + ULPS["log"] * (1.0 + jnp.abs(y.value) * logarithm)
+    units = ULPS["exp"] + ULPS["log"] * (1.0 + np.abs(y.value) * logarithm)
     return Pair(value, arithmetic.together(moved, by_exponent, units * arithmetic.rounding(value)))
 
 
 def _monotone(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     (x,) = operands
     name = eqn.primitive.name
-    value = bind(eqn, [x.value])
+    value = evaluate(eqn, [x.value])
     rounding = arithmetic.rounding(value, ULPS[name])
     if name == "erfc":
         # Its tail is an exponential of -x^2, which is rounded first.
-        rounding *= 1.0 + jnp.square(x.value)
+        rounding = rounding * (1.0 + np.square(x.value))
     if x.error is None:
         return Pair(value, rounding)
     below = x.value - x.error
     if name in ("log", "sqrt", "rsqrt"):
-        below = jnp.maximum(below, 0.0)
+        below = np.maximum(below, 0.0)
     if name == "log1p":
-        below = jnp.maximum(below, -1.0)
-    ends = [jnp.abs(bind(eqn, [end]) - value) for end in (x.value + x.error, below)]
-    moved = jnp.where(x.error == 0, 0.0, jnp.maximum(*ends))
+        below = np.maximum(below, -1.0)
+    ends = [np.abs(evaluate(eqn, [end]) - value) for end in (x.value + x.error, below)]
+    moved = np.where(x.error == 0, 0.0, np.maximum(*ends))
     return Pair(value, arithmetic.together(moved, rounding))
 
 
 def _wave(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     (x,) = operands
-    value = bind(eqn, [x.value])
-    rounding = arithmetic.rounding(jnp.ones_like(value), ULPS[eqn.primitive.name])
+    value = evaluate(eqn, [x.value])
+    rounding = arithmetic.rounding(np.ones_like(value), ULPS[eqn.primitive.name])
     return Pair(value, arithmetic.together(x.error, rounding))
 
 
@@ -197,25 +197,25 @@ def _next(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 def _summed(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     (x,) = operands
     axes = eqn.params["axes"]
-    value = jnp.sum(x.value, axes, dtype=jnp.result_type(x.value))
+    value = np.sum(x.value, axes, dtype=x.value.dtype)
     error = None if x.error is None else arithmetic.summed(x.error, axes)
     if not is_float(x.value):
         return Pair(value, error)
     n = math.prod(x.value.shape[axis] for axis in axes)
-    adding = arithmetic.of_terms(n) * jnp.sum(magnitude(x.value), axes) if n > 1 else None
+    adding = arithmetic.of_terms(n) * np.sum(magnitude(x.value), axes) if n > 1 else None
     return Pair(value, None if error is adding is None else arithmetic.together(error, adding))
 
 
 def _cumulative(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     (x,) = operands
     axis = eqn.params["axis"]
-    value = bind(eqn, [x.value])
-    adding = arithmetic.of_terms(x.value.shape[axis]) * bind(eqn, [magnitude(x.value)])
+    value = evaluate(eqn, [x.value])
+    adding = arithmetic.of_terms(x.value.shape[axis]) * evaluate(eqn, [magnitude(x.value)])
     if x.error is None:
         return Pair(value, adding)
     squares = arithmetic.statistical
-    passed = bind(eqn, [jnp.square(x.error) if squares else x.error])
-    return Pair(value, arithmetic.together(jnp.sqrt(passed) if squares else passed, adding))
+    passed = evaluate(eqn, [np.square(x.error) if squares else x.error])
+    return Pair(value, arithmetic.together(np.sqrt(passed) if squares else passed, adding))
 
 
 def _dot(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
@@ -225,10 +225,10 @@ def _dot(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 
     def product(left: Any, right: Any) -> Any:
         if arithmetic.statistical:
-            return jnp.sqrt(bind(eqn, [jnp.square(left), jnp.square(right)]))
-        return bind(eqn, [left, right])
+            return np.sqrt(evaluate(eqn, [np.square(left), np.square(right)]))
+        return evaluate(eqn, [left, right])
 
-    value = bind(eqn, [x.value, y.value])
+    value = evaluate(eqn, [x.value, y.value])
     if not is_float(value):
         return Pair(value)
     size_x, size_y = magnitude(x.value), magnitude(y.value)
@@ -257,14 +257,14 @@ def _operand_error(arithmetic: Arithmetic, pair: Pair) -> Any:
 def _converted(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     (x,) = operands
     dtype = jnp.dtype(eqn.params["new_dtype"])
-    value = bind(eqn, [x.value])
+    value = evaluate(eqn, [x.value])
     error = x.error
-    if x.value.dtype == jnp.bool_ and error is not None:
-        error = error.astype(jnp.float64)
-    if dtype == jnp.bool_ and error is not None:
-        error = (jnp.abs(x.value) <= error) & (error > 0)
-    if is_float(x.value) and jnp.issubdtype(dtype, jnp.integer) and error is not None:
-        error = jnp.where(error > 0, jnp.ceil(error), 0.0)
+    if x.value.dtype == np.bool_ and error is not None:
+        error = error.astype(np.float64)
+    if dtype == np.bool_ and error is not None:
+        error = (np.abs(x.value) <= error) & (error > 0)
+    if is_float(x.value) and jnp.issubdtype(dtype, np.integer) and error is not None:
+        error = np.where(error > 0, np.ceil(error), 0.0)
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).nmant < 23 and is_float(x.value):
         rounding = 2.0 ** -(jnp.finfo(dtype).nmant + 1) * magnitude(value)
         error = arithmetic.together(error, rounding)
@@ -275,37 +275,33 @@ def _bits_to_float(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pa
     (x,) = operands
     if x.error is not None or is_float(x.value):
         raise NotImplementedError("bitcast_convert_type of a number with an error has no rule")
-    return Pair(eqn.primitive.bind(x.value, **eqn.params).astype(jnp.float64))
+    return Pair(evaluate(eqn, [x.value]))
 
 
 def _scattered(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     into, index, updates = operands
 
     def scatter(x: Any, y: Any) -> Any:
-        # Called again, because the addition in the equation is of float32.
-        how = {k: v for k, v in eqn.params.items() if not k.startswith("update_")}
-        return lax.scatter_add(x, index.value, y, **how)
+        return evaluate(eqn, [x, index.value, y])
 
     value = scatter(into.value, updates.value)
-    count = scatter(jnp.ones_like(into.value), jnp.ones_like(updates.value))
+    count = scatter(np.ones_like(into.value), np.ones_like(updates.value))
     sizes = scatter(magnitude(into.value), magnitude(updates.value))
     if arithmetic.statistical:
-        passed = jnp.sqrt(scatter(jnp.square(error_of(into)), jnp.square(error_of(updates))))
-        adding = arithmetic.unit * jnp.sqrt(count) * sizes
+        passed = np.sqrt(scatter(np.square(error_of(into)), np.square(error_of(updates))))
+        adding = arithmetic.unit * np.sqrt(count) * sizes
     else:
         passed = scatter(error_of(into), error_of(updates))
         adding = arithmetic.unit * count * sizes
-    return Pair(value, arithmetic.together(passed, jnp.where(count > 1, adding, 0.0)))
+    return Pair(value, arithmetic.together(passed, np.where(count > 1, adding, 0.0)))
 
 
 def _written(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     into, index, updates = operands
-    # Called again, as in `_scattered`.
-    how = {k: v for k, v in eqn.params.items() if not k.startswith("update_")}
-    value = lax.scatter(into.value, index.value, updates.value, **how)
+    value = evaluate(eqn, [into.value, index.value, updates.value])
     if into.error is None and updates.error is None:
         return Pair(value)
-    return Pair(value, lax.scatter(error_of(into), index.value, error_of(updates), **how))
+    return Pair(value, evaluate(eqn, [error_of(into), index.value, error_of(updates)]))
 
 
 def _solved(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
@@ -314,28 +310,28 @@ def _solved(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     X of X A = B likewise, from the other side.
     """
     a, b = operands
-    value = bind(eqn, [a.value, b.value])
+    value = evaluate(eqn, [a.value, b.value])
     n = a.value.shape[-1]
-    unit = jnp.broadcast_to(jnp.eye(n), a.value.shape)
-    half = jnp.tril if eqn.params["lower"] else jnp.triu
-    size = jnp.abs(half(a.value))
+    unit = np.broadcast_to(np.eye(n), a.value.shape)
+    half = np.tril if eqn.params["lower"] else np.triu
+    size = np.abs(half(a.value))
     off = half(error_of(a))
     if eqn.params["unit_diagonal"]:
-        size, off = jnp.where(unit == 1, 1.0, size), jnp.where(unit == 1, 0.0, off)
+        size, off = np.where(unit == 1, 1.0, size), np.where(unit == 1, 0.0, off)
     if eqn.params["transpose_a"]:
         size, off = size.mT, off.mT
-    inverse = jnp.abs(bind(eqn, [a.value, unit]))
+    inverse = np.abs(evaluate(eqn, [a.value, unit]))
 
     def product(left: Any, right: Any) -> Any:
         left, right = (left, right) if eqn.params["left_side"] else (right, left)
         if arithmetic.statistical:
-            return jnp.sqrt(jnp.square(left) @ jnp.square(right))
+            return np.sqrt(np.square(left) @ np.square(right))
         return left @ right
 
     residual = arithmetic.together(
         b.error,
-        product(off, jnp.abs(value)),
-        arithmetic.of_terms(n) * product(size, jnp.abs(value)),
+        product(off, np.abs(value)),
+        arithmetic.of_terms(n) * product(size, np.abs(value)),
     )
     return Pair(value, product(inverse, residual))
 

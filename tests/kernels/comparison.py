@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.core import cases
-from kernels.rounding.error_bound import COMPILED_QUICKLY
 from kernels.suites import SUITES
 from tests import rounding
 
@@ -23,6 +22,16 @@ WIDE = {
     "row_map_attention": {"d_bias"},
     "score_stats": {"relative_margin"},
 }
+# For programs that run once, where compiling is most of the cost: without XLA's emitters of
+# fused loops, not cut up to be compiled in parallel, and not optimised.
+COMPILED_QUICKLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+# From jax 0.11 on there is nothing but the emitters, and no option.
+if jax.__version_info__ < (0, 11):
+    COMPILED_QUICKLY["xla_cpu_use_fusion_emitters"] = False
 _PROGRAMS: dict[Any, Callable] = {}
 
 
