@@ -2,10 +2,11 @@
 
 `quadratic` forms every share as a softmax over the past in log space, so that no gate and no decay
 underflows. It is traced by `tests.rounding.expected`, for values and gradients in float64 and for
-bounds. `filtered` is the pair of linear filters N and D by `scipy.signal`, for long sequences.
+bounds. `filtered` is the pair of linear filters N and D by `scipy.signal`, for long sequences, and
+`filtered_rounding` what their rounding leaves.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,16 +64,65 @@ def quadratic_of_logarithms(
     }
 
 
+class Filtered(NamedTuple):
+    """N and D before each step, from an empty state, and the share that is read."""
+
+    total_BTRE: np.ndarray
+    mass_BTR1: np.ndarray
+    mean_BTRE: np.ndarray
+
+
+def _filters(write_BTR: np.ndarray, value_BTE: np.ndarray, decay_R: np.ndarray) -> Filtered:
+    """N_i = beta (N_{i-1} + w v), D alike."""
+    write_BTR1 = write_BTR[..., None]
+    total_BTRE, mass_BTR1 = (
+        _decaying(x, decay_R) for x in (write_BTR1 * value_BTE[:, :, None], write_BTR1)
+    )
+    return Filtered(total_BTRE, mass_BTR1, total_BTRE / np.where(mass_BTR1 > 0, mass_BTR1, 1.0))
+
+
+def _decaying(x_BTRE: np.ndarray, decay_R: np.ndarray) -> np.ndarray:
+    """The sum of decay^(i - j) x_j over the j before step i."""
+    out_BTRE = np.empty(x_BTRE.shape)
+    for r, decay in enumerate(decay_R):
+        out_BTRE[:, :, r] = lfilter([0.0, decay], [1.0, -decay], x_BTRE[:, :, r], axis=1)
+    return out_BTRE
+
+
 def filtered(
     write_BTR: np.ndarray, value_BTE: np.ndarray, decay_R: np.ndarray, read_BTR: np.ndarray
 ) -> np.ndarray:
-    """The output, from an empty state: N_i = beta (N_{i-1} + w v), D alike."""
-    out_BTE = np.zeros(value_BTE.shape)
-    for r, decay in enumerate(decay_R):
-        write_BT1 = write_BTR[:, :, r, None]
-        total_BTE, mass_BT1 = (
-            lfilter([0.0, decay], [1.0, -decay], x, axis=1)
-            for x in (write_BT1 * value_BTE, write_BT1)
-        )
-        out_BTE += read_BTR[:, :, r, None] * total_BTE / np.where(mass_BT1 > 0, mass_BT1, 1.0)
-    return out_BTE
+    """The output, from an empty state."""
+    mean_BTRE = _filters(write_BTR, value_BTE, decay_R).mean_BTRE
+    return np.einsum("BTR,BTRE->BTE", read_BTR, mean_BTRE)
+
+
+def filtered_rounding(
+    write_BTR: np.ndarray, value_BTE: np.ndarray, decay_R: np.ndarray, read_BTR: np.ndarray
+) -> np.ndarray:
+    """The standard deviation of the recurrence's output in float32, each operation off by u.
+
+    The variance of N is a filter too: a step adds those of the product w v, of the sum and of the
+    decay, and multiplies what there is by the square of the decay. D has no product.
+    """
+    u = 2.0**-24
+    total_BTRE, mass_BTR1, mean_BTRE = _filters(write_BTR, value_BTE, decay_R)
+    write_BTR1 = write_BTR[..., None]
+    product_BTRE = write_BTR1 * value_BTE[:, :, None]
+
+    def variance(state: np.ndarray, added: np.ndarray, product: np.ndarray | float) -> np.ndarray:
+        # Once for the sum, and once for its decay, which is as large before it decays.
+        return _decaying(np.square(product) + 2 * np.square(state + added), np.square(decay_R))
+
+    error_total = u * np.sqrt(variance(total_BTRE, product_BTRE, product_BTRE))
+    error_mass = u * np.sqrt(variance(mass_BTR1, write_BTR1, 0.0))
+    passed = np.hypot(error_total, np.abs(mean_BTRE) * error_mass)
+    held = mass_BTR1 - error_mass
+    passed = np.where(passed > 0, passed / np.where(held > 0, held, 1.0), 0.0)
+    # A ratio is a reciprocal and a product where there is no division.
+    error_mean = np.hypot(passed, 3 * u * np.abs(mean_BTRE))
+    terms = np.square(read_BTR[..., None] * mean_BTRE).sum(2)
+    out_BTE = np.einsum("BTR,BTRE->BTE", read_BTR, mean_BTRE)
+    adding = u * np.sqrt(len(decay_R)) * np.sqrt(terms + np.square(out_BTE))
+    by_means = np.sqrt(np.square(read_BTR[..., None] * error_mean).sum(2))
+    return np.hypot(by_means, adding)

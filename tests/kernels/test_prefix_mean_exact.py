@@ -9,6 +9,7 @@ import pytest
 
 from kernels import prefix_mean
 from kernels.prefix_mean.state import MASS_FLOOR, State
+from kernels.rounding import error_bound
 from tests import rounding
 from tests.kernels import prefix_mean_oracle as oracle
 
@@ -46,8 +47,20 @@ def _gradients(arrays, cotangent, implementation):
 
 def _filtered(arrays):
     """The filters' output, with the bounds of the recurrence."""
+    wide = _float64(arrays)
+    deviations = error_bound.DEVIATIONS * oracle.filtered_rounding(*wide)
+    return rounding.Expected(oracle.filtered(*wide), deviations)
+
+
+@pytest.mark.parametrize("half_lives", [(0.1, 10_000.0), (0.14, 200.0)], ids=str)
+def test_the_rounding_of_the_filters_is_that_of_the_recurrence(half_lives):
+    arrays = _inputs(2, 200, 3, 4, half_lives)
     run = functools.partial(prefix_mean, implementation="reference")
-    return rounding.expected(run, *arrays)._replace(values=oracle.filtered(*_float64(arrays)))
+    values, bounds = rounding.expected(run, *arrays)
+    filtered = _filtered(arrays)
+    np.testing.assert_allclose(filtered.values, values, rtol=1e-10, atol=1e-14)
+    # The analysis adds the least number of float32 to each error.
+    np.testing.assert_allclose(filtered.bounds, bounds, rtol=1e-6)
 
 
 def test_8192_steps_to_1e_minus_5():
