@@ -42,8 +42,14 @@ def _extreme_of(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     value = evaluate(eqn, [x.value])
     if x.error is None:
         return Pair(value)
-    ends = [evaluate(eqn, [x.value + x.error]) - value, value - evaluate(eqn, [x.value - x.error])]
-    return Pair(value, np.where(np.isfinite(value), np.maximum(*ends), 0.0))
+    # Where a mask is in doubt, an infinite entry may be any number.
+    unknown = np.isinf(x.error)
+    above, below = (
+        np.where(unknown, end, x.value + sign * x.error)
+        for sign, end in ((1, np.inf), (-1, -np.inf))
+    )
+    error = np.maximum(evaluate(eqn, [above]) - value, value - evaluate(eqn, [below]))
+    return Pair(value, np.where(np.isfinite(value), error, 0.0))
 
 
 def _where_largest(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:

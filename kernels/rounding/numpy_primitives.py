@@ -196,9 +196,9 @@ def _dot(params: dict[str, Any], x: Any, y: Any) -> Any:
     batch = [x.shape[i] for i in batch_x]
     n = math.prod(x.shape[i] for i in contracted_x)
     rows, columns = [x.shape[i] for i in free_x], [y.shape[i] for i in free_y]
-    left = x.transpose(*batch_x, *free_x, *contracted_x).reshape(*batch, math.prod(rows), n)
-    right = y.transpose(*batch_y, *contracted_y, *free_y).reshape(*batch, n, math.prod(columns))
-    return np.matmul(left, right).reshape(*batch, *rows, *columns)
+    left = x.transpose([*batch_x, *free_x, *contracted_x]).reshape(*batch, math.prod(rows), n)
+    right = y.transpose([*batch_y, *contracted_y, *free_y]).reshape(*batch, n, math.prod(columns))
+    return np.matmul(left, right).reshape([*batch, *rows, *columns])
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -42,9 +42,9 @@ class Encoder:
         parts = []
         for start in range(0, len(texts), _ROWS):
             rows = [each.ids for each in self._tokenizer.encode_batch(texts[start : start + _ROWS])]
-            # Few lengths, so that few programs are compiled.
-            width = -(-max(map(len, rows)) // 32) * 32
-            ids_BT = np.full((_ROWS, width), _PAD, np.int32)
+            # Few sizes, so that few programs are compiled.
+            height, width = -(-len(rows) // 8) * 8, -(-max(map(len, rows)) // 32) * 32
+            ids_BT = np.full((height, width), _PAD, np.int32)
             for row, ids in zip(ids_BT, rows, strict=False):
                 row[: len(ids)] = ids
             parts.append(np.asarray(_vectors(self._params, ids_BT, ids_BT != _PAD))[: len(rows)])

@@ -71,6 +71,7 @@ CASES = {
         lambda x, y: lax.dot_general(x, y, (((1, 4), (3, 0)), ((3,), (1,)))),
         (numbers(2, 3, 4, 5, 6), numbers(6, 5, 7, 3)),
     ),
+    "dot_general_of_vectors": (lax.dot, (X[0], Y[0])),
     "dot_general_of_integers": (lax.dot, (COUNTS, COUNTS.T)),
     "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (i, i), (2, 3)), (X, np.int32(2))),
     "dynamic_update_slice": (
