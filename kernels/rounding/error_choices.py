@@ -42,14 +42,17 @@ def _extreme_of(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
     value = evaluate(eqn, [x.value])
     if x.error is None:
         return Pair(value)
-    # Where a mask is in doubt, an infinite entry may be any number.
-    unknown = np.isinf(x.error)
-    above, below = (
-        np.where(unknown, end, x.value + sign * x.error)
-        for sign, end in ((1, np.inf), (-1, -np.inf))
-    )
-    error = np.maximum(evaluate(eqn, [above]) - value, value - evaluate(eqn, [below]))
+    above, below = (evaluate(eqn, [_end(x.value, x.error, sign)]) for sign in (1, -1))
+    error = np.maximum(above - value, value - below)
     return Pair(value, np.where(np.isfinite(value), error, 0.0))
+
+
+def _end(value: Any, error: Any, sign: int) -> Any:
+    """The largest number that a value may be, or with -1 the least.
+
+    A masked entry, -inf, may be any number where its mask is in doubt.
+    """
+    return np.where(np.isinf(error), sign * np.inf, value + sign * error)
 
 
 def _where_largest(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
@@ -59,16 +62,16 @@ def _where_largest(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pa
     if x.error is None:
         return Pair(value)
     (axis,) = eqn.params["axes"]
-    sign = 1.0 if eqn.primitive.name == "argmax" else -1.0
+    signed = x.value if eqn.primitive.name == "argmax" else -x.value
     own = np.zeros(x.value.shape, np.bool_)
     np.put_along_axis(own, np.expand_dims(value, axis), True, axis)
-    least = np.sum(np.where(own, sign * x.value - x.error, 0.0), axis)
-    other = np.max(np.where(own, -np.inf, sign * x.value + x.error), axis)
+    least = np.sum(np.where(own, _end(signed, x.error, -1), 0.0), axis)
+    other = np.max(np.where(own, -np.inf, _end(signed, x.error, 1)), axis)
     return Pair(value, np.where(other >= least, np.inf, 0.0))
 
 
 def _largest(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> list[Pair]:
-    """Values and places, a place with an infinite error where it may change with its neighbour."""
+    """Values and places, a place with an infinite error where it may change with another."""
     (x,) = operands
     axis = eqn.params.get("axis", x.value.ndim - 1)
     values, places = evaluate(eqn, [x.value])
@@ -76,10 +79,13 @@ def _largest(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> list[Pai
         return [Pair(values), Pair(places)]
     order = np.flip(np.argsort(x.value, axis, stable=True), axis)
     own, error = (np.take_along_axis(part, order, axis) for part in (x.value, x.error))
-    above, below = np.moveaxis(own - error, axis, -1), np.moveaxis(own + error, axis, -1)
-    near = above[..., :-1] <= below[..., 1:]
-    ends = np.zeros((*near.shape[:-1], 1), np.bool_)
-    doubt = np.concatenate([ends, near], -1) | np.concatenate([near, ends], -1)
+    least, most = (np.moveaxis(_end(own, error, sign), axis, -1) for sign in (-1, 1))
+    # Any that comes after it, not only its neighbour, may be so far off.
+    most_after = np.flip(np.maximum.accumulate(np.flip(most, -1), -1), -1)[..., 1:]
+    least_before = np.minimum.accumulate(least, -1)[..., :-1]
+    end = np.zeros((*least.shape[:-1], 1), np.bool_)
+    overtaken = np.concatenate([least[..., :-1] <= most_after, end], -1)
+    doubt = overtaken | np.concatenate([end, most[..., 1:] >= least_before], -1)
     doubt = np.moveaxis(doubt[..., : values.shape[axis]], -1, axis)
     moved = np.broadcast_to(np.max(x.error, axis, keepdims=True), values.shape)
     return [Pair(values, moved), Pair(places, np.where(doubt, np.inf, 0.0))]

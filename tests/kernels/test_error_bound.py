@@ -216,3 +216,16 @@ def test_a_nan_and_another_shape_are_no_agreement():
     assert result.share == np.inf and not result.ok
     with pytest.raises(ValueError, match="shapes"):
         cases.deviation("x", np.ones(3), np.ones(2), np.ones(2))
+
+
+def test_a_masked_entry_whose_mask_is_in_doubt_may_be_the_largest():
+    def function(x):
+        # (1e8 + 1) - 1e8 is 0 or 8 in float32, by the order.
+        masked = jnp.where(jnp.array([True, True, jnp.sum(x) > 2.0]), x, -jnp.inf)
+        return jnp.max(masked), jnp.argmax(masked), jax.lax.top_k(masked, 1)[1]
+
+    (largest, place, top), errors = of(function, jnp.array([1e8, 1.0, -1e8]))
+    assert (largest, place, top.tolist()) == (1e8, 0, [0])
+    assert [float(np.max(e)) for e in errors] == [np.inf] * 3
+    _, errors = of(function, jnp.array([2.0, 1.0, 4.0]))
+    assert [float(np.max(e)) for e in errors] == [0.0] * 3
