@@ -244,7 +244,10 @@ def render(result: ScoreComparison, *, provenance: dict[str, object]) -> str:
     ]
     tables = [table(heads, means, caption="Mean scores [95 % over prototypes of one model].")]
     if differences:
-        caption = f"Mean less that of {result.groups[0].name} [95 %], and p by Holm's method."
+        caption = (
+            f"Mean less that of {result.groups[0].name}, [95 %] of each alone, and p corrected for "
+            "the number of rows by Holm's method."
+        )
         tables.append(table([heads[0], *heads[2:]], differences, caption=caption))
     sections = [section("Mean scores", _PROSE("score_comparison"), *tables)]
     for score in SCORES:
