@@ -3,6 +3,7 @@
     traced   = the function as a list of primitives (`jax.make_jaxpr`)
     (x, 0)   for every argument, taken as exact
     (y, e)   for every result, one primitive after another (`error_rules.py`), all in float64
+             and by NumPy (`numpy_primitives.py`)
 
 `y` is the oracle, and e bounds |fl(y) - y| for any order of summation on any processor; with
 statistical arithmetic it is its standard deviation. Nothing is measured, and nothing is run in
