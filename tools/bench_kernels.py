@@ -3,6 +3,7 @@
     python -m tools.bench_kernels --device=cpu                  the rows for a CPU
     python -m tools.bench_kernels --device=gpu --json FILE      those for an NVIDIA GPU
     python -m tools.bench_kernels --device=cpu --op prefix_mean --repeats 20
+    python -m tools.bench_kernels --device=gpu --op prefix_mean --baseline fla
 
 Every row first compares values and gradients of our implementation with the reference, and prints
 no speed if they disagree. A row whose baseline is not installed is not run, and says what to
@@ -133,6 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", choices=("cpu", "gpu"), required=True)
     parser.add_argument("--op", choices=SUITES, help="the rows of one operation")
+    parser.add_argument(
+        "--baseline",
+        choices=[*baselines.BASELINES, *baselines.OUTSIDE],
+        help="the rows with one baseline",
+    )
     parser.add_argument("--repeats", type=int, default=15, help="turns of each pair")
     parser.add_argument(
         "--settle",
@@ -159,12 +165,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = [
         benchmark
         for benchmark in benchmarks.for_device(arguments.device)
-        if arguments.op is None or benchmark.op == arguments.op
+        if arguments.op in (None, benchmark.op) and arguments.baseline in (None, benchmark.baseline)
     ]
     # Last: its library tries its own tiles for minutes.
     table.sort(key=lambda each: each.baseline in baselines.OUTSIDE)
     if not table:
-        parser.error(f"no row for --op={arguments.op} on --device={arguments.device}")
+        chosen = {"op": arguments.op, "baseline": arguments.baseline}
+        flags = " ".join(f"--{name}={value}" for name, value in chosen.items() if value)
+        parser.error(f"no row for {flags} on --device={arguments.device}")
 
     conditions = timing.conditions(PACKAGES) | {"settle": f"{arguments.settle} s"}
     print(", ".join(f"{key} {value}" for key, value in conditions.items()) + "\n")

@@ -10,7 +10,8 @@
    compiled program. Evaluation is not included (the paper's Table 13 includes it). `--shapes` has
    the sizes of a config of `protot_jax.count`, such as the untied models of Table 13.
    `--against torch` adds transformers' Llama, eager and compiled (`bench/torch_llama.py`).
-2. Forward passes at batch 1 by length (Table 14, which is prefill, not decoding).
+2. Forward passes at batch 1 by length (Table 14, which is prefill, not decoding); on a GPU LLaMA
+   also with cuDNN's attention in place of ours.
 3. Decoding after prompts of growing length: tokens/s and the bytes of the cache, both of which
    should be constant for a recurrent mixer. The cache of attention has a place for each token of
    the prompt and the continuation. A step writes into the cache that it was given.
@@ -22,7 +23,7 @@ the exit code is 1.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import dataclasses
 import math
 from pathlib import Path
@@ -31,10 +32,8 @@ import sys
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-import lm_jax
 from lm_jax.errors import UsageError, UserError
 from lm_jax.model.decoder import count_params
 from lm_jax.parallel import sharding
@@ -43,7 +42,7 @@ from lm_jax.run.config_files import load_config
 from lm_jax.run.files import write_json
 from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
-from lm_jax.train.objective import LanguageModelling, fastest_softmax, token_loss
+from lm_jax.train.objective import LanguageModelling, token_loss
 from lm_jax.train.state import init_state
 from lm_jax.train.step import make_eval_step, make_train_step
 from protot_jax import models, pretrain
@@ -51,8 +50,9 @@ from protot_jax.config import PretrainConfig
 from protot_jax.count import CountConfig
 from tools.bench import torch_llama
 from tools.bench.decoding import bench_decode
+from tools.bench.forward import bench_forward
 from tools.bench.shapes import BenchConfig, build, random_params
-from tools.bench.timing import PROFILE, Pass, conditions, in_turns, profiled, ratio
+from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
 
 CONFIG = "configs/protot/default.py"
 # Of torch's untrained loss, relative to ours.
@@ -97,23 +97,6 @@ def random_batch(config: PretrainConfig, vocab_size: int) -> np.ndarray:
     """The batch of every program: random ids, int32 `[B, T + 1]`."""
     shape = (config.batch_size, config.context + 1)
     return np.random.default_rng(0).integers(1, vocab_size, shape, np.int32)
-
-
-def forward(name: str, config: BenchConfig, length: int) -> Pass:
-    """A forward pass at batch 1 that ends in the logits of the last position."""
-    cfg, mixer = build(name, config)
-    params = random_params(cfg, mixer, config.dtype)
-    tokens_1T = jnp.ones((1, length), jnp.int32)
-    last_11 = jnp.full((1, 1), length - 1)
-    attend = fastest_softmax(mixer)
-    run = jax.jit(
-        lambda params: (
-            lm_jax.forward(
-                params, tokens_1T, cfg, mixer=mixer, attend=attend, logits_at=last_11
-            ).logits
-        )
-    )
-    return lambda: jax.block_until_ready(run(params))
 
 
 def bench_steps(
@@ -177,30 +160,6 @@ def torch_steps(config: BenchConfig) -> dict[str, torch_llama.TorchStep] | None:
     return baselines
 
 
-def bench_forward(
-    names: Sequence[str], config: BenchConfig, lengths: Sequence[int], repeats: int
-) -> Iterator[dict[str, Any]]:
-    """Times forward passes at batch 1 in turns; yields what is measured after each length."""
-    results: dict[str, Any] = {}
-    print(f"forward at batch 1, {config.dtype}; ratios are the model's time over ProtoT's")
-    for length in lengths:
-        seconds = dict(
-            zip(
-                names,
-                in_turns([forward(name, config, length) for name in names], repeats),
-                strict=True,
-            )
-        )
-        results[str(length)] = seconds
-        ratios = "  ".join(
-            f"{name} {ratio(seconds[name], seconds['protot'])}" for name in names[1:]
-        )
-        print(
-            f"  {length:7,} tokens  protot {statistics.median(seconds['protot']):8.3f} s  {ratios}"
-        )
-        yield results
-
-
 def _bench_batches(
     names: Sequence[str], config: BenchConfig, batches: Sequence[int], repeats: int, **options: Any
 ) -> dict[str, Any] | None:
@@ -238,6 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dropout", type=float, nargs="+", help="rates, instead of the config's")
     parser.add_argument("--against", choices=("torch",), help="further baseline")
     parser.add_argument("--lengths", type=int, nargs="*", default=[2_048, 4_096, 8_192])
+    parser.add_argument("--calls", type=int, default=1, help="forward passes of one timing")
     parser.add_argument("--prompts", type=int, nargs="*", default=[1_024, 16_384, 131_072])
     parser.add_argument(
         "--decoders",
@@ -287,7 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         _keep(arguments.json, results)
         if arguments.lengths:
-            for measured in bench_forward(names, config, arguments.lengths, arguments.repeats):
+            forward = (names, config, arguments.lengths, arguments.repeats, arguments.calls)
+            for measured in bench_forward(*forward):
                 results["forward"] = measured
                 _keep(arguments.json, results)
         if arguments.prompts:

@@ -1,16 +1,19 @@
 """The training benchmark only times results that agree, and says why it does not."""
 
 import dataclasses
+import functools
 import json
 import math
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import lm_jax
+from lm_jax.errors import UsageError
 from lm_jax.model.decoder import param_spec
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
@@ -18,8 +21,8 @@ from lm_jax.train import optim
 from lm_jax.train.objective import token_loss
 from protot_jax import count
 from tools import bench_train
-from tools.bench import decoding, shapes, torch_llama
-from tools.bench.shapes import BenchConfig
+from tools.bench import decoding, forward, shapes, torch_llama
+from tools.bench.shapes import BenchConfig, build, random_params
 
 SMALL = ["--config=configs/protot/default.py:smoke", "--dtype=float32", "--repeats=2"]
 STEPS = [*SMALL, "--lengths", "--prompts"]
@@ -135,20 +138,43 @@ def test_prefill_and_decoding_follow(tmp_path, capsys):
     assert "decoding at batch 1, 3 tokens after each prompt" in capsys.readouterr().out
 
 
-def test_the_forward_pass_has_the_softmax_of_training(monkeypatch):
-    """LLaMA's forms no whole scores on a CPU, and another mixer has no use for it."""
-    given = {}
+def test_the_forward_pass_of_attention_forms_no_whole_scores(monkeypatch):
+    """Another mixer has no use for a kernel of softmax, and each timing has its number of calls."""
+    given = []
 
-    def forward(params, tokens, cfg, *, mixer, attend, logits_at):
-        given[type(mixer).__name__] = attend
+    def call(params, tokens, cfg, *, mixer, attend, logits_at):
+        given.append(attend)
         return SimpleNamespace(logits=tokens)
 
-    monkeypatch.setattr(bench_train.lm_jax, "forward", forward)
+    monkeypatch.setattr(forward.lm_jax, "forward", call)
+    monkeypatch.setattr(forward.jax, "jit", lambda fn: fn)
     config = configured()
-    for name in ("llama", "protot"):
-        bench_train.forward(name, config, 8)()
-    fused = given.pop("AttentionMixer")
-    assert fused.implementation == "kernels" and list(given.values()) == [lm_jax.softmax]
+    for name in ("llama", forward.CUDNN, "protot"):
+        forward.forward(name, config, 8, calls=3)()
+    names = [getattr(attend, "implementation", attend) for attend in given]
+    assert names == [*["kernels"] * 3, *["cudnn"] * 3, *[lm_jax.softmax] * 3]
+
+
+def test_cudnn_is_given_the_attention_of_the_model(monkeypatch):
+    """In place of the library, which needs a GPU, its definition in XLA: the same logits."""
+    asked = []
+
+    def by_xla(*arrays, implementation, **options):
+        asked.append((implementation, frozenset(x.dtype.name for x in arrays)))
+        return attention(*arrays, implementation="xla", **options)
+
+    attention = jax.nn.dot_product_attention
+    monkeypatch.setattr(forward.jax.nn, "dot_product_attention", by_xla)
+    cfg, mixer = build("llama", configured())
+    params = random_params(cfg, mixer, "float32")
+    tokens = jax.random.randint(jax.random.key(1), (2, 24), 1, cfg.vocab_size)
+    run = functools.partial(lm_jax.forward, params, tokens, cfg, mixer=mixer)
+    logits = run(attend=lm_jax.fused(lm_jax.softmax, "cudnn")).logits
+    # Two softmaxes of at most 24 numbers, in float32.
+    np.testing.assert_allclose(logits, run().logits, rtol=0, atol=1e-5 * float(abs(logits).max()))
+    assert set(asked) == {("cudnn", frozenset({"float32"}))}
+    with pytest.raises(UsageError, match="no soft cap, window or segments; use 'kernels'"):
+        run(attend=lm_jax.fused(lm_jax.softmax, "cudnn"), document_BT=jnp.zeros_like(tokens))
 
 
 def test_nothing_is_timed_where_a_loss_is_off(monkeypatch, capsys):
