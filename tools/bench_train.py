@@ -5,11 +5,13 @@
     python -m tools.bench_train --dtype float32 --dropout 0 0.1 --against torch
     python -m tools.bench_train --shapes protot/throughput --batch 32 128 --lengths --prompts
     python -m tools.bench_train --decoders protot llama mamba deltanet --lengths
+    python -m tools.bench_train --study protot/ablations_cpu:small --rows default taps_7
 
 1. A training step, weights and moments in float32: seconds, samples/s, temporary memory of the
    compiled program. Evaluation is not included (the paper's Table 13 includes it). `--shapes` has
    the sizes of a config of `protot_jax.count`, such as the untied models of Table 13.
    `--against torch` adds transformers' Llama, eager and compiled (`bench/torch_llama.py`).
+   `--study` times rows of a config of `iaj protot study` in place of all this.
 2. Forward passes at batch 1 by length (Table 14, which is prefill, not decoding); on a GPU LLaMA
    also with cuDNN's attention in place of ours.
 3. Decoding after prompts of growing length: tokens/s and the bytes of the cache, both of which
@@ -23,8 +25,9 @@ the exit code is 1.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import math
 from pathlib import Path
 import statistics
@@ -51,7 +54,7 @@ from protot_jax.count import CountConfig
 from tools.bench import torch_llama
 from tools.bench.decoding import bench_decode
 from tools.bench.forward import bench_forward
-from tools.bench.shapes import BenchConfig, build, random_params
+from tools.bench.shapes import BenchConfig, build, of_study, random_params
 from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
 
 CONFIG = "configs/protot/default.py"
@@ -107,25 +110,47 @@ def bench_steps(
     rates: Sequence[float],
     against: str | None,
 ) -> dict[str, Any] | None:
-    """Times training steps in turns; returns None and prints a line if a loss is wrong."""
+    """`time_steps` of models at each dropout rate, beside torch's `against`."""
+    rows = {
+        name if len(rates) == 1 else f"{name}, dropout {rate:g}": dataclasses.replace(
+            config, model=name, dropout=rate
+        )
+        for rate in rates
+        for name in names
+    }
+    return time_steps(rows, repeats, functools.partial(torch_steps, config) if against else None)
+
+
+def time_steps(
+    rows: Mapping[str, BenchConfig],
+    repeats: int,
+    baselines: Callable[[], dict[str, torch_llama.TorchStep] | None] | None = None,
+) -> dict[str, Any] | None:
+    """Times the training steps of labelled configs in turns.
+
+    Returns:
+      Seconds of every turn and temporary bytes, by label; None, with a line printed, if an
+      untrained loss is wrong.
+    """
     steps: dict[str, Any] = {}
-    for rate in rates:
-        for name in names:
-            label = name if len(rates) == 1 else f"{name}, dropout {rate:g}"
-            step = steps[label] = Step(name, dataclasses.replace(config, dropout=rate))
-            if not abs(step.loss - step.guess) <= 0.1 * step.guess:
-                print(f"{label}: an untrained loss of {step.loss:.3f}, not about {step.guess:.3f}")
-                return None
-    if against:
-        baselines = torch_steps(config)
-        if baselines is None:
+    for label, config in rows.items():
+        step = steps[label] = Step(config.model, config)
+        if not abs(step.loss - step.guess) <= 0.1 * step.guess:
+            print(f"{label}: an untrained loss of {step.loss:.3f}, not about {step.guess:.3f}")
             return None
-        steps |= baselines
+    if baselines:
+        others = baselines()
+        if others is None:
+            return None
+        steps |= others
     labels, first = list(steps), next(iter(steps))
-    runs = in_turns(list(steps.values()), repeats, PAUSE if against else 0.0, SETTLE)
+    runs = in_turns(list(steps.values()), repeats, PAUSE if baselines else 0.0, SETTLE)
     seconds = dict(zip(labels, runs, strict=True))
     memory = {label: step.bytes for label, step in steps.items() if isinstance(step, Step)}
-    dropped = f", dropout {rates[0]:g}" if len(rates) == 1 else ""
+    config = rows[first]
+    dropped = (
+        f", dropout {config.dropout:g}" if len({r.dropout for r in rows.values()}) == 1 else ""
+    )
     print(
         f"training step, batch {config.batch_size} x {config.context}, {config.dtype}{dropped}; "
         f"ratios are over {first}"
@@ -192,6 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--shapes", help="config of protot_jax.count with other sizes and tied models"
     )
+    parser.add_argument("--study", help="a study whose training steps are timed, and nothing else")
+    parser.add_argument("--rows", nargs="+", help="of the study, the one to compare with first")
     parser.add_argument("--batch", type=int, nargs="+", help="sizes, instead of the config's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="instead of the config's")
     parser.add_argument("--dropout", type=float, nargs="+", help="rates, instead of the config's")
@@ -228,6 +255,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         results: dict[str, Any] = {"conditions": conditions(PACKAGES)}
         for name, value in results["conditions"].items():
             print(f"{name}: {value}")
+        if arguments.study:
+            rows = of_study(arguments.study, arguments.rows)
+            results["step"] = time_steps(rows, arguments.repeats)
+            _keep(arguments.json, results)
+            return 0 if results["step"] else 1
         results["parameters"] = {
             name: count_params(cfg, mixer=mixer)
             for name in dict.fromkeys([*names, *arguments.decoders])

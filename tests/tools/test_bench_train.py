@@ -254,3 +254,18 @@ def test_updates_of_torch_are_those_of_our_optimizer():
     assert fall > 0.01 * losses[0]
     # An entry of the gradient near zero has any sign, and so any first update.
     np.testing.assert_allclose([theirs() for _ in range(6)], losses, rtol=0, atol=0.01 * fall)
+
+
+def test_rows_of_a_study_are_timed_against_the_first(tmp_path, capsys):
+    raw = tmp_path / "raw.json"
+    flags = ["--study=protot/mass_and_rank:smoke", "--repeats=2", f"--json={raw}"]
+    names = ["no_low_rank", "default"]
+    rows = shapes.of_study("protot/mass_and_rank:smoke", names)
+    assert [row.prototypes.low_rank for row in rows.values()] == [False, True]
+    assert bench_train.main([*flags, "--rows", *names]) == 0
+    seconds = json.loads(raw.read_text())["step"]["seconds"]
+    assert list(seconds) == names
+    assert all(len(series) == 2 and min(series) > 0 for series in seconds.values())
+    assert "ratios are over no_low_rank" in capsys.readouterr().out
+    assert bench_train.main([*flags, "--rows", "default", "no_mas"]) == 2
+    assert "--rows: protot/mass_and_rank:smoke has no row 'no_mas'" in capsys.readouterr().err

@@ -1,14 +1,19 @@
 """The models that are timed: a config of all of them, and each one's decoder, mixer and weights."""
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
 import jax
 
 import lm_jax
+from lm_jax.errors import UsageError, nearest
+from lm_jax.run.config import from_plain
+from lm_jax.run.config_files import load_config
 from protot_jax.config import PretrainConfig
 from protot_jax.count import CountConfig
 from protot_jax.saved_run import model
+from protot_jax.study_config import StudyConfig, each_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,22 @@ class BenchConfig(PretrainConfig):
             corpus=dataclasses.replace(self.corpus, vocab_size=shapes.vocab_size),
             tied=shapes.tied,
         )
+
+
+def of_study(name: str, rows: Sequence[str] | None) -> dict[str, BenchConfig]:
+    """The configs of a study's rows, all of them or the named ones in that order.
+
+    Raises:
+      UsageError: it has no such config or row.
+    """
+    study = from_plain(load_config(name), StudyConfig)
+    by_name = {variant.name: variant for variant in study.variants}
+    for row in rows or ():
+        if row not in by_name:
+            raise UsageError(f"--rows: {name} has no row {row!r}{nearest(row, list(by_name))}")
+    # Runs of a row differ in their learning rate.
+    configs = {row: next(each_run(study, by_name[row]))[1] for row in rows or by_name}
+    return {row: BenchConfig(**vars(config)) for row, config in configs.items()}
 
 
 def build(name: str, config: BenchConfig) -> tuple[Any, Any]:
