@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
@@ -58,7 +59,8 @@ def read_weights(folder: Path, target: Any) -> dict[str, Any]:
 
     Args:
       folder: of the exported model, verified before.
-      target: a tree of `jax.ShapeDtypeStruct`, as `sharding.abstract` makes.
+      target: a tree of `jax.ShapeDtypeStruct`, as `sharding.abstract` makes; what the file has in
+        bfloat16 is widened.
 
     Raises:
       BadInputError: the file has other parameters than those of the config, or is unreadable.
@@ -74,11 +76,12 @@ def read_weights(folder: Path, target: Any) -> dict[str, Any]:
     for name, struct in wanted.items():
         with readable(path):
             array = file.get_tensor(name)
-        if (array.shape, array.dtype) != (struct.shape, np.dtype(struct.dtype)):
+        rounded = array.dtype == jnp.bfloat16
+        if array.shape != struct.shape or not (rounded or array.dtype == struct.dtype):
             raise BadInputError(
                 f"{path}: {name} is {array.dtype}{list(array.shape)}, not "
                 f"{np.dtype(struct.dtype)}{list(struct.shape)} as the config says; take both from "
                 "one export"
             )
-        leaves[name] = jax.device_put(array, struct.sharding)
+        leaves[name] = jax.device_put(array.astype(struct.dtype), struct.sharding)
     return params_lib.tree_from_paths(leaves)

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from safetensors.numpy import load_file, save_file
 
 from iaj.run_readers import register_all
 from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
 from lm_jax.run import cli
 from lm_jax.run.files import content_digest, read_json, write_json, write_manifest
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import MANIFEST, open_prepared
+from lm_jax.train.objective import cast_params
 from lm_jax.weights import runs
 import protot_jax
 from protot_jax import export, exported, generate, pretrain, run_options, saved_run
@@ -68,6 +71,25 @@ def test_it_is_the_model_of_the_run(run, folder):
         lambda x: x.sharding, by_run.params
     )
     jax.tree.map(np.testing.assert_array_equal, split.params, wanted.params)
+
+
+def test_matrices_are_rounded_on_request_and_read_as_float32(run, tmp_path, capsys):
+    """As passes in bfloat16 read them; gates, norms and rates keep every bit."""
+    place = tmp_path / "rounded"
+    flags = (f"--run={run}", "--run_seed=2", "--documents=1", "--dtype=bfloat16")
+    assert command(*flags, f"--workdir={place}") == 0
+    assert "of test text, bfloat16, " in capsys.readouterr().out
+    model, whole = protot_jax.load_run(place), protot_jax.load_run(run, seed=2)
+    spec = param_spec(whole.cfg, whole.mixer)
+    rounded = cast_params(whole.params, spec, jnp.bfloat16, pretrain.casts)
+    widened = jax.tree.map(lambda x: x.astype(jnp.float32), rounded)
+    jax.tree.map(np.testing.assert_array_equal, model.params, widened)
+    assert {x.dtype for x in jax.tree.leaves(model.params)} == {jnp.dtype("float32")}
+    # Both kinds are there, and the file is smaller by two bytes a rounded number.
+    stored = load_file(place / "model.safetensors")
+    assert stored["blocks/mixer/prototypes"].dtype == jnp.bfloat16
+    assert stored["blocks/mixer/alpha"].dtype == np.float32
+    assert json.loads((place / "export.json").read_text("utf-8"))["dtype"] == "bfloat16"
 
 
 def test_its_summary_and_card_are_those_of_its_seed(run, folder):
