@@ -66,7 +66,7 @@ class Options(RunOptions):
 
     documents: int = option(2000, "documents of validation text, and of test text", least=0)
     dtype: Literal["float32", "bfloat16"] = option(
-        "float32", "of matrices in the file; bfloat16 rounds them as training in bfloat16 does"
+        "float32", "precision of matrices in the file; bfloat16 rounds them as training does"
     )
 
 
