@@ -8,10 +8,10 @@
     python -m tools.bench_train --study protot/ablations_cpu:small --rows default taps_7
 
 1. A training step, weights and moments in float32: seconds, samples/s, temporary memory of the
-   compiled program. Evaluation is not included (the paper's Table 13 includes it). `--shapes` has
-   the sizes of a config of `protot_jax.count`, such as the untied models of Table 13.
-   `--against torch` adds transformers' Llama, eager and compiled (`bench/torch_llama.py`).
-   `--study` times rows of a config of `iaj protot study` in place of all this.
+   compiled program, without evaluation. `--shapes` has the sizes of a config of `protot_jax.count`,
+   such as the untied models of Table 13. `--against torch` adds transformers' Llama, eager and
+   compiled (`bench/torch_llama.py`). `--study` times rows of a config of `iaj protot study` in
+   place of all this.
 2. Forward passes at batch 1 by length (Table 14, which is prefill, not decoding); on a GPU LLaMA
    also with cuDNN's attention in place of ours.
 3. Decoding after prompts of growing length: tokens/s and the bytes of the cache, both of which
@@ -242,6 +242,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.against and (reason := torch_llama.missing()):
             raise UsageError(f"--against={arguments.against}: {reason}")
+        if arguments.rows and not arguments.study:
+            raise UsageError("--rows names rows of a study; name it too, by --study")
+        others = ("shapes", "batch", "dtype", "dropout", "against")
+        if arguments.study and (given := [f"--{x}" for x in others if getattr(arguments, x)]):
+            raise UsageError(
+                "--study times the rows as the study has them; leave out " + ", ".join(given)
+            )
         settings = load_config(arguments.config)
         with settings.unlocked():
             settings.dtype = arguments.dtype or settings.dtype

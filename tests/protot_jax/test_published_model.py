@@ -53,6 +53,24 @@ def perplexity_on_test_text(folder, model, *, batch=BATCH):
     return np.exp(total / tokens), tokens
 
 
+def recorder(model, *sites):
+    """What a forward pass of token ids records at each site, `[L, B, T, R]`."""
+
+    @jax.jit
+    def records(tokens_BT):
+        out = lm_jax.forward(
+            model.params,
+            tokens_BT,
+            model.cfg,
+            mixer=model.mixer,
+            record=dict.fromkeys(sites, lm_jax.keep),
+            logits_at=jnp.full((len(tokens_BT), 1), tokens_BT.shape[1] - 1),
+        ).records
+        return [out[site] for site in sites]
+
+    return lambda tokens_BT: [np.asarray(each) for each in records(tokens_BT)]
+
+
 @pytest.mark.parametrize(
     "kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
 )
@@ -91,24 +109,12 @@ def test_one_prototype_writes_where_the_word_album_is():
     """Its share of writing on the word, and on all other tokens, much as docs/protot.md has it."""
     folder = MODELS / "protot_small"
     model = protot_jax.load_run(folder)
-
-    @jax.jit
-    def write_gates(tokens_BT):
-        last_B1 = jnp.full((len(tokens_BT), 1), tokens_BT.shape[1] - 1)
-        out = lm_jax.forward(
-            model.params,
-            tokens_BT,
-            model.cfg,
-            mixer=model.mixer,
-            record={"mixer.write": lm_jax.keep},
-            logits_at=last_B1,
-        )
-        return out.records["mixer.write"][2, :, :, 3]
-
+    record = recorder(model, "mixer.write")
     (album,) = (i for i in range(model.cfg.vocab_size) if model.tokenizer.token(i) == "album</w>")
     on, off = [], []
     for rows in rows_of(folder, model, "validation"):
-        gate_BT = np.asarray(write_gates(rows))
+        (write_LBTR,) = record(rows)
+        gate_BT = write_LBTR[2, :, :, 3]
         on.append(gate_BT[rows == album])
         off.append(gate_BT[(rows != album) & (rows != 0)])
     on, off = np.concatenate(on), np.concatenate(off)
@@ -121,22 +127,7 @@ def test_prototypes_of_the_whole_one_are_read_one_token_before_they_are_written(
     folder = MODELS / "protot_whole"
     model = protot_jax.load_run(folder)
     rows = np.concatenate([batch[:, :32] for batch in rows_of(folder, model, "validation")][:2])
-
-    @jax.jit
-    def gates(tokens_BT):
-        record = {"mixer.write": lm_jax.keep, "mixer.read": lm_jax.keep}
-        last_B1 = jnp.full((len(tokens_BT), 1), tokens_BT.shape[1] - 1)
-        out = lm_jax.forward(
-            model.params,
-            tokens_BT,
-            model.cfg,
-            mixer=model.mixer,
-            record=record,
-            logits_at=last_B1,
-        )
-        return [out.records[site][4] for site in record]
-
-    write_NTR, read_NTR = (np.asarray(gate) for gate in gates(rows))
+    write_NTR, read_NTR = (gate[4] for gate in recorder(model, "mixer.write", "mixer.read")(rows))
     correlation_RK = lag.of_layer(write_NTR, read_NTR, rows != 0).correlation_RK
     mean_K = dict(zip(lag.LAGS, correlation_RK.mean(0), strict=True))
     assert max(mean_K, key=mean_K.get) == -1

@@ -149,8 +149,8 @@ def test_the_forward_pass_of_attention_forms_no_whole_scores(monkeypatch):
     monkeypatch.setattr(forward.lm_jax, "forward", call)
     monkeypatch.setattr(forward.jax, "jit", lambda fn: fn)
     config = configured()
-    for name in ("llama", forward.CUDNN, "protot"):
-        forward.forward(name, config, 8, calls=3)()
+    for name, softmax in (("llama", "kernels"), ("llama", "cudnn"), ("protot", "cudnn")):
+        forward.forward(name, config, 8, calls=3, softmax=softmax)()
     names = [getattr(attend, "implementation", attend) for attend in given]
     assert names == [*["kernels"] * 3, *["cudnn"] * 3, *[lm_jax.softmax] * 3]
 
@@ -269,3 +269,8 @@ def test_rows_of_a_study_are_timed_against_the_first(tmp_path, capsys):
     assert "ratios are over no_low_rank" in capsys.readouterr().out
     assert bench_train.main([*flags, "--rows", "default", "no_mas"]) == 2
     assert "--rows: protot/mass_and_rank:smoke has no row 'no_mas'" in capsys.readouterr().err
+    for ignored in (["--rows=default"], [*flags, "--batch=2", "--dtype=float32"]):
+        assert bench_train.main(ignored) == 2
+    printed = capsys.readouterr().err
+    assert "--rows names rows of a study; name it too, by --study" in printed
+    assert "--study times the rows as the study has them; leave out --batch, --dtype" in printed

@@ -34,18 +34,20 @@ def _cudnn_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
 lm_jax.register_fused(lm_jax.softmax, "cudnn", _cudnn_softmax)
 
 
-def forward(name: str, config: BenchConfig, length: int, calls: int = 1) -> Pass:
+def forward(
+    name: str, config: BenchConfig, length: int, calls: int = 1, *, softmax: str = "kernels"
+) -> Pass:
     """Forward passes, started one after another, that end in the logits of the last position.
 
-    Attention forms no whole scores: it is by our kernel, or for `CUDNN` by cuDNN's.
+    Attention forms no whole scores: its softmax is fused, by our kernel or by "cudnn".
     """
-    cfg, mixer = build(name.partition(",")[0], config)
+    cfg, mixer = build(name, config)
     params = random_params(cfg, mixer, config.dtype)
     tokens_1T = jnp.ones((1, length), jnp.int32)
     last_11 = jnp.full((1, 1), length - 1)
     attend: Any = lm_jax.softmax
     if isinstance(mixer, AttentionMixer):
-        attend = lm_jax.fused(lm_jax.softmax, "cudnn" if name == CUDNN else "kernels")
+        attend = lm_jax.fused(lm_jax.softmax, softmax)
     run = jax.jit(
         lambda params: (
             lm_jax.forward(
@@ -74,23 +76,22 @@ def bench_forward(
       repeats: turns.
       calls: passes of one timing, so that waiting for the last is spread over them.
     """
+    models = {name: functools.partial(forward, name) for name in names}
     if "llama" in names and jax.default_backend() == "gpu" and config.dtype == "bfloat16":
-        names = [*names, CUDNN]
+        models[CUDNN] = functools.partial(forward, "llama", softmax="cudnn")
+    first, *others = models
     results: dict[str, Any] = {}
     print(f"forward at batch 1, {config.dtype}; ratios are the model's time over ProtoT's")
     for length in lengths:
-        runs = in_turns([forward(name, config, length, calls) for name in names], repeats)
+        runs = in_turns([passes(config, length, calls) for passes in models.values()], repeats)
         seconds = {
             name: [each / calls for each in series]
-            for name, series in zip(names, runs, strict=True)
+            for name, series in zip(models, runs, strict=True)
         }
         results[str(length)] = seconds
-        ratios = "  ".join(
-            f"{name} {ratio(seconds[name], seconds[names[0]])}" for name in names[1:]
-        )
+        ratios = "  ".join(f"{name} {ratio(seconds[name], seconds[first])}" for name in others)
         print(
-            f"  {length:7,} tokens  {names[0]} {statistics.median(seconds[names[0]]):8.4f} s  "
-            f"{ratios}",
+            f"  {length:7,} tokens  {first} {statistics.median(seconds[first]):8.4f} s  {ratios}",
             flush=True,
         )
         yield results
