@@ -17,8 +17,8 @@ from lm_jax.run.config_files import in_mode
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.text.splits import SPLITS
 from lm_jax.train.config import Schedule, WeightsDtype
-from protot_jax.mixer import Prototypes
 from protot_jax.models import MODELS
+from protot_jax.prototypes import Prototypes
 
 
 @dataclasses.dataclass(frozen=True)

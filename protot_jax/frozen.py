@@ -8,13 +8,15 @@ Prototype Transformer, Eq. 1 and 2. With the gates of one prompt,
 where v_k is the value of token k, in the first layers averaged with the convolution of the values
 of tokens k - 4 to k. All prototypes share V and U, so that the mixer is one matrix sum_r M_r of
 positions, and only shares tell prototypes apart. No entry with k >= q is other than zero: a token
-does not read what it writes.
+does not read what it writes. With rotary values a v_k is turned by the place of k, and the sum back
+by that of q.
 """
 
 from flax import struct
 import jax
 import jax.numpy as jnp
 
+from lm_jax.model.layers import rotate
 from protot_jax.convolution import causal_convolution
 
 
@@ -27,29 +29,34 @@ class FrozenPrototypes:
       value_LDE: V.
       taps_LCE: taps of the convolution with what is averaged with it; the last is the present.
       output_LED: alpha U.
+      turns_L2TF: cosine and sine of the angle of each pair of coordinates by place; None where
+        values are not rotary.
     """
 
     pattern_LNTS: jax.Array
     value_LDE: jax.Array
     taps_LCE: jax.Array
     output_LED: jax.Array
+    turns_L2TF: jax.Array | None = None
 
     @property
     def width(self) -> int:
         return self.output_LED.shape[-2]
 
     def values(self, h_XSD: jax.Array) -> jax.Array:
-        return self._convolved(jnp.einsum("XSD,DE->XSE", h_XSD, self.value_LDE))
+        return self._turned(self._convolved(jnp.einsum("XSD,DE->XSE", h_XSD, self.value_LDE)))
 
     def mix(self, value_XSE: jax.Array) -> jax.Array:
         z_XTE = jnp.einsum("TS,XSE->XTE", self.pattern_LNTS.sum(0), value_XSE)
-        return jnp.einsum("XTE,ED->XTD", z_XTE, self.output_LED)
+        return jnp.einsum("XTE,ED->XTD", self._turned(z_XTE, back=True), self.output_LED)
 
     def cotangents(self, c_XTD: jax.Array) -> jax.Array:
-        return jnp.einsum("XTD,ED->XTE", c_XTD, self.output_LED)
+        # A rotation backwards is the transpose of the rotation.
+        return self._turned(jnp.einsum("XTD,ED->XTE", c_XTD, self.output_LED))
 
     def transpose(self, u_XTE: jax.Array) -> jax.Array:
         w_XSE = jnp.einsum("XTE,TS->XSE", u_XTE, self.pattern_LNTS.sum(0))
+        w_XSE = self._turned(w_XSE, back=True)
         # The transpose of a causal convolution is the same one backwards in time.
         w_XSE = self._convolved(w_XSE[:, ::-1])[:, ::-1]
         return jnp.einsum("XSE,DE->XSD", w_XSE, self.value_LDE)
@@ -67,3 +74,11 @@ class FrozenPrototypes:
         X, _, E = x_XSE.shape
         before = jnp.zeros((X, self.taps_LCE.shape[0] - 1, E), x_XSE.dtype)
         return causal_convolution(x_XSE, self.taps_LCE, before)[0]
+
+    def _turned(self, x_XSE: jax.Array, *, back: bool = False) -> jax.Array:
+        if self.turns_L2TF is None:
+            return x_XSE
+        # The first positions alone may be asked for, of maps of a longer prompt.
+        cos_TF, sin_TF = self.turns_L2TF[:, : x_XSE.shape[1]]
+        turn = cos_TF[None], (-sin_TF if back else sin_TF)[None]
+        return rotate(x_XSE[:, :, None], turn)[:, :, 0]

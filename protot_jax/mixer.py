@@ -9,8 +9,9 @@ Prototype Transformer, section 3, Eq. 1 and 2. With normed input x, prototypes P
 4. out_i = alpha U sum_r g_ir m_ir.
 
 Options that the released code has and keeps off are fields too, off by default: other gates, hidden
-prototypes, and N heads. A head has R / N prototypes, gates that sum to 1 among them, its own part
-of x, of W x and of the values, and its own alpha, divided by sqrt(N).
+prototypes, rotary positions (`protot_jax.rotary`), and N heads. A head has R / N prototypes, gates
+that sum to 1 among them, its own part of x, of W x and of the values, and its own alpha, divided by
+sqrt(N).
 
 In the first layer the read gate is the write gate. In the first two layers a causal depthwise
 convolution is averaged with the values. Where the paper and the released code differ, the
@@ -35,81 +36,15 @@ from lm_jax.model.params import ParamSpec, ParamTree, by_layer, constant
 from lm_jax.parallel.kernels import shard_kernel
 from protot_jax.convolution import causal_convolution, taps_spec
 from protot_jax.frozen import FrozenPrototypes
-from protot_jax.routing import Routing, gates, hide
+from protot_jax.prototypes import Prototypes
+from protot_jax.rotary import places, tables, turned
+from protot_jax.routing import gates, hide
 
 MEMORY = frozenset({"mixer.memory"})
 # The released code adds it to |tau|.
 TAU_FLOOR = 1e-6
 
 PrefixMean = Callable[..., Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Prototypes:
-    """Settings of the mixer that the paper ablates, with its defaults.
-
-    Attributes:
-      num_prototypes: number R of prototypes of each layer.
-      low_rank: values of width max(8, D // 2), else D.
-      conv_kernel: taps of the local convolution, the current token included.
-      conv_layers: number of first layers that use it. Its weights exist in every layer, as in the
-        released code, whose parameter count the paper states.
-      shared_routing: the first layer reads with its write gate. W and tau_r exist there, unused.
-      temperature: initial tau of all layers but the first.
-      first_temperature: initial tau of the first layer. Logits are divided by it, so that 3 is
-        flatter than 1; the paper calls it sharper.
-      alpha: initial factor on the mixer's output.
-      decay: initial beta of every prototype.
-      mass_normalisation: false leaves out the denominator of Eq. 2 and reads the moving average
-        (1 - beta) sum_{j<i} beta^(i-1-j) w_jr v_j, as the released code does, whose factor
-        1 - beta cancels only in the mean. Table 18 of the paper was trained this way.
-      heads: N; it divides the model's width, the width of the values and `num_prototypes`.
-      routing: map of logits to gates: "softmax", "top_k" or "sparsemax" (`routing.gates`).
-      top_k: prototypes of a head with a gate above zero, for routing "top_k".
-      prototype_dropout: share of the prototypes that are hidden from a row in training.
-      entropy_weight: weight in the training loss of the mean entropy of the gates, which makes them
-        sharper (`routing_loss`).
-      balance_weight: weight in the training loss of the divergence of the prototypes' shares from
-        equal ones.
-
-    Raises:
-      UsageError: for fields that do not fit each other.
-    """
-
-    num_prototypes: int = 32
-    low_rank: bool = True
-    conv_kernel: int = 5
-    conv_layers: int = 2
-    shared_routing: bool = True
-    first_temperature: float = 3.0
-    temperature: float = 1.0
-    alpha: float = 1.0
-    decay: float = 0.9
-    mass_normalisation: bool = True
-    heads: int = 1
-    routing: Routing = "softmax"
-    top_k: int = 0
-    prototype_dropout: float = 0.0
-    entropy_weight: float = 0.0
-    balance_weight: float = 0.0
-
-    def __post_init__(self) -> None:
-        of_head, odd = divmod(self.num_prototypes, self.heads) if self.heads > 0 else (0, 1)
-        if odd:
-            raise UsageError(
-                f"prototypes.heads = {self.heads} must divide num_prototypes = "
-                f"{self.num_prototypes}"
-            )
-        if not (1 <= self.top_k <= of_head if self.routing == "top_k" else self.top_k == 0):
-            raise UsageError(
-                f"prototypes.top_k = {self.top_k} must be from 1 to the {of_head} prototypes of a "
-                "head with routing = 'top_k', and 0 with another"
-            )
-        if not 0 <= self.prototype_dropout < 1:
-            raise UsageError(
-                f"prototypes.prototype_dropout = {self.prototype_dropout} must be at least 0 and "
-                "below 1"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +63,8 @@ class PrototypeMixer(Prototypes):
         """E, the width of a channel; a head has E / N of it.
 
         Raises:
-          UsageError: heads do not divide it, or the width of the model.
+          UsageError: heads do not divide it, or the width of the model, or what is turned has an
+            odd width.
         """
         E = max(8, cfg.hidden_size // 2) if self.low_rank else cfg.hidden_size
         if E % self.heads or cfg.hidden_size % self.heads:
@@ -136,6 +72,12 @@ class PrototypeMixer(Prototypes):
                 f"prototypes.heads = {self.heads} must divide the width {cfg.hidden_size} and the "
                 f"width of the values, {E}"
             )
+        for name, width in (("queries", cfg.hidden_size), ("values", E)):
+            if getattr(self, f"rotary_{name}") and width // self.heads % 2:
+                raise UsageError(
+                    f"prototypes.rotary_{name} turns pairs of coordinates, and a head has "
+                    f"{width // self.heads}: choose another hidden_size or another number of heads"
+                )
         return E
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:
@@ -176,20 +118,27 @@ class PrototypeMixer(Prototypes):
         """Decoding state of constant size: R sums and masses, and the convolution's last values."""
         del length
         E = self.value_size(cfg)
-        return {
+        held = {
             "state": empty_state(batch, self.num_prototypes, E // self.heads),
             "values": jnp.zeros((batch, self.conv_kernel - 1, E), dtype),
         }
+        return held | ({"tokens": jnp.zeros((batch,), jnp.int32)} if self._counts else {})
 
     def apply(
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
         """Mixes any number of tokens; T = 1 with a cache decodes one token in constant time."""
-        write_BTR, read_BTR = self.gates(p, x_BTD, layer)
+        place_BT, tokens = None, {}
+        if self._counts:
+            place_BT, tokens_B = places(layer, None if cache is None else cache["tokens"])
+            tokens = {"tokens": tokens_B}
+        write_BTR, read_BTR = self.gates(p, x_BTD, layer, place_BT)
+        turn_BT = place_BT if self.rotary_values else None
         value_BTE = project("BTD,DE->BTE", x_BTD, p["value"])
         if layer.valid_BT is not None:
             value_BTE = jnp.where(layer.valid_BT[..., None], value_BTE, 0.0)
         mixed_BTE, last = self.convolved(p, value_BTE, layer, cache)
+        mixed_BTE = self._turned(mixed_BTE, turn_BT)
         decay_R = jax.nn.sigmoid(p["decay_logit"].astype(jnp.float32))
         scaled_BTR = read_BTR * self._scale(decay_R)[None, None]
 
@@ -201,16 +150,19 @@ class PrototypeMixer(Prototypes):
         of_heads = self._of_heads(write_BTR, mixed_BTE, decay_R, scaled_BTR, before)
         parts = [self._means(*own, resets_BT=resets_BT) for own in of_heads]
         out_BTE = jnp.concatenate([part for part, _ in parts], 2)
+        out_BTE = self._turned(out_BTE, turn_BT, back=True)
         if layer.scope.touches(MEMORY):
             of_heads = self._of_heads(write_BTR, mixed_BTE, decay_R, before)
             memory_BTRE = jnp.concatenate(
                 [self.memory(*own, resets_BT=resets_BT) for own in of_heads], 2
             )
+            if turn_BT is not None:
+                memory_BTRE = turned(memory_BTRE, turn_BT, self.rotary_theta, back=True)
             memory_BTRE = layer.scope("mixer.memory", memory_BTRE)
             out_BTE = self._read(read_BTR, memory_BTRE)
         if cache is not None:
             after = jax.tree.map(lambda *own: jnp.concatenate(own, 1), *(s for _, s in parts))
-            cache = {"state": State(*after), "values": last}
+            cache = {"state": State(*after), "values": last, **tokens}
         alpha = p["alpha"].astype(jnp.float32)
         if self.heads > 1:
             scale_E = jnp.repeat(alpha, out_BTE.shape[2] // self.heads) / math.sqrt(self.heads)
@@ -274,10 +226,26 @@ class PrototypeMixer(Prototypes):
             split="BE",
         )
 
-    def gates(self, p: ParamTree, x_BTD: jax.Array, layer: Layer) -> tuple[jax.Array, jax.Array]:
+    @property
+    def _counts(self) -> bool:
+        """Whether anything depends on the places of tokens."""
+        return self.rotary_queries or self.rotary_values
+
+    def _turned(
+        self, x_BTE: jax.Array, place_BT: jax.Array | None, *, back: bool = False
+    ) -> jax.Array:
+        if place_BT is None:
+            return x_BTE
+        x_BTNE = x_BTE.reshape(*x_BTE.shape[:2], self.heads, -1)
+        return turned(x_BTNE, place_BT, self.rotary_theta, back=back).reshape(x_BTE.shape)
+
+    def gates(
+        self, p: ParamTree, x_BTD: jax.Array, layer: Layer, place_BT: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
         """Write and read gate `[B, T, R]` in float32, zero where a token is padding."""
         scope = layer.scope
         read_x_BTX = project("BTD,DX->BTX", x_BTD, p["read"])
+        read_x_BTX = self._turned(read_x_BTX, place_BT if self.rotary_queries else None)
         write_logits = scope("mixer.write_logits", _logits(x_BTD, p["prototypes"], p["write_tau"]))
         read_logits = _logits(read_x_BTX, p["prototypes"], p["read_tau"])
         if self.shared_routing:
@@ -365,11 +333,17 @@ class PrototypeMixer(Prototypes):
         present_C = jnp.arange(self.conv_kernel) == self.conv_kernel - 1
         taps_LCE = jnp.where(convolved_L11, 0.5 * p["conv"], 0.0)
         taps_LCE += present_C[None, :, None] * jnp.where(convolved_L11, 0.5, 1.0)
+        turns_L2TF = None
+        if self.rotary_values:
+            place_1T = jnp.arange(T)[None]
+            turns_21TF = jnp.stack(tables(place_1T, p["value"].shape[2], self.rotary_theta))
+            turns_L2TF = jnp.broadcast_to(turns_21TF[:, 0], (L, 2, *turns_21TF.shape[2:]))
         return FrozenPrototypes(
             pattern_LNTS=jax.vmap(weights)(write_LTR, read_LTR, decay_LR),
             value_LDE=p["value"],
             taps_LCE=taps_LCE,
             output_LED=p["alpha"][:, None, None] * p["out"],
+            turns_L2TF=turns_L2TF,
         )
 
     def _scale(self, decay_R: jax.Array) -> jax.Array:

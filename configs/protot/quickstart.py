@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
 from protot_jax.config import experiment
-from protot_jax.mixer import Prototypes
+from protot_jax.prototypes import Prototypes
 
 
 def get_config(mode: str = "") -> ConfigDict:

@@ -14,9 +14,12 @@ from lm_jax.model.mixers import Layer
 from lm_jax.model.sites import Scope
 from protot_jax import PrototypeMixer
 from tests import rounding, tiny
+from tests.protot_jax.rotations import turned
 
 CFG = tiny.decoder(num_layers=3, num_heads=1, num_kv_heads=1, head_dim=16)
 MIXER = PrototypeMixer(num_prototypes=5)
+# Frequencies are powers of 2, which float32 has, and the fastest pair turns by 1 a token.
+ROTARY = {"rotary_queries": True, "rotary_values": True, "rotary_theta": 256.0}
 # Table 13: six layers of width 256, a vocabulary of 16,000, untied.
 PAPER = dataclasses.replace(
     CFG, num_layers=6, num_heads=4, num_kv_heads=4, head_dim=64, hidden_size=256
@@ -70,6 +73,14 @@ def equations(mixer, p, x_BTD, layer):
 
     N, R = mixer.heads, mixer.num_prototypes
 
+    def turn(x_XE, place_X):
+        parts = np.split(x_XE, N, -1)
+        return np.concatenate([turned(x, place_X, mixer.rotary_theta) for x in parts], -1)
+
+    query_BTD = x_BTD @ p["read"]
+    if mixer.rotary_queries:
+        query_BTD = turn(query_BTD, np.arange(T))
+
     def gate(query_D, tau):
         gates = []
         for own_RD, part_D in zip(np.split(p["prototypes"], N), np.split(query_D, N), strict=True):
@@ -85,17 +96,20 @@ def equations(mixer, p, x_BTD, layer):
     out_BTD = np.zeros((B, T, D))
     for b in range(B):
         write_TR = np.array([gate(x, p["write_tau"]) for x in x_BTD[b]])
-        read_TR = np.array([gate(x @ p["read"], p["read_tau"]) for x in x_BTD[b]])
+        read_TR = np.array([gate(query_D, p["read_tau"]) for query_D in query_BTD[b]])
         if mixer.shared_routing and layer == 0:
             read_TR = write_TR
         for i in range(1, T):
             read_E = np.zeros(N * E)
+            value_JE = value_BTE[b, :i]
+            if mixer.rotary_values:
+                value_JE = turn(value_JE, np.arange(i) - i)
             for r in range(R):
                 head_E = np.arange(N * E) // E == r // (R // N)
                 weight_J = decay_R[r] ** (i - 1 - np.arange(i)) * write_TR[:i, r]
                 # Without the mass the moving average of the released code.
                 scale = 1 / weight_J.sum() if mixer.mass_normalisation else 1 - decay_R[r]
-                read_E += head_E * read_TR[i, r] * scale * (weight_J @ value_BTE[b, :i])
+                read_E += head_E * read_TR[i, r] * scale * (weight_J @ value_JE)
             out_BTD[b, i] = alpha_E * read_E @ p["out"]
     return out_BTD
 
@@ -109,8 +123,11 @@ def equations(mixer, p, x_BTD, layer):
         {"shared_routing": False, "conv_layers": 1},
         # Whose root is exact in float32.
         {"heads": 4, "num_prototypes": 8},
+        {"rotary_queries": True, "rotary_theta": 256.0},
+        {"rotary_values": True, "rotary_theta": 256.0, "mass_normalisation": False},
+        ROTARY | {"heads": 4, "num_prototypes": 8},
     ],
-    ids=["default", "full-rank", "no-mass", "no-routing", "heads"],
+    ids=["default", "full-rank", "no-mass", "no-routing", "heads", "queries", "values", "turned"],
 )
 def test_mixer_is_the_equations(changed):
     mixer = dataclasses.replace(MIXER, **changed)
@@ -221,19 +238,23 @@ def test_a_cache_is_of_one_size_at_any_length():
     assert floats == 3 * 2 * (5 * 8 + 5 + 4 * 8)
 
 
-def test_padding_neither_writes_nor_reads():
-    params = lm_jax.init_params(jax.random.key(0), CFG, mixer=MIXER)
+@pytest.mark.parametrize("changed", [{}, ROTARY], ids=["default", "rotary"])
+def test_padding_neither_writes_nor_reads(changed):
+    mixer = dataclasses.replace(MIXER, **changed)
+    params = lm_jax.init_params(jax.random.key(0), CFG, mixer=mixer)
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8]]
     alone = [
-        lm_jax.generate(params, [each], CFG, max_new_tokens=6, mixer=MIXER)[0] for each in prompts
+        lm_jax.generate(params, [each], CFG, max_new_tokens=6, mixer=mixer)[0] for each in prompts
     ]
-    together = lm_jax.generate(params, prompts, CFG, max_new_tokens=6, mixer=MIXER)
+    together = lm_jax.generate(params, prompts, CFG, max_new_tokens=6, mixer=mixer)
     assert together == alone
 
 
-@pytest.mark.parametrize("mass_normalisation", [True, False])
-def test_the_memory_site_is_what_the_output_reads(mass_normalisation):
-    mixer = dataclasses.replace(MIXER, mass_normalisation=mass_normalisation)
+@pytest.mark.parametrize(
+    "changed", [{}, {"mass_normalisation": False}, ROTARY], ids=["default", "no-mass", "rotary"]
+)
+def test_the_memory_site_is_what_the_output_reads(changed):
+    mixer = dataclasses.replace(MIXER, **changed)
     params = lm_jax.init_params(jax.random.key(0), CFG, mixer=mixer)
     tokens_BT = jax.random.randint(jax.random.key(1), (2, 12), 0, 40)
     sites = dict.fromkeys(("mixer.memory", "mixer.read", "attn.out"), lm_jax.keep)

@@ -24,9 +24,12 @@ from tests.protot_jax.small_runs import settings
 
 END, VOCAB = 4, 30
 LENGTHS = (6, 1, 2, 19, 9)
+# A Prototype Transformer with positions, which start again at every document.
+ROTARY = "protot, rotary"
 # Small enough to trace, with every mixer's own parts.
 FIELDS = {
     "protot": {"num_prototypes": 5},
+    ROTARY: {"num_prototypes": 5, "rotary_queries": True, "rotary_values": True},
     "gated_slots": {"num_slots": 5},
     "raven": {"num_slots": 5, "written": 2},
     "mamba": {"state_size": 3},
@@ -37,7 +40,7 @@ FIELDS = {
 def built(name):
     """A model whose every scalar is away from its start, so that tokens move the state."""
     cfg, mixer = protot_jax.build_model(
-        name,
+        name.split(",")[0],
         hidden_size=16,
         num_layers=2,
         vocab_size=VOCAB,
@@ -58,7 +61,7 @@ def documents():
     return [np.append(rng.integers(END + 1, VOCAB, n), END).astype(np.int32) for n in LENGTHS]
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", [*models.MODELS, ROTARY])
 def test_a_packed_row_is_its_documents_alone(name, documents):
     cfg, mixer, params = built(name)
     row_BS = np.concatenate([*documents, [7]])[None]
@@ -123,6 +126,7 @@ def test_a_run_of_every_option_trains_on_packed_rows_and_evaluates_them(text, tm
         num_prototypes=8, heads=2, routing="top_k", top_k=2, prototype_dropout=0.2
     )
     config.prototypes.update(entropy_weight=0.1, balance_weight=0.1)
+    config.prototypes.update(rotary_queries=True, rotary_values=True)
     summary = pretrain.run_in(config, tmp_path / "run")
     data = saved_run.load_data(from_plain(config, PretrainConfig), tmp_path / "run/data")
     end = data.prepared.tokenizer.backend.token_to_id("<eot>")

@@ -22,7 +22,17 @@ OPTIONS = {
     "heads": PrototypeMixer(num_prototypes=6, heads=2),
     "top_k": PrototypeMixer(num_prototypes=6, routing="top_k", top_k=2),
     "sparsemax": PrototypeMixer(num_prototypes=6, routing="sparsemax"),
-    "all": PrototypeMixer(num_prototypes=8, heads=2, routing="top_k", top_k=2),
+    "queries": PrototypeMixer(num_prototypes=6, rotary_queries=True, rotary_theta=256.0),
+    "values": PrototypeMixer(num_prototypes=6, rotary_values=True, rotary_theta=256.0),
+    "all": PrototypeMixer(
+        num_prototypes=8,
+        heads=2,
+        routing="top_k",
+        top_k=2,
+        rotary_queries=True,
+        rotary_values=True,
+        rotary_theta=256.0,
+    ),
 }
 every_option = pytest.mark.parametrize("mixer", OPTIONS.values(), ids=OPTIONS)
 
@@ -113,10 +123,11 @@ def test_decoding_step_by_step_equals_reading_at_once(mixer):
         return out.cache, out.logits[:, 0]
 
     cache = lm_jax.init_cache(CFG, 2, 40, mixer=mixer)
-    # R sums of the width of a head's values, R masses and four values under the convolution.
-    R = mixer.num_prototypes
+    # R sums of the width of a head's values, R masses and four values under the convolution; rotary
+    # positions count tokens.
+    R, counted = mixer.num_prototypes, int(mixer.rotary_queries or mixer.rotary_values)
     floats = sum(x.size for x in jax.tree.leaves(cache.layers))
-    assert floats == 2 * 2 * (R * 8 // mixer.heads + R + 4 * 8)
+    assert floats == 2 * 2 * (R * 8 // mixer.heads + R + 4 * 8 + counted)
     _, got = jax.lax.scan(step, cache, tokens_BT.T)
 
     def read(params, **options):
@@ -243,6 +254,7 @@ def test_hidden_prototypes_change_the_loss_in_training_alone():
         ({"routing": "top_k"}, "top_k = 0 must be from 1"),
         ({"routing": "top_k", "top_k": 17, "heads": 2}, "from 1 to the 16 prototypes"),
         ({"prototype_dropout": 1.0}, r"prototype_dropout = 1\.0 must be"),
+        ({"rotary_theta": 1.0}, r"rotary_theta = 1\.0 must be above 1"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused(fields, message):
@@ -257,3 +269,10 @@ def test_heads_that_do_not_divide_the_widths_are_refused():
         lm_jax.param_spec(cfg, mixer)
     with pytest.raises(UsageError, match="models with one head alone"):
         mixer.freeze({}, {})
+    for name, turned in (("values", 9), ("queries", 3)):
+        heads = {"values": 1, "queries": 6}[name]
+        odd = PrototypeMixer(
+            num_prototypes=6, low_rank=heads == 1, heads=heads, **{f"rotary_{name}": True}
+        )
+        with pytest.raises(UsageError, match=f"rotary_{name} turns pairs .* a head has {turned}:"):
+            lm_jax.param_spec(cfg, odd)

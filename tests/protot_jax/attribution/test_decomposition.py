@@ -18,6 +18,7 @@ from protot_jax.attribution import decomposition, effects
 from protot_jax.reference_code import released_prefix_mean
 from tests import rounding
 from tests.protot_jax.interventions.small_models import drawn
+from tests.protot_jax.rotations import turned
 
 TOKENS, TARGETS = (3, 9, 14, 9, 30, 22), (5, 17)
 L, R, T = 3, 4, len(TOKENS)
@@ -27,6 +28,7 @@ VARIANTS = {
     "paper": {},
     "moving average": {"mass_normalisation": False, "shared_routing": False},
     "released": {"prefix": released_prefix_mean, "low_rank": False, "conv_layers": 3},
+    "rotary": {"rotary_queries": True, "rotary_values": True, "rotary_theta": 256.0},
 }
 
 
@@ -86,7 +88,7 @@ def test_parts_in_float32_are_within_rounding(variant):
     assert max(error.max() for error in got.certificate().values()) <= 1e-5
 
 
-def logits_without(run, pattern_BLNTS, token_TD, mlp_LTD):
+def logits_without(run, pattern_BLNTS, token_TD, mlp_LTD, turn):
     """Demeaned logits `[B, X]` of frozen models with other patterns: a pass written out."""
     layers, mixer = run.layers, run.layers.mixer
     x_BTD = np.broadcast_to(token_TD, (len(pattern_BLNTS), *token_TD.shape)).copy()
@@ -98,7 +100,9 @@ def logits_without(run, pattern_BLNTS, token_TD, mlp_LTD):
             for c in range(len(taps_CE)):
                 if t - c >= 0:
                     mixed_BTE[:, t] += taps_CE[len(taps_CE) - 1 - c] * v_BTE[:, t - c]
+        mixed_BTE = turn(mixed_BTE, np.arange(T))
         z_BTE = np.einsum("bnts,bse->bte", pattern_BLNTS[:, layer], mixed_BTE)
+        z_BTE = turn(z_BTE, -np.arange(T))
         x_BTD = x_BTD + z_BTE @ mixer.output_LED[layer] + mlp_LTD[layer]
     logits_BV = (x_BTD[:, -1] * run.final_TD[-1]) @ run.unembedding_VD.T
     return logits_BV[:, list(TARGETS)] - logits_BV.mean(-1, keepdims=True)
@@ -109,13 +113,19 @@ def test_a_share_is_what_removal_of_its_entry_takes_from_the_logit(variant):
     run, parts = expected(variant).values
     pattern_LNTS = run.layers.mixer.pattern_LNTS
     sources = run.token_TD, run.mlp_LTD
-    whole_X = logits_without(run, pattern_LNTS[None], *sources)[0]
+    mixer = model(variant).mixer
+
+    def turn(x_XTE, place_T):
+        return turned(x_XTE, place_T, mixer.rotary_theta) if mixer.rotary_values else x_XTE
+
+    without_any = functools.partial(logits_without, run, turn=turn)
+    whole_X = without_any(pattern_LNTS[None], *sources)[0]
     size = np.abs(parts.through_XLNTS).sum()
     np.testing.assert_allclose(whole_X, parts.logit_X, rtol=0, atol=EXACT * size)
     entries = np.indices(pattern_LNTS.shape).reshape(4, -1)
     removed = np.broadcast_to(pattern_LNTS, (entries.shape[1], *pattern_LNTS.shape)).copy()
     removed[np.arange(len(removed)), *entries] = 0.0
-    share_BX = whole_X - logits_without(run, removed, *sources)
+    share_BX = whole_X - without_any(removed, *sources)
     got_XB = parts.through_XLNTS.reshape(len(TARGETS), -1)
     np.testing.assert_allclose(got_XB, share_BX.T, rtol=0, atol=EXACT * size)
     assert np.count_nonzero(share_BX) >= 2 * L * R * T * (T - 1) / 2 - 2 * R * T
@@ -123,19 +133,19 @@ def test_a_share_is_what_removal_of_its_entry_takes_from_the_logit(variant):
     for layer, prototype in np.ndindex(L, R):
         without = pattern_LNTS.copy()
         without[layer, prototype] = 0.0
-        fall_X = whole_X - logits_without(run, without[None], *sources)[0]
+        fall_X = whole_X - without_any(without[None], *sources)[0]
         got_X = parts.through_XLNTS[:, layer, prototype].sum((1, 2))
         np.testing.assert_allclose(got_X, fall_X, rtol=0, atol=EXACT * size)
     # Tokens and MLPs likewise.
     for t in range(T):
         token_TD = run.token_TD.copy()
         token_TD[t] = 0.0
-        fall_X = whole_X - logits_without(run, pattern_LNTS[None], token_TD, run.mlp_LTD)[0]
+        fall_X = whole_X - without_any(pattern_LNTS[None], token_TD, run.mlp_LTD)[0]
         np.testing.assert_allclose(parts.token_XT[:, t], fall_X, rtol=0, atol=EXACT * size)
         for layer in range(L):
             mlp_LTD = run.mlp_LTD.copy()
             mlp_LTD[layer, t] = 0.0
-            fall_X = whole_X - logits_without(run, pattern_LNTS[None], run.token_TD, mlp_LTD)[0]
+            fall_X = whole_X - without_any(pattern_LNTS[None], run.token_TD, mlp_LTD)[0]
             got_X = parts.mlp_XLT[:, layer, t]
             np.testing.assert_allclose(got_X, fall_X, rtol=0, atol=EXACT * size)
 
@@ -166,7 +176,7 @@ def mixer_values(run, layer, x_TD):
     )
 
 
-@pytest.mark.parametrize("variant", ["paper", "moving average"])
+@pytest.mark.parametrize("variant", ["paper", "moving average", "rotary"])
 def test_gradients_of_the_model_with_all_sites_held_give_the_same_parts(variant):
     """By autodiff of the model's own forward pass: tokens, MLPs, and reads of each prototype."""
     subject, (_, parts) = model(variant), expected(variant).values
