@@ -23,7 +23,7 @@ from protot_jax.robustness.divergence import jensen_shannon
 
 alt.renderers.enable("svg")  # needs no network; without this line charts zoom and have tooltips
 
-STEPS = 1000  # some seconds
+STEPS = 600  # some seconds
 
 topics = [
     ["anchor", "harbour", "sail", "wave", "sailor", "ship", "tide", "island"],

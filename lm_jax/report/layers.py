@@ -7,6 +7,7 @@ notebooks and files; a page, which prints them itself, leaves it out.
 
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
+import functools
 import math
 import re
 import textwrap
@@ -342,10 +343,17 @@ def chart(
         offset=12,
     )
     layered.usermeta = metadata
-    layered.config = alt.Config.from_dict(theme.vega_config(theme.LIGHT))
+    layered.config = _config()
     if padding is not None:
         layered.padding = dict(padding)
     return layered
+
+
+@functools.cache
+def _config() -> "alt.Config":
+    import altair as alt
+
+    return alt.Config.from_dict(theme.vega_config(theme.LIGHT))
 
 
 def _titled(label: str, log: bool) -> str:
