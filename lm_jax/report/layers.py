@@ -343,7 +343,7 @@ def chart(
         offset=12,
     )
     layered.usermeta = metadata
-    layered.config = _config()
+    layered.config = _config().copy()
     if padding is not None:
         layered.padding = dict(padding)
     return layered
