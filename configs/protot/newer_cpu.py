@@ -4,8 +4,8 @@
     iaj protot study --config=protot/newer_cpu:small --workdir=runs/newer_small --only=raven
 
 Gated DeltaNet, gated slot attention and Raven, which the paper does not compare with. No search has
-chosen their learning rates: two are tried, around that of DeltaNet and from that of ProtoT up. Not
-run beyond its smoke mode.
+chosen their learning rates: two are tried, around that of DeltaNet and from that of ProtoT up. Run
+beyond its smoke mode for Gated DeltaNet at one rate alone (docs/protot.md).
 """
 
 from ml_collections import ConfigDict
