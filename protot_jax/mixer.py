@@ -115,7 +115,10 @@ class PrototypeMixer(Prototypes):
         return tokens * (projections + convolved * 2 * C * E), tokens * cfg.num_layers * 5 * R * E
 
     def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
-        """Decoding state of constant size: R sums and masses, and the convolution's last values."""
+        """Decoding state of constant size: R sums and masses, and the convolution's last values.
+
+        With rotary positions also the number of tokens.
+        """
         del length
         E = self.value_size(cfg)
         held = {
@@ -242,7 +245,10 @@ class PrototypeMixer(Prototypes):
     def gates(
         self, p: ParamTree, x_BTD: jax.Array, layer: Layer, place_BT: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Write and read gate `[B, T, R]` in float32, zero where a token is padding."""
+        """Write and read gate `[B, T, R]` in float32, zero where a token is padding.
+
+        `place_BT` has the places of the tokens, from 0, and is read with rotary queries alone.
+        """
         scope = layer.scope
         read_x_BTX = project("BTD,DX->BTX", x_BTD, p["read"])
         read_x_BTX = self._turned(read_x_BTX, place_BT if self.rotary_queries else None)

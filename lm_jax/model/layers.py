@@ -266,7 +266,7 @@ def rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotates coordinate pairs (i, i + width / 2) of the first `width` coordinates of each head."""
     cos, sin = (t[:, :, None, :] for t in tables)
     half = cos.shape[-1]
-    x = x_BTNH.astype(jnp.float32)
+    x = x_BTNH.astype(jnp.promote_types(x_BTNH.dtype, jnp.float32))
     a, b, rest = x[..., :half], x[..., half : 2 * half], x_BTNH[..., 2 * half :]
     turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTNH.dtype)
     return jnp.concatenate([turned, rest], -1) if rest.shape[-1] else turned

@@ -67,9 +67,10 @@ class Mixer(Protocol):
     `cache` is the layer's part of what `init_cache` declares: arrays for a `recurrent` mixer, which
     returns new ones, and for any other `caches.LayerSlice`, which it writes at some positions.
 
-    A `recurrent` one keeps a state of one size, has no position and no longest context, and reads
-    from `Layer.valid_BT` which tokens are padding. One whose `separates_documents` is true reads
-    `Layer.document_BT`; `forward` refuses joined documents for any other.
+    A `recurrent` one keeps a state of one size, reads no `positions_BT` and has no longest context;
+    it reads from `Layer.valid_BT` which tokens are padding, and may count the others. One whose
+    `separates_documents` is true reads `Layer.document_BT`; `forward` refuses joined documents for
+    any other.
     """
 
     recurrent: ClassVar[bool]

@@ -87,4 +87,5 @@ def matched_model(name: str, memory: int, **shape: Any) -> tuple[DecoderConfig, 
 
 
 def _floats(tree: Any) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+    leaves = jax.tree.leaves(tree)
+    return sum(leaf.size for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))

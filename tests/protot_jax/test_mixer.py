@@ -18,7 +18,7 @@ from tests.protot_jax.rotations import turned
 
 CFG = tiny.decoder(num_layers=3, num_heads=1, num_kv_heads=1, head_dim=16)
 MIXER = PrototypeMixer(num_prototypes=5)
-# Frequencies are powers of 2, which float32 has, and the fastest pair turns by 1 a token.
+# Frequencies are powers of 2, which float32 has, and the fastest pair turns by 1 radian a token.
 ROTARY = {"rotary_queries": True, "rotary_values": True, "rotary_theta": 256.0}
 # Table 13: six layers of width 256, a vocabulary of 16,000, untied.
 PAPER = dataclasses.replace(

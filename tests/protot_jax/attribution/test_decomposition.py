@@ -150,6 +150,33 @@ def test_a_share_is_what_removal_of_its_entry_takes_from_the_logit(variant):
             np.testing.assert_allclose(got_X, fall_X, rtol=0, atol=EXACT * size)
 
 
+@pytest.mark.parametrize("variant", ["paper", "rotary"])
+@pytest.mark.parametrize("positions", [T, 4])
+def test_the_maps_downwards_are_the_transposes_of_those_upwards(variant, positions):
+    """In float64, of all positions and of the first alone."""
+    run, _ = expected(variant).values
+    rng = np.random.default_rng(0)
+    x_LTD, c_LTD = rng.normal(size=(2, L, positions, run.token_TD.shape[1]))
+
+    @jax.vmap
+    def products(layer, x_TD, c_TD):
+        x_XTD, c_XTD = x_TD[None], c_TD[None]
+        up, down = layer.apply(x_XTD), layer.transpose(c_XTD)
+        shares = layer.mixer.shares(layer.values(x_XTD), layer.cotangents(c_XTD))
+        return up[0], (c_XTD * up).sum(), (down * x_XTD).sum(), shares.sum()
+
+    with jax.enable_x64(True):
+        layers = jax.tree.map(jnp.asarray, run.layers)
+        up_LTD, *sums = products(layers.first(positions), jnp.asarray(x_LTD), jnp.asarray(c_LTD))
+        padded_LTD = np.pad(x_LTD, ((0, 0), (0, T - positions), (0, 0)))
+        whole_LTD = jax.vmap(lambda layer, x_TD: layer.apply(x_TD[None])[0])(layers, padded_LTD)
+    for each in sums[1:]:
+        np.testing.assert_allclose(each, sums[0], rtol=0, atol=EXACT * np.abs(sums[0]).max())
+    # What comes later is not read.
+    np.testing.assert_allclose(up_LTD, whole_LTD[:, :positions], rtol=EXACT, atol=EXACT)
+    assert np.abs(up_LTD).max() > 0.1
+
+
 def test_direct_parts_are_entries_of_the_last_row_read_by_the_logit_alone():
     run, parts = expected().values
     mixer = run.layers.mixer
