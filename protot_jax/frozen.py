@@ -16,8 +16,8 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from lm_jax.model.layers import rotate
 from protot_jax.convolution import causal_convolution
+from protot_jax.rotary import turned
 
 
 @struct.dataclass
@@ -80,5 +80,4 @@ class FrozenPrototypes:
             return x_XSE
         # The first positions alone may be asked for, of maps of a longer prompt.
         cos_TF, sin_TF = self.turns_L2TF[:, : x_XSE.shape[1]]
-        turn = cos_TF[None], (-sin_TF if back else sin_TF)[None]
-        return rotate(x_XSE[:, :, None], turn)[:, :, 0]
+        return turned(x_XSE[:, :, None], (cos_TF[None], sin_TF[None]), back=back)[:, :, 0]

@@ -31,7 +31,7 @@ from kernels.prefix_mean.state import State, empty_state
 from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import project
-from lm_jax.model.mixers import Layer
+from lm_jax.model.mixers import Layer, RopeTables
 from lm_jax.model.params import ParamSpec, ParamTree, by_layer, constant
 from lm_jax.parallel.kernels import shard_kernel
 from protot_jax.convolution import causal_convolution, taps_spec
@@ -131,17 +131,13 @@ class PrototypeMixer(Prototypes):
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
         """Mixes any number of tokens; T = 1 with a cache decodes one token in constant time."""
-        place_BT, tokens = None, {}
-        if self._counts:
-            place_BT, tokens_B = places(layer, None if cache is None else cache["tokens"])
-            tokens = {"tokens": tokens_B}
-        write_BTR, read_BTR = self.gates(p, x_BTD, layer, place_BT)
-        turn_BT = place_BT if self.rotary_values else None
+        query_turn, value_turn, tokens = self._turns(cfg, layer, cache)
+        write_BTR, read_BTR = self.gates(p, x_BTD, layer, query_turn)
         value_BTE = project("BTD,DE->BTE", x_BTD, p["value"])
         if layer.valid_BT is not None:
             value_BTE = jnp.where(layer.valid_BT[..., None], value_BTE, 0.0)
         mixed_BTE, last = self.convolved(p, value_BTE, layer, cache)
-        mixed_BTE = self._turned(mixed_BTE, turn_BT)
+        mixed_BTE = self._turned(mixed_BTE, value_turn)
         decay_R = jax.nn.sigmoid(p["decay_logit"].astype(jnp.float32))
         scaled_BTR = read_BTR * self._scale(decay_R)[None, None]
 
@@ -153,14 +149,14 @@ class PrototypeMixer(Prototypes):
         of_heads = self._of_heads(write_BTR, mixed_BTE, decay_R, scaled_BTR, before)
         parts = [self._means(*own, resets_BT=resets_BT) for own in of_heads]
         out_BTE = jnp.concatenate([part for part, _ in parts], 2)
-        out_BTE = self._turned(out_BTE, turn_BT, back=True)
+        out_BTE = self._turned(out_BTE, value_turn, back=True)
         if layer.scope.touches(MEMORY):
             of_heads = self._of_heads(write_BTR, mixed_BTE, decay_R, before)
             memory_BTRE = jnp.concatenate(
                 [self.memory(*own, resets_BT=resets_BT) for own in of_heads], 2
             )
-            if turn_BT is not None:
-                memory_BTRE = turned(memory_BTRE, turn_BT, self.rotary_theta, back=True)
+            if value_turn is not None:
+                memory_BTRE = turned(memory_BTRE, value_turn, back=True)
             memory_BTRE = layer.scope("mixer.memory", memory_BTRE)
             out_BTE = self._read(read_BTR, memory_BTRE)
         if cache is not None:
@@ -234,24 +230,40 @@ class PrototypeMixer(Prototypes):
         """Whether anything depends on the places of tokens."""
         return self.rotary_queries or self.rotary_values
 
+    def _turns(
+        self, cfg: DecoderConfig, layer: Layer, cache: Any
+    ) -> tuple[RopeTables | None, RopeTables | None, dict[str, jax.Array]]:
+        """The turns of a head's queries and values, None where they have none, and the count."""
+        if not self._counts:
+            return None, None, {}
+        place_BT, tokens_B = places(layer, None if cache is None else cache["tokens"])
+        query_turn, value_turn = (
+            tables(place_BT, width // self.heads, self.rotary_theta) if rotary else None
+            for rotary, width in (
+                (self.rotary_queries, cfg.hidden_size),
+                (self.rotary_values, self.value_size(cfg)),
+            )
+        )
+        return query_turn, value_turn, {"tokens": tokens_B}
+
     def _turned(
-        self, x_BTE: jax.Array, place_BT: jax.Array | None, *, back: bool = False
+        self, x_BTE: jax.Array, turn: RopeTables | None, *, back: bool = False
     ) -> jax.Array:
-        if place_BT is None:
+        if turn is None:
             return x_BTE
         x_BTNE = x_BTE.reshape(*x_BTE.shape[:2], self.heads, -1)
-        return turned(x_BTNE, place_BT, self.rotary_theta, back=back).reshape(x_BTE.shape)
+        return turned(x_BTNE, turn, back=back).reshape(x_BTE.shape)
 
     def gates(
-        self, p: ParamTree, x_BTD: jax.Array, layer: Layer, place_BT: jax.Array | None
+        self, p: ParamTree, x_BTD: jax.Array, layer: Layer, turn: RopeTables | None
     ) -> tuple[jax.Array, jax.Array]:
         """Write and read gate `[B, T, R]` in float32, zero where a token is padding.
 
-        `place_BT` has the places of the tokens, from 0, and is read with rotary queries alone.
+        `turn` has the angles of the tokens' queries (`rotary.tables`); None without rotary queries.
         """
         scope = layer.scope
         read_x_BTX = project("BTD,DX->BTX", x_BTD, p["read"])
-        read_x_BTX = self._turned(read_x_BTX, place_BT if self.rotary_queries else None)
+        read_x_BTX = self._turned(read_x_BTX, turn)
         write_logits = scope("mixer.write_logits", _logits(x_BTD, p["prototypes"], p["write_tau"]))
         read_logits = _logits(read_x_BTX, p["prototypes"], p["read_tau"])
         if self.shared_routing:

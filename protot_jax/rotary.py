@@ -56,9 +56,7 @@ def tables(place_BT: jax.Array, width: int, theta: float) -> RopeTables:
     return rope_tables(Rope(theta=theta), width, place_BT)
 
 
-def turned(
-    x_BTNE: jax.Array, place_BT: jax.Array, theta: float, *, back: bool = False
-) -> jax.Array:
-    """Each of N vectors of a token turned by the token's place, or with `back` by minus it."""
-    cos_BTF, sin_BTF = tables(place_BT, x_BTNE.shape[-1], theta)
+def turned(x_BTNE: jax.Array, turn: RopeTables, *, back: bool = False) -> jax.Array:
+    """Each of N vectors of a token turned by the angles `turn` of its place, or `back` by them."""
+    cos_BTF, sin_BTF = turn
     return rotate(x_BTNE, (cos_BTF, -sin_BTF if back else sin_BTF))
