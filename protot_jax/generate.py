@@ -12,17 +12,21 @@ the defaults of temperature, top-k and top-p are those of the released code, whi
 `--edit=L2P5` (repeatable) generates with the write gate of prototype 5 in layer 2 zeroed, as
 `protot_jax.interventions` does; with the same `--seed`, any difference is an effect of the edit.
 `--edit=L2P5:scale=3` triples what is read from it, and `--edit=L2P5:scale --strengths=0,1,2,4`
-continues the prompt once for each factor, with the probability of `--target` after the prompt.
+continues each prompt (`--prompt` is repeatable) once for each factor, with the probability of
+`--target` after the prompt. Other prototypes of the layer get the same factors (`--controls`), and
+a table shows where the named one lies among them: a factor that is large enough moves any text.
 `--routing_of=TEXT` gives the first tokens the gates of another text, token by token.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import itertools
 import sys
 from typing import Any
 
 import jax
+import numpy as np
 from tokenizers.decoders import DecodeStream
 
 from lm_jax.errors import UsageError
@@ -30,9 +34,19 @@ from lm_jax.model.decode import Sampling, stream
 from lm_jax.run import cli, stop, terminal
 from lm_jax.run.options import option
 from protot_jax import edits
+from protot_jax.edits import PrototypeEdit
 from protot_jax.run_options import RunOptions
 from protot_jax.saved_run import TrainedModel
-from protot_jax.steering import EditsAt, Steered, parse_strengths, routing_of, sweep
+from protot_jax.steering import (
+    EditsAt,
+    Place,
+    Steered,
+    others,
+    parse_strengths,
+    place,
+    routing_of,
+    sweep,
+)
 from protot_jax.token_ids import open_ids
 
 
@@ -40,7 +54,9 @@ from protot_jax.token_ids import open_ids
 class Options(RunOptions):
     """The prompt, the sampler, and the edits of prototypes."""
 
-    prompt: str = option("", "text to continue; empty begins a document")
+    prompt: tuple[str, ...] = option(
+        ("",), "text to continue; empty begins a document", repeated=True
+    )
     tokens: int = option(100, "number of tokens to generate; 0 for no end", least=0)
     temperature: float = option(0.8, "temperature of the sampler; 0 is greedy", least=0.0)
     top_k: int = option(40, "sample from the k most probable tokens; 0 for all")
@@ -60,6 +76,9 @@ class Options(RunOptions):
     )
     strengths: tuple[str, ...] = option(
         (), "factors, each in turn, of the edits of mode scale that name none"
+    )
+    controls: int = option(
+        15, "number of other prototypes of the layer that get the same strengths, drawn", least=1
     )
     target: str | None = option(
         None, "word whose probability after the prompt is printed for every strength"
@@ -136,28 +155,94 @@ def main(arguments: cli.Arguments) -> None:
         # A model without prototypes is refused.
         _ = model.prototypes
     if strengths:
-        settings = {"tokens": options.tokens, "sampling": sampling, "key": key}
-        done = []
-        for one in sweep(
-            model, options.prompt, chosen, strengths, target=options.target, **settings
-        ):
-            print(f"times {one.by:g}:\n{one.text}\n", flush=True)
-            done.append(one)
-        print(format_sweep(done))
+        run_sweeps(model, options, chosen, strengths)
         return
     changes: Mapping[str, Any] | EditsAt | None
     if options.routing_of is not None:
         changes = routing_of(model, options.routing_of, chosen)
     else:
         changes = edits.several(model.params, chosen) if chosen else None
-    pieces = text(model, options.prompt, sampling=sampling, key=key, edits=changes)
-    sys.stdout.write(options.prompt)
-    for piece in itertools.islice(pieces, options.tokens or None):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+    for prompt in options.prompt:
+        pieces = text(model, prompt, sampling=sampling, key=key, edits=changes)
+        sys.stdout.write(prompt)
+        for piece in itertools.islice(pieces, options.tokens or None):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+            if stop.requested():
+                break
+        sys.stdout.write("\n")
+        if stop.requested():
+            return
+
+
+def run_sweeps(
+    model: TrainedModel,
+    options: Options,
+    chosen: Sequence[PrototypeEdit],
+    strengths: Sequence[float],
+) -> None:
+    """Sweeps the strengths over every prompt, of the named prototype and then of others.
+
+    Raises:
+      UsageError: as `steering.sweep` and `steering.others`.
+    """
+    one_sweep = functools.partial(
+        sweep,
+        model,
+        strengths=strengths,
+        target=options.target,
+        tokens=options.tokens,
+        sampling=options.sampling,
+        key=jax.random.key(options.seed),
+    )
+    named = []
+    for prompt in options.prompt:
+        done = []
+        for one in one_sweep(prompt, chosen):
+            print(f"times {one.by:g}:\n{one.text}\n", flush=True)
+            done.append(one)
+        print(f"{format_sweep(done)}\n", flush=True)
+        named.append(done)
+    controls = []
+    for other in others(model, chosen, count=options.controls, seed=options.seed):
         if stop.requested():
             break
-    sys.stdout.write("\n")
+        controls.append([list(one_sweep(prompt, other)) for prompt in options.prompt])
+    if stop.requested():
+        print("Stopped before the other prototypes were measured: this is no finding.")
+        return
+    print(format_places(place(named, controls)))
+
+
+def format_places(places: Sequence[Place]) -> str:
+    """Where the named prototype lies among others, for a terminal."""
+    if not places:
+        return "Nothing was generated that could be compared with other prototypes."
+    units = {
+        "probability": (".4%", "probability of the target"),
+        "perplexity": (".1f", "perplexity without edits"),
+    }
+    heads = ["factor", "measure", "named", "others, median", "range", "equal or lower", "p"]
+    rows = []
+    for one in places:
+        spec, words = units[one.measure]
+        middle, low, high = (
+            format(float(value), spec)
+            for value in (np.median(one.others), min(one.others), max(one.others))
+        )
+        named = format(one.named, spec)
+        equal = f"{one.as_low} of {len(one.others)}"
+        rows.append(
+            [f"{one.by:g}", words, named, middle, f"{low} to {high}", equal, f"{one.p:.2g}"]
+        )
+    prompts = places[0].prompts
+    note = (
+        "One prompt is an example and no finding; give more by --prompt."
+        if prompts == 1
+        else f"Geometric means over {prompts} prompts; p is of the rank among other prototypes of "
+        "the layer, two-sided."
+    )
+    return f"{terminal.format_table(heads, rows, left=(1,))}\n\n{note}"
 
 
 def format_sweep(swept: Sequence[Steered]) -> str:

@@ -2,6 +2,9 @@
 
 iaj protot generate --run=RUN --prompt="the war" --edit=L2P5:scale --strengths=0,1,2,4
 iaj protot generate --run=RUN --prompt="the war" --routing_of="the treaty of peace"
+
+Any prototype moves a continuation if it is made strong enough. So other prototypes of the same
+layer get the same strengths (`others`), and the named one has its rank among them (`place`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +53,30 @@ class Steered:
     perplexity: float | None
     repetition: float | None
     probability: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the named prototype lies among others under one strength.
+
+    Attributes:
+      by: the factor.
+      measure: "probability" of the target, or "perplexity" of the continuation.
+      named: its geometric mean over prompts; the unit is that of `Steered`.
+      others: the same of each other prototype.
+      as_low: how many of the others have an equal or lower one.
+      p: two-sided, twice the share of prototypes, the named one included, that are as extreme on
+        its side.
+      prompts: number of prompts.
+    """
+
+    by: float
+    measure: Literal["probability", "perplexity"]
+    named: float
+    others: tuple[float, ...]
+    as_low: int
+    p: float
+    prompts: int
 
 
 def parse_strengths(texts: Sequence[str]) -> tuple[float, ...]:
@@ -141,6 +168,76 @@ def sweep(
         )
         if stop.requested():
             return
+
+
+def others(
+    model: TrainedModel, chosen: Sequence[PrototypeEdit], *, count: int, seed: int
+) -> list[list[PrototypeEdit]]:
+    """The edits with other prototypes of the same layers in place of those that strengths vary.
+
+    Args:
+      model: with prototypes.
+      chosen: as in `sweep`.
+      count: how many are drawn at most; fewer where a layer has no more.
+      seed: of the draw, without repetition.
+
+    Raises:
+      UsageError: a layer has no other prototype.
+    """
+    named = {(one.layer, one.prototype) for one in chosen}
+    rng, varied = np.random.default_rng(seed), list(filter(_open, chosen))
+    drawn: dict[int, list[int]] = {}
+    for layer in sorted({one.layer for one in varied}):
+        known = range(model.prototypes.num_prototypes)
+        free = [other for other in known if (layer, other) not in named]
+        drawn[layer] = rng.permutation(free).tolist()
+    result = []
+    while len(result) < count:
+        left = {layer: iter(drawn[layer]) for layer in drawn}
+        edited = [
+            one._replace(prototype=next(left[one.layer], -1)) if _open(one) else one
+            for one in chosen
+        ]
+        if any(one.prototype < 0 for one in edited):
+            break
+        drawn = {layer: list(rest) for layer, rest in left.items()}
+        result.append(edited)
+    if not result:
+        raise UsageError(
+            "strengths: the layer has no other prototype to compare with; name fewer prototypes"
+        )
+    return result
+
+
+def place(
+    named: Sequence[Sequence[Steered]], controls: Sequence[Sequence[Sequence[Steered]]]
+) -> list[Place]:
+    """Where the named prototype lies among others, by strength and measure.
+
+    Args:
+      named: what `sweep` gave, by prompt and strength.
+      controls: the same of each other prototype, with the same prompts and strengths.
+    """
+    result = []
+    for s, one in enumerate(named[0]):
+        for measure in ("probability", "perplexity"):
+            own, *rest = (_geometric(each, s, measure) for each in (named, *controls))
+            values = [value for value in rest if value is not None]
+            if own is None or not values:
+                continue
+            as_low = sum(value <= own for value in values)
+            as_high = sum(value >= own for value in values)
+            p = min(1.0, 2 * (1 + min(as_low, as_high)) / (1 + len(values)))
+            result.append(Place(one.by, measure, own, tuple(values), as_low, p, len(named)))
+    return result
+
+
+def _geometric(swept: Sequence[Sequence[Steered]], s: int, measure: str) -> float | None:
+    """Geometric mean over prompts under strength s; None where a prompt has no value."""
+    values = [getattr(of_prompt[s], measure) for of_prompt in swept]
+    if any(value is None for value in values):
+        return None
+    return float(np.exp(np.mean(np.log(np.maximum(values, np.finfo(float).tiny)))))
 
 
 def _log_probability(

@@ -9,7 +9,7 @@ first and then second.
 2. `consistency` is how far the verdict depends on the order: flips, agreement beyond chance.
 3. `Control` compares a judge with one that reads nothing, on pairs of which the better is known:
    the real continuation of a prompt against one that `controls` makes worse. A judge that does not
-   beat chance there rates nothing.
+   beat chance on each kind rates nothing.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ from lm_jax.statistics import Interval, wilson
 
 Rule = Literal["each", "agreed"]
 _SCORE: dict[Verdict | None, float] = {"A": 1.0, "Tie": 0.5, "B": 0.0, None: math.nan}
-# The kinds that a judge has to see through before its ratings are printed, and one that shows a
-# weakness: a language model finds text that repeats itself likely.
-DECISIVE = ("shuffled", "other")
-CONTROLS = (*DECISIVE, "looped", "itself")
+# The kinds that a judge has to see through before its ratings are printed. A language model finds
+# text that repeats itself likely, so that its perplexity prefers loops.
+DECISIVE = ("shuffled", "other", "looped")
+CONTROLS = (*DECISIVE, "itself")
 _LOOP = 4
 
 
@@ -127,7 +127,8 @@ class Control:
       worse: those on which it scores below; on the others the two orders cancel.
       n: prompts with both verdicts.
       share: better among better and worse, with Wilson's interval; null without any.
-      passed: whether that interval is above one half, where a judge that reads nothing is.
+      passed: whether that interval is above one half, where a judge that reads nothing is; of
+        "itself", whether it holds one half or there is none.
     """
 
     kind: Literal["shuffled", "other", "looped", "itself"]
@@ -143,14 +144,28 @@ def control(kind: str, score_Q2: np.ndarray) -> Control:
     mean = score_Q2[~np.isnan(score_Q2).any(-1)].mean(-1)
     better, worse = int((mean > 0.5).sum()), int((mean < 0.5).sum())
     share = wilson(better, better + worse) if better + worse else None
-    passed = share is not None and share.low > 0.5
+    passed = _passed(kind, share, len(mean))
     return Control(kind, better, worse, len(mean), share, passed)  # type: ignore[arg-type]
 
 
+def _passed(kind: str, share: Interval | None, n: int) -> bool:
+    if kind == "itself":
+        return n > 0 and (share is None or 0.5 in share)
+    return share is not None and share.low > 0.5
+
+
+def failed(controls: Sequence[Control]) -> tuple[str, ...]:
+    """The kinds of `CONTROLS` that a judge did not pass or was not given.
+
+    From the shares, for a file from before the rule has another `passed`.
+    """
+    passed = {each.kind for each in controls if _passed(each.kind, each.share, each.n)}
+    return tuple(kind for kind in CONTROLS if kind not in passed)
+
+
 def rates(controls: Sequence[Control]) -> bool:
-    """Whether a judge with these controls may rate: it passed every decisive one."""
-    passed = {each.kind for each in controls if each.passed}
-    return passed.issuperset(DECISIVE)
+    """Whether a judge with these controls may rate: it passed every one."""
+    return not failed(controls)
 
 
 def controls(

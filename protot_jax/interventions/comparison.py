@@ -60,7 +60,7 @@ def format_rows(result: Comparison) -> list[list[str]]:
             report_text.percent(one.effect),
             report_text.cases(one.effect),
             *("–" if p is None else f"{p:.3f}" for p in (one.p, one.p_holm)),
-            {True: "yes", False: "no", None: "–"}[one.specific],
+            {True: "yes", False: "no", None: "–" if one.p is None else "undecided"}[one.specific],
         ]
         for one in result.concepts
     ]
@@ -78,6 +78,8 @@ def page(result: Comparison, *, provenance: Mapping[str, Any]) -> str:
         answer = f"Specific among them: {', '.join(specific)}."
     else:
         answer = "None is specific."
+    if undecided := sum(one.specific is None and one.p is not None for one in result.concepts):
+        answer += f" {undecided} undecided, on fewer than {summary.LEAST_TEXTS} texts."
     least_p = [one.least_p for one in result.concepts if one.least_p is not None]
     least = tested * min(least_p, default=0.0)
     if least > summary.LEVEL:

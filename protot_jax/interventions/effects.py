@@ -1,8 +1,13 @@
 """Effect of an intervention on the probability of target words, and on the perplexity of text.
 
 Prototype Transformer, appendix A.3. A sentence's target has probability p under the trained model
-and p' under an intervention; reported is the relative change, 100 (p' / p - 1) percent. Where p is
-below `least` (the paper's 1 %), the sentence is excluded and counted.
+and p' under an intervention; its relative change is 100 (p' / p - 1) percent. Where p is below
+`least` (the paper's 1 %), the sentence is excluded and counted.
+
+Means over sentences, texts and draws are of log(p' / p), and are reported as the relative change of
+the geometric mean, 100 (exp(mean) - 1) percent. The paper takes the mean of p' / p - 1, which
+nothing bounds above: one target that becomes ten times as probable outweighs nine that vanish, and
+an interval of it may end below -100 %.
 
 1. The interventions are the four of `edits.MODES`, and `reinitialise`: the prototype's vector is
    replaced by random ones, several draws, which are the same for all prototypes.
@@ -86,17 +91,33 @@ class Measured:
         """True for the sentences that are not excluded."""
         return self.baseline_N >= self.least
 
+    def log_ratio(self, mode: str) -> np.ndarray:
+        """log(p' / p) of the target's probability in nats, `[L, R, draws, N]`."""
+        return np.log(self.probability[mode] / self.baseline_N)
+
+    def log_perplexity_ratio(self, mode: str) -> np.ndarray:
+        """The same of the sentence's perplexity, `[L, R, draws, N]`."""
+        return self.loss[mode] - self.baseline_loss_N
+
     def change(self, mode: str) -> np.ndarray:
         """Relative change of the target's probability in percent, `[L, R, draws, N]`."""
         return 100.0 * (self.probability[mode] / self.baseline_N - 1.0)
 
     def perplexity_change(self, mode: str) -> np.ndarray:
         """Relative change of the sentence's perplexity in percent, `[L, R, draws, N]`."""
-        return 100.0 * np.expm1(self.loss[mode] - self.baseline_loss_N)
+        return percent(self.log_perplexity_ratio(mode))
 
     def effects(self, mode: str) -> np.ndarray:
-        """Mean change over kept sentences, `[L, R]`, over equally many draws of each prototype."""
-        return self.change(mode)[:, :, : self.control_draws, self.kept_N].mean((2, 3))
+        """Change of the geometric mean over kept sentences in percent, `[L, R]`.
+
+        Over equally many draws of each prototype.
+        """
+        return percent(self.log_ratio(mode)[:, :, : self.control_draws, self.kept_N].mean((2, 3)))
+
+
+def percent(log_ratio: np.ndarray) -> np.ndarray:
+    """The relative change in percent that a log ratio is, 100 (exp(x) - 1)."""
+    return 100.0 * np.expm1(log_ratio)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "mixer"))

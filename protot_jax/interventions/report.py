@@ -162,7 +162,7 @@ def controls(seed: SeedResult) -> Section | None:
             report.histogram(
                 others,
                 caption=f"{report_text.LABELS[mode].capitalize()}: effects of other prototypes.",
-                x_label="mean change of the targets (%)",
+                x_label="change of the targets' geometric mean (%)",
                 y_label="prototypes (count)",
                 bins=24,
                 markers=[(control.chosen, own)],
@@ -193,7 +193,7 @@ def controls(seed: SeedResult) -> Section | None:
                 "Greatest drops",
             ],
             rows,
-            caption="Mean change of the targets over kept sentences.",
+            caption="Change of the targets' geometric mean over kept sentences.",
             n=f"{ranked[0][1].n} other prototypes",
         ),
         report.grid(*histograms),
@@ -251,7 +251,8 @@ def seeds(result: InterventionReport) -> Section | None:
                 "Percentile, write zeroed",
             ],
             rows,
-            caption="Mean change of the targets, with 95 % intervals over the sentences' texts.",
+            caption="Change of the targets' geometric mean, with 95 % intervals over the "
+            "sentences' texts.",
         ),
     )
 
@@ -308,8 +309,9 @@ def paper_comparison(result: InterventionReport) -> Section | None:
                 *(report_text.LABELS[mode] for mode in paper.MODES),
             ],
             [ours, *theirs],
-            caption="Mean relative change of the targets' probability; of the paper, with the "
-            "smallest and the largest change of a sentence below.",
+            caption="Ours: change of the geometric mean of the targets' probabilities. The "
+            "paper's: mean of relative changes, with the smallest and the largest of a sentence "
+            "below.",
         ),
     )
 

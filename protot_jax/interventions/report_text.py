@@ -14,7 +14,7 @@ from protot_jax.interventions.results import (
     SeedResult,
 )
 from protot_jax.interventions.sentences import occurrences
-from protot_jax.interventions.summary import ABLATION
+from protot_jax.interventions.summary import ABLATION, LEAST_TEXTS
 
 Tone = Literal["none", "good", "warn"]
 
@@ -68,8 +68,8 @@ def conclusion(result: InterventionReport) -> tuple[str, Tone]:
         )
     effect, control = one.effect, one.control
     text = (
-        f"With its write gate zeroed, {name(seed)} changes the probability of the targets by "
-        f"{percent(effect)} on average over {cases(effect)}"
+        f"With its write gate zeroed, {name(seed)} changes the geometric mean of the targets' "
+        f"probabilities by {percent(effect)} over {cases(effect)}"
     )
     if control is None:
         return f"{text}.", "none"
@@ -77,8 +77,10 @@ def conclusion(result: InterventionReport) -> tuple[str, Tone]:
         f"; {control.as_low} of the {control.n} other prototypes have an equal or lower effect "
         f"(p {control.p:.2g}). "
     )
+    if seed.specific is None and effect.low is None:
+        return f"{text}One text gives no interval: the effect is undecided.", "warn"
     if seed.specific is None:
-        return f"{text}One text gives no interval, so the effect cannot be called specific.", "warn"
+        return f"{text}Undecided: fewer than {LEAST_TEXTS} texts.", "warn"
     if seed.specific:
         return f"{text}The effect is specific.", "good"
     # A verdict implies an interval with both ends.
@@ -168,8 +170,11 @@ def reasons(result: InterventionReport) -> list[str]:
             f"In {first} of the {len(kept)} kept sentences the target does not occur earlier, so "
             "that a prototype that stores the word itself has nothing of it there."
         )
-    if seed.kept and by_mode(seed)[ABLATION].effect.n < 10:
-        lines.append("Fewer than 10 texts support no claim about a concept; the controls say more.")
+    if seed.kept and by_mode(seed)[ABLATION].effect.n < LEAST_TEXTS:
+        lines.append(
+            f"Fewer than {LEAST_TEXTS} texts support no claim about a concept; the controls say "
+            "more."
+        )
     return lines
 
 

@@ -5,7 +5,8 @@ The page `intervention.html` shows the content of `intervention.json`, and `comp
 is added keeps the version, a change of meaning raises it.
 
 A change is relative and in percent, 100 (p' / p - 1) for a probability and likewise for a
-perplexity. An interval is of 95 %.
+perplexity. A mean change is that of the geometric mean, 100 (exp(mean of log(p' / p)) - 1), and its
+interval that of the mean logarithm, transformed alike. An interval is of 95 %.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from protot_jax.interventions.matching import Match
 
 NAME = "protot_jax.interventions"
 COMPARISON_NAME = "protot_jax.interventions.comparison"
-VERSION = 2
+VERSION = 3
 Mode = Literal["reinitialise", "mask_write", "mask_read", "zero_write", "zero_read"]
 
 
@@ -60,7 +61,7 @@ class Control:
       p: two-sided, twice the share of prototypes, the chosen one included, that are as extreme on
         its side.
       n: number of others.
-      mean: of the others.
+      mean: geometric mean of the others.
       low: 2.5 % quantile of the others.
       high: 97.5 % quantile of the others.
       effects: by layer and prototype, the chosen one included.
@@ -137,8 +138,8 @@ class SeedResult:
       match: of this prototype with that of the first model; null for the first.
       place: rank of this prototype among all by the words, from 1.
       ranking: the first prototypes by the words.
-      specific: whether `zero_write` has an interval without 0 and a p of at most 0.05; null where
-        there is no interval or no other prototype.
+      specific: whether `zero_write` has an interval without 0 and a p of at most 0.05; null,
+        undecided, where there is no interval, no other prototype, or fewer than ten texts.
     """
 
     run: str
@@ -213,8 +214,8 @@ class Replication:
       matched: number with p_holm of at most 0.05.
       repeated: number of these in which the effect of `zero_write` is specific too, and of the sign
         that it has in the first model.
-      mean, lowest, highest: mean effect of `zero_write` in percent over all models, the first
-        included, with the least and the greatest; null where no model has a kept sentence.
+      mean, lowest, highest: geometric mean effect of `zero_write` in percent over all models, the
+        first included, with the least and the greatest; null where no model has a kept sentence.
     """
 
     models: Count
@@ -236,7 +237,7 @@ class InterventionReport:
     """
 
     schema: Literal["protot_jax.interventions"]
-    version: Literal[2]
+    version: Literal[3]
     model: Model
     settings: Settings
     seeds: tuple[SeedResult, ...]
@@ -271,7 +272,7 @@ class Comparison:
     """Interventions for several concepts."""
 
     schema: Literal["protot_jax.interventions.comparison"]
-    version: Literal[2]
+    version: Literal[3]
     concepts: tuple[ComparedConcept, ...]
 
 

@@ -4,14 +4,16 @@
 """
 
 from collections.abc import Sequence
-from typing import cast
+import dataclasses
+from typing import TypeVar, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 import pyarrow as pa
 from scipy import stats
 
 from lm_jax.statistics import holm
-from protot_jax.interventions.effects import MODES, REINITIALISE, Measured
+from protot_jax.interventions.effects import MODES, REINITIALISE, Measured, percent
 from protot_jax.interventions.gates import Ranked
 from protot_jax.interventions.matching import Match
 from protot_jax.interventions.results import (
@@ -34,6 +36,9 @@ from protot_jax.interventions.sentences import occurrences
 ABLATION = "zero_write"
 # Significance level of the test among controls.
 LEVEL = 0.05
+# An interval of the effects on fewer texts decides nothing.
+LEAST_TEXTS = 10
+AnyInterval = TypeVar("AnyInterval", bound=Interval)
 # Number of prototypes of the ranking and of strongest controls in the report.
 MOST_LISTED = 10
 
@@ -61,6 +66,20 @@ def clustered_interval(values: np.ndarray, clusters: np.ndarray) -> Effect:
     )
 
 
+def as_change(interval: AnyInterval) -> AnyInterval:
+    """An interval of mean log ratios as the change of the geometric mean, in percent."""
+    mean, low, high = (
+        None if end is None else float(percent(np.float64(end)))
+        for end in (interval.mean, interval.low, interval.high)
+    )
+    return dataclasses.replace(interval, mean=mean, low=low, high=high)
+
+
+def _mean_change(changes: ArrayLike) -> float:
+    """The geometric mean of changes, all in percent."""
+    return float(percent(np.log1p(np.divide(changes, 100.0)).mean()))
+
+
 def _ends(values: np.ndarray, clusters: np.ndarray) -> tuple[float | None, float | None]:
     _, place_N = np.unique(clusters, return_inverse=True)
     n = place_N.max() + 1 if len(values) else 0
@@ -84,17 +103,17 @@ def of_mode(measured: Measured, mode: str) -> ModeResult:
     own = measured.layer, measured.prototype
     kept_N = measured.kept_N
     source_N = sources(measured)[kept_N]
-    change_DN = measured.change(mode)[own]
-    loss_DN = measured.perplexity_change(mode)[own]
+    ratio_DN = measured.log_ratio(mode)[own]
+    loss_DN = measured.log_perplexity_ratio(mode)[own]
     text = None
     if measured.text is not None:
         result = measured.text.change[mode]
         text = Interval(result.estimate, result.low, result.high, result.n)
     return ModeResult(
         mode=cast(Mode, mode),
-        effect=clustered_interval(change_DN.mean(0)[kept_N], source_N),
-        sentences=tuple(mean_interval(change_D) for change_D in change_DN.T),
-        sentence_perplexity=clustered_interval(loss_DN.mean(0)[kept_N], source_N),
+        effect=as_change(clustered_interval(ratio_DN.mean(0)[kept_N], source_N)),
+        sentences=tuple(as_change(mean_interval(ratio_D)) for ratio_D in ratio_DN.T),
+        sentence_perplexity=as_change(clustered_interval(loss_DN.mean(0)[kept_N], source_N)),
         text_perplexity=text,
         control=control(measured, mode),
     )
@@ -120,7 +139,7 @@ def control(measured: Measured, mode: str) -> Control | None:
         as_low=as_low,
         p=min(1.0, 2 * (1 + min(as_low, as_high)) / (1 + values.size)),
         n=int(values.size),
-        mean=float(values.mean()),
+        mean=_mean_change(values),
         low=float(np.quantile(values, 0.025)),
         high=float(np.quantile(values, 0.975)),
         effects=tuple(map(tuple, effect_LR.tolist())),
@@ -134,10 +153,10 @@ def control(measured: Measured, mode: str) -> Control | None:
 def specific(effect: Effect, p: float | None) -> bool | None:
     """Whether a prototype changes the targets more than others do.
 
-    Its interval must exclude 0, and p of its rank among the others be at most 0.05. None where one
-    of the two is missing.
+    Its interval must exclude 0, and p of its rank among the others be at most 0.05. None,
+    undecided, where one of the two is missing or there are fewer than `LEAST_TEXTS` texts.
     """
-    if effect.low is None or effect.high is None or p is None:
+    if effect.low is None or effect.high is None or p is None or effect.n < LEAST_TEXTS:
         return None
     return not effect.low <= 0.0 <= effect.high and p <= LEVEL
 
@@ -228,7 +247,7 @@ def replication(seeds: Sequence[SeedResult]) -> Replication | None:
         p_holm=tuple(p_holm),
         matched=len(matched),
         repeated=len(repeated),
-        mean=float(np.mean(known)) if known else None,
+        mean=_mean_change(known) if known else None,
         lowest=min(known, default=None),
         highest=max(known, default=None),
     )

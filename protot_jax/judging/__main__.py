@@ -34,6 +34,7 @@ from typing import Any, Literal
 
 import lm_jax
 from lm_jax.errors import UsageError
+from lm_jax.evaluate import verdicts
 from lm_jax.evaluate.pairwise import NULLS
 from lm_jax.model.decode import Sampling
 from lm_jax.run import cli, terminal
@@ -241,9 +242,12 @@ def format_result(result: results.JudgingSummary) -> str:
     ]
     lines = [terminal.format_table(heads, rows, left=(0, 1))]
     for judge in result.judges:
+        # A file from before may hold ratings of a judge that failed.
+        failure = summary.why_not(verdicts.failed(judge.controls))
         for judged in judge.decodings:
-            if judged.ratings is None:
-                lines.append(f"{judge.name}, {judged.decoding}: no ratings, {judged.no_ratings}")
+            if judged.ratings is None or failure:
+                why = judged.no_ratings or failure
+                lines.append(f"{judge.name}, {judged.decoding}: no ratings, {why}")
                 continue
             lines.append(f"{judge.name}, {judged.decoding}:")
             lines += [

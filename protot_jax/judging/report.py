@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import dataclasses
 
 from lm_jax import report
-from lm_jax.evaluate.verdicts import DECISIVE
+from lm_jax.evaluate.verdicts import DECISIVE, failed
 from lm_jax.report import Bar, Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
@@ -54,13 +54,6 @@ def _verdict(result: JudgingSummary) -> Part:
         return report.verdict("No ratings: one model has no opponent.", tone="warn")
     if not rating:
         return report.verdict("No ratings.", _PROSE("no_ratings"), *notes, tone="warn")
-    loops = [
-        judge.name
-        for judge in result.judges
-        for one in judge.controls
-        if one.kind == "looped" and not one.passed and judge.name in rating
-    ]
-    notes += [_PROSE("loops", name) for name in loops]
     text = f"Ratings by {', '.join(rating)}."
     return report.verdict(text, *notes, tone="warn" if notes else "good")
 
@@ -117,9 +110,9 @@ def _judges(result: JudgingSummary) -> Section:
             [
                 [
                     judge.name,
-                    *(_control(judge, kind) for kind in (*DECISIVE, "looped")),
+                    *(_control(judge, kind) for kind in DECISIVE),
                     _share(judge.position),
-                    cell("yes", tone="good") if judge.rates else cell("no", tone="warn"),
+                    cell("yes", tone="good") if judge.rates else _failure(judge),
                 ]
                 for judge in result.judges
             ],
@@ -146,6 +139,10 @@ def _judges(result: JudgingSummary) -> Section:
             caption="Verdicts on the models, in both orders; shares in percent.",
         ),
     )
+
+
+def _failure(judge: JudgeResult) -> Cell:
+    return cell("no", tone="warn", note=f"failed: {', '.join(failed(judge.controls))}")
 
 
 def _control(judge: JudgeResult, kind: str) -> Cell:

@@ -1,6 +1,6 @@
 """The numbers of a judging run: measures of the texts, controls of the judges, ratings.
 
-No judge rates that does not tell real continuations from worse ones (`verdicts.Control`).
+No judge rates that fails a control: its numbers would be of what it mistakes (`verdicts.Control`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -183,15 +183,15 @@ def _judged(settings: results.Settings, texts: Texts, said: Verdicts) -> results
     # Both verdicts are on the same pair: the first names the left one in order 0, not in order 1.
     itself = said.controls["itself"]
     named = np.stack([itself[:, 0] == 1, itself[:, 1] == 0], 1)[np.isin(itself, (0, 1))]
-    rates = verdicts.rates(controls)
+    failed = verdicts.failed(controls)
     return results.JudgeResult(
         said.judge.name,
         said.judge.unreadable if isinstance(said.judge, AskedJudge) else 0,
         controls,
-        rates,
+        not failed,
         wilson(int(named.sum()), named.size) if named.size else None,
         tuple(
-            _decoding(settings, texts, decoding, scores, rates)
+            _decoding(settings, texts, decoding, scores, failed)
             for decoding, scores in said.models.items()
         ),
     )
@@ -202,7 +202,7 @@ def _decoding(
     texts: Texts,
     decoding: Decoding,
     score_QC2: np.ndarray,
-    rates: bool,
+    failed: Sequence[str],
 ) -> results.Judged:
     names = [model for kind, model in texts if kind == decoding]
     pairs = list(itertools.combinations(range(len(names)), 2))
@@ -216,13 +216,20 @@ def _decoding(
     duels = tuple(
         _duel(names[left], names[right], score_QC2[:, c]) for c, (left, right) in enumerate(pairs)
     )
-    why = "" if rates else "the judge does not tell real continuations from worse ones"
-    if rates and not found.pairs:
+    why = why_not(failed)
+    if not failed and not found.pairs:
         why = "it gave no verdicts"
     if why:
         return results.Judged(decoding, found, duels, None, 0.0, None, why)
     rated, ridge, weight = _ratings(settings, names, pairs, score_QC2, length_QP)
     return results.Judged(decoding, found, duels, rated, ridge, weight, "")
+
+
+def why_not(failed: Sequence[str]) -> str:
+    """Why a judge that failed these controls may not rate; empty without any."""
+    if not failed:
+        return ""
+    return f"the judge failed the control{'s' * (len(failed) > 1)} {', '.join(failed)}"
 
 
 def _duel(left: str, right: str, score_Q2: np.ndarray) -> results.Duel:

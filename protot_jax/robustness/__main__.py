@@ -8,7 +8,8 @@ After Prototype Transformer, section 5.2 and appendix A.5. Sentences are those o
 {"text": "..."} a line, or are drawn from the validation text of the first run's corpus. They get
 typos, synonyms, other spellings, inflections, contractions, punctuation and abbreviations; a line
 with a "perturbed" text as well is measured as it is. Built sentences in which gender, negation or
-number is flipped are measured beside them. In models with prototypes, the gates of the perturbed
+number is flipped are measured beside them. Pairs of a sentence that stands in the training text of
+one of the models are left out, and counted. In models with prototypes, the gates of the perturbed
 sentence are also held to those of the original, with `--released_clamp` also as the released code
 does. A run is a work folder, or the folder `seed_N` in it. Into `--workdir`, by default the folder
 `robustness` of the first run, it writes
@@ -146,7 +147,7 @@ def write_results(
     given: bool,
 ) -> None:
     """Measures all pairs and writes the four files into an open work folder."""
-    lines = [dataclasses.asdict(pair) for pair in made.pairs]
+    lines = [pair.row() for pair in made.pairs]
     write_text(
         folder / PAIRS, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
     )
@@ -179,6 +180,7 @@ def format_report(result: RobustnessReport) -> str:
     heads = ["JS, nats", "pairs", *report.names(result)]
     lines = [terminal.format_table(heads, rows, left=(0,)), "", *report.conclusion(result)]
     lines += [f"not measured: {one.name}; {one.reason}" for one in result.skipped]
+    lines += report.trained(result)
     return "\n".join(lines)
 
 

@@ -8,12 +8,15 @@ After Prototype Transformer, appendix A.5. Sentences of the corpora, each `KIND:
 in equal parts. The kind says which are taken: text (the default) has sentences of 5 to 20 words, of
 which at most 8,000 and half of the mix are taken from one corpus; dialogue of 3 to 15 words; news
 the first sentence of a document, of 5 to 20 words. A source is sotu, wiki, wikitext2, or a file or
-folder of .txt, .jsonl or .parquet. Every slice is filled with pairs that pass the checks
-(`screening.py`), if need be from built sentences (`backfill.py`). Into `--workdir` it writes
+folder of .txt, .jsonl or .parquet. A source is cut into documents and splits as the training
+commands cut it by default, and sentences are of its validation and test splits (`--splits`), none
+that stands word for word in a training document of any source (`held_out.py`). Every slice is
+filled with pairs that pass the checks (`screening.py`), if need be from built sentences
+(`backfill.py`). Into `--workdir` it writes
 
-    perturbation_benchmark.jsonl   meaning kept: slice, text, perturbed, source
-    intervention_benchmark.jsonl   gender, negation or number flipped, in the same form
-    benchmark.json                 sources with licences and sha256, checks, counts, sha256 of both
+    perturbation_benchmark.jsonl   meaning kept: slice, text, perturbed, source, split
+    intervention_benchmark.jsonl   gender, negation or number flipped: slice, text, perturbed, frame
+    benchmark.json                 sources with licences and sha256, splits, checks, counts, sha256
 
 `iaj protot robustness --sentences=FILE` measures models on either. The same command writes the same
 bytes. The similarity needs `iaj fetch minilm`, plurals `iaj fetch inflections`.
@@ -24,7 +27,7 @@ from collections.abc import Sequence
 import dataclasses
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -37,7 +40,9 @@ from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import Count, load_result
 from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
 from lm_jax.text import corpora
-from protot_jax.robustness import backfill, experiment, lists, meaning, perturb, sentences
+from lm_jax.text.preparation import CorpusConfig
+from lm_jax.text.splits import SPLITS, split_of, split_point
+from protot_jax.robustness import backfill, experiment, held_out, lists, meaning, perturb, sentences
 from protot_jax.robustness.screening import REASONS, Screen, counted, fill, whole_sentence
 from protot_jax.robustness.sentences import KINDS, Pair
 from protot_jax.robustness.similarity import Encoder, similarities
@@ -46,7 +51,7 @@ NOISE_FILE = "perturbation_benchmark.jsonl"
 MEANING_FILE = "intervention_benchmark.jsonl"
 RECORD = "benchmark.json"
 NAME: Literal["protot_jax.robustness.benchmark"] = "protot_jax.robustness.benchmark"
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
 PAPER_SLICES = tuple(name for name in experiment.NOISE if name != "typo_any")
 BUILT = "built"
 _MOST_TEXT = 8_000
@@ -68,6 +73,11 @@ class Options:
     )
     pairs: int = option(500, "number of pairs of a slice", least=1)
     mix: int = option(30_000, "greatest number of sentences of all corpora", least=1)
+    splits: tuple[str, ...] = option(
+        ("validation", "test"),
+        f"splits of the corpora that sentences are of, of {', '.join(SPLITS)}; sentences of the "
+        "training split say nothing of new text",
+    )
     seed: int = option(42, "random seed of sentences, perturbations and flips", least=0)
     wordnet: Path | None = option(None, "folder with WordNet's index.sense, for synonyms")
     least_zipf: float = option(3.0, "least Zipf frequency of a new word, in the corpora")
@@ -85,6 +95,9 @@ class Source:
       files_sha256: by file name.
       sentences: number in the mix.
       fragments: number that were drawn and left out, as they are no whole sentences.
+      cut: how the source is cut into documents and splits, as `CorpusConfig` has it.
+      documents: number of documents in each split.
+      trained: number that were drawn and left out, as they stand in a training document too.
     """
 
     source: str
@@ -94,6 +107,9 @@ class Source:
     files_sha256: dict[str, str]
     sentences: Count
     fragments: Count
+    cut: CorpusConfig
+    documents: dict[str, Count]
+    trained: Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +121,8 @@ class Slice:
       unique_pairs: number of different ones, without regard to case.
       texts: number of different original sentences.
       built: number from built sentences.
+      frames: number of different frames of built pairs; 0 where pairs have none.
+      splits: number of pairs by split of the original; built ones have none.
       rejected: number of candidates by reason (`screening.REASONS`).
       similarity, distance: means by MiniLM and in characters (Table 12); similarity is null
         without MiniLM.
@@ -116,6 +134,8 @@ class Slice:
     unique_pairs: Count
     texts: Count
     built: Count
+    frames: Count
+    splits: dict[str, Count]
     rejected: dict[str, Count]
     similarity: float | None
     distance: float | None
@@ -129,15 +149,17 @@ class Benchmark:
     Attributes:
       perturbations: version of the generators.
       wanted: pairs of a slice.
+      splits: splits that sentences were drawn from.
       similarity: "measured", or why not.
       files: size and sha256 by name.
     """
 
     schema: Literal["protot_jax.robustness.benchmark"]
-    version: Literal[1]
+    version: Literal[2]
     perturbations: Count
     seed: Count
     wanted: Count
+    splits: tuple[str, ...]
     least_zipf: float
     least_similarity: float
     similar: tuple[str, ...]
@@ -163,42 +185,89 @@ def parse_corpus(text: str) -> tuple[str, str]:
     return kind, source
 
 
-def draw(options: Options, counts: Counter[str]) -> tuple[dict[str, str], list[Source]]:
-    """The source of every sentence of the mix, in random order, and the record of every corpus.
+class Origin(NamedTuple):
+    """Where a sentence of the mix is from: the name of its source, and the split there."""
+
+    source: str
+    split: str
+
+
+def draw(options: Options, counts: Counter[str]) -> tuple[dict[str, Origin], list[Source]]:
+    """The origin of every sentence of the mix, in random order, and the record of every corpus.
 
     Words of the corpora are added to `counts`.
 
     Raises:
       BadInputError: a corpus cannot be read, or has no such sentence.
     """
-    mix: list[tuple[str, str]] = []
-    records = []
+    mix: dict[str, list[tuple[str, str]]] = {}
+    fragments: dict[str, int] = {}
+    documents: dict[str, Counter[str]] = {}
+    training: list[str] = []
     for kind, source in map(parse_corpus, options.corpus):
         stop.check("while sampling sentences")
         share = max(1, options.mix // len(options.corpus))
         if kind == "text":
             share = min(share, _MOST_TEXT, max(1, options.mix // 2))
-        documents = corpora.documents(source, field=options.field)
-        texts = (text for _, text in corpora.usable(documents, Counter()))
-        drawn = sentences.sample(counted(texts, counts), share, options.seed, KINDS[kind])
-        whole = list(filter(whole_sentence, drawn))
-        if not whole:
+        texts, documents[source] = _texts(source, options, counts)
+        drawn: dict[str, str] = {}
+        for split in options.splits:
+            # Each split gives its part, so that a small one is not left out by chance.
+            of_split = sentences.sample(texts[split], share, options.seed, KINDS[kind])
+            drawn |= dict.fromkeys(of_split, split) | drawn
+        order = np.random.default_rng(options.seed).permutation(len(drawn))
+        known = list(drawn.items())
+        chosen = [known[i] for i in order[:share]]
+        mix[source] = [one for one in chosen if whole_sentence(one[0])]
+        fragments[source] = len(chosen) - len(mix[source])
+        if "train" not in options.splits:
+            training += texts["train"]
+    trained = held_out.found((text for found in mix.values() for text, _ in found), training)
+    records, flat = [], []
+    for kind, source in map(parse_corpus, options.corpus):
+        kept = [one for one in mix[source] if one[0] not in trained]
+        if not kept:
             raise BadInputError(
                 f"{source} has no whole sentence of {KINDS[kind].shortest} to "
-                f"{KINDS[kind].longest} words; name another corpus"
+                f"{KINDS[kind].longest} words in {', '.join(options.splits)} that its training "
+                "text has not; name another corpus, or more splits by --splits"
             )
         licence, version = _licence(source, options.licence)
-        hashes = corpora.hashes(source)
         # The files say nothing of the machine that made them.
         name = Path(source).name
-        mix += [(sentence, name) for sentence in whole]
-        fragments = len(drawn) - len(whole)
-        records.append(Source(name, kind, licence, version, hashes, len(whole), fragments))
-    order = np.random.default_rng(options.seed).permutation(len(mix))
-    origin: dict[str, str] = {}
-    for i in order:
-        origin.setdefault(*mix[i])
+        cut = dataclasses.replace(held_out.heldout_corpus(source, options.field), source=name)
+        flat += [(text, Origin(name, split)) for text, split in kept]
+        records.append(
+            Source(
+                name,
+                kind,
+                licence,
+                version,
+                corpora.hashes(source),
+                len(kept),
+                fragments[source],
+                cut,
+                dict(documents[source]),
+                len(mix[source]) - len(kept),
+            )
+        )
+    origin: dict[str, Origin] = {}
+    for i in np.random.default_rng(options.seed).permutation(len(flat)):
+        origin.setdefault(*flat[i])
     return origin, records
+
+
+def _texts(
+    source: str, options: Options, counts: Counter[str]
+) -> tuple[dict[str, list[str]], Counter[str]]:
+    """The documents of a source by split, and their number; counts their words."""
+    cut = held_out.heldout_corpus(source, options.field)
+    documents = corpora.documents(source, unit=cut.unit, words=cut.words, field=cut.field)
+    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
+    usable = (text for _, text in corpora.usable(documents, Counter()))
+    for text in counted(usable, counts):
+        texts[split_of(split_point(text.encode(), cut.seed), cut.splits)].append(text)
+    return texts, Counter({split: len(found) for split, found in texts.items()})
 
 
 def _licence(source: str, of_files: str) -> tuple[str, str | None]:
@@ -210,7 +279,7 @@ def _licence(source: str, of_files: str) -> tuple[str, str | None]:
 
 def make(
     options: Options, wordnet: lists.WordNet | None
-) -> tuple[list[tuple[Pair, str]], list[tuple[Pair, str]], Benchmark]:
+) -> tuple[list[Pair], list[Pair], Benchmark]:
     """Pairs of both files, each with its source, and the record without the files' digests.
 
     Raises:
@@ -224,6 +293,11 @@ def make(
                     f"--{flag}: {name!r} is none of {', '.join(experiment.PERTURBATIONS)}"
                     f"{nearest(name, experiment.PERTURBATIONS)}"
                 )
+    for split in options.splits:
+        if split not in SPLITS:
+            raise UsageError(
+                f"--splits: {split!r} is none of {', '.join(SPLITS)}{nearest(split, SPLITS)}"
+            )
     wanted = options.slices or PAPER_SLICES
     made, skipped = experiment.perturbations(wanted, wordnet, named=bool(options.slices))
     encoder, similarity = None, "measured"
@@ -242,13 +316,19 @@ def make(
         for texts in (origin, backfill.sentences(name, options.seed)):
             found = sentences.candidates(texts, name, perturbation, seed=options.seed)
             pairs += fill(found, options.pairs - len(pairs), screen, rejected)
-        lines = [(pair, origin.get(pair.text, BUILT)) for pair in pairs]
+        built = Origin(BUILT, "")
+        lines = [
+            dataclasses.replace(pair, **origin.get(pair.text, built)._asdict()) for pair in pairs
+        ]
         noise += lines
         records.append(_slice(name, lines, options.pairs, rejected, encoder))
-    records += [Slice(one.name, 0, 0, 0, 0, {}, None, None, one.reason) for one in skipped]
-    flips = [(pair, BUILT) for pair in sentences.flipped(options.pairs, options.seed)]
+    records += [Slice(one.name, 0, 0, 0, 0, 0, {}, {}, None, None, one.reason) for one in skipped]
+    flips = [
+        dataclasses.replace(pair, source=BUILT)
+        for pair in sentences.flipped(options.pairs, options.seed)
+    ]
     for name in meaning.SLICES:
-        own = [line for line in flips if line[0].slice == name]
+        own = [pair for pair in flips if pair.slice == name]
         records.append(_slice(name, own, options.pairs, Counter(), encoder))
     record = Benchmark(
         schema=NAME,
@@ -256,6 +336,7 @@ def make(
         perturbations=perturb.VERSION,
         seed=options.seed,
         wanted=options.pairs,
+        splits=options.splits,
         least_zipf=options.least_zipf,
         least_similarity=options.least_similarity,
         similar=options.similar,
@@ -271,22 +352,23 @@ def make(
 
 def _slice(
     name: str,
-    lines: Sequence[tuple[Pair, str]],
+    pairs: Sequence[Pair],
     wanted: int,
     rejected: Counter[str],
     encoder: Encoder | None,
 ) -> Slice:
-    pairs = [pair for pair, _ in lines]
     both = [(pair.text, pair.perturbed) for pair in pairs]
     cosines = similarities(encoder, both) if encoder and both else None
     distances = [sentences.edit_distance(*each) for each in both]
-    lacking = "the corpora and the built sentences have no more" if len(lines) < wanted else ""
+    lacking = "the corpora and the built sentences have no more" if len(pairs) < wanted else ""
     return Slice(
         name=name,
-        pairs=len(lines),
+        pairs=len(pairs),
         unique_pairs=len({(a.casefold(), b.casefold()) for a, b in both}),
         texts=len({text for text, _ in both}),
-        built=sum(source == BUILT for _, source in lines),
+        built=sum(pair.source == BUILT for pair in pairs),
+        frames=len({pair.frame for pair in pairs if pair.frame}),
+        splits=dict(sorted(Counter(pair.split for pair in pairs if pair.split).items())),
         rejected={reason: rejected[reason] for reason in REASONS if rejected[reason]},
         similarity=None if cosines is None else float(cosines.mean()),
         distance=float(np.mean(distances)) if distances else None,
@@ -298,8 +380,7 @@ def write(options: Options, wordnet: lists.WordNet | None, folder: Path) -> None
     """Makes the benchmark and writes the three files."""
     noise, flips, record = make(options, wordnet)
     for name, lines in ((NOISE_FILE, noise), (MEANING_FILE, flips)):
-        rows = [dataclasses.asdict(pair) | {"source": source} for pair, source in lines]
-        text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+        text = "".join(f"{json.dumps(pair.row(), ensure_ascii=False)}\n" for pair in lines)
         write_text(folder / name, text)
     files = {name: file_digest(folder / name) for name in (NOISE_FILE, MEANING_FILE)}
     write_json(folder / RECORD, dataclasses.replace(record, files=files))
@@ -307,11 +388,15 @@ def write(options: Options, wordnet: lists.WordNet | None, folder: Path) -> None
 
 def format_benchmark(record: Benchmark) -> str:
     """Counts by slice for a terminal."""
-    heads = ["slice", "pairs", "unique", "built", "rejected", "similarity", "edit distance"]
+    heads = [
+        *("slice", "pairs", "unique", "built", "frames", "rejected", "similarity"),
+        "edit distance",
+    ]
     rows = [
         [
             one.name,
-            *map(str, (one.pairs, one.unique_pairs, one.built, sum(one.rejected.values()))),
+            *map(str, (one.pairs, one.unique_pairs, one.built, one.frames)),
+            str(sum(one.rejected.values())),
             "–" if one.similarity is None else f"{one.similarity:.3f}",
             "–" if one.distance is None else f"{one.distance:.2f}",
         ]
@@ -321,7 +406,11 @@ def format_benchmark(record: Benchmark) -> str:
     lines += [f"{one.name}: {one.missing}" for one in record.slices if one.missing]
     if record.similarity != "measured":
         lines.append(f"similarity is not measured: {record.similarity}")
-    lines += [f"{one.source}: {one.sentences} sentences; {one.licence}" for one in record.sources]
+    lines += [
+        f"{one.source}: {one.sentences} sentences of {', '.join(record.splits)}, {one.trained} "
+        f"left out that stand in training text; {one.licence}"
+        for one in record.sources
+    ]
     return "\n".join(lines)
 
 

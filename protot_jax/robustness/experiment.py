@@ -1,5 +1,6 @@
 """The robustness experiment: pairs, models, rows kept as they are measured, and the summary."""
 
+from collections import Counter
 from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
@@ -13,10 +14,20 @@ from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.run import progress, stop
 from lm_jax.run.files import content_digest, to_jsonable
 from lm_jax.run.rows import RowStore
+from lm_jax.text.preparation import CorpusConfig
 from protot_jax import edits
 from protot_jax.interventions.experiment import SubjectModel
 from protot_jax.mixer import PrototypeMixer
-from protot_jax.robustness import lists, meaning, mediation, perturb, results, sentences, summary
+from protot_jax.robustness import (
+    held_out,
+    lists,
+    meaning,
+    mediation,
+    perturb,
+    results,
+    sentences,
+    summary,
+)
 from protot_jax.robustness.measure import encode, measure
 from protot_jax.robustness.results import Kind, Model, RobustnessReport, SliceResult
 from protot_jax.robustness.sentences import Pair
@@ -94,12 +105,18 @@ class Pairs:
       similarity: of each; None if it was not measured.
       dissimilar: by slice, how many were left out.
       skipped: slices without pairs.
+      trained: by slice, how many pairs were left out because a model was trained on one of their
+        sentences.
+      models: of each model, how many sentences stand in its training text, and why that is not
+        known.
     """
 
     pairs: tuple[Pair, ...]
     similarity: tuple[float, ...] | None
     dissimilar: dict[str, int]
     skipped: tuple[results.SkippedSlice, ...]
+    trained: dict[str, int]
+    models: tuple[results.TrainedOn, ...]
 
 
 def parse_held(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
@@ -138,6 +155,8 @@ def make_pairs(
 ) -> Pairs:
     """Samples sentences, or takes those of the user, and perturbs them.
 
+    Pairs of a sentence that stands in the training text of any of the models are left out.
+
     Raises:
       BadInputError: the corpus of the first run cannot be read, a slice that was asked for by name
         needs data that are not here, or there is no pair.
@@ -165,6 +184,10 @@ def make_pairs(
     pairs += given.pairs if given else ()
     flips = sentences.flipped(config.pairs, config.seed)
     pairs += [pair for pair in flips if pair.slice in wanted]
+    pairs, trained, of_models = _without_trained(subjects, pairs)
+    for name in trained.keys() - {pair.slice for pair in pairs}:
+        reason = f"a model was trained on a sentence of each of its {trained[name]} pairs"
+        skipped.append(results.SkippedSlice(name, reason))
     similarity, dissimilar = None, {}
     if config.least_similarity is not None and pairs:
         encoder = Encoder()
@@ -178,8 +201,32 @@ def make_pairs(
         pairs = [pair for pair, kept in zip(pairs, keep, strict=True) if kept]
         similarity = tuple(float(x) for x, kept in zip(cosines, keep, strict=True) if kept)
     if not pairs:
-        raise BadInputError("there is no pair to measure; give more sentences or other slices")
-    return Pairs(tuple(pairs), similarity, dissimilar, tuple(skipped))
+        known = f" ({sum(trained.values())} stand in training text)" if trained else ""
+        raise BadInputError(
+            f"there is no pair to measure{known}; give more sentences or other slices"
+        )
+    return Pairs(tuple(pairs), similarity, dissimilar, tuple(skipped), trained, of_models)
+
+
+def _without_trained(
+    subjects: Sequence[SubjectModel], pairs: Sequence[Pair]
+) -> tuple[list[Pair], dict[str, int], tuple[results.TrainedOn, ...]]:
+    """The pairs that no model was trained on, the others by slice, and what each model has."""
+    # Both texts, for a perturbed one may be the one that stands in a corpus.
+    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.text, pair.perturbed)))
+    by_corpus: dict[CorpusConfig, held_out.Trained] = {}
+    found = []
+    for one in subjects:
+        # Models of one text may have tokenizers of their own.
+        corpus = dataclasses.replace(one.model.config.corpus, vocab_size=0)
+        if corpus not in by_corpus:
+            by_corpus[corpus] = held_out.trained_on(texts, corpus)
+        found.append(by_corpus[corpus])
+    gone = frozenset[str]().union(*(one.texts for one in found))
+    kept = [pair for pair in pairs if not {pair.text, pair.perturbed} & gone]
+    left_out = Counter(pair.slice for pair in pairs if {pair.text, pair.perturbed} & gone)
+    models = tuple(results.TrainedOn(len(one.texts), one.unknown) for one in found)
+    return kept, dict(left_out), models
 
 
 def perturbations(
@@ -285,6 +332,7 @@ def _described(
         "slice": [pair.slice for pair in pairs],
         "text": [pair.text for pair in pairs],
         "perturbed": [pair.perturbed for pair in pairs],
+        **{name: [getattr(pair, name) for pair in pairs] for name in ("frame", "source", "split")},
         "distance": [sentences.edit_distance(pair.text, pair.perturbed) for pair in pairs],
         "similarity": [made.similarity[i] if made.similarity else None for i in rows],
     }
@@ -300,6 +348,11 @@ def _report(
 ) -> RobustnessReport:
     columns = {name: np.asarray(table[name].to_pylist()) for name in table.column_names}
     order = list(dict.fromkeys(pair.slice for pair in made.pairs))
+    slices = [
+        _slice(name, columns, len(subjects), made, config)
+        for name in order
+        if (columns["slice"] == name).any()
+    ]
     return RobustnessReport(
         schema=results.SCHEMA,
         version=results.VERSION,
@@ -313,17 +366,13 @@ def _report(
             floor=mediation.FLOOR,
             too_long=too_long,
         ),
-        models=tuple(map(_model, subjects)),
-        slices=tuple(
-            _slice(name, columns, len(subjects), made, config)
-            for name in order
-            if (columns["slice"] == name).any()
-        ),
+        models=tuple(map(_model, subjects, made.models)),
+        slices=summary.corrected(slices),
         skipped=made.skipped,
     )
 
 
-def _model(subject: SubjectModel) -> Model:
+def _model(subject: SubjectModel, trained: results.TrainedOn) -> Model:
     model = subject.model
     mixer = model.mixer if isinstance(model.mixer, PrototypeMixer) else None
     return Model(
@@ -336,6 +385,7 @@ def _model(subject: SubjectModel) -> Model:
         hidden_size=model.cfg.hidden_size,
         vocab_size=model.cfg.vocab_size,
         prototypes=None if mixer is None else mixer.num_prototypes,
+        trained=trained,
     )
 
 
@@ -360,10 +410,12 @@ def _slice(
         sentences=len(np.unique(first["text"])),
         distance=float(first["distance"].mean()),
         similarity=float(first["similarity"].mean()) if made.similarity else None,
+        frames=len(np.unique(first["frame"][first["frame"] != ""])),
         dissimilar=made.dissimilar.get(name, 0),
+        trained=made.trained.get(name, 0),
         example=(str(first["text"][0]), str(first["perturbed"][0])),
         models=tuple(summary.measured(rows, seed=config.seed) for rows in by_model),
         comparison=summary.compared(
-            [rows["js"] for rows in by_model], first["text"], seed=config.seed
+            [rows["js"] for rows in by_model], summary.clusters(first), seed=config.seed
         ),
     )

@@ -32,7 +32,7 @@ import numpy as np
 from protot_jax.robustness import lists
 
 # A change of the generators changes what a finished folder would hold, and so this number.
-VERSION = 2
+VERSION = 3
 SYNONYM_COUNTS = (0.5, 0.3, 0.2)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _WORD = re.compile(r"(?<![\w'’-])[A-Za-z]+(?![\w'’-])")

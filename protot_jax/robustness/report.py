@@ -7,6 +7,7 @@ The page shows a `results.RobustnessReport` and measures nothing; prose is in `r
 
 from collections.abc import Mapping, Sequence
 import math
+from typing import Literal
 
 from lm_jax import report
 from lm_jax.report import Bar, Cell, Section, cell, section, table
@@ -15,8 +16,17 @@ from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from protot_jax.interventions.results import Interval
 from protot_jax.robustness import paper
-from protot_jax.robustness.results import Kind, Measured, Mediation, RobustnessReport, SliceResult
+from protot_jax.robustness.results import (
+    Comparison,
+    Kind,
+    Measured,
+    Mediation,
+    RobustnessReport,
+    SliceResult,
+)
 
+# Of corrected p-values.
+_LEVEL = 0.05
 _PROSE = Prose("protot_jax.robustness")
 # Heads of the cells of `_ratios`.
 _PMR = (
@@ -50,20 +60,18 @@ def names(result: RobustnessReport) -> list[str]:
 def conclusion(result: RobustnessReport) -> list[str]:
     """The finding in sentences: which model moves least, and what holding the routing does.
 
-    A model moves least on a slice only if paired intervals part it from every other.
+    Models are compared with the one that was named first, and by corrected p-values.
     """
     lines = []
     noise = of_kind(result, "noise") or of_kind(result, "given")
     own = names(result)
     comparisons = [one.comparison for one in noise if one.comparison is not None]
-    if comparisons:
-        least = [one.least for one in comparisons if one.separated]
-        counts = [f"{name} on {least.count(m)}" for m, name in enumerate(own) if m in least]
-        if rest := len(comparisons) - len(least):
-            counts.append(f"not separated on {rest}")
+    for m, name in enumerate(own[1:] if comparisons else (), start=1):
+        found = [difference(one, m) for one in comparisons]
         lines.append(
-            f"Least divergence of {len(comparisons)} slices, by paired intervals against every "
-            f"other model: {', '.join(counts)}."
+            f"{name} against {own[0]}, of {len(found)} slices: less divergence on "
+            f"{found.count('less')}, more on {found.count('more')}, undecided on "
+            f"{found.count('')} (p below 0.05 after Holm's correction)."
         )
     for m, name in enumerate(own):
         clamps = [one.models[m].clamp for one in noise]
@@ -89,6 +97,33 @@ def conclusion(result: RobustnessReport) -> list[str]:
     return lines
 
 
+def difference(comparison: Comparison, m: int) -> Literal["less", "more", ""]:
+    """Whether model m moves less or more than the first by its corrected p-value; "" if neither."""
+    p, excess = comparison.corrected[m], comparison.excess[m].mean
+    if p is None or excess is None or p >= _LEVEL:
+        return ""
+    return "less" if excess < 0 else "more"
+
+
+def trained(result: RobustnessReport) -> list[str]:
+    """Of each model, how many sentences it was trained on, and that their pairs are left out."""
+    lines = []
+    for name, model in zip(names(result), result.models, strict=True):
+        if model.trained.unknown:
+            lines.append(
+                f"{name}: whether it was trained on any of the sentences is not known "
+                f"({model.trained.unknown})."
+            )
+        elif model.trained.sentences:
+            lines.append(
+                f"{name}: {model.trained.sentences} of the sentences stand in its training text; "
+                "their pairs are left out for all models."
+            )
+    if left_out := sum(one.trained for one in result.slices):
+        lines.append(f"{left_out} pairs of the slices shown were left out for that.")
+    return lines
+
+
 def _above(value: Interval) -> bool:
     return value.low is not None and value.low > 0
 
@@ -101,7 +136,9 @@ def of_kind(result: RobustnessReport, kind: Kind) -> list[SliceResult]:
 def _verdict(result: RobustnessReport) -> Part:
     first, *others = conclusion(result)
     skipped = [f"Not measured: {one.name}; {one.reason}." for one in result.skipped]
-    return report.verdict(first, *others, *skipped, tone="warn" if skipped else "none")
+    lines = [*others, *skipped, *trained(result)]
+    unknown = any(model.trained.unknown for model in result.models)
+    return report.verdict(first, *lines, tone="warn" if skipped or unknown else "none")
 
 
 def _models(result: RobustnessReport) -> dict[str, object]:
@@ -125,7 +162,7 @@ def _divergence(result: RobustnessReport) -> Section | None:
             result,
             shown,
             [[_beside_paper(result, one, m) for m in _range(result)] for one in shown],
-            "JS after the last token, nats, with 95 % intervals over sentences.",
+            _PROSE("js_caption"),
         ),
         report.grid(*(_bars(result, one) for one in shown)),
         _PROSE("differences"),
@@ -149,7 +186,7 @@ def _divergence(result: RobustnessReport) -> Section | None:
 
 
 def _compared(result: RobustnessReport, slices: Sequence[SliceResult]) -> Part:
-    """What each model moves more than the one that moves least, if models were compared."""
+    """What each model moves more than the first one, if models were compared."""
     pairs = [(one, one.comparison) for one in slices if one.comparison is not None]
     if not pairs:
         return ""
@@ -157,16 +194,16 @@ def _compared(result: RobustnessReport, slices: Sequence[SliceResult]) -> Part:
         result,
         [one for one, _ in pairs],
         [
-            [
-                Cell("least" if own.separated else "least, not separated", numeric=True)
-                if m == own.least
-                else _interval(own.excess[m])
-                for m in _range(result)
-            ]
+            [Cell("reference", numeric=True) if m == 0 else _excess(own, m) for m in _range(result)]
             for _, own in pairs
         ],
         _PROSE("compared_caption"),
     )
+
+
+def _excess(own: Comparison, m: int) -> Cell:
+    p = own.corrected[m]
+    return _interval(own.excess[m], *([] if p is None else [f"p = {number(p, '.2g')}"]))
 
 
 def _range(result: RobustnessReport) -> range:
@@ -343,7 +380,7 @@ def _meaning(result: RobustnessReport) -> Section | None:
             )
     return section(
         "Meaning flipped",
-        _PROSE("meaning"),
+        _PROSE("meaning", min(one.frames for one in shown)),
         table(
             [
                 *("Flip", "Model", "JS, nats", "AG, nats", "Overlap", "Spearman", "Same first"),
@@ -365,9 +402,11 @@ def _perturbations(result: RobustnessReport) -> Section:
                 one.name,
                 one.pairs,
                 one.sentences,
+                one.frames or "–",
                 cell(one.distance, spec=".2f", note=" ".join(_printed(distance, ".2f"))),
                 cell(one.similarity, spec=".3f", note=" ".join(_printed(similarity))),
                 one.dissimilar,
+                one.trained,
                 Cell(one.example[0], one.example[1]),
             ]
         )
@@ -376,8 +415,8 @@ def _perturbations(result: RobustnessReport) -> Section:
         _PROSE("perturbations", result.settings.least_similarity),
         table(
             [
-                *("Slice", "Pairs", "Sentences", "Edit distance", "Similarity", "Left out"),
-                "First pair",
+                *("Slice", "Pairs", "Sentences", "Frames", "Edit distance", "Similarity"),
+                *("Dissimilar", "Trained on", "First pair"),
             ],
             rows,
             caption="Strength of the slices: mean edit distance in characters, mean similarity.",

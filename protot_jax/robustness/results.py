@@ -2,7 +2,8 @@
 
 The page `report.html` shows the content of `summary.json`. A reader refuses another version; a
 field that is added keeps the version, a change of meaning raises it. Divergences are in nats, true
-Jensen-Shannon unless another is named. An interval is of 95 %, a bootstrap over sentences.
+Jensen-Shannon unless another is named. An interval is of 95 %, over sentences, or over frames where
+sentences are built: a bootstrap, or Student's where there are fewer than 30 of them.
 """
 
 from collections.abc import Mapping
@@ -15,8 +16,21 @@ from lm_jax.run.results import Count, Share
 from protot_jax.interventions.results import Interval
 
 SCHEMA: Literal["protot_jax.robustness"] = "protot_jax.robustness"
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
 Kind = Literal["noise", "meaning", "given"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedOn:
+    """What a model has read of the sentences that were given.
+
+    Attributes:
+      sentences: number that stand in its training text word for word; their pairs are left out.
+      unknown: why it is not known; empty if it is.
+    """
+
+    sentences: Count
+    unknown: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +40,7 @@ class Model:
     Attributes:
       run: its name (`saved_run.run_names`).
       prototypes: null for a model without any.
+      trained: sentences that stand in its training text.
     """
 
     run: str
@@ -37,6 +52,7 @@ class Model:
     hidden_size: Count
     vocab_size: Count
     prototypes: Count | None
+    trained: TrainedOn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,18 +146,21 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """JS after the last token of all models against the model with the least, pair by pair.
+    """JS after the last token of all models against the first one, pair by pair.
+
+    The first model is the one that was named first, whatever the data are.
 
     Attributes:
-      least: index of the model with the least mean, the first of equal ones.
-      excess: of each model, mean of its JS minus that of `least` over the pairs that both have; 0
-        for `least` itself.
-      separated: whether the excess of every other model has an interval above 0.
+      excess: of each model, mean of its JS minus that of the first over the pairs that both have; 0
+        for the first itself.
+      p: two-sided p-value of each excess, a t test over sentences or frames; 1 for the first, null
+        where there are fewer than two.
+      corrected: `p` after Holm's correction over all models and all slices of the same kind.
     """
 
-    least: Count
     excess: tuple[Interval, ...]
-    separated: bool
+    p: tuple[Share | None, ...]
+    corrected: tuple[Share | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,21 +170,26 @@ class SliceResult:
     Attributes:
       kind: "noise" keeps the meaning, "meaning" flips it, "given" came perturbed.
       pairs: number of pairs.
-      sentences: number of different originals, the units of the bootstrap.
+      sentences: number of different originals, the units of intervals where there are no frames.
+      frames: number of different frames of built sentences, then the units of intervals; 0 where
+        sentences have none.
       distance: mean edit distance in characters.
       similarity: mean cosine of the sentences' vectors; null where it was not measured.
       dissimilar: pairs that the similarity filter left out.
+      trained: pairs that were left out because a model was trained on one of their sentences.
       example: an original and its perturbed form.
-      comparison: of the models; null for one, and in files from before it was computed.
+      comparison: of the models; null for one.
     """
 
     name: str
     kind: Kind
     pairs: Count
     sentences: Count
+    frames: Count
     distance: float
     similarity: float | None
     dissimilar: Count
+    trained: Count
     example: tuple[str, str]
     models: tuple[Measured, ...]
     comparison: Comparison | None = None
@@ -209,7 +233,7 @@ class RobustnessReport:
     """How far predictions move when a sentence is perturbed, by slice and model."""
 
     schema: Literal["protot_jax.robustness"]
-    version: Literal[1]
+    version: Literal[2]
     settings: Settings
     models: tuple[Model, ...]
     slices: tuple[SliceResult, ...]
@@ -225,6 +249,10 @@ ROWS = pa.schema(
         ("slice", pa.string()),
         ("text", pa.string()),
         ("perturbed", pa.string()),
+        # The built sentence that was filled, and the original's corpus and split; empty without.
+        ("frame", pa.string()),
+        ("source", pa.string()),
+        ("split", pa.string()),
         # Edit distance in characters; similarity is null where it was not measured.
         ("distance", pa.int32()),
         ("similarity", pa.float64()),

@@ -2,8 +2,8 @@
 
 Sentences are those of a user's file, or are sampled from texts with the word limits of appendix
 A.5.1. A line of a file is {"text": "..."}, or {"text": "...", "perturbed": "...", "slice": "..."}
-for a pair that was perturbed elsewhere; the name of its slice may be left out. A "source", which
-the benchmark's files have, is not read.
+for a pair that was perturbed elsewhere; the name of its slice may be left out. The benchmark's
+files also have a "source" and a "split" of the original, and a "frame" where both texts are built.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,11 +42,23 @@ KINDS = {"text": Limits(5, 20), "dialogue": Limits(3, 15), "news": Limits(5, 20,
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A sentence with its perturbed form; pairs of one sentence have one text."""
+    """A sentence with its perturbed form; pairs of one sentence have one text.
+
+    Attributes:
+      frame: the built sentence whose blanks were filled; empty for a text that was not built so.
+      source, split: corpus of the text and split of its document; empty where unknown.
+    """
 
     slice: str
     text: str
     perturbed: str
+    frame: str = ""
+    source: str = ""
+    split: str = ""
+
+    def row(self) -> dict[str, str]:
+        """A line of a file of pairs, without the fields that are empty."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +82,13 @@ def read(path: Path) -> Given:
         raise BadInputError(f"{path}: {error.strerror}; give a readable file") from error
     sentences, pairs = [], []
     for where, row in json_objects(data, path.name):
-        if unknown := set(row) - {"text", "perturbed", "slice", "source"}:
+        if unknown := set(row) - {field.name for field in dataclasses.fields(Pair)}:
             raise BadInputError(
                 f"{where}: the field {min(unknown)!r} is unknown; use text, perturbed and slice"
             )
         values = {field: _text(row.get(field), field, where) for field in {"text"} | set(row)}
         if "perturbed" in values:
-            pairs.append(Pair(values.get("slice", GIVEN), values["text"], values["perturbed"]))
+            pairs.append(Pair(**{"slice": GIVEN} | values))
         elif "slice" in values:
             raise BadInputError(f"{where}: a slice without a perturbed text; add it, or leave both")
         else:
@@ -169,7 +181,9 @@ def candidates(
 def flipped(count: int, seed: int) -> list[Pair]:
     """Up to `count` pairs of each slice of `meaning`."""
     return [
-        Pair(name, *texts) for name in meaning.SLICES for texts in meaning.flips(name, count, seed)
+        Pair(name, flip.text, flip.perturbed, flip.frame)
+        for name in meaning.SLICES
+        for flip in meaning.flips(name, count, seed)
     ]
 
 

@@ -155,6 +155,36 @@ def test_a_sweep_is_each_strength_alone(model):
         )
 
 
+def test_others_are_prototypes_of_the_same_layer(model):
+    """Three prototypes a layer: two others of a named one, drawn without repetition."""
+    fixed = PrototypeEdit(0, 1, "mask_write")
+    chosen = [PrototypeEdit(1, 2, "scale"), fixed]
+    found = steering.others(model, chosen, count=9, seed=0)
+    assert all(other == fixed for _, other in found)
+    assert sorted(one for one, _ in found) == [PrototypeEdit(1, r, "scale") for r in (0, 1)]
+    assert len(steering.others(model, chosen, count=1, seed=0)) == 1
+    # Two named ones of a layer leave one, which is no pair.
+    with pytest.raises(UsageError, match="no other prototype"):
+        steering.others(model, [*chosen, PrototypeEdit(1, 0, "scale")], count=1, seed=0)
+
+
+def test_the_place_among_others_by_hand():
+    def swept(*probabilities):
+        return [[steering.Steered(2.0, "", None, None, p)] for p in probabilities]
+
+    # Geometric means over two prompts: 0.2, and of the others 0.1, 0.2, 0.3.
+    named = swept(0.1, 0.4)
+    controls = [swept(0.1, 0.1), swept(0.4, 0.1), swept(0.9, 0.1)]
+    (one,) = steering.place(named, controls)
+    assert (one.by, one.measure, one.prompts) == (2.0, "probability", 2)
+    assert one.named == pytest.approx(0.2) and one.others == pytest.approx((0.1, 0.2, 0.3))
+    assert one.as_low == 2 and one.p == 1.0
+    # The highest of four: 2 x 1 / 4.
+    (most,) = steering.place(swept(0.9, 0.9), controls)
+    assert most.as_low == 3 and most.p == 0.5
+    assert "One prompt is an example" not in generate.format_places([one])
+
+
 @pytest.mark.parametrize("length", [0, 3, 6])
 def test_perplexity_is_that_of_the_model_without_edits(model, monkeypatch, length):
     """Of a continuation that is known: the tokens are given in place of generated ones."""
@@ -235,14 +265,18 @@ def start(argv):
 def test_the_command_sweeps_and_holds(run, capsys):
     argv = ["generate", f"--run={run}", f"--prompt={PROMPT}", "--tokens=5", "--temperature=0"]
     assert start([*argv, "--edit=L1P2:scale", "--strengths=0,1,4", "--target=people"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out
+    # The layer has two other prototypes, and the factor 1 is the same text for all.
+    assert "equal or lower" in printed and "of 2" in printed
+    assert printed.rstrip().endswith("no finding; give more by --prompt.")
+    lines = printed.splitlines()
     assert [line for line in lines if line.startswith("times")] == [
         "times 0:",
         "times 1:",
         "times 4:",
     ]
     heads = next(i for i, line in enumerate(lines) if "probability of the target" in line)
-    assert [line.split()[0] for line in lines[heads + 1 :]] == ["0", "1", "4"]
+    assert [line.split()[0] for line in lines[heads + 1 : heads + 4]] == ["0", "1", "4"]
     model = protot_jax.load_run(run)
     other = "the house of a river and the town"
     closed = [PrototypeEdit(1, 2, "zero_read")]

@@ -147,7 +147,7 @@ def test_a_judge_that_knows_the_real_text_rates_and_none_that_reads_nothing_does
     found = controlled(Reader())
     assert verdicts.rates(list(found.values()))
     assert found["shuffled"].better == found["looped"].better == 40
-    assert not found["itself"].passed and found["itself"].share is None
+    assert found["itself"].passed and found["itself"].share is None
     for kind in pairwise.NULLS:
         assert not verdicts.rates(list(controlled(NullJudge(kind)).values()))
     # Always A: the two orders cancel on every prompt.
@@ -155,9 +155,21 @@ def test_a_judge_that_knows_the_real_text_rates_and_none_that_reads_nothing_does
     assert (first.better, first.worse, first.n) == (0, 0, 40)
 
 
-@pytest.mark.parametrize("kind", verdicts.DECISIVE)
-def test_one_decisive_control_that_is_not_passed_is_enough_to_rate_nothing(kind):
-    found = controlled(Reader()) | {kind: verdicts.control(kind, np.tile([1.0, 0.0], (40, 1)))}
+@pytest.mark.parametrize(
+    ("kind", "scores"),
+    [
+        *((kind, (1.0, 0.0)) for kind in ("shuffled", "other", "looped")),
+        # The perplexity of a language model, which finds a loop likelier than any text.
+        ("looped", (0.0, 0.0)),
+        # One of two equal texts in both orders.
+        ("itself", (1.0, 1.0)),
+        ("itself", (np.nan, np.nan)),
+    ],
+)
+def test_one_control_that_is_not_passed_is_enough_to_rate_nothing(kind, scores):
+    found = controlled(Reader()) | {kind: verdicts.control(kind, np.tile(scores, (40, 1)))}
     assert not verdicts.rates(list(found.values()))
-    loop = controlled(Reader()) | {"looped": verdicts.control("looped", np.zeros((40, 2)))}
-    assert verdicts.rates(list(loop.values()))
+    assert verdicts.failed(list(found.values())) == (kind,)
+    assert not found[kind].passed
+    del found[kind]
+    assert verdicts.failed(list(found.values())) == (kind,)

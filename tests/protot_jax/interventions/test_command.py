@@ -5,8 +5,10 @@ import json
 import shutil
 
 import jsonschema
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from scipy import stats
 
 from lm_jax.run import cli
 from lm_jax.run.results import json_schema, load_result, parse_result
@@ -98,7 +100,8 @@ def test_there_is_a_row_for_every_measurement(folder):
                 and row["chosen"]
                 and (row["mode"], row["sentence"]) == (mode["mode"], n)
             ]
-            assert mode["sentences"][n]["mean"] == pytest.approx(sum(own) / len(own))
+            mean = 100 * (stats.gmean(1 + np.divide(own, 100)) - 1)
+            assert mode["sentences"][n]["mean"] == pytest.approx(mean)
 
 
 def test_the_page_shows_the_numbers_and_no_markup_of_a_sentence(folder):
@@ -146,7 +149,8 @@ def test_a_run_matches_its_own_copy(run, file, tmp_path, capsys):
     assert same.modes == first.modes and again.modes == second.modes
     found = report.replication
     effects = [one.modes[MODES.index("zero_write")].effect.mean for one in report.seeds]
-    assert found.models == 3 and found.mean == pytest.approx(sum(effects) / 4)
+    mean = 100 * (stats.gmean(1 + np.divide(effects, 100)) - 1)
+    assert found.models == 3 and found.mean == pytest.approx(mean)
     assert (found.lowest, found.highest) == (min(effects), max(effects))
     wanted = "alike than different prototypes are in"
     text, page = capsys.readouterr().out, (out / "intervention.html").read_text("utf-8")

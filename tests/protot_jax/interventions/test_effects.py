@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import lm_jax
 from lm_jax.errors import BadInputError, UsageError
@@ -168,11 +169,15 @@ def test_all_subtokens_multiply(model, measured, exact):
 
 
 def test_every_effect_and_the_percentile_by_brute_force(measured, exact):
-    before = probability(exact[None, *AT.values()]["targets"])
-    changes = [
-        mean(percent(probability(exact["zero_read", *at]["targets"]), before))
-        for at in itertools.product(range(L), range(R))
-    ]
+    log_before = exact[None, *AT.values()]["targets"]
+    changes = []
+    for at in itertools.product(range(L), range(R)):
+        log_after = exact["zero_read", *at]["targets"]
+        ratio = rounding.Expected(
+            log_after.values - log_before.values, np.hypot(log_after.bounds, log_before.bounds)
+        )
+        factor = probability(mean(ratio))
+        changes.append((100 * (factor.values - 1), 100 * factor.bounds))
     effect_LR, bound_LR = (np.array(part).reshape(L, R) for part in zip(*changes, strict=True))
     rounding.assert_within(measured.effects("zero_read"), rounding.Expected(effect_LR, bound_LR))
 
@@ -278,7 +283,8 @@ def test_draws_repeat_under_their_seed_and_differ_from_one_another(model, measur
     # Others have fewer draws, and the chosen one's effect is over as many.
     assert np.isfinite(measured.probability[REINITIALISE][0, 0, :2]).all()
     assert np.isnan(measured.probability[REINITIALISE][0, 0, 2]).all()
-    effect = measured.change(REINITIALISE)[1, 2, :2].mean()
+    factors = 1 + measured.change(REINITIALISE)[1, 2, :2] / 100
+    effect = 100 * (stats.gmean(factors, axis=None) - 1)
     assert measured.effects(REINITIALISE)[1, 2] == pytest.approx(effect)
 
 
@@ -291,7 +297,7 @@ def test_targets_below_the_least_probability_are_excluded_and_counted(model, mea
     report = summary.of_seed(result, run="run", seed=1, step=0)
     assert (report.kept, report.excluded) == (2, 2)
     kept = result.change("mask_write")[1, 2, 0][measured.baseline_N >= least]
-    assert report.modes[1].effect.mean == pytest.approx(kept.mean())
+    assert report.modes[1].effect.mean == pytest.approx(100 * (stats.gmean(1 + kept / 100) - 1))
     none = interventions.measure(
         model, small_models.sentences(), **AT, draws=1, control_draws=1, least=0.99
     )

@@ -77,9 +77,38 @@ def test_targets_of_one_text_are_one_cluster():
     for one in summary.of_seed(result, run="r", seed=1, step=4).modes:
         for name in ("effect", "sentence_perplexity"):
             assert (getattr(one, name).n, getattr(one, name).sentences) == (2, 4)
-        by_text = result.change(one.mode)[1, 2, :1].mean(0).reshape(2, 2).mean(1)
+        ratios = 1 + result.change(one.mode)[1, 2, 0] / 100
+        by_text = np.log(ratios).reshape(2, 2).mean(1)
         low, high = stats.ttest_1samp(by_text, 0.0).confidence_interval()
-        assert (one.effect.low, one.effect.high) == pytest.approx((low, high))
+        found = np.array([one.effect.mean, one.effect.low, one.effect.high])
+        geometric = stats.gmean(ratios)
+        wanted = 100 * np.array([geometric - 1, np.exp(low) - 1, np.exp(high) - 1])
+        assert found == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+
+
+def test_halving_and_doubling_cancel_and_no_interval_ends_below_minus_100():
+    """Two targets of four at a tenth, two at ten times: their geometric mean has not moved."""
+    model = small_models.drawn()
+    measured = measure(
+        model, small_models.sentences(), layer=1, prototype=2, draws=1, control_draws=1, least=0.0
+    )
+    factors = np.array([0.1, 0.1, 10.0, 10.0])
+    baseline = np.full(4, 0.05)
+    changed = {
+        mode: np.ones_like(p) * baseline * factors for mode, p in measured.probability.items()
+    }
+    measured = dataclasses.replace(measured, baseline_N=baseline, probability=changed)
+    for one in summary.of_seed(measured, run="r", seed=1, step=4).modes:
+        assert one.effect.mean == pytest.approx(0.0, abs=1e-9)
+        # The ends are inverse factors of each other; of p' / p - 1 the mean would be +405 %.
+        assert (1 + one.effect.low / 100) * (1 + one.effect.high / 100) == pytest.approx(1.0)
+        assert -100 < one.effect.low < 0 < one.effect.high
+        assert one.control.chosen == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("texts", "verdict"), [(9, None), (10, True)])
+def test_few_texts_decide_nothing(texts, verdict):
+    assert summary.specific(Effect(-9.0, -10.0, -8.0, texts, texts), 0.01) is verdict
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +135,8 @@ def changed_mode(seed, mode, **changed):
 
 def result(seed, concept="river", **changed):
     """An `intervention.json` of 64 prototypes."""
-    own = changed_mode(seed, summary.ABLATION, control={"n": 63, "as_low": 0, "p": 2 / 64})
+    control = {"n": 63, "as_low": 0, "p": 2 / 64}
+    own = changed_mode(seed, summary.ABLATION, control=control, effect={"n": 10, "sentences": 10})
     own = changed_mode(own, summary.ABLATION, **changed)
     (one,) = (one for one in own.modes if one.mode == summary.ABLATION)
     own = dataclasses.replace(own, specific=summary.specific(one.effect, one.control.p))
@@ -167,14 +197,14 @@ def test_the_carrier_is_specific_by_the_edit_that_ablates(seed):
     (one,) = (one for one in seed.modes if one.mode == "zero_write")
     assert one.effect.high < 0
     assert one.control.as_low == 0
-    # Of four prototypes no rank is below 0.05.
+    # Of four prototypes no rank is below 0.05, and three texts decide nothing.
     assert one.control.p == 2 / 4
-    assert seed.specific is False
+    assert seed.specific is None
     findings = result(seed)
     assert findings.seeds[0].specific is True
     text, tone = report_text.conclusion(findings)
     assert tone == "good" and text.endswith("The effect is specific.")
-    assert "write gate zeroed" in text and "over 3 sentences;" in text
+    assert "write gate zeroed" in text and "over 10 sentences;" in text
 
 
 @pytest.mark.parametrize(
@@ -184,6 +214,7 @@ def test_the_carrier_is_specific_by_the_edit_that_ablates(seed):
         ({"effect": {"mean": -0.1, "low": -0.5, "high": 0.3}}, False, "the interval includes 0"),
         ({"control": {"as_low": 11, "p": 24 / 64}}, False, "other prototypes do as much"),
         ({"effect": {"low": None, "high": None}}, None, "One text gives no interval"),
+        ({"effect": {"n": 9, "sentences": 9}}, None, "Undecided: fewer than 10 texts."),
     ],
 )
 def test_rank_alone_is_not_specific(seed, changed, specific, message):
@@ -246,7 +277,7 @@ def other(seed, number, *, p, effect, tested):
     ablation = next(one for one in seed.modes if one.mode == summary.ABLATION)
     changed = dataclasses.replace(
         ablation,
-        effect=Effect(mean=effect, low=effect - 1, high=effect + 1, n=9, sentences=9),
+        effect=Effect(mean=effect, low=effect - 1, high=effect + 1, n=10, sentences=10),
         control=dataclasses.replace(ablation.control, p=tested),
     )
     modes = tuple(changed if one.mode == summary.ABLATION else one for one in seed.modes)
@@ -270,9 +301,10 @@ def test_what_other_seeds_say_by_hand(seed):
     found = summary.replication([first, *others])
     assert found.p_holm == pytest.approx((0.04, 0.045, 0.06, 0.6))
     assert (found.models, found.matched, found.repeated) == (4, 2, 1)
-    assert (found.mean, found.lowest, found.highest) == pytest.approx((-2.1, -6.0, 5.0))
+    mean = 100 * (stats.gmean([0.94, 0.96, 1.05, 0.95, 0.995]) - 1)
+    assert (found.mean, found.lowest, found.highest) == pytest.approx((mean, -6.0, 5.0))
     assert summary.replication([first]) is None
     report = dataclasses.replace(result(seed, "a"), replication=found)
     text = report_text.replication(report)
     assert "are in 2 of 4 other models (p by Holm 0.04, 0.045, 0.06, 0.6)" in text
-    assert "in 1 its effect" in text and "of all 5 models: −2.10 %, from −6.00 to +5.00 %" in text
+    assert "in 1 its effect" in text and "of all 5 models: −2.18 %, from −6.00 to +5.00 %" in text

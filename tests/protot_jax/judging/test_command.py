@@ -13,7 +13,7 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import UsageError
-from lm_jax.evaluate import generation
+from lm_jax.evaluate import generation, verdicts
 from lm_jax.evaluate.answers import digest
 from lm_jax.run import cli, stop
 from lm_jax.run.results import json_schema, load_result
@@ -142,7 +142,8 @@ def test_a_judge_that_always_says_a_flips_all_and_rates_nothing(judged):
     assert first.name == "null:first" and not first.rates and first.position.estimate == 1
     for one in first.decodings:
         assert one.consistency.flips.estimate == 1 and one.consistency.kappa == 0
-        assert one.ratings is None and "does not tell" in one.no_ratings
+        assert one.ratings is None
+        assert one.no_ratings == "the judge failed the controls shuffled, other, looped"
 
 
 def test_no_judge_that_reads_nothing_or_learnt_nothing_rates(judged, capsys):
@@ -219,6 +220,13 @@ def test_a_file_of_answers_rates_once_it_knows_real_from_worse(judged, capsys):
         )
     page = (work / "report.html").read_text("utf-8")
     assert "Ratings by cached:answers.jsonl" in page and "1150.78" in page
+    # A file from before, of a judge that prefers loops: its ratings are there, and not printed.
+    loops = verdicts.control("looped", np.zeros((COUNT, 2)))
+    controls = tuple(loops if each.kind == "looped" else each for each in cached.controls)
+    before = dataclasses.replace(cached, controls=controls)
+    printed = command.format_result(dataclasses.replace(loaded(folder), judges=(before,)))
+    assert printed.count("no ratings, the judge failed the control looped") == 2
+    assert "online Elo" not in printed
 
 
 def test_a_stopped_command_resumes_to_the_same_files(judged, runs, tmp_path, monkeypatch):

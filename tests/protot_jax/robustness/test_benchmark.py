@@ -14,6 +14,7 @@ import pytest
 from lm_jax.errors import UsageError
 from lm_jax.run import cli
 from lm_jax.run.results import json_schema, load_result
+from lm_jax.text.splits import SPLITS
 from protot_jax.robustness import __main__ as robustness
 from protot_jax.robustness import backfill, benchmark, lists, perturb, screening, sentences
 from protot_jax.robustness.benchmark import Benchmark
@@ -58,7 +59,7 @@ def made(corpora, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "out"
     flags = [f"--corpus={corpora}/text.jsonl", f"--corpus=dialogue:{corpora}/talk.jsonl"]
     flags += [f"--corpus=news:{corpora}/news.jsonl", "--pairs=12", "--mix=90", "--licence=CC0"]
-    flags += ["--slices=typo,contraction,spelling,abbreviation"]
+    flags += ["--slices=typo,contraction,spelling,abbreviation", f"--splits={','.join(SPLITS)}"]
     assert launched(benchmark.main, benchmark.Options, *flags, f"--workdir={folder}") == 0
     return folder, flags
 
@@ -66,12 +67,14 @@ def made(corpora, tmp_path_factory):
 def test_each_kind_of_text_has_its_limits(corpora, made):
     _, flags = made
     options = benchmark.Options(
-        corpus=tuple(flag.removeprefix("--corpus=") for flag in flags if "--corpus" in flag), mix=90
+        corpus=tuple(flag.removeprefix("--corpus=") for flag in flags if "--corpus" in flag),
+        mix=90,
+        splits=SPLITS,
     )
     counts = Counter()
     origin, sources = benchmark.draw(options, counts)
     by_source = {
-        name: [text for text, source in origin.items() if source == name]
+        name: [text for text, own in origin.items() if own.source == name]
         for name in ("text.jsonl", "talk.jsonl", "news.jsonl")
     }
     # Equal parts of 90, of which every one is a whole sentence here.
@@ -89,16 +92,45 @@ def test_each_kind_of_text_has_its_limits(corpora, made):
 
 def test_further_slices_are_made_where_they_are_named(corpora):
     names = ("typo_any", "morphology_any")
-    options = benchmark.Options(corpus=(f"{corpora}/text.jsonl",), mix=90, pairs=5, slices=names)
+    options = benchmark.Options(
+        corpus=(f"{corpora}/text.jsonl",), mix=90, pairs=5, slices=names, splits=SPLITS
+    )
     noise, _, record = benchmark.make(options, None)
     assert [one.name for one in record.slices[:3]] == [*names, "gender"]
-    assert [pair.slice for pair, _ in noise] == [name for name in names for _ in range(5)]
+    assert [pair.slice for pair in noise] == [name for name in names for _ in range(5)]
     # Within words too: none of these is left out for being rare.
-    for pair, _ in noise[5:]:
+    for pair in noise[5:]:
         at = next(
             i for i, (a, b) in enumerate(zip(pair.text, pair.perturbed, strict=False)) if a != b
         )
         assert pair.perturbed == f"{pair.text[:at]}s{pair.text[at:]}"
+
+
+def test_sentences_are_held_out_and_stand_in_no_training_document(tmp_path):
+    """Numbered sentences, and one stock phrase that is in every document."""
+    stock = "This is the same phrase everywhere."
+    documents = [f"Number {i} of {i} has a sentence. {stock}" for i in range(400)]
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(f"{json.dumps({'text': text})}\n" for text in documents), "utf-8")
+    options = benchmark.Options(corpus=(str(file),), mix=4_000)
+    origin, (source,) = benchmark.draw(options, Counter())
+    by_split = {split: [] for split in SPLITS}
+    # As `CorpusConfig` splits by default, worked out apart from the benchmark.
+    for text in documents:
+        key = hashlib.blake2b(text.encode(), digest_size=8, key=bytes(8)).digest()
+        point = int.from_bytes(key, "little") / 2**64
+        split = "train" if point < 0.94 else "validation" if point < 0.99 else "test"
+        by_split[split].append(text.split(". ")[0] + ".")
+    assert all(by_split.values())
+    assert {text: own.split for text, own in origin.items()} == {
+        text: split for split in ("validation", "test") for text in by_split[split]
+    }
+    assert {own.source for own in origin.values()} == {"text.jsonl"}
+    assert source.documents == {split: len(found) for split, found in by_split.items()}
+    assert (source.sentences, source.trained) == (len(origin), 1)
+    # Asked for, the training split is taken as it is.
+    both = dataclasses.replace(options, splits=("train",))
+    assert set(benchmark.draw(both, Counter())[0]) == {*by_split["train"], stock}
 
 
 @pytest.mark.parametrize("flag", ["slices", "similar"])
@@ -109,7 +141,7 @@ def test_an_unknown_slice_is_named_with_its_option(flag):
 
 
 def test_one_text_corpus_is_at_most_half_of_the_mix(corpora):
-    options = benchmark.Options(corpus=(f"{corpora}/text.jsonl",), mix=50)
+    options = benchmark.Options(corpus=(f"{corpora}/text.jsonl",), mix=50, splits=SPLITS)
     origin, _ = benchmark.draw(options, Counter())
     assert len(origin) == 25
 
@@ -129,6 +161,9 @@ def test_the_record_describes_the_files(made):
         both = {(line["text"], line["perturbed"]) for line in own}
         assert len(own) == one.pairs == one.unique_pairs == len(both) == 12
         assert one.built == sum(line["source"] == "built" for line in own) and not one.missing
+        assert all(("split" in line) == (line["source"] != "built") for line in own)
+        assert one.frames == len({line["frame"] for line in own if "frame" in line})
+        assert sum(one.splits.values()) == one.pairs - one.built
         distance = np.mean([sentences.edit_distance(*pair) for pair in both])
         assert one.distance == pytest.approx(distance)
     built = {one.name: one.built for one in record.slices}
@@ -160,7 +195,7 @@ def test_both_files_are_read_back_and_nothing_is_added(run, made, tmp_path):
         options = robustness.Options
         assert launched(robustness.main, options, *flags, *extra, required=False) == 0
         report = load_result(out / "summary.json", RobustnessReport)
-        pairs = [Pair(line["slice"], line["text"], line["perturbed"]) for line in lines(file)]
+        pairs = [Pair(**line) for line in lines(file)]
         assert list(sentences.read(out / "pairs.jsonl").pairs) == pairs
         # Some sentences are too long for so small a model.
         assert {one.name for one in report.slices} <= {pair.slice for pair in pairs}
@@ -248,6 +283,7 @@ def test_built_sentences_fill_a_slice_alone(name, monkeypatch):
         (("--corpus=news:",), "--corpus='news:' names no source"),
         (("--corpus=nowhere",), "corpus 'nowhere' is not there"),
         (("--slices=typos",), "did you mean 'typo'"),
+        (("--splits=tests",), "--splits: 'tests' is none of train, validation, test"),
         (("--slices=synonym",), "by --wordnet"),
     ],
 )

@@ -14,8 +14,10 @@ import pytest
 from lm_jax.errors import CorruptError, StoppedError
 from lm_jax.run import cli, stop
 from lm_jax.run.results import json_schema, load_result
+from lm_jax.text.preparation import CorpusConfig, split_documents
+from protot_jax.interventions.results import Interval
 from protot_jax.robustness import __main__ as command
-from protot_jax.robustness import experiment, pmr, report
+from protot_jax.robustness import experiment, held_out, pmr, report
 from protot_jax.robustness.results import ROWS, Comparison, RobustnessReport
 from protot_jax.robustness.sentences import Pair, edit_distance, read, split_sentences
 from tests.protot_jax import small_runs
@@ -112,9 +114,8 @@ def test_the_numbers_are_those_of_the_rows(measured):
                 assert own.clamp.gain.mean == pytest.approx(gain, rel=1e-12, abs=1e-15)
         assert one.distance == pytest.approx(rows["distance"][on].mean())
         means = [own.js.mean for own in one.models]
-        assert means[one.comparison.least] == min(means)
         excess = [own.mean for own in one.comparison.excess]
-        assert excess == pytest.approx(np.subtract(means, min(means)), rel=1e-9, abs=1e-12)
+        assert excess == pytest.approx(np.subtract(means, means[0]), rel=1e-9, abs=1e-12)
     typo = rows["slice"] == "typo"
     assert (rows["distance"][typo] == 1).all() and set(rows["text"][typo]) == set(TEXTS)
     # All models read the same pairs.
@@ -205,31 +206,70 @@ def test_a_divergence_that_is_no_number_is_printed_as_such(measured):
     assert line.split()[:4] == [first.name, str(first.pairs), "no", "number"]
 
 
-def test_only_separated_slices_are_counted_for_a_model(measured):
+def test_models_are_counted_against_the_first_by_corrected_values(measured):
     result = load_result(measured[0] / "summary.json", RobustnessReport)
-    excess = result.slices[0].comparison.excess
+    low, high = Interval(-0.1, -0.2, -0.01, 9), Interval(0.1, 0.01, 0.2, 9)
     compared = [
-        Comparison(0, excess, True),
-        Comparison(2, excess, False),
-        Comparison(2, excess, True),
+        Comparison((low, low, high), (1.0, 0.001, 0.001), (1.0, 0.04, 0.06)),
+        Comparison((low, high, high), (1.0, 0.001, 0.001), (1.0, 0.01, 0.01)),
+        Comparison((low, low, low), (1.0, 0.001, 0.001), (1.0, 0.01, 0.05)),
     ]
     slices = tuple(
         dataclasses.replace(one, comparison=own)
         for one, own in zip(result.slices, compared, strict=False)
     )
     result = dataclasses.replace(result, slices=slices)
-    first, *others = report.conclusion(result)
-    least, other = report.names(result)[0], report.names(result)[2]
-    assert first.endswith(f": {least} on 1, {other} on 1, not separated on 1.")
-    assert "another sentence's routing leaves more divergence than the right one on" in others[0]
-    page = report.render(result)
-    assert page.count("least, not separated") == 1
-    # A file from before has no comparison, and none is claimed.
-    before = dataclasses.replace(
-        result, slices=tuple(dataclasses.replace(one, comparison=None) for one in slices)
+    first, second, other, *_ = report.conclusion(result)
+    zero, one, two = report.names(result)
+    counts = "of 3 slices: less divergence on {}, more on {}, undecided on {} (p below 0.05"
+    assert first.startswith(f"{one} against {zero}, {counts.format(2, 1, 0)}")
+    assert second.startswith(f"{two} against {zero}, {counts.format(0, 1, 2)}")
+    assert "another sentence's routing leaves more divergence than the right one on" in other
+    assert "p = 0.06" in report.render(result)
+
+
+def test_pairs_of_training_text_are_left_out_and_counted(run, text, tmp_path, capsys):
+    """A line of a document that the run was trained on, and one of its validation text."""
+    corpus = CorpusConfig(
+        source=str(text), unit="document", vocab_size=60, splits=(0.7, 0.15, 0.15)
     )
-    assert "Least" not in report.conclusion(before)[0]
-    assert "not separated" not in report.render(before)
+    lines = {
+        split: next(split_documents(corpus, split)).splitlines() for split in ("train", "test")
+    }
+    known, new = lines["train"][0], lines["test"][0]
+    file = written(
+        tmp_path,
+        [
+            {"text": known, "perturbed": f"{known} a", "slice": "typo"},
+            {"text": new, "perturbed": f"{new} a", "slice": "typo"},
+            # Here it is the perturbed text that is known.
+            {"text": f"{known} a", "perturbed": known, "slice": "mine"},
+        ],
+    )
+    folder = tmp_path / "out"
+    flags = ("--slices=typo", f"--sentences={file}", f"--workdir={folder}")
+    assert launched(f"--run={run}", *flags) == 0
+    result = load_result(folder / "summary.json", RobustnessReport)
+    (typo,) = result.slices
+    assert (typo.name, typo.pairs, typo.trained) == ("typo", 1, 1)
+    assert [pair.text for pair in read(folder / "pairs.jsonl").pairs] == [new]
+    assert result.models[0].trained.sentences == 1 and not result.models[0].trained.unknown
+    assert [one.name for one in result.skipped] == ["mine"]
+    for printed in (capsys.readouterr().out, (folder / "report.html").read_text("utf-8")):
+        assert "1 of the sentences stand in its training text" in printed
+
+
+def test_where_the_training_text_is_gone_that_is_said(tmp_path):
+    found = held_out.trained_on(
+        ["five words of a sentence"], CorpusConfig(source=str(tmp_path / "gone"))
+    )
+    assert not found.texts and "is not there" in found.unknown
+
+
+def test_sentences_are_found_within_longer_ones_and_across_lines():
+    wanted = ["b c d e f", "a b c d", "c d e f x", "B c d e f"]
+    # Of fewer than five words none is looked for; letters and order count.
+    assert held_out.found(wanted, ["a b c\nd  e f g"]) == {"b c d e f"}
 
 
 def test_its_own_pairs_give_the_same_numbers_again(run, measured, tmp_path):

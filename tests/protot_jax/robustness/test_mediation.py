@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from lm_jax.errors import UsageError
 from protot_jax.robustness import FLOOR, PMR, paper, pmr, summary
@@ -67,32 +68,33 @@ def test_statistics_of_mediation_by_hand():
     assert found.deviation == pytest.approx(np.std([0.75, 0, -1], ddof=1))
     # Too few sentences above the floor: a resample could be 0 / 0.
     assert found.ratio_of_means.low is None
-    whole = summary.mediated(base[:3], clamped[:3], sentences[:3], seed=0)
-    # Resamples of one sentence alone give the ends of the ratios.
-    assert whole.ratio_of_means.low == pytest.approx(-1, abs=0.2)
-    assert whole.ratio_of_means.high == pytest.approx(0.75, abs=0.2)
+    whole = summary.mediated(base[:3], clamped[:3], sentences[:3], seed=0).ratio_of_means
+    # Of so few sentences Student's, from the residuals of clamped = (5 / 7) base over mean base.
+    residuals = (clamped - 5 / 7 * base)[:3] / (0.7 / 3)
+    reach = stats.t.ppf(0.975, 2) * stats.sem(residuals)
+    assert (whole.low, whole.high) == pytest.approx((2 / 7 - reach, 2 / 7 + reach))
 
 
-def test_a_model_moves_least_only_where_paired_intervals_part_it_from_every_other():
+def test_a_model_is_compared_by_paired_differences():
     js = np.random.default_rng(0).uniform(0.1, 0.6, 40)
     sentences = np.arange(40).astype(str)
     sign = np.where(np.arange(40) % 2, 1, -1)
     # A constant difference has no spread over pairs, whatever the spread of the divergences.
     parted = summary.compared([js + 0.01, js, js + 0.02], sentences, seed=0)
-    assert parted.least == 1 and parted.separated
-    assert [one.low for one in parted.excess] == pytest.approx([0.01, 0, 0.02], abs=1e-12)
-    # A mean that is less by 0.001, of differences of 0.1 either way.
-    close = summary.compared([js + 0.001 + 0.1 * sign, js, js + 0.02], sentences, seed=0)
-    assert close.least == 1 and not close.separated
-    assert close.excess[0].low < 0 < close.excess[0].high
+    assert [one.low for one in parted.excess] == pytest.approx([0, -0.01, 0.01], abs=1e-12)
+    assert parted.p[0] == 1 and max(parted.p[1:]) < 1e-9
+    # A mean that is more by 0.001, of differences of 0.1 either way.
+    close = summary.compared([js, js + 0.001 + 0.1 * sign], sentences, seed=0)
+    assert close.excess[1].low < 0 < close.excess[1].high and close.p[1] > 0.9
     tied = summary.compared([js, js], sentences, seed=0)
-    assert not tied.separated
+    assert tied.p == (1, 1)
 
 
-def test_a_model_without_divergences_does_not_move_least():
+def test_a_model_without_divergences_is_not_compared():
     js, nothing = np.full(3, 0.2), np.full(3, np.nan)
     sentences = np.array(["a", "b", "c"])
-    found = summary.compared([nothing, js, js + 0.1], sentences, seed=0)
-    assert found.least == 1 and not found.separated and found.excess[0].mean is None
+    found = summary.compared([js, nothing, js + 0.1], sentences, seed=0)
+    assert found.excess[1].mean is None and found.p[1] is None
+    assert found.excess[2].mean == pytest.approx(0.1)
     assert summary.compared([nothing, js], sentences, seed=0) is None
     assert summary.compared([js], sentences, seed=0) is None

@@ -1,5 +1,6 @@
 """Every perturbation: on known sentences, deterministic, and changing exactly what it says."""
 
+from collections import Counter
 import difflib
 import gzip
 import re
@@ -280,7 +281,10 @@ def test_flips_change_one_word_or_the_tag(name):
     pairs = meaning.flips(name, 50, seed=3)
     assert len(set(pairs)) == 50 and pairs == meaning.flips(name, 50, seed=3)
     assert pairs != meaning.flips(name, 50, seed=4)
-    for first, second in pairs:
+    # As many pairs of each of at least eight frames, but for the last round.
+    counts = Counter(flip.frame for flip in pairs)
+    assert len(counts) >= 8 and max(counts.values()) - min(counts.values()) <= 1
+    for _, first, second in pairs:
         changed = set(words(first)) ^ set(words(second))
         if name.endswith("_tag"):
             assert first.endswith("]") and first.split(" [")[0] == second.split(" [")[0]
