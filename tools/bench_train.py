@@ -288,7 +288,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.lengths:
             forward = (names, config, arguments.lengths, arguments.repeats, arguments.calls)
             for measured in bench_forward(*forward):
-                results["forward"] = measured
+                # Not "forward", which files from before have, without the head.
+                results["forward_all_logits"] = measured
                 _keep(arguments.json, results)
         if arguments.prompts:
             results["decode"] = bench_decode(

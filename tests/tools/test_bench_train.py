@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import jax
@@ -132,7 +133,7 @@ def test_prefill_and_decoding_follow(tmp_path, capsys):
     argv = [*SMALL, "--models", "protot", "--lengths", "16", "32", "--prompts", "8", "64"]
     assert bench_train.main([*argv, "--decoded=3", f"--json={raw}"]) == 0
     result = json.loads(raw.read_text())
-    assert list(result["forward"]) == ["16", "32"]
+    assert list(result["forward_all_logits"]) == ["16", "32"]
     sizes = result["decode"]["cache_bytes"]
     assert sizes["8"] == sizes["64"]
     assert "decoding at batch 1, 3 tokens after each prompt" in capsys.readouterr().out
@@ -142,9 +143,9 @@ def test_the_forward_pass_of_attention_forms_no_whole_scores(monkeypatch):
     """Another mixer has no use for a kernel of softmax, and each timing has its number of calls."""
     given = []
 
-    def call(params, tokens, cfg, *, mixer, attend, logits_at):
+    def call(params, tokens, cfg, *, mixer, attend):
         given.append(attend)
-        return SimpleNamespace(logits=tokens)
+        return SimpleNamespace(hidden=jnp.zeros((*tokens.shape, cfg.hidden_size)))
 
     monkeypatch.setattr(forward.lm_jax, "forward", call)
     monkeypatch.setattr(forward.jax, "jit", lambda fn: fn)
@@ -153,6 +154,38 @@ def test_the_forward_pass_of_attention_forms_no_whole_scores(monkeypatch):
         forward.forward(name, config, 8, calls=3, softmax=softmax)()
     names = [getattr(attend, "implementation", attend) for attend in given]
     assert names == [*["kernels"] * 3, *["cudnn"] * 3, *[lm_jax.softmax] * 3]
+
+
+def test_a_forward_pass_ends_in_the_logits_of_all_positions(monkeypatch):
+    """In chunks that do not divide the length; the program has no logits of all positions."""
+    monkeypatch.setattr(forward, "HEAD_CHUNK", 5)
+    config = dataclasses.replace(configured(), dtype="float32")
+    cfg, mixer = build("protot", config)
+    tokens = jnp.ones((1, 13), jnp.int32)
+    found, programs = [], []
+    jit = jax.jit
+
+    def recorded(fn):
+        run = jit(fn)
+
+        def call(params):
+            programs.append(run.lower(params).compile())
+            found.append((params, run(params)))
+            return found[-1][1]
+
+        return call
+
+    monkeypatch.setattr(forward.jax, "jit", recorded)
+    forward.forward("protot", config, 13)()
+    ((params, greatest),), (program,) = found, programs
+    wanted = lm_jax.forward(params, tokens, cfg, mixer=mixer).logits.max(-1)
+    assert greatest.shape == (1, 13)
+    # Two programs of float32, of sums of 32 products.
+    np.testing.assert_allclose(greatest, wanted, rtol=0, atol=1e-5 * float(abs(wanted).max()))
+    text = program.as_text()
+    assert f"[13,{cfg.vocab_size}]" not in text and f"[1,13,{cfg.vocab_size}]" not in text
+    # The head is there: products of a chunk by the whole vocabulary.
+    assert re.search(rf"\[(1,)?5,{cfg.vocab_size}\]", text)
 
 
 def test_cudnn_is_given_the_attention_of_the_model(monkeypatch):

@@ -1,4 +1,10 @@
-"""Forward passes at batch 1 by length: prefill, not decoding."""
+"""Forward passes at batch 1 by length: prefill, not decoding.
+
+A pass computes the logits of all positions, as that of a language model does. Those of a long row
+do not fit in memory together, so that the head takes positions in chunks, and of each position the
+greatest logit stays. (Until 2026-11-28 a pass ended in the logits of the last position, which left
+out half of ProtoT's work at any length and almost none of LLaMA's at long ones.)
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 import functools
@@ -10,10 +16,15 @@ import jax.numpy as jnp
 
 import lm_jax
 from lm_jax.errors import UsageError
+from lm_jax.model import layers
+from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import AttentionMixer
+from lm_jax.model.params import ParamTree
 from tools.bench.shapes import BenchConfig, build, random_params
 from tools.bench.timing import Pass, in_turns, ratio
 
+# Of positions whose logits are in memory together, for `forward` and its label.
+HEAD_CHUNK = 1_024
 # A baseline for GPUs: attention by cuDNN in place of ours.
 CUDNN = "llama, cuDNN"
 
@@ -37,25 +48,35 @@ lm_jax.register_fused(lm_jax.softmax, "cudnn", _cudnn_softmax)
 def forward(
     name: str, config: BenchConfig, length: int, calls: int = 1, *, softmax: str = "kernels"
 ) -> Pass:
-    """Forward passes, started one after another, that end in the logits of the last position.
+    """Forward passes, started one after another, with the logits of all positions (`greatest`).
 
     Attention forms no whole scores: its softmax is fused, by our kernel or by "cudnn".
     """
     cfg, mixer = build(name, config)
     params = random_params(cfg, mixer, config.dtype)
     tokens_1T = jnp.ones((1, length), jnp.int32)
-    last_11 = jnp.full((1, 1), length - 1)
     attend: Any = lm_jax.softmax
     if isinstance(mixer, AttentionMixer):
         attend = lm_jax.fused(lm_jax.softmax, softmax)
-    run = jax.jit(
-        lambda params: (
-            lm_jax.forward(
-                params, tokens_1T, cfg, mixer=mixer, attend=attend, logits_at=last_11
-            ).logits
-        )
+
+    def run(params: ParamTree) -> jax.Array:
+        output = lm_jax.forward(params, tokens_1T, cfg, mixer=mixer, attend=attend)
+        # The logits of the output are never read, and so not computed as a whole.
+        return greatest(params, output.hidden, cfg)
+
+    return functools.partial(_repeated, jax.jit(run), params, calls)
+
+
+def greatest(params: ParamTree, hidden_BTD: jax.Array, cfg: DecoderConfig) -> jax.Array:
+    """The greatest logit of every position, `[B, T]`, with the head in chunks of positions."""
+    B, T, D = hidden_BTD.shape
+    chunk = min(HEAD_CHUNK, T)
+    filled_BTD = jnp.pad(hidden_BTD, ((0, 0), (0, -T % chunk), (0, 0)))
+    chunks_nBCD = filled_BTD.reshape(B, -1, chunk, D).swapaxes(0, 1)
+    greatest_nBC = jax.lax.map(
+        lambda hidden_BCD: layers.unembed(params, hidden_BCD, cfg).max(-1), chunks_nBCD
     )
-    return functools.partial(_repeated, run, params, calls)
+    return greatest_nBC.swapaxes(0, 1).reshape(B, -1)[:, :T]
 
 
 def _repeated(run: Callable[[Any], jax.Array], params: Any, calls: int) -> None:
@@ -81,7 +102,10 @@ def bench_forward(
         models[CUDNN] = functools.partial(forward, "llama", softmax="cudnn")
     first, *others = models
     results: dict[str, Any] = {}
-    print(f"forward at batch 1, {config.dtype}; ratios are the model's time over ProtoT's")
+    print(
+        f"forward at batch 1, {config.dtype}, logits of all positions in chunks of {HEAD_CHUNK:,}; "
+        "ratios are the model's time over ProtoT's"
+    )
     for length in lengths:
         runs = in_turns([passes(config, length, calls) for passes in models.values()], repeats)
         seconds = {
