@@ -279,6 +279,12 @@ def test_the_memory_site_is_what_the_output_reads(changed):
     assert memory[:, :, 1:].any((0, 1, 2, 4)).all()
 
 
+def test_a_discount_starts_at_its_setting():
+    """beta = sigmoid(decay_logit), 0.9 for every prototype at first."""
+    p = lm_jax.init_params(jax.random.key(0), CFG, mixer=MIXER)["blocks"]["mixer"]
+    np.testing.assert_allclose(jax.nn.sigmoid(p["decay_logit"]), 0.9, rtol=1e-6)
+
+
 def test_parameters_as_the_paper_counts_them():
     mixer = PrototypeMixer()
     assert lm_jax.count_params(PAPER, mixer=mixer) == 12_205_266

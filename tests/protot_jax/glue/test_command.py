@@ -387,6 +387,9 @@ def test_the_official_mode_is_the_protocol_of_the_paper():
     assert len(config.learning_rates) * len(config.warmups) == 22
     assert config.searching_tasks() == ("sst2", "mnli")
     assert (config.batch_size, config.epochs, config.max_length) == (16, 3, 512)
+    # Of the released code, where appendix A.4 is silent.
+    assert (config.weight_decay, config.head_dropout) == (0.01, 0.1)
+    assert (config.patience, config.min_gain, config.eval_every) == (2, 1e-3, 0)
     assert len(config.seeds) == 3
 
 

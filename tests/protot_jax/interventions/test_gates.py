@@ -279,6 +279,26 @@ def test_a_constant_gate_is_similar_to_nothing():
     assert found_MM[0, 0] == pytest.approx(1.0)
 
 
+def test_a_match_is_the_assigned_partner_and_not_the_most_similar_one():
+    """Both prototypes of the first are most like the other's first, which only one of them gets."""
+    # Directions that are orthogonal to one another and to a constant.
+    basis_QV = np.linalg.qr(np.c_[np.ones(9), np.eye(9)[:, :4]])[0].T[1:]
+    cosines_MQ = np.array([[0.9, 0.0, 0.0, 0.0], [0.8, 0.1, 0.0, 0.0]])
+    for m, rest in enumerate((2, 3)):
+        cosines_MQ[m, rest] = np.sqrt(1 - (cosines_MQ[m] ** 2).sum())
+    first, second = (
+        interventions.TextGates(np.full(9, 9), (vectors_MV.T + 1)[:, None], {}, ())
+        for vectors_MV in (cosines_MQ @ basis_QV, basis_QV[:2])
+    )
+    np.testing.assert_allclose(
+        interventions.similarities(first, second), cosines_MQ[:, :2], rtol=0, atol=1e-12
+    )
+    # 0.9 + 0.1 is more than 0.8 + 0.
+    found = interventions.match(first, second, layer=0, prototype=1)
+    assert found.prototype == 1
+    assert (found.similarity, found.best) == pytest.approx((0.1, 0.8))
+
+
 def test_models_that_cannot_be_matched_are_refused():
     gates = interventions.TextGates(np.full(9, 9), np.ones((9, 2, 2)), {}, ())
     other = interventions.TextGates(np.full(9, 9), np.ones((9, 2, 3)), {}, ())

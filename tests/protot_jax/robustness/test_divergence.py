@@ -96,5 +96,12 @@ def test_agreement_of_rankings():
     # Two blocks of ten exchange ranks: sum of squared differences 20 * 10^2 of 20 ranks.
     assert turned.spearman == pytest.approx(1 - 6 * 20 * 100 / (20 * (20**2 - 1)))
     assert turned.spearman == pytest.approx(stats.spearmanr(a[:20], b[:20]).statistic)
+    # Ranks 11 to 20 turned round, which the ten most probable know nothing of: the union of the
+    # twenty has squared differences of 9^2, 7^2, ... 1, twice.
+    c = a.copy()
+    c[10:20] = a[10:20][::-1]
+    below = agreement(a, c)
+    assert below.overlap == 1 and below.same_top
+    assert below.spearman == pytest.approx(1 - 6 * 2 * 165 / (20 * (20**2 - 1)))
     assert math.isnan(agreement(a, np.zeros(40)).spearman)
     assert agreement([2.0, 1.0], [1.0, 2.0]).overlap == 1
