@@ -1,10 +1,16 @@
 """A cache of a judge's answers: a JSON-lines file, keyed by the SHA-256 of the exact prompt.
 
 With it a report is rebuilt without running the judge again, an interrupted run resumes where it
-stopped, and answers from elsewhere can be used.
+stopped, and answers from elsewhere can be used. So that scores can be computed from the file alone,
+a line says of which unit of which model it is, as long as the caller does (`about`):
+
+    with about(unit="L2 P5", model="protot 2f0c..."):
+        judge.label(texts)
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
+import contextvars
 import hashlib
 import json
 import os
@@ -16,17 +22,41 @@ from absl import logging
 from lm_jax.errors import BadInputError
 from lm_jax.run.files import storage_error, write_bytes
 
+# What the answers that are asked for now are about.
+_ABOUT: contextvars.ContextVar[Mapping[str, str] | None] = contextvars.ContextVar(
+    "about", default=None
+)
+# Fields of a line that older files lack.
+OPTIONAL = ("judge", "unit", "model")
+
+
+@contextlib.contextmanager
+def about(*, unit: str, model: str) -> Iterator[None]:
+    """Within it, lines that are written name this unit and this model.
+
+    Args:
+      unit: what the prompt is about, such as "L2 P5".
+      model: its kind and the digest of its weights.
+    """
+    token = _ABOUT.set({"unit": unit, "model": model})
+    try:
+        yield
+    finally:
+        _ABOUT.reset(token)
+
 
 class Answers:
     """A JSON-lines file of answers by the SHA-256 of their prompt; the last of several counts.
 
-    A line is an object with `prompt_sha256` and `answer` (the raw text), and may name the `judge`.
+    A line is an object with `prompt_sha256` and `answer` (the raw text). New ones also have the
+    `judge`, the `prompt` and, within `about`, the `unit` and the `model`; older ones may lack them.
     An incomplete last line, which a killed run leaves, is removed before the first `add`.
     """
 
     def __init__(self, file: str | os.PathLike[str]):
         self.file = Path(file)
         self._answers: dict[tuple[str, str | None], str] = {}
+        self._judges: dict[str, str | None] = {}
         data = self.file.read_bytes() if self.file.exists() else b""
         *lines, last = data.split(b"\n")
         for count, line in enumerate(lines, 1):
@@ -46,6 +76,10 @@ class Answers:
         """The answer to a prompt, by one judge or, if None, by any; None where there is none."""
         return self._answers.get((digest(text), judge))
 
+    def judge_of(self, text: str) -> str | None:
+        """The judge that the last answer to a prompt names; None where it names none."""
+        return self._judges.get(digest(text))
+
     def add(self, text: str, answer: str, *, judge: str) -> None:
         """Writes an answer to the disk before it returns."""
         if self._repaired is not None:
@@ -58,10 +92,12 @@ class Answers:
     def _keep(self, entry: Mapping[str, Any]) -> None:
         for judge in (entry.get("judge"), None):
             self._answers[entry["prompt_sha256"], judge] = entry["answer"]
+        self._judges[entry["prompt_sha256"]] = entry.get("judge")
 
 
 def append(file: Path, entry: Mapping[str, Any]) -> None:
-    """Appends a JSON line and syncs the file to disk."""
+    """Appends a JSON line, with what it is `about`, and syncs the file to disk."""
+    entry = {**entry, **(_ABOUT.get() or {})}
     try:
         with file.open("ab") as opened:
             opened.write(f"{json.dumps(entry)}\n".encode())
@@ -85,5 +121,9 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(entry, dict) or not all(isinstance(entry.get(f), str) for f in fields):
         raise BadInputError(
             f"{where}: {' and '.join(fields)} must be strings; correct or remove the line"
+        )
+    if wrong := [f for f in OPTIONAL if not isinstance(entry.get(f, ""), str)]:
+        raise BadInputError(
+            f"{where}: {wrong[0]} must be a string where it is there; correct or remove the line"
         )
     return entry

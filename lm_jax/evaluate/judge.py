@@ -143,8 +143,9 @@ def build_judge(
       name: "null"; "cached:FILE", a file of answers (`Answers`), in which a missing answer is no
         label and its prompt is written to FILE.missing; "local:FOLDER", a model that
         `lm_jax.load_pretrained` takes; "chat:MODEL@URL", an endpoint (`chat`).
-      answers: file to which a local judge and an endpoint add their answers, and where they find
-        those of an interrupted run; None for no file.
+      answers: file to which a judge adds the answers that it gave or looked up, with what they are
+        about (`answers.about`), and where a local judge and an endpoint find those of an
+        interrupted run; None for no file.
       rubric: what precedes the texts in a prompt, such as `judge_prompt.read_rubric` reads.
       marked: share of a text's words that is marked, the strongest ones.
       most_texts: the most texts of a prompt, the first ones.
@@ -174,7 +175,7 @@ def build_judge(
         )
     match kind:
         case "cached":
-            judge = cached(place)
+            judge = cached(place, answers=answers)
         case "local":
             most = MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens
             judge = local(place, answers=answers, sampling=sampling, max_new_tokens=most)
@@ -226,10 +227,19 @@ def check_judge(name: str) -> None:
         raise UsageError(f"judge = {name!r} is unknown{nearest(kind + colon, KINDS)}")
 
 
-def cached(file: str | os.PathLike[str]) -> PromptedJudge:
-    """A judge that only looks answers up; FILE.missing lists the prompts that had none."""
+def cached(
+    file: str | os.PathLike[str], *, answers: str | os.PathLike[str] | None = None
+) -> PromptedJudge:
+    """A judge that only looks answers up; FILE.missing lists the prompts that had none.
+
+    Those that it finds are added to the file `answers`, if one is named, with the judge of their
+    line or, where that names none, the name of this one.
+    """
     file = _answer_file(file)
     stored = Answers(file)
+    used = None if answers is None or Path(answers).resolve() == file.resolve() else Path(answers)
+    kept = None if used is None else Answers(used)
+    name = f"cached:{file.name}"
     missing = file.with_name(f"{file.name}.missing")
     missing.unlink(missing_ok=True)
 
@@ -237,9 +247,11 @@ def cached(file: str | os.PathLike[str]) -> PromptedJudge:
         answer = stored.find(text)
         if answer is None:
             append(missing, {"prompt_sha256": digest(text), "prompt": text})
+        elif kept is not None and kept.find(text) != answer:
+            kept.add(text, answer, judge=stored.judge_of(text) or name)
         return answer
 
-    return PromptedJudge(f"cached:{file.name}", ask)
+    return PromptedJudge(name, ask)
 
 
 def local(

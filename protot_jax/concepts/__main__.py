@@ -10,7 +10,7 @@ After Prototype Transformer, section 5.1 and appendix A.8. Into `--workdir`, by 
     activations.parquet   every gate over the beginnings of documents (`collect.py`)
     concepts.json         all statistics and the top texts (`results.py`)
     concepts.html         the report: the same numbers as one offline page
-    answers.jsonl         the answers of a local judge or an endpoint
+    answers.jsonl         the answers of the judge, each with its unit, model and judge
 
 `--judge=local:FOLDER` has a language model name the themes, `--judge=cached:FILE` takes answers
 from a file, `--judge=chat:MODEL@URL` asks an endpoint with OpenAI's protocol. `--rubric=FILE` has

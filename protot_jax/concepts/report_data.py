@@ -12,6 +12,7 @@ import os
 import numpy as np
 from scipy import special
 
+from lm_jax.evaluate.answers import about
 from lm_jax.evaluate.judge import Judge, NullJudge
 from lm_jax.model.decoder import count_params
 from lm_jax.run import progress, stop
@@ -110,15 +111,7 @@ def build_report_data(
             if layer or not mixer.shared_routing:
                 lags.append(lag.of_layer(gates["write"], gates["read"], texts.token_mask_NT))
                 result = _with_lags(result, lags[-1])
-            result = [
-                dataclasses.replace(
-                    each,
-                    label=judge.label(
-                        report_texts.marked([(t.text, t.write) for t in each.top_texts])
-                    ),
-                )
-                for each in result
-            ]
+            result = [_labelled(each, model, report_texts, judge) for each in result]
             for r in (r for at, r in drawn if at == layer):
                 chosen = rng.choice(N, min(N, settings.top), replace=False)
                 random = [
@@ -128,7 +121,8 @@ def build_report_data(
                     )
                     for text in chosen
                 ]
-                label = judge.label(report_texts.marked(random))
+                with about(unit=f"random texts {len(baseline)}", model=units.identity(model)):
+                    label = judge.label(report_texts.marked(random))
                 baseline.append(RandomTexts(tuple(text for text, _ in random), label))
             layers.append(_layer(layer, gates, texts, result, counts_SN))
             prototypes.extend(result)
@@ -172,6 +166,16 @@ def build_report_data(
         baseline=tuple(baseline) if draws else None,
         comparisons=tuple(comparisons),
     )
+
+
+def _labelled(
+    prototype: Prototype, model: TrainedModel, report_texts: ReportTexts, judge: Judge
+) -> Prototype:
+    """A prototype with the judge's label of its top texts."""
+    marked = report_texts.marked([(t.text, t.write) for t in prototype.top_texts])
+    unit = f"L{prototype.layer} P{prototype.prototype}"
+    with about(unit=unit, model=units.identity(model)):
+        return dataclasses.replace(prototype, label=judge.label(marked))
 
 
 def _model(model: TrainedModel, texts: Texts) -> results.Model:

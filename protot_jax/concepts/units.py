@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.evaluate.answers import about
 from lm_jax.evaluate.judge import Judge
 from lm_jax.model import sites
 from lm_jax.model.mixers import AttentionMixer
@@ -129,7 +130,9 @@ def compare(
     described, units = [], []
     for layer, activation_NTU in layers.items():
         stop.check("while comparing units")
-        own = _units(layer, activation_NTU, texts, settings, report_texts, judge, model)
+        own = _units(
+            layer, activation_NTU, texts, settings, report_texts, judge, model, compared.kind
+        )
         described.append(_layer(layer, activation_NTU, mask_NT, own, settings.counts_SN))
         units += own
     read = dataclasses.replace(texts, loss_NT=loss_NT)
@@ -192,6 +195,12 @@ def _autoencoder(
     return sae.train(x_MD, features=features, seed=settings.seed, active=active), len(x_MD)
 
 
+def identity(model: TrainedModel) -> str:
+    """Kind, seed, step and digest of a model, as lines of answers name it."""
+    digest = model.checkpoint_sha256[:16]
+    return f"{model.config.model}, seed {model.seed}, step {model.step}, {digest}"
+
+
 def _units(
     layer: int,
     activation_NTU: np.ndarray,
@@ -200,6 +209,7 @@ def _units(
     report_texts: ReportTexts,
     judge: Judge,
     model: TrainedModel,
+    kind: str,
 ) -> list[Unit]:
     mask_NT = texts.token_mask_NT
     token_M, activation_MU = texts.token_NT[mask_NT], activation_NTU[mask_NT]
@@ -208,6 +218,7 @@ def _units(
     mean_NU, sum_NU = ranking.text_scores(activation_NTU, mask_NT)
     score_NU = mean_NU if settings.rank_by == "mean" else sum_NU
     units = []
+    letter = "H" if kind == "heads" else "F"
     for u, activation_M in enumerate(activation_MU.T):
         best = ranking.top_texts(score_NU[:, u], settings.top)
         top_texts = tuple(
@@ -218,6 +229,8 @@ def _units(
             )
             for text, own in ((text, activation_NTU[text, :, u]) for text in best)
         )
+        with about(unit=f"L{layer} {letter}{u}", model=identity(model)):
+            label = judge.label(report_texts.marked([(t.text, t.activation) for t in top_texts]))
         units.append(
             Unit(
                 layer=layer,
@@ -235,7 +248,7 @@ def _units(
                     for one in best_tokens[u]
                 ),
                 top_texts=top_texts,
-                label=judge.label(report_texts.marked([(t.text, t.activation) for t in top_texts])),
+                label=label,
             )
         )
     return units

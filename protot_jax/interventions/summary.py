@@ -69,7 +69,7 @@ def clustered_interval(values: np.ndarray, clusters: np.ndarray) -> Effect:
 def as_change(interval: AnyInterval) -> AnyInterval:
     """An interval of mean log ratios as the change of the geometric mean, in percent."""
     mean, low, high = (
-        None if end is None else float(percent(np.float64(end)))
+        None if end is None else float(percent(np.asarray(end)))
         for end in (interval.mean, interval.low, interval.high)
     )
     return dataclasses.replace(interval, mean=mean, low=low, high=high)

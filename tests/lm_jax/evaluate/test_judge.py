@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 import lm_jax
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate import chat, judge
-from lm_jax.evaluate.answers import Answers, digest
+from lm_jax.evaluate.answers import Answers, about, digest
 from lm_jax.evaluate.judge import Label
 from lm_jax.evaluate.judge_prompt import read_rubric
 from lm_jax.model.decode import Sampling
@@ -272,6 +272,35 @@ def test_the_last_answer_to_a_prompt_counts_and_judges_are_kept_apart(tmp_path):
     ]
 
 
+def test_an_answer_names_its_unit_model_and_judge(tmp_path):
+    """Those given to a cached judge too, which are added to the file of what was used."""
+    file, used = tmp_path / "old.jsonl", tmp_path / "answers.jsonl"
+    # A line from before has neither unit nor model nor judge, another names its judge.
+    old = {"prompt_sha256": digest(judge.prompt(TEXTS)), "answer": json.dumps(LABEL)}
+    others = [(["word"], [1.0])]
+    named = old | {"prompt_sha256": digest(judge.prompt(others)), "judge": "someone"}
+    file.write_text(f"{json.dumps(old)}\n{json.dumps(named)}\n", "utf-8")
+    asked = judge.build_judge(f"cached:{file}", answers=used)
+    for unit, texts in (("L2 P5", TEXTS), ("L0 P1", others), ("L0 P2", [(["new"], [1.0])])):
+        with about(unit=unit, model="protot, 01ab"):
+            asked.label(texts)
+    lines = [json.loads(line) for line in used.read_text("utf-8").splitlines()]
+    found = [(line["unit"], line["model"], line["judge"]) for line in lines]
+    assert found == [
+        ("L2 P5", "protot, 01ab", "cached:old.jsonl"),
+        ("L0 P1", "protot, 01ab", "someone"),
+    ]
+    assert {line["answer"] for line in lines} == {json.dumps(LABEL)}
+    (missing,) = (tmp_path / "old.jsonl.missing").read_text("utf-8").splitlines()
+    assert json.loads(missing)["unit"] == "L0 P2"
+    # Outside, a line names none; and what was looked up is not added again.
+    again = judge.build_judge(f"cached:{file}", answers=used)
+    again.label(TEXTS)
+    assert len(used.read_text("utf-8").splitlines()) == 2
+    Answers(used).add("q", "two", judge="a")
+    assert "unit" not in json.loads(used.read_text("utf-8").splitlines()[-1])
+
+
 @pytest.mark.parametrize("torn", [True, False])
 def test_an_unfinished_last_line_costs_no_other_answer(tmp_path, torn):
     file = tmp_path / "answers.jsonl"
@@ -286,7 +315,13 @@ def test_an_unfinished_last_line_costs_no_other_answer(tmp_path, torn):
     assert [again.find(p) for p in "pqr"] == ["one", None if torn else "two", "three"]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"prompt_sha256": "0"}', '{"prompt_sha256": 1}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{", "[]", '{"prompt_sha256": "0"}', '{"prompt_sha256": 1}'),
+        '{"prompt_sha256": "0", "answer": "", "unit": 5}',
+    ],
+)
 def test_a_broken_line_is_named(tmp_path, line):
     file = tmp_path / "answers.jsonl"
     file.write_text(f"{json.dumps({'prompt_sha256': '0', 'answer': ''})}\n{line}\n", "utf-8")

@@ -274,6 +274,13 @@ def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
     assert "--resume=force" in capsys.readouterr().err
     assert launched(*flags, "--resume=force") == 0
     assert "labelled 18 of 18" in capsys.readouterr().out
+    # What was labelled can be told from the file alone: 2 layers of 3 prototypes, 12 random texts.
+    used = [json.loads(line) for line in (folder / "answers.jsonl").read_text("utf-8").splitlines()]
+    assert len(used) == 18 and {line["judge"] for line in used} == {"cached:answers.jsonl"}
+    units = {line["unit"] for line in used}
+    assert {f"L{layer} P{r}" for layer in range(2) for r in range(3)} < units and len(units) == 18
+    digest = protot_jax.load_run(run).checkpoint_sha256
+    assert {line["model"].split(", ")[-1] for line in used} == {digest[:16]}
     content = json.loads((folder / "concepts.json").read_text("utf-8"))
     jsonschema.validate(content, SCHEMA)
     assert {each["label"]["theme"] for each in content["prototypes"] + content["baseline"]} == {
