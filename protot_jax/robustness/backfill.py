@@ -81,6 +81,15 @@ _BUILT = {
 }
 
 
+# The one sentence of each slice whose blanks are filled, as a pair of the benchmark names it.
+FRAMES = {
+    "abbreviation": "{title} {name} {did} {time}.",
+    "contraction": "{who} {auxiliary} {verb} {time}.",
+    "morphology": "{seen} {noun} {place} {time}.",
+    "spelling": "The {spelled} {mattered} {time}.",
+}
+
+
 def sentences(name: str, seed: int) -> list[str]:
     """The built sentences of a slice in random order; none for one that every corpus fills."""
     built = list(_BUILT[name]()) if name in _BUILT else []

