@@ -4,10 +4,10 @@
     iaj reproduce pair/pair_192                        run its command, then compare
     iaj reproduce bench_kernels/h200 --compare=FOLDER  compare a run that is in FOLDER already
 
-The results are in `results/` of a checkout (`--results` names another folder). A number agrees if it differs
-by no more than the tolerance of the result, which `result.toml` states with its reason. Exit codes: 0 all
-numbers agree, 2 usage, 3 there is no such result or it cannot be measured again here, 7 a stored file is
-damaged, 10 a number disagrees; the codes of the command where that fails.
+The results are in `results/` of a checkout (`--results` names another folder). A number agrees if
+it differs by no more than the tolerance of the result, which `result.toml` states with its reason.
+Exit codes: 0 all numbers agree, 2 usage, 3 there is no such result or no command that measures it
+again, 7 a stored file is damaged, 10 a number disagrees; the codes of the command where that fails.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def measure_again(result: StoredResult, workdir: Path) -> Path:
         raise BadInputError(
             f"{result.name} cannot be measured again: {result.description.not_reproducible}"
         )
-    words = shlex.split(again.command.format(workdir=shlex.quote(str(workdir))))
+    words = shlex.split(again.command.replace("{workdir}", shlex.quote(str(workdir))))
     if words[0] == "iaj":
         words = [sys.executable, "-m", *words]
     elif words[0] == "python":

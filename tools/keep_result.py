@@ -1,12 +1,12 @@
 """Keeps what a run measured in results/, where the pages take their numbers from.
 
-    python -m tools.keep_result runs/circuits circuits/pair_192_ioi --title "IOI in the pair of 192 tokens" \\
+    python -m tools.keep_result runs/circuits circuits/ioi --title "IOI in the pair" \\
         --minutes 35 --device "two CPU cores" --rows rows.parquet
-    python -m tools.keep_result results/pair/pair_192                 after its summary or rows changed by hand
+    python -m tools.keep_result results/pair/pair_192        write its digests anew
 
 Copies `summary.json`, `provenance.json` and the named rows into `results/STUDY/NAME` and writes
-`result.toml` with their digests and the command of `provenance.json`. A tolerance is added to that file by
-hand, with its reason; given a folder of results/ alone, the digests are written anew.
+`result.toml` with their digests and the command of `provenance.json`. A tolerance is added to that
+file by hand, with its reason.
 """
 
 import argparse

@@ -1,16 +1,18 @@
 """Renders the marked blocks of README and docs from results/ and published/.
 
     python -m tools.render_docs            write every block anew
-    python -m tools.render_docs --check    exit 1, with the differences, where a page is not what the data give
+    python -m tools.render_docs --check    write nothing; exit 1, with the differences, where a
+                                           page is not what the data give
 
-A block is Python in a comment of a page, run by cog (https://cog.readthedocs.io), and what it printed:
+A block is Python in a comment of a page, run by cog (https://cog.readthedocs.io), and its output:
 
     <!-- [[[cog cog.out(kernel_times("bench_kernels/h200")) ]]] -->
     | kernel | ... |
     <!-- [[[end]]] -->
 
-The functions are those of `tools/page_blocks`. A file of results/ that is not the one that its `result.toml` names is
-an error, so that a number changes only where a run was made again and kept (`tools/keep_result.py`).
+The functions are those of `tools/page_blocks`. A file of results/ that is not the one that its
+`result.toml` names is an error, so that a number changes only where a run was made again and kept
+(`tools/keep_result.py`).
 """
 
 import argparse
@@ -39,7 +41,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def check_results(root: Path) -> list[str]:
-    """One line for each file of results/ that is missing or not the one that `result.toml` names."""
+    """One line for each file of results/ that is missing or not that of its `result.toml`."""
     folder = root / "results"
     stored = (load_stored(folder, name) for name in list_results(folder))
     return [f"results/{each.name}: {file}" for each in stored for file in each.changed_files()]

@@ -150,7 +150,7 @@ def load_stored(root: str | os.PathLike[str], name: str) -> StoredResult:
 
 
 def flatten_numbers(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of a JSON tree with its path, such as `models.protot.test_perplexity` or `rows.3.n`.
+    """Every number of a JSON tree with its path, such as `rows.3.n`.
 
     True, false, null and text are no numbers.
     """

@@ -33,7 +33,8 @@ def pair(name: str) -> str:
             "edges open, %",
             "100",
             "100",
-            f"**{interval(edges, '.3f', 100)}**, {run['open_edges_per_head']:.0f} for each head of a window",
+            f"**{interval(edges, '.3f', 100)}**, "
+            f"{run['open_edges_per_head']:.0f} for each head of a window",
         ),
         *_answers(found["scores"]),
     ]

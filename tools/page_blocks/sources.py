@@ -1,4 +1,4 @@
-"""What blocks read: summaries of stored results and the papers' numbers; tables and numbers as text."""
+"""What blocks read, stored results and the papers' numbers; tables and numbers as text."""
 
 from collections.abc import Iterable, Sequence
 import functools
@@ -24,8 +24,8 @@ def summary(name: str) -> Any:
     result = load_stored(ROOT / "results", name)
     if changed := result.changed_files():
         raise CorruptError(
-            f"results/{name}: {', '.join(changed)} changed; restore it, or, if the run was made again, "
-            f"python -m tools.keep_result results/{name}"
+            f"results/{name}: {', '.join(changed)} changed; restore it, or, if the run was made "
+            f"again, python -m tools.keep_result results/{name}"
         )
     return result.summary()
 
