@@ -38,6 +38,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("sparse", "addition"): "sparse_jax.addition",
     ("sparse", "circuits"): "sparse_jax.circuits",
     ("sparse", "two_hop"): "sparse_jax.two_hop",
+    ("reproduce",): "iaj.reproduce",
     ("fetch",): "iaj.fetch",
     ("convert",): "iaj.convert",
     ("doctor",): "iaj.doctor",

@@ -1,4 +1,4 @@
-"""Draws the figures of `docs/` from `docs/data`: `python -m tools.draw_figures`.
+"""Draws the figures of `docs/` from `results/`: `python -m tools.draw_figures`.
 
 A figure is one self-contained SVG file, which Markdown pages show as an image in both the light and
 the dark scheme.
@@ -16,7 +16,9 @@ from lm_jax.run.files import write_bytes
 if TYPE_CHECKING:
     import altair as alt
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+DECAY_ERROR = ROOT / "results" / "arithmetic" / "released_decay_error" / "summary.json"
 # Errors below this are drawn here: float32 holds 1 to within 6e-8, and zero has no logarithm.
 SMALLEST = 1e-8
 WIDTH, HEIGHT = 460, 290
@@ -101,7 +103,7 @@ def _with_font(config: Any) -> Any:
 
 def main() -> None:
     """The command."""
-    data = json.loads((DOCS / "data" / "released_decay_error.json").read_text("utf-8"))
+    data = json.loads(DECAY_ERROR.read_text("utf-8"))
     path = DOCS / "figures" / "released_decay_error.svg"
     path.parent.mkdir(exist_ok=True)
     write_bytes(path, f"{svg(decay_error(data))}\n".encode())

@@ -5,9 +5,10 @@ Its arithmetic, not its code: gates are divided by beta^j + 1e-12, summed, and m
 forgets in two stages. Once beta^j is below 1e-12, after 40 half-lives, later writes are no longer
 discounted against one another. Once the mass is below its clamp the mean shrinks to zero.
 
-`python -m tests.kernels.released_prefix_mean` writes the data of the figure.
+`python -m tests.kernels.released_prefix_mean --out=FILE` writes the data of the figure.
 """
 
+import argparse
 from collections.abc import Callable
 import json
 from pathlib import Path
@@ -18,7 +19,9 @@ import numpy as np
 
 from kernels import prefix_mean
 
-DATA = Path(__file__).parents[2] / "docs" / "data" / "released_decay_error.json"
+DATA = (
+    Path(__file__).parents[2] / "results" / "arithmetic" / "released_decay_error" / "summary.json"
+)
 # One step, the initial decay 0.9 of the paper's code, and a long memory.
 HALF_LIVES = (1.0, float(-np.log(2) / np.log(0.9)), 50.0)
 POSITIONS = tuple(range(2, 161, 2))
@@ -88,7 +91,6 @@ def _short(x: float) -> float:
 def figure_data() -> dict[str, object]:
     """Data of the figure: a curve per half-life, for the released arithmetic and for ours."""
     return {
-        "written_by": "python -m tests.kernels.released_prefix_mean",
         "half_lives": [_short(each) for each in HALF_LIVES],
         "position_in_half_lives": list(POSITIONS),
         "curves": {
@@ -99,5 +101,6 @@ def figure_data() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    DATA.parent.mkdir(parents=True, exist_ok=True)
-    DATA.write_text(json.dumps(figure_data(), indent=1) + "\n", "utf-8")
+    parser = argparse.ArgumentParser(description="Writes how both arithmetics forget, as JSON.")
+    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    parser.parse_args().out.write_text(json.dumps(figure_data(), indent=1) + "\n", "utf-8")

@@ -8,7 +8,7 @@ import numpy as np
 from lm_jax.report import theme
 from tools import draw_figures
 
-DATA = json.loads((draw_figures.DOCS / "data" / "released_decay_error.json").read_text("utf-8"))
+DATA = json.loads(draw_figures.DECAY_ERROR.read_text("utf-8"))
 
 
 def paths(svg, colour):

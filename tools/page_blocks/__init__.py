@@ -1,0 +1,34 @@
+"""Blocks of the pages that are rendered from results/ and published/ (`tools/render_docs.py`).
+
+Each function returns Markdown and takes names of results, so that a marked block of a page says
+where its numbers come from:
+
+    <!-- [[[cog cog.out(kernel_times("bench_kernels/h200")) ]]] -->
+"""
+
+from tools.page_blocks.kernels import kernel_checks, kernel_times
+from tools.page_blocks.pairs import pair
+from tools.page_blocks.timings import (
+    cpu_decoding,
+    cpu_forward,
+    first_steps,
+    gpu_forward,
+    paper_steps,
+    torch_steps,
+)
+from tools.page_blocks.training import arithmetic, ten_epochs, three_epochs
+
+__all__ = [
+    "arithmetic",
+    "cpu_decoding",
+    "cpu_forward",
+    "first_steps",
+    "gpu_forward",
+    "kernel_checks",
+    "kernel_times",
+    "pair",
+    "paper_steps",
+    "ten_epochs",
+    "three_epochs",
+    "torch_steps",
+]

@@ -1,0 +1,49 @@
+"""What blocks read, stored results and the papers' numbers; tables and numbers as text."""
+
+from collections.abc import Iterable, Sequence
+import functools
+from pathlib import Path
+import re
+import tomllib
+from typing import Any
+
+from lm_jax.errors import CorruptError
+from lm_jax.run.stored_results import load_stored
+
+ROOT = Path(__file__).parents[2]
+MODELS = {"protot": "ProtoT", "llama": "LLaMA", "mamba": "Mamba", "deltanet": "DeltaNet"}
+
+
+@functools.cache
+def summary(name: str) -> Any:
+    """`summary.json` of a stored result.
+
+    Raises:
+      CorruptError: a file of the result is not the one that its `result.toml` names.
+    """
+    result = load_stored(ROOT / "results", name)
+    if changed := result.changed_files():
+        raise CorruptError(
+            f"results/{name}: {', '.join(changed)} changed; restore it, or, if the run was made "
+            f"again, python -m tools.keep_result results/{name}"
+        )
+    return result.summary()
+
+
+@functools.cache
+def published(paper: str) -> dict[str, Any]:
+    """The numbers of a paper: `published/<paper>.toml`."""
+    with (ROOT / "published" / f"{paper}.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; the first column is on the left, as every other."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(re.sub(r"\|  (?=\|)", "| ", "| " + " | ".join(line) + " |\n") for line in lines)
+
+
+def interval(value: dict[str, float], spec: str, scale: float = 1.0) -> str:
+    """An estimate with its 95 % interval, such as `0.466 (0.453 to 0.480)`."""
+    low, high = (f"{scale * value[end]:{spec.lstrip('+')}}" for end in ("low", "high"))
+    return f"{scale * value['estimate']:{spec}} ({low} to {high})"
