@@ -148,7 +148,7 @@ def gated_forward(
     touched = {*(options.get("record") or ()), *(options.get("edits") or ())}
     formed = bool({"attn.scores", "attn.pattern"} & touched)
     attend = on_scores if formed else by_kernels(on_scores)
-    return forward(params, tokens_BT, cfg, attend=attend, **options)
+    return forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT, **options)
 
 
 def save(

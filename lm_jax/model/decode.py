@@ -4,6 +4,12 @@ Prompts are read in one pass. For attention they are padded on the right: the ca
 per row, so a row's first new token is written over its first padding slot and padding is never
 attended to. For a recurrent mixer they are padded on the left, where it does not
 change the empty state.
+
+A greedy continuation is that of `forward` without a cache on the text so far, of each row by
+itself, whatever the other rows and `max_new_tokens`. Where rotations depend on how many tokens a
+row has (`DecoderConfig.rope` by LongRoPE or dynamic NTK), a new token can change those of all
+others, and so what every layer makes of them: the row is then read again. By LongRoPE that happens
+once, at the token after `original_length`; by dynamic NTK at every token from there on.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +29,9 @@ from lm_jax.model.attention import Attend, Fused, PerLayer, as_pytree, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import ATTENTION, Mixer
 from lm_jax.model.params import ParamTree
+
+# A text that is read again is padded to a multiple of so many tokens.
+_REREAD = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,12 +226,21 @@ def stream(
     window_BW = penalties.window([prompt], width, cfg.vocab_size)
     counts = itertools.count() if mixer.recurrent else range(cfg.max_length - len(prompt))
     start = 0
+    text = list(prompt)
     for count in counts:
+        length = None
+        if start and not mixer.recurrent and decoder.rotates_anew(cfg, len(text)):
+            # Padded, so that not every length is compiled.
+            padded = min(-(-len(text) // _REREAD) * _REREAD, cfg.max_length)
+            tokens_BT = np.zeros((1, padded), np.int32)
+            tokens_BT[0, : len(text)] = text
+            start, length = 0, np.int32(len(text))
         places = start, tokens_BT.shape[1]
         next_B, cache, window_BW = _next(
             params,
             cache,
             tokens_BT,
+            length,
             window_BW,
             jax.random.fold_in(key, count),
             edits(*places) if callable(edits) else edits,
@@ -234,20 +252,34 @@ def stream(
         if token == stop_id:
             return
         yield token
-        start, tokens_BT = sum(places), next_B[:, None]
+        start, tokens_BT = len(text), next_B[:, None]
+        text.append(token)
 
 
 # Without a donated cache a step would copy all of it.
 @functools.partial(
     jax.jit, static_argnames=("cfg", "sampling", "mixer"), donate_argnames=("cache",)
 )
-def _next(params, cache, tokens_BT, window_BW, key, edits, *, cfg, sampling, mixer):
-    last_B1 = jnp.full((1, 1), tokens_BT.shape[1] - 1)
-    out = decoder.forward(
-        params, tokens_BT, cfg, cache=cache, mixer=mixer, logits_at=last_B1, edits=edits
-    )
-    next_B = sample(key, out.logits[:, 0], sampling, window_BW)
-    return next_B, out.cache, penalties.append(window_BW, next_B)
+def _next(params, cache, tokens_BT, length, window_BW, key, edits, *, cfg, sampling, mixer):
+    """The token after `tokens_BT`, or after the whole text, which is their first `length`."""
+    run = functools.partial(decoder.forward, params, cfg=cfg, mixer=mixer, edits=edits)
+    if length is None:
+        last_B1 = jnp.full((1, 1), tokens_BT.shape[1] - 1)
+        out = run(tokens_BT, cache=cache, logits_at=last_B1)
+        logits_BV, cache = out.logits[:, 0], out.cache
+    else:
+        logits_BV, cache = _read(run, cache, tokens_BT, length[None])
+    next_B = sample(key, logits_BV, sampling, window_BW)
+    return next_B, cache, penalties.append(window_BW, next_B)
+
+
+def _read(run, cache, tokens_BT, lengths_B):
+    """Last logits and cache of texts that are padded on the right to T, from their beginning."""
+    valid_BT = jnp.arange(tokens_BT.shape[1])[None] < lengths_B[:, None]
+    cache = cache.replace(length_B=jnp.zeros_like(cache.length_B))
+    out = run(tokens_BT, cache=cache, logits_at=lengths_B[:, None] - 1, valid_BT=valid_BT)
+    # The next token of a row takes the place of its first padding.
+    return out.logits[:, 0], out.cache.replace(length_B=lengths_B)
 
 
 def _until(row: list[int], stop_id: int | None) -> list[int]:
@@ -281,12 +313,12 @@ def _generate(
         last_B1 = jnp.full((B, 1), T - 1)
         out: Any = run(tokens_BT, cache=cache, logits_at=last_B1, valid_BT=valid_BT)
         cache = out.cache
+        logits_BV = out.logits[:, 0]
     else:
-        out: Any = run(tokens_BT, cache=cache, logits_at=lengths_B[:, None] - 1)
-        # The next token of a row takes the place of its first padding.
-        cache = out.cache.replace(length_B=lengths_B)
+        logits_BV, cache = _read(run, cache, tokens_BT, lengths_B)
     keys = jax.random.split(key, max_new_tokens)
-    first_B = sample(keys[0], out.logits[:, 0], sampling, window_BW)
+    first_B = sample(keys[0], logits_BV, sampling, window_BW)
+    widest = 0 if mixer.recurrent else decoder.last_change(cfg, T + max_new_tokens)
 
     def unfinished(state):
         count, _, _, _, _, done_B = state
@@ -295,12 +327,42 @@ def _generate(
     def extend(state):
         count, cache, last_B, window_BW, new_BT, done_B = state
         out = run(last_B[:, None], cache=cache)
-        next_B = sample(keys[count], out.logits[:, 0], sampling, window_BW)
+        logits_BV, cache = out.logits[:, 0], out.cache
+        if widest:
+            anew_B = decoder.rotates_anew(cfg, cache.length_B) & ~done_B
+            text_BT = _text(tokens_BT, lengths_B, new_BT)[:, :widest]
+            logits_BV, cache = _reread(run, anew_B, logits_BV, cache, text_BT)
+        next_B = sample(keys[count], logits_BV, sampling, window_BW)
         window_BW = penalties.append(window_BW, next_B)
         new_BT = new_BT.at[:, count].set(next_B)
-        return count + 1, out.cache, next_B, window_BW, new_BT, done_B | (next_B == stop_id)
+        return count + 1, cache, next_B, window_BW, new_BT, done_B | (next_B == stop_id)
 
     new_BT = jnp.zeros((B, max_new_tokens), jnp.int32).at[:, 0].set(first_B)
     window_BW = penalties.append(window_BW, first_B)
     state = (1, cache, first_B, window_BW, new_BT, first_B == stop_id)
     return jax.lax.while_loop(unfinished, extend, state)[4]
+
+
+def _text(tokens_BT, lengths_B, new_BM):
+    """Prompts padded on the right, each with its M new tokens after it."""
+    B, M = new_BM.shape
+    at_BM = lengths_B[:, None] + jnp.arange(M)[None]
+    return jnp.pad(tokens_BT, ((0, 0), (0, M))).at[jnp.arange(B)[:, None], at_BM].set(new_BM)
+
+
+def _reread(run, anew_B, logits_BV, cache, text_BT):
+    """Last logits and cache, those of the rows `anew_B` by a pass over what they hold."""
+
+    def read_again():
+        # A longer row, whose rotations do not change, is read in part and not taken.
+        lengths_B = jnp.minimum(cache.length_B, text_BT.shape[1])
+        again_BV, again = _read(run, cache, text_BT, lengths_B)
+
+        def chosen(again, before, batch_axis):
+            axes = [axis for axis in range(again.ndim) if axis != batch_axis]
+            return jnp.where(jnp.expand_dims(anew_B, axes), again, before)
+
+        layers = jax.tree.map(lambda *x: chosen(*x, 1), again.layers, cache.layers)
+        return chosen(again_BV, logits_BV, 0), cache.replace(layers=layers)
+
+    return jax.lax.cond(anew_B.any(), read_again, lambda: (logits_BV, cache))

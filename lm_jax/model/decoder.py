@@ -30,9 +30,10 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.attention import Attend, Fused, PerLayer, for_layer, layer_data, softmax
 from lm_jax.model.config import DecoderConfig, Stack
 from lm_jax.model.edits import OneLayer
-from lm_jax.model.layers import Dropout
+from lm_jax.model.layers import Dropout, RowLengths
 from lm_jax.model.mixers import ATTENTION, Layer, Mixer
 from lm_jax.model.params import ParamSpec, ParamTree
+from lm_jax.model.rope import Rope
 
 NO_WINDOW = np.int32(2**30)
 
@@ -43,8 +44,12 @@ class Cache:
 
     As the blocks' parameters, they are one tree or one for each stack.
 
-    `capacity` is how many positions there is room for. Rotations that depend on the length of the
-    sequence (LongRoPE, dynamic scaling) go by it, so that all that a cache holds is rotated alike.
+    `capacity` is how many positions there is room for, on which no result depends. Rotations that
+    depend on the length of a sequence (LongRoPE, dynamic NTK) go by the tokens that each row holds
+    after a pass. Keys are kept unrotated for them, so that a pass rotates all that a row holds
+    alike. What layers above the first made of earlier tokens stays as it was: where `rotates_anew`,
+    only reading the whole row again gives what `forward` without a cache does, and
+    `lm_jax.model.decode` does that.
     """
 
     layers: Any
@@ -135,6 +140,22 @@ def init_cache(
     return Cache(stacks.by_stack(cfg, stacked), jnp.zeros((batch,), jnp.int32), length)
 
 
+def last_change(cfg: DecoderConfig, longest: int) -> int:
+    """The longest sequence of up to `longest` tokens that `rotates_anew`; 0 where none does."""
+    lengths = [rope.lengths(longest) for rope in _ropes(cfg)]
+    return max((each[-1] for each in lengths if len(each) > 1), default=0)
+
+
+def rotates_anew(cfg: DecoderConfig, tokens: int | jax.Array) -> Any:
+    """Whether a sequence of so many `tokens` is rotated unlike one of a token fewer."""
+    lengths = [rope.lengths(2**30) for rope in _ropes(cfg)]
+    return sum((each.start < tokens) & (tokens < each.stop) for each in lengths) > 0
+
+
+def _ropes(cfg: DecoderConfig) -> list[Rope]:
+    return [rope for rope in (cfg.rope, cfg.local_rope) if rope is not None]
+
+
 def forward(
     params: ParamTree,
     tokens_BT: jax.Array,
@@ -169,8 +190,9 @@ def forward(
       rng: key for mixers that draw and for dropout; each layer gets its own.
       cache: from `init_cache`, or None.
       mixer: the token mixer of every block.
-      valid_BT: false where a token is padding, which a recurrent mixer then skips and bidirectional
-        attention hides; None means none is. Causal attention needs no such mask.
+      valid_BT: false where a token is padding, which a recurrent mixer then skips, bidirectional
+        attention hides and rotations by length (LongRoPE, dynamic NTK) do not count; None means
+        none is. Causal attention of any other rotation needs no such mask.
       document_BT: number of the document that a token is of, where documents are joined in a row;
         each is then read by itself, as if it began a row, at positions that go on. None is one.
       dropout: the share dropped after the embedding, in the MLP's hidden units and from each
@@ -209,7 +231,7 @@ def forward(
         record=record,
         attend=attend,
         positions_BT=positions_BT,
-        length=T if cache is None else cache.capacity,
+        length=_row_lengths(cfg, tokens_BT, cache, valid_BT, document_BT),
         valid_BT=valid_BT,
         document_BT=document_BT,
         dropout=dropout,
@@ -252,6 +274,27 @@ def forward(
         cache = Cache(by_stack, cache.length_B + T, cache.capacity)
     records, aux = (stacks.joined(outputs, part) for part in ("records", "aux"))
     return Output(logits, x_BTD, outer.records | records, aux, cache)
+
+
+def _row_lengths(
+    cfg: DecoderConfig,
+    tokens_BT: jax.Array,
+    cache: Cache | None,
+    valid_BT: jax.Array | None,
+    document_BT: jax.Array | None,
+) -> int | RowLengths:
+    """How many tokens a row, or a document of it, has after the pass, where rotations go by it."""
+    T = tokens_BT.shape[1]
+    longest = T if cache is None else cache.capacity
+    whole = cache is None and valid_BT is None and document_BT is None
+    if whole or not last_change(cfg, longest):
+        return T
+    valid_BT = jnp.ones(tokens_BT.shape, bool) if valid_BT is None else valid_BT
+    if document_BT is not None:
+        same_BTT = document_BT[:, :, None] == document_BT[:, None]
+        return RowLengths((same_BTT & valid_BT[:, None]).sum(2), longest)
+    held_B1 = 0 if cache is None else cache.length_B[:, None]
+    return RowLengths(held_B1 + valid_BT.sum(1, keepdims=True), longest)
 
 
 def _check_documents(mixer: Mixer, cache: Cache | None) -> None:
@@ -317,11 +360,15 @@ def _layer(
     drop = Dropout(dropout, layer_inputs["rng"])
     x_BTD = scope("resid_pre", x_BTD)
     norm1 = functools.partial(_input_norm, p.get("ln1", {}), cfg=cfg, scope=scope)
+    cache_rope = None
+    if of_layers is not None and isinstance(length, RowLengths) and not mixer.recurrent:
+        cache_rope = _rope_tables(cfg, jnp.arange(length.longest)[None], length, kind)
     layer = Layer(
         positions_BT=positions_BT,
         scope=scope,
         attend=for_layer(attend, layer_inputs["attend"]),
         rope=_rope_tables(cfg, positions_BT, length, kind),
+        cache_rope=cache_rope,
         window=None if kind is None else kind["window"],
         rng=layer_inputs["rng"],
         index=layer_inputs["index"],

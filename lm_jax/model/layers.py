@@ -206,7 +206,7 @@ def norm(
 def inverse_frequencies(rope: Rope, width: int, length: int = 1) -> np.ndarray:
     """Radians per position for each rotated pair, float32 [width / 2] (Su et al., 2021, eq. 15).
 
-    `length` is the number of positions of the sequence, where the scaling depends on it.
+    `length` is the number of tokens of the sequence, where the scaling depends on it.
     """
     powers = np.arange(0, width, 2, dtype=np.float64) / width
     freq = 1.0 / rope.theta**powers
@@ -245,21 +245,40 @@ def inverse_frequencies(rope: Rope, width: int, length: int = 1) -> np.ndarray:
     return freq.astype(np.float32)
 
 
+@dataclasses.dataclass(frozen=True)
+class RowLengths:
+    """How many tokens the sequence of a position has, `[B, 1]` or `[B, T]`; at most `longest`."""
+
+    tokens_BT: jax.Array
+    longest: int
+
+
 def rope_tables(
-    rope: Rope, width: int, positions_BT: jax.Array, length: int | None = None
+    rope: Rope, width: int, positions_BT: jax.Array, length: int | RowLengths | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine of every position's angles, float32 `[B, T, width / 2]`.
 
-    `length` is that of `inverse_frequencies`, by default T. YaRN and LongRoPE scale both.
+    `length` is that of `inverse_frequencies`, by default T, or one for every row or position. YaRN
+    and LongRoPE scale both.
     """
     length = positions_BT.shape[1] if length is None else length
-    angle = positions_BT.astype(jnp.float32)[..., None] * add_axes(
-        jnp.asarray(inverse_frequencies(rope, width, length)), 3
-    )
+    if isinstance(length, RowLengths):
+        frequencies = _frequencies_by_row(rope, width, length)
+    else:
+        frequencies = add_axes(jnp.asarray(inverse_frequencies(rope, width, length)), 3)
+    angle = positions_BT.astype(jnp.float32)[..., None] * frequencies
     if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
         factor = rope.scaling.attention_factor
         return factor * jnp.cos(angle), factor * jnp.sin(angle)
     return jnp.cos(angle), jnp.sin(angle)
+
+
+def _frequencies_by_row(rope: Rope, width: int, length: RowLengths) -> jax.Array:
+    """`inverse_frequencies` of every length, `[B, 1 or T, width / 2]`."""
+    lengths = rope.lengths(length.longest)
+    # Looked up, and not computed in float32: any way to read a text then rotates it alike.
+    table = np.stack([inverse_frequencies(rope, width, n) for n in lengths])
+    return jnp.asarray(table)[jnp.clip(length.tokens_BT - lengths.start, 0, len(lengths) - 1)]
 
 
 def rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -270,6 +289,14 @@ def rotate(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
     a, b, rest = x[..., :half], x[..., half : 2 * half], x_BTNH[..., 2 * half :]
     turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTNH.dtype)
     return jnp.concatenate([turned, rest], -1) if rest.shape[-1] else turned
+
+
+def rotate_back(x_BTNH: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """What `rotate` made `x_BTNH` of."""
+    cos, sin = tables
+    # YaRN and LongRoPE scale both.
+    square = cos * cos + sin * sin
+    return rotate(x_BTNH, (cos / square, -sin / square))
 
 
 # MLP

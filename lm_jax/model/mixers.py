@@ -17,7 +17,15 @@ from lm_jax.errors import UsageError
 from lm_jax.model.attention import Attend, Fused, attention
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.frozen import FrozenAttention
-from lm_jax.model.layers import NO_DROPOUT, Dropout, norm, project, project_heads, rotate
+from lm_jax.model.layers import (
+    NO_DROPOUT,
+    Dropout,
+    norm,
+    project,
+    project_heads,
+    rotate,
+    rotate_back,
+)
 from lm_jax.model.params import ParamSpec, ParamTree, constant, zeros
 from lm_jax.model.sites import HEAD_INPUT_SITES, Scope
 
@@ -34,13 +42,15 @@ class Layer:
     nothing where blocks have none before the mixer. `document_BT` numbers the documents that are
     joined in a row, each of which is mixed by itself; None for one document. `lent` are the keys
     and values `k`, `v` of another layer that this one reads, or None; `lends` takes those that it
-    reads of its own.
+    reads of its own. `cache_rope` are the rotations of all positions of a cache, `[B, S, .]`, where
+    they depend on how many tokens a row has (`Rope.lengths`): its keys are then kept unrotated.
     """
 
     positions_BT: jax.Array
     scope: Scope
     attend: Attend | Fused
     rope: RopeTables | None = None
+    cache_rope: RopeTables | None = None
     window: jax.Array | None = None
     rng: jax.Array | None = None
     index: jax.Array | int = 0
@@ -166,6 +176,7 @@ class AttentionMixer:
             for name in scored:
                 site = f"attn.{name}_norm"
                 heads[name] = norm(p[name + "_norm"], heads[name], cfg, scope, site, axes)
+        unrotated = heads.get("k")
         if layer.rope is not None:
             heads |= {name: rotate(heads[name], layer.rope) for name in scored}
         heads |= {name: scope("attn.rot_" + name, heads[name]) for name in scored}
@@ -174,12 +185,17 @@ class AttentionMixer:
         if isinstance(cfg.kv, int):
             heads = _lent(cfg, layer)
         elif cache is not None:
+            if layer.cache_rope is not None:
+                edited = layer.rope is not None and "attn.rot_k" in scope.edits
+                heads["k"] = rotate_back(heads["k"], layer.rope) if edited else unrotated
             rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
             cache = {
                 name: cache[name].write_at((rows_B1, slice(None), positions_BT), new)
                 for name, new in heads.items()
             }
             heads = {name: kept.read().swapaxes(1, 2) for name, kept in cache.items()}
+            if layer.cache_rope is not None:
+                heads["k"] = rotate(heads["k"], layer.cache_rope)
         layer.lends.update(heads)
         k_BSKH, v_BSKH = heads["k"], heads["v"]
         B, T = positions_BT.shape

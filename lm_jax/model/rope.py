@@ -50,8 +50,8 @@ class YarnScaling:
 class LongRopeScaling:
     """Each pair's frequency divided by a number of its own (LongRoPE; Ding et al., 2024).
 
-    By `short_factor` in sequences of up to `original_length` positions and by `long_factor` in
-    longer ones. `attention_factor` is as in `YarnScaling`, at any length.
+    By `short_factor` in sequences of up to `original_length` tokens and by `long_factor` in longer
+    ones (`Rope.lengths`). `attention_factor` is as in `YarnScaling`, at any length.
     """
 
     short_factor: tuple[float, ...]
@@ -65,7 +65,8 @@ class DynamicScaling:
     """A base that grows with a sequence longer than `original_length` (dynamic NTK).
 
     Of width w, theta is multiplied by (`factor` T / `original_length` - `factor` + 1)^(w / (w - 2))
-    in a sequence of T positions, so that the slowest pair is slowed by what is in the brackets.
+    in a sequence of T tokens (`Rope.lengths`), so that the slowest pair is slowed by what is in the
+    brackets.
     """
 
     factor: float
@@ -130,3 +131,17 @@ class Rope:
             problems.append(f"scaling.rotated = {self.scaling.rotated} must be at most 1")
         if problems:
             raise BadInputError("rotary positions: " + "; ".join(problems))
+
+    def lengths(self, longest: int) -> range:
+        """The lengths of sequences, up to `longest`, that differ in their frequencies.
+
+        Shorter sequences have the frequencies of the first, longer ones those of the last. There is
+        more than one only if the scaling depends on the length (LongRoPE, dynamic NTK): that is how
+        many tokens a row has after a pass, without padding and whatever its cache has room for.
+        """
+        match self.scaling:
+            case LongRopeScaling(original_length=first):
+                return range(first, max(min(longest, first + 1), first) + 1)
+            case DynamicScaling(original_length=first):
+                return range(first, max(longest, first) + 1)
+        return range(1, 2)

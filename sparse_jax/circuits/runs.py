@@ -93,7 +93,8 @@ class CircuitModel:
                 own[site] = Chain((own[site], edit)) if site in own else edit
             gated = None if gates is None else gates.attend(self.cfg, valid_BT=valid_BT)
             attend = rules.attend(gated)
-        return forward(self.params, tokens_BT, self.cfg, attend=attend, mixer=self.mixer, **options)
+        options |= {"mixer": self.mixer, "valid_BT": valid_BT}
+        return forward(self.params, tokens_BT, self.cfg, attend=attend, **options)
 
 
 @struct.dataclass

@@ -149,6 +149,21 @@ def test_a_cache_gives_the_logits_of_whole_rows(frozen, batch, recipe):
     np.testing.assert_allclose(np.concatenate(parts, 1), whole, atol=2e-5, rtol=2e-5)
 
 
+def test_a_hybrid_generates_what_it_reads_where_rotations_go_by_length(frozen):
+    """The keys of both mixers, across the first context of LongRoPE, in rows of two lengths."""
+    scaling = lm_jax.LongRopeScaling((1.0, 1.5, 2.0), (4.0, 7.0, 9.0), 5, 1.3)
+    cfg = dataclasses.replace(CFG, rope=lm_jax.Rope(theta=10.0, scaling=scaling))
+    one = dataclasses.replace(objective(), cfg=cfg)
+    weights, attend = one.weights_and_attend(moved(one), frozen)
+    run = jax.jit(functools.partial(lm_jax.forward, cfg=cfg, mixer=HYBRID))
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5]]
+    got = lm_jax.generate(weights, prompts, cfg, max_new_tokens=2, attend=attend, mixer=HYBRID)
+    for prompt, continuation in zip(prompts, got, strict=True):
+        for count, token in enumerate(continuation):
+            ids = jnp.array([[*prompt, *continuation[:count]]])
+            assert int(run(weights, ids, attend=attend).logits[0, -1].argmax()) == token
+
+
 def ids_alone(tokens_BT):
     return LMBatch(tokens_BT, *[jnp.ones(tokens_BT.shape, bool)] * 3)
 

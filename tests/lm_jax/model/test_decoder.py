@@ -252,12 +252,18 @@ def test_longrope_and_dynamic_frequencies_against_scalar_arithmetic():
     ],
 )
 def test_decoding_past_the_first_context_rotates_what_it_holds_alike(scaling):
-    cfg = dataclasses.replace(CONFIGS["llama"], rope=lm_jax.Rope(theta=100.0, scaling=scaling))
+    rope = lm_jax.Rope(theta=100.0, scaling=scaling)
+    # Layers above the first would keep what they made of the first four tokens.
+    cfg = dataclasses.replace(CONFIGS["llama"], rope=rope, num_layers=1)
     params = model(cfg)
     tokens_BT = jnp.arange(10)[None] % cfg.vocab_size
 
     def in_one(params):
-        return lm_jax.forward(params, tokens_BT, cfg).logits
+        # The first four are read before there are too many for the first context.
+        first = lm_jax.forward(params, tokens_BT[:, :4], cfg)
+        return jnp.concatenate(
+            [first.logits, lm_jax.forward(params, tokens_BT, cfg).logits[:, 4:]], 1
+        )
 
     def in_two(params):
         cache = lm_jax.init_cache(cfg, 1, 10)

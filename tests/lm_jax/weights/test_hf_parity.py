@@ -74,10 +74,11 @@ def test_goldens_are_what_torch_computes_today(case):
 
 
 @pytest.mark.torch
-def test_short_sequences_take_the_short_factors():
-    case = "phi3_longrope"
+@pytest.mark.parametrize("case", ["phi3_longrope", "llama_dynamic"])
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_rotations_by_length_near_the_first_context(case, beyond):
     model = lm_jax.load_pretrained(make_goldens.GOLDEN / case)
-    tokens_BT = make_goldens.TOKENS_BT[:, : model.cfg.rope.scaling.original_length]
-    short = functools.partial(run, model.cfg, tokens_BT=tokens_BT)
+    tokens_BT = make_goldens.TOKENS_BT[:, : model.cfg.rope.scaling.original_length + beyond]
+    ours = functools.partial(run, model.cfg, tokens_BT=tokens_BT)
     theirs = make_goldens.hidden_and_logits(make_goldens.reference(case), tokens_BT)
-    rounding.assert_within(theirs, rounding.expected(short, model.params))
+    rounding.assert_within(theirs, rounding.expected(ours, model.params))
