@@ -4,41 +4,33 @@ A chat model gets the message in its own template; a base model continues it aft
 words of the answer.
 """
 
-import functools
-
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from lm_jax.errors import BadInputError
-from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.text.chat_template import render
+from lm_jax.text.plain_text import encode_around
+from lm_jax.text.tokenizer import Tokenizer, added_tokens
 
 
-def frame(tokenizer: Tokenizer, opening: str) -> tuple[list[int], list[int]]:
-    """Token ids before and after the message of a user.
+def frame(tokenizer: Tokenizer, message: str, *, opening: str = "") -> list[int]:
+    """Token ids of a message of a user, up to where the model is to answer.
+
+    The rendered template is encoded as one text, as transformers does it. What the message spells
+    is never a control token. The text begins with one BOS: that of the template, or else that of a
+    tokenizer which begins every text with it.
 
     Args:
       tokenizer: of the model; with a chat template if it is a chat model.
+      message: plain text.
       opening: what a base model reads after the message.
 
     Raises:
-      BadInputError: the template leaves the message out.
+      BadInputError: the template cannot be rendered, or leaves the message out.
     """
-    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
     if tokenizer.chat_template is None:
         bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-        return bos, encode(opening)
-    # A template is a program by the author of the model, and not trusted.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        return [*bos, *encode_around(tokenizer, ["", opening], message)]
     special = {
         f"{kind}_token": "" if i is None else tokenizer.token(i)
         for kind, i in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id))
     }
-    place = "\ue000message\ue000"
-    framed = environment.from_string(tokenizer.chat_template).render(
-        messages=[{"role": "user", "content": place}], add_generation_prompt=True, **special
-    )
-    before, result, after = framed.partition(place)
-    if not result:
-        raise BadInputError(
-            "the model's chat template leaves out the message; use a model whose template has it"
-        )
-    return encode(before), encode(after)
+    ids = encode_around(tokenizer, *render(tokenizer.chat_template, message, special))
+    first = list(added_tokens(tokenizer)[0])
+    return ids if ids[: len(first)] == first else [*first, *ids]

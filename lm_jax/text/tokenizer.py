@@ -144,6 +144,14 @@ class Tokenizer:
         Raises:
           BadInputError: for a lone surrogate, which no UTF-8 text contains.
         """
+        return self.encoding(
+            text, add_special_tokens=add_special_tokens, split_special_tokens=split_special_tokens
+        ).ids
+
+    def encoding(
+        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> tokenizers.Encoding:
+        """What `encode` has the ids of, which knows also the characters that each is of."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -153,7 +161,7 @@ class Tokenizer:
             ) from error
         with _switch:
             self.backend.encode_special_tokens = split_special_tokens
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ids.
