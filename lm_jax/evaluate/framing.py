@@ -4,7 +4,7 @@ A chat model gets the message in its own template; a base model continues it aft
 words of the answer.
 """
 
-from lm_jax.text.chat_template import render
+from lm_jax.text.chat_template import after_answer, render
 from lm_jax.text.plain_text import encode_around
 from lm_jax.text.tokenizer import Tokenizer, added_tokens
 
@@ -27,10 +27,32 @@ def frame(tokenizer: Tokenizer, message: str, *, opening: str = "") -> list[int]
     if tokenizer.chat_template is None:
         bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
         return [*bos, *encode_around(tokenizer, ["", opening], message)]
-    special = {
+    ids = encode_around(tokenizer, *render(tokenizer.chat_template, message, _special(tokenizer)))
+    first = list(added_tokens(tokenizer)[0])
+    return ids if ids[: len(first)] == first else [*first, *ids]
+
+
+def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Every id that ends the answer to a framed message.
+
+    They are those of the tokenizer, and the special token that the chat template puts after an
+    answer, which no file but the template names for some models.
+
+    Raises:
+      BadInputError: the template cannot be rendered.
+    """
+    if tokenizer.chat_template is None:
+        return tokenizer.stop_ids
+    after = after_answer(tokenizer.chat_template, _special(tokenizer)).lstrip()
+    first = tokenizer.encode(after, add_special_tokens=False)[:1]
+    added = tokenizer.backend.get_added_tokens_decoder()
+    ends = [i for i in first if i in added and added[i].special]
+    return tuple(dict.fromkeys([*tokenizer.stop_ids, *ends]))
+
+
+def _special(tokenizer: Tokenizer) -> dict[str, str]:
+    """What a template knows of the tokenizer."""
+    return {
         f"{kind}_token": "" if i is None else tokenizer.token(i)
         for kind, i in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id))
     }
-    ids = encode_around(tokenizer, *render(tokenizer.chat_template, message, special))
-    first = list(added_tokens(tokenizer)[0])
-    return ids if ids[: len(first)] == first else [*first, *ids]

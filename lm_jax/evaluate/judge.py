@@ -27,7 +27,7 @@ import jax
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.evaluate import chat
 from lm_jax.evaluate.answers import Answers, append, digest
-from lm_jax.evaluate.framing import frame
+from lm_jax.evaluate.framing import frame, stop_ids
 from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS, RUBRIC, SCORES, MarkedText, prompt
 from lm_jax.model.decode import Sampling, generate
 from lm_jax.run import stop as stop_flag
@@ -271,6 +271,7 @@ def local(
         if known is not None:
             return known
         stop_flag.check("while asking the judge")
+        stops = stop_ids(tokenizer)
         # A random key per prompt, so that the order of the prompts does not matter.
         key = jax.random.key(int(digest(text)[:8], 16))
         (answer_ids,) = generate(
@@ -280,10 +281,10 @@ def local(
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             key=key,
-            stop_id=tokenizer.stop_ids,
+            stop_id=stops,
             length_step=_LENGTH_STEP,
         )
-        if answer_ids[-1] in tokenizer.stop_ids:
+        if answer_ids[-1] in stops:
             answer_ids = answer_ids[:-1]
         answer = tokenizer.decode(answer_ids, skip_special_tokens=True)
         if tokenizer.chat_template is None:

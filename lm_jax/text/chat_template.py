@@ -39,25 +39,10 @@ def render(template: str, message: str, special: Mapping[str, str]) -> tuple[lis
       BadInputError: the template cannot be rendered, leaves the message out, or changes it.
     """
     # One time for both renderings.
-    functions = {
-        "raise_exception": _raise_exception,
-        "strftime_now": datetime.datetime.now().strftime,
-    }
-
-    def rendered(content: str) -> str:
-        chat = [{"role": "user", "content": content}]
-        given = {"tools": None, "documents": None, **special}
-        return program.render(messages=chat, add_generation_prompt=True, **given)
-
-    try:
-        program = _environment().from_string(template, globals=functions)
-        around, whole = rendered(_MESSAGE).split(_MESSAGE), rendered(message)
-    except Exception as error:  # a program of someone else may raise anything
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise BadInputError(
-            f"the model's chat template cannot be rendered ({reason}); mend the template, or use a "
-            "model with another"
-        ) from error
+    now = datetime.datetime.now()
+    chats = ([{"role": "user", "content": content}] for content in (_MESSAGE, message))
+    marked, whole = (_rendered(template, chat, special, now, answer=True) for chat in chats)
+    around = marked.split(_MESSAGE)
     if len(around) == 1:
         raise BadInputError(
             "the model's chat template leaves out the message; use a model whose template has it"
@@ -71,6 +56,42 @@ def render(template: str, message: str, special: Mapping[str, str]) -> tuple[lis
             "model whose template shows the message as it is"
         )
     return around, shown
+
+
+def after_answer(template: str, special: Mapping[str, str]) -> str:
+    """The text that a template puts after an answer that ends a chat; empty without answers.
+
+    Args:
+      template, special: as of `render`.
+
+    Raises:
+      BadInputError: the template cannot be rendered.
+    """
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _MESSAGE}]
+    text = _rendered(template, chat, special, datetime.datetime.now(), answer=False)
+    return text.rpartition(_MESSAGE)[2] if _MESSAGE in text else ""
+
+
+def _rendered(
+    template: str,
+    chat: list[dict[str, str]],
+    special: Mapping[str, str],
+    now: datetime.datetime,
+    *,
+    answer: bool,
+) -> str:
+    """The text of a chat, with the words that open an answer where one is asked for."""
+    functions = {"raise_exception": _raise_exception, "strftime_now": now.strftime}
+    given = {"tools": None, "documents": None, **special}
+    try:
+        program = _environment().from_string(template, globals=functions)
+        return program.render(messages=chat, add_generation_prompt=answer, **given)
+    except Exception as error:  # a program of someone else may raise anything
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise BadInputError(
+            f"the model's chat template cannot be rendered ({reason}); mend the template, or use a "
+            "model with another"
+        ) from error
 
 
 class _Generation(Extension):

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from lm_jax.errors import UserError
-from lm_jax.evaluate.framing import frame
+from lm_jax.evaluate.framing import frame, stop_ids
 from lm_jax.text.chat_template import render
 from lm_jax.text.plain_text import encode_around
 from lm_jax.text.tokenizer import Tokenizer
@@ -194,6 +194,23 @@ def test_any_occurrence_of_the_message_is_plain_text():
     tokenizer = TOKENIZERS["mistral"]
     ids = encode_around(tokenizer, ["</s>a", "</s>", "b"], "</s>")
     assert [tokenizer.token(i) for i in ids if i == 2] == ["</s>"] * 2
+
+
+@pytest.mark.parametrize(
+    ("template", "stops"),
+    [
+        (None, (1,)),
+        (CHATML, (1,)),
+        # The end of a turn is not the end of a text, and no other file says it.
+        (CHATML.replace("<|im_end|>", "<|im_start|>"), (1, 300)),
+        (CHATML.replace("<|im_end|>", " \n<|im_start|>"), (1, 300)),
+        (CHATML.replace("<|im_end|>", "End."), (1,)),
+        (MESSAGE + "<|im_start|>", (1,)),
+    ],
+)
+def test_an_answer_ends_with_what_the_template_puts_after_it(template, stops):
+    tokenizer = dataclasses.replace(TOKENIZERS["smollm"], chat_template=template)
+    assert stop_ids(tokenizer) == stops
 
 
 # Templates
