@@ -132,7 +132,7 @@ def text(
         mixer=model.mixer,
         sampling=sampling,
         key=key,
-        stop_id=tokenizer.eos_id,
+        stop_id=tokenizer.stop_ids,
         edits=edits,
     )
     for token in tokens:

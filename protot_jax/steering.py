@@ -153,7 +153,7 @@ def sweep(
         arguments = {"mixer": model.mixer, "sampling": sampling, "key": key, "edits": changes}
         new = []
         for token in itertools.islice(
-            stream(model.params, ids, model.cfg, stop_id=tokenizer.eos_id, **arguments), tokens
+            stream(model.params, ids, model.cfg, stop_id=tokenizer.stop_ids, **arguments), tokens
         ):
             new.append(token)
             if stop.requested():

@@ -4,41 +4,55 @@ A chat model gets the message in its own template; a base model continues it aft
 words of the answer.
 """
 
-import functools
-
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from lm_jax.errors import BadInputError
-from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.text.chat_template import after_answer, render
+from lm_jax.text.plain_text import encode_around
+from lm_jax.text.tokenizer import Tokenizer, added_tokens
 
 
-def frame(tokenizer: Tokenizer, opening: str) -> tuple[list[int], list[int]]:
-    """Token ids before and after the message of a user.
+def frame(tokenizer: Tokenizer, message: str, *, opening: str = "") -> list[int]:
+    """Token ids of a message of a user, up to where the model is to answer.
+
+    The rendered template is encoded as one text, as transformers does it. What the message spells
+    is never a control token. The text begins with one BOS: that of the template, or else that of a
+    tokenizer which begins every text with it.
 
     Args:
       tokenizer: of the model; with a chat template if it is a chat model.
+      message: plain text.
       opening: what a base model reads after the message.
 
     Raises:
-      BadInputError: the template leaves the message out.
+      BadInputError: the template cannot be rendered, or leaves the message out.
     """
-    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
     if tokenizer.chat_template is None:
         bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-        return bos, encode(opening)
-    # A template is a program by the author of the model, and not trusted.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    special = {
+        return [*bos, *encode_around(tokenizer, ["", opening], message)]
+    ids = encode_around(tokenizer, *render(tokenizer.chat_template, message, _special(tokenizer)))
+    first = list(added_tokens(tokenizer)[0])
+    return ids if ids[: len(first)] == first else [*first, *ids]
+
+
+def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Every id that ends the answer to a framed message.
+
+    They are those of the tokenizer, and the special token that the chat template puts after an
+    answer, which no file but the template names for some models.
+
+    Raises:
+      BadInputError: the template cannot be rendered.
+    """
+    if tokenizer.chat_template is None:
+        return tokenizer.stop_ids
+    after = after_answer(tokenizer.chat_template, _special(tokenizer)).lstrip()
+    first = tokenizer.encode(after, add_special_tokens=False)[:1]
+    added = tokenizer.backend.get_added_tokens_decoder()
+    ends = [i for i in first if i in added and added[i].special]
+    return tuple(dict.fromkeys([*tokenizer.stop_ids, *ends]))
+
+
+def _special(tokenizer: Tokenizer) -> dict[str, str]:
+    """What a template knows of the tokenizer."""
+    return {
         f"{kind}_token": "" if i is None else tokenizer.token(i)
         for kind, i in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id))
     }
-    place = "\ue000message\ue000"
-    framed = environment.from_string(tokenizer.chat_template).render(
-        messages=[{"role": "user", "content": place}], add_generation_prompt=True, **special
-    )
-    before, result, after = framed.partition(place)
-    if not result:
-        raise BadInputError(
-            "the model's chat template leaves out the message; use a model whose template has it"
-        )
-    return encode(before), encode(after)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import importlib.resources
 import importlib.util
+import itertools
 from typing import Any
 
 from lm_jax.errors import UsageError
@@ -37,7 +38,8 @@ def model(scorer: Scorer, generate: Generate | None = None) -> Any:
     Args:
       scorer: the model.
       generate: the same model's greedy decoding, as `lm_jax.generate` does it:
-        `lambda prompts, most: lm_jax.generate(params, prompts, cfg, max_new_tokens=most)`.
+        `lambda prompts, most: lm_jax.generate(params, prompts, cfg, max_new_tokens=most,
+        stop_id=scorer.tokenizer.stop_ids)`. A text ends at the first of these ids in any case.
 
     Raises:
       UsageError: the harness is not installed; and from the model, for a request to generate where
@@ -191,10 +193,7 @@ def _batches(
 
 
 def _cut(tokenizer: Tokenizer, ids: Sequence[int], until: str | Sequence[str]) -> str:
-    known = list(ids)
-    if tokenizer.eos_id in known:
-        known = known[: known.index(tokenizer.eos_id)]
-    text = tokenizer.decode(known)
+    text = tokenizer.decode(itertools.takewhile(lambda i: i not in tokenizer.stop_ids, ids))
     for end in [until] if isinstance(until, str) else until:
         text = text.split(end)[0] if end else text
     return text

@@ -27,7 +27,7 @@ import jax
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.evaluate import chat
 from lm_jax.evaluate.answers import Answers, append, digest
-from lm_jax.evaluate.framing import frame
+from lm_jax.evaluate.framing import frame, stop_ids
 from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS, RUBRIC, SCORES, MarkedText, prompt
 from lm_jax.model.decode import Sampling, generate
 from lm_jax.run import stop as stop_flag
@@ -39,7 +39,7 @@ KINDS = ("null", "cached:FILE", "local:FOLDER", "chat:MODEL@URL")
 GREEDY = Sampling()
 # The most tokens of a local judge's answer; the released script allows 756.
 MAX_NEW_TOKENS = 256
-# Prompts of a local model are brought to multiples of this many tokens.
+# Prompts of a local model are padded to multiples of this, as each length compiles a program.
 _LENGTH_STEP = 64
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -283,17 +283,21 @@ def local(
         if known is not None:
             return known
         stop_flag.check("while asking the judge")
+        stops = stop_ids(tokenizer)
         # A random key per prompt, so that the order of the prompts does not matter.
         key = jax.random.key(int(digest(text)[:8], 16))
         (answer_ids,) = generate(
             model.params,
-            [_prompt_ids(tokenizer, text)],
+            [frame(tokenizer, text, opening="\nJSON: ")],
             model.cfg,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             key=key,
-            stop_id=tokenizer.eos_id,
+            stop_id=stops,
+            length_step=_LENGTH_STEP,
         )
+        if answer_ids[-1] in stops:
+            answer_ids = answer_ids[:-1]
         answer = tokenizer.decode(answer_ids, skip_special_tokens=True)
         if tokenizer.chat_template is None:
             head, brace, _ = answer.partition("}")
@@ -371,19 +375,6 @@ def _objects(answer: str) -> list[dict[str, Any]]:
         result.append(label)
         start = answer.find("{", stop)
     return result
-
-
-def _prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a prompt, in the chat template where there is one.
-
-    The text itself is encoded as plain text, so that "<|im_end|>" in it is not a special token.
-    Newlines in front pad the length to a multiple, because each length compiles another program.
-    """
-    ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-    before, after = frame(tokenizer, "\nJSON: ")
-    space = -(len(before) + len(ids) + len(after)) % _LENGTH_STEP
-    newline = tokenizer.encode("\n", add_special_tokens=False)[-1:]
-    return [*before, *newline * space, *ids, *after]
 
 
 def _cut(text: str) -> str:

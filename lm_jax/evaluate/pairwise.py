@@ -138,14 +138,10 @@ class TokensJudge:
     def verdicts(self, shown: Sequence[Shown]) -> list[Verdict | None]:
         """The answer of highest log-likelihood each."""
         tokenizer = self.scorer.tokenizer
-        before, after = frame(tokenizer, _OPENING)
         answers = [tuple(tokenizer.encode(one, add_special_tokens=False)) for one in VERDICTS]
         pairs = []
         for each in shown:
-            ids = tokenizer.encode(
-                prompt(each), add_special_tokens=False, split_special_tokens=True
-            )
-            context = (*before, *ids, *after)
+            context = tuple(frame(tokenizer, prompt(each), opening=_OPENING))
             pairs += [likelihood.Pair(context, answer) for answer in answers]
         if longest := max((len(pair.context) + 1 for pair in pairs), default=0):
             _check_fits(self.name, longest, self.scorer.max_length)

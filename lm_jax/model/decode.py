@@ -12,7 +12,7 @@ others, and so what every layer makes of them: the row is then read again. By Lo
 once, at the token after `original_length`; by dynamic NTK at every token from there on.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -136,27 +136,29 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling = Sampling(),
     key: jax.Array | None = None,
-    stop_id: int | None = None,
+    stop_id: int | Collection[int] | None = None,
     attend: Attend | Fused | PerLayer = softmax,
     mixer: Mixer = ATTENTION,
     edits: Mapping[str, Any] | None = None,
+    length_step: int = 1,
 ) -> list[list[int]]:
-    """Continues each prompt by up to `max_new_tokens`, ending a row after `stop_id`.
+    """Continues each prompt by up to `max_new_tokens`, ending a row after a stop id.
 
-    Returns the new ids of every row, `stop_id` included. Compiles once for each pair of longest
-    prompt and `max_new_tokens`. `edits` are those of `lm_jax.forward`, the same at every position:
-    leaves have length 1 along T.
+    `stop_id` is one id, several (`Tokenizer.stop_ids`), or None for no end. Returns the new ids of
+    every row, its stop id included. Compiles once for each longest prompt, number of stop ids and
+    `max_new_tokens`; prompts are padded to a multiple of `length_step` tokens, which changes no
+    answer and lets prompts of similar lengths share a program. `edits` are those of
+    `lm_jax.forward`, the same at every position: leaves have length 1 along T.
 
     Raises:
       BadInputError: if a prompt is empty, holds an unknown id, or would outgrow `cfg.max_length`.
-      UsageError: if sampling has no key, or `stop_id` is no id.
+      UsageError: if sampling has no key, or a stop id is no id.
     """
     if max_new_tokens < 1:
         raise UsageError(f"max_new_tokens = {max_new_tokens} must be at least 1")
     if key is None and sampling.temperature > 0.0:
         raise UsageError("key: sampling needs a random key")
-    if stop_id is not None and not 0 <= stop_id < cfg.vocab_size:
-        raise UsageError(f"stop_id = {stop_id} is outside 0..{cfg.vocab_size - 1}")
+    stops = _stop_ids(stop_id, cfg)
     tokens_BT, lengths_B = pad_prompts(prompts, cfg, left=mixer.recurrent)
     longest = int(lengths_B.max()) + max_new_tokens
     if longest > cfg.max_length and not mixer.recurrent:
@@ -164,6 +166,10 @@ def generate(
             f"prompt of {lengths_B.max()} tokens + max_new_tokens = {max_new_tokens} exceeds the "
             f"model's context of {cfg.max_length}; shorten one of them"
         )
+    more = -tokens_BT.shape[1] % length_step
+    if not mixer.recurrent:
+        more = min(more, cfg.max_length - longest)
+    tokens_BT = np.pad(tokens_BT, ((0, 0), (more, 0) if mixer.recurrent else (0, more)))
     # Everything that a row may read back, and no place without penalties.
     width = tokens_BT.shape[1] + max_new_tokens if sampling.penalises else 0
     new_BT = _generate(
@@ -174,14 +180,13 @@ def generate(
         jax.random.key(0) if key is None else key,
         as_pytree(attend),
         edits,
-        # No token has this id, so nothing stops a row.
-        np.int32(-1 if stop_id is None else stop_id),
+        np.array(stops, np.int32),
         cfg=cfg,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         mixer=mixer,
     )
-    return [_until(row, stop_id) for row in np.asarray(new_BT).tolist()]
+    return [_until(row, stops) for row in np.asarray(new_BT).tolist()]
 
 
 def stream(
@@ -192,7 +197,7 @@ def stream(
     mixer: Mixer,
     sampling: Sampling = Sampling(),
     key: jax.Array | None = None,
-    stop_id: int | None = None,
+    stop_id: int | Collection[int] | None = None,
     edits: Mapping[str, Any] | Callable[[int, int], Mapping[str, Any]] | None = None,
 ) -> Iterator[int]:
     """Continues one prompt, one token at a time, under the `edits` of `generate`.
@@ -204,12 +209,12 @@ def stream(
     `cfg.max_length` tokens. One that keeps every position has a cache for the model's context,
     `cfg.max_length`, and ends where prompt and new ids fill it.
 
-    Yields the new ids one by one, up to `stop_id`, which is not yielded. Compiles once for each
-    length of prompt.
+    Yields the new ids one by one, up to a stop id, which is not yielded; `stop_id` is as of
+    `generate`. Compiles once for each length of prompt.
 
     Raises:
       BadInputError: an empty prompt, an unknown id, or a prompt that fills the context.
-      UsageError: sampling has no key.
+      UsageError: sampling has no key, or a stop id is no id.
     """
     if not mixer.recurrent and len(prompt) >= cfg.max_length:
         raise BadInputError(
@@ -219,6 +224,7 @@ def stream(
     if key is None and sampling.temperature > 0.0:
         raise UsageError("key: sampling needs a random key")
     key = jax.random.key(0) if key is None else key
+    stops = _stop_ids(stop_id, cfg)
     tokens_BT, _ = pad_prompts([prompt], cfg)
     dtype = jax.tree.leaves(params["embed"])[0].dtype
     cache = decoder.init_cache(cfg, 1, cfg.max_length, dtype=dtype, mixer=mixer)
@@ -249,7 +255,7 @@ def stream(
             mixer=mixer,
         )
         token = int(next_B[0])
-        if token == stop_id:
+        if token in stops:
             return
         yield token
         start, tokens_BT = len(text), next_B[:, None]
@@ -282,8 +288,20 @@ def _read(run, cache, tokens_BT, lengths_B):
     return out.logits[:, 0], out.cache.replace(length_B=lengths_B)
 
 
-def _until(row: list[int], stop_id: int | None) -> list[int]:
-    return row[: row.index(stop_id) + 1] if stop_id in row else row
+def _stop_ids(stop_id: int | Collection[int] | None, cfg: DecoderConfig) -> tuple[int, ...]:
+    """One id, several or none as a tuple; refuses what is no id of the vocabulary."""
+    if stop_id is None:
+        return ()
+    stops = (stop_id,) if isinstance(stop_id, int | np.integer) else tuple(stop_id)
+    for i in stops:
+        if not 0 <= i < cfg.vocab_size:
+            raise UsageError(f"stop_id = {i} is outside 0..{cfg.vocab_size - 1}")
+    return stops
+
+
+def _until(row: list[int], stops: Sequence[int]) -> list[int]:
+    end = next((count for count, token in enumerate(row, 1) if token in stops), len(row))
+    return row[:end]
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "max_new_tokens", "sampling", "mixer"))
@@ -295,7 +313,7 @@ def _generate(
     key,
     attend,
     edits,
-    stop_id,
+    stop_K,
     *,
     cfg,
     max_new_tokens,
@@ -320,6 +338,9 @@ def _generate(
     first_B = sample(keys[0], logits_BV, sampling, window_BW)
     widest = 0 if mixer.recurrent else decoder.last_change(cfg, T + max_new_tokens)
 
+    def stops(tokens_B):
+        return (tokens_B[:, None] == stop_K[None]).any(-1)
+
     def unfinished(state):
         count, _, _, _, _, done_B = state
         return (count < max_new_tokens) & ~done_B.all()
@@ -335,11 +356,11 @@ def _generate(
         next_B = sample(keys[count], logits_BV, sampling, window_BW)
         window_BW = penalties.append(window_BW, next_B)
         new_BT = new_BT.at[:, count].set(next_B)
-        return count + 1, cache, next_B, window_BW, new_BT, done_B | (next_B == stop_id)
+        return count + 1, cache, next_B, window_BW, new_BT, done_B | stops(next_B)
 
     new_BT = jnp.zeros((B, max_new_tokens), jnp.int32).at[:, 0].set(first_B)
     window_BW = penalties.append(window_BW, first_B)
-    state = (1, cache, first_B, window_BW, new_BT, first_B == stop_id)
+    state = (1, cache, first_B, window_BW, new_BT, stops(first_B))
     return jax.lax.while_loop(unfinished, extend, state)[4]
 
 

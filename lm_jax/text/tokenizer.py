@@ -21,18 +21,27 @@ from lm_jax.run.files import storage_error, write_bytes, write_json
 from lm_jax.text import gguf_tokenizer
 from lm_jax.text.gguf_reader import contents, open_gguf
 
+GENERATION_CONFIG = "generation_config.json"
+# Fields of a tokenizer that name the end of a text, of a turn and of a message.
+_ENDS = ("eos_token", "eot_token", "eom_token")
+
 # One backend may be shared by threads, and its handling of special tokens is a switch on it.
 _switch = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """Text to ids and back. `bos_id`, `eos_id`, `chat_template` are None where there is none."""
+    """Text to ids and back. `bos_id`, `eos_id`, `chat_template` are None where there is none.
+
+    `eos_id` is the main id that ends a text, and `other_stop_ids` are those that end one as well,
+    such as the end of a turn of a chat; a generated text ends at any of `stop_ids`.
+    """
 
     backend: tokenizers.Tokenizer
     bos_id: int | None = None
     eos_id: int | None = None
     chat_template: str | None = None
+    other_stop_ids: tuple[int, ...] = ()
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Tokenizer":
@@ -41,8 +50,15 @@ class Tokenizer:
         Special ids come from tokenizer_config.json, else special_tokens_map.json, else config.json.
         Truncation and padding that tokenizer.json may ask for are switched off.
 
+        `stop_ids` are the union of every file that says what ends a text: eos_token, eot_token and
+        eom_token of the tokenizer, and eos_token_id, one id or a list, of config.json and of
+        generation_config.json. transformers 5 stops at the ids of generation_config.json alone, or
+        of config.json where there is no such file, and never asks the tokenizer; whatever it stops
+        at is in the union. An id that the tokenizer lacks cannot be generated and is left out.
+
         Raises:
-          BadInputError: for no or unreadable tokenizer.json, or a special token that it lacks.
+          BadInputError: for no or unreadable tokenizer.json, a special token that it lacks, or an
+            eos_token_id that is neither an id nor a list of ids.
         """
         folder = Path(path)
         file = folder / "tokenizer.json"
@@ -60,13 +76,18 @@ class Tokenizer:
         config = _read_json(folder / "tokenizer_config.json")
         special = {kind: _special_id(folder, backend, config, kind) for kind in ("bos", "eos")}
         _check_ids(special, backend.get_vocab_size(), folder)
-        tokenizer = cls(backend, special["bos"], special["eos"], _chat_template(folder, config))
+        template = _chat_template(folder, config)
+        stops = _stop_ids(folder, backend, config, special["eos"])
+        tokenizer = cls(backend, special["bos"], special["eos"], template, stops)
         _apply_flags(tokenizer, config.get("add_bos_token"), config.get("add_eos_token"))
         return tokenizer
 
     @classmethod
     def from_gguf(cls, source: Any) -> "Tokenizer":
         """The tokenizer in a GGUF file, given as a path or an open `gguf.GGUFReader`.
+
+        `stop_ids` are those of the fields eos_token_id, eot_token_id (end of a turn), eom_token_id
+        (end of a message) and eos_token_ids (a list).
 
         Raises:
           BadInputError: for an unreadable file, a missing field, or a kind of tokenizer or
@@ -76,10 +97,16 @@ class Tokenizer:
         fields = gguf_tokenizer.Fields(reader)
         backend = gguf_tokenizer.build(fields)
         special = {name: fields(f"{name}_token_id", None) for name in ("bos", "eos")}
-        _check_ids(special, backend.get_vocab_size(), "GGUF")
+        ends = {name: fields(f"{name}_token_id", None) for name in ("eot", "eom")}
+        ends |= {f"eos_token_ids, {i}": i for i in fields("eos_token_ids", [])}
+        _check_ids(special | ends, backend.get_vocab_size(), "GGUF")
         template = reader.fields.get("tokenizer.chat_template")
         tokenizer = cls(
-            backend, special["bos"], special["eos"], contents(template) if template else None
+            backend,
+            special["bos"],
+            special["eos"],
+            contents(template) if template else None,
+            _others(ends.values(), special["eos"]),
         )
         # SentencePiece models, Gemma 4 and Llama 3 begin with BOS unless the file says otherwise.
         bos_default = fields("model") in ("llama", "gemma4") or fields("pre") == "llama-bpe"
@@ -87,6 +114,11 @@ class Tokenizer:
             tokenizer, fields("add_bos_token", bos_default), fields("add_eos_token", False)
         )
         return tokenizer
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text, `eos_id` first; empty where nothing does."""
+        return (() if self.eos_id is None else (self.eos_id,)) + self.other_stop_ids
 
     @property
     def vocab_size(self) -> int:
@@ -112,6 +144,14 @@ class Tokenizer:
         Raises:
           BadInputError: for a lone surrogate, which no UTF-8 text contains.
         """
+        return self.encoding(
+            text, add_special_tokens=add_special_tokens, split_special_tokens=split_special_tokens
+        ).ids
+
+    def encoding(
+        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> tokenizers.Encoding:
+        """What `encode` has the ids of, which knows also the characters that each is of."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -121,7 +161,7 @@ class Tokenizer:
             ) from error
         with _switch:
             self.backend.encode_special_tokens = split_special_tokens
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ids.
@@ -150,6 +190,8 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json for `transformers.AutoTokenizer`.
 
+        Where several ids end a text, generation_config.json lists them, as transformers reads it.
+
         Raises:
           StorageError: if the folder cannot be written.
         """
@@ -169,6 +211,8 @@ class Tokenizer:
             raise storage_error(folder, error) from error
         write_bytes(folder / "tokenizer.json", self.backend.to_str(pretty=True).encode())
         write_json(folder / "tokenizer_config.json", config)
+        if self.other_stop_ids:
+            write_json(folder / GENERATION_CONFIG, {"eos_token_id": list(self.stop_ids)})
 
 
 class Encodes(Protocol):
@@ -216,11 +260,24 @@ def _special_id(
     folder: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], kind: str
 ) -> int | None:
     key = f"{kind}_token"
-    named = config.get(key) or _read_json(folder / "special_tokens_map.json").get(key)
-    if not named:
-        listed = _read_json(folder / "config.json").get(f"{key}_id")
-        # Several models list more than one EOS, the main one first.
-        return listed[0] if isinstance(listed, list) else listed
+    if (i := _named_id(folder, backend, config, key)) is not None:
+        return i
+    # Several models list more than one EOS, the main one first.
+    return next(iter(_listed_ids(folder / "config.json", f"{key}_id")), None)
+
+
+def _named_id(
+    folder: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], key: str
+) -> int | None:
+    """The id of the token that the files of a tokenizer name as `key`, or None."""
+    nested = (
+        config.get(name) for name in ("model_specific_special_tokens", "extra_special_tokens")
+    )
+    groups = [config, *(each for each in nested if isinstance(each, Mapping))]
+    groups.append(_read_json(folder / "special_tokens_map.json"))
+    named = next((group[key] for group in groups if group.get(key)), None)
+    if named is None:
+        return None
     token = named["content"] if isinstance(named, Mapping) else named
     i = backend.token_to_id(token)
     if i is None:
@@ -228,6 +285,35 @@ def _special_id(
             f"{folder}: {key} {token!r} is not in tokenizer.json; take both files from one model"
         )
     return i
+
+
+def _listed_ids(path: Path, key: str) -> list[int]:
+    """The ids of a field that holds one id, a list of them, or nothing."""
+    config = _read_json(path)
+    text = config.get("text_config")
+    value = config.get(key)
+    if value is None and isinstance(text, Mapping):
+        value = text.get(key)
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in listed):
+        raise BadInputError(f"{path}: {key} = {value!r} must be a token id or a list of token ids")
+    return listed
+
+
+def _stop_ids(
+    folder: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], eos_id: int | None
+) -> tuple[int, ...]:
+    """The ids beside `eos_id` that end a text, by the files of a folder."""
+    ids = [_named_id(folder, backend, config, key) for key in _ENDS]
+    for name in (GENERATION_CONFIG, "config.json"):
+        ids += _listed_ids(folder / name, "eos_token_id")
+    known = (i for i in ids if i is not None and i >= 0 and backend.id_to_token(i) is not None)
+    return _others(known, eos_id)
+
+
+def _others(ids: Iterable[int | None], eos_id: int | None) -> tuple[int, ...]:
+    """The ids in their order, each once, without None and `eos_id`."""
+    return tuple(dict.fromkeys(i for i in ids if i is not None and i != eos_id))
 
 
 def _check_ids(special: Mapping[str, int | None], vocab_size: int, where: Any) -> None:

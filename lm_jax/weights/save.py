@@ -25,6 +25,9 @@ def save_pretrained(
 ) -> None:
     """Writes a folder that `transformers` loads: config.json, model.safetensors, tokenizer.
 
+    Where the tokenizer has several `stop_ids`, generation_config.json lists them, so that
+    `transformers` ends a text at each of them too.
+
     The folder is written under a temporary name, read back, compared, synced and renamed.
 
     Raises:

@@ -127,10 +127,12 @@ def _batch(
         max_new_tokens=new_tokens,
         sampling=sampling,
         key=key,
-        stop_id=tokenizer.eos_id,
+        stop_id=tokenizer.stop_ids,
         mixer=model.mixer,
     )
-    return [
-        Continuation(continuation(tokenizer, before, new), len(new), new[-1] == tokenizer.eos_id)
-        for before, new in zip(ids, rows, strict=False)
-    ]
+    result = []
+    for before, new in zip(ids, rows, strict=False):
+        ended = new[-1] in tokenizer.stop_ids
+        text = continuation(tokenizer, before, new[:-1] if ended else new)
+        result.append(Continuation(text, len(new), ended))
+    return result

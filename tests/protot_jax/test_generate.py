@@ -17,8 +17,10 @@ from lm_jax.model import decode
 from lm_jax.run import cli
 from lm_jax.text.tokenizer_training import BOS, SPECIAL, UNKNOWN
 import protot_jax
-from protot_jax import edits, generate, saved_run
+from protot_jax import edits, generate, saved_run, steering
+from protot_jax.judging import continuations, prompts
 from protot_jax.run_options import RunOptions
+from protot_jax.token_ids import open_ids
 from tests import rounding, tiny
 
 
@@ -115,6 +117,26 @@ def test_a_stream_is_what_generate_gives_and_its_cache_does_not_grow(run):
     before = decode._next._cache_size()
     list(itertools.islice(endless, 200))
     assert decode._next._cache_size() == before
+
+
+def test_text_ends_at_any_end_that_the_tokenizer_names(run):
+    model = protot_jax.load_run(run)
+    ids = open_ids(model.tokenizer, "the war")
+    free = decode.stream(model.params, ids, model.cfg, mixer=model.mixer)
+    first = list(itertools.islice(free, 8))
+    end = next(i for count, i in enumerate(first) if count and i not in first[:count])
+    kept = first[: first.index(end)]
+    tokenizer = dataclasses.replace(model.tokenizer, other_stop_ids=(end,))
+    model = dataclasses.replace(model, tokenizer=tokenizer)
+    arguments = {"sampling": decode.Sampling(), "key": jax.random.key(0)}
+    written = "".join(generate.text(model, "the war", **arguments))
+    assert written == prompts.continuation(tokenizer, ids, kept)
+    (steered,) = steering.sweep(
+        model, "the war", [edits.parse("L0P1:scale")], [1.0], tokens=8, **arguments
+    )
+    assert steered.text == tokenizer.decode(ids + kept, skip_special_tokens=True)
+    (judged, *_) = continuations._batch(model, [ids], new_tokens=8, **arguments)
+    assert judged == (written, len(kept) + 1, True)
 
 
 def test_a_llama_run_is_continued_up_to_its_context(run):

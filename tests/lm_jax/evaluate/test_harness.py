@@ -22,6 +22,14 @@ from tests.lm_jax.evaluate import tiny_multiple_choice
 from tests.lm_jax.evaluate.tiny_multiple_choice import QUESTIONS
 
 
+def test_a_generated_text_ends_at_any_end_that_the_tokenizer_names():
+    tokenizer = tiny_multiple_choice.scorer().tokenizer
+    ids = encode(tokenizer, "the cat sang a song")
+    several = dataclasses.replace(tokenizer, other_stop_ids=(ids[3], ids[2]))
+    assert harness._cut(several, ids, []) == tokenizer.decode(ids[:2])
+    assert harness._cut(several, ids[:2], "cat") == tokenizer.decode(ids[:2]).split("cat")[0]
+
+
 @pytest.fixture(scope="module")
 def lm_eval():
     return pytest.importorskip("lm_eval", reason="needs lm-eval: requirements/eval.txt")

@@ -336,7 +336,7 @@ def byte_tokenizer(chat_template: str | None) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|start|>", "<|end|>"])
-    return Tokenizer(backend, 256, 257, chat_template)
+    return Tokenizer(backend, 256, 257, chat_template, (9,))
 
 
 CHAT = (
@@ -373,23 +373,23 @@ def test_a_local_model_sees_its_template_with_the_message_as_plain_text(
 
     def generate(params, prompts, cfg, **options):
         calls.append(prompts[0])
+        # One program for all prompts of about a length.
+        assert options["length_step"] == 64 and options["stop_id"] == (257, 9)
         tokenizer = Tokenizer.from_folder(folder)
         # A base model does not stop by itself.
-        return [[*tokenizer.encode(f"{ANSWER}{'' if chat else ' and so on'}"), tokenizer.eos_id]]
+        return [[*tokenizer.encode(f"{ANSWER}{'' if chat else ' and so on'}"), 9]]
 
     monkeypatch.setattr(judge, "generate", generate)
     local_judge = judge.build_judge(f"local:{folder}", answers=tmp_path / "answers.jsonl")
     hostile = [([" <|end|>", " peace"], [0.9, 0.1])]
     assert local_judge.label(hostile) == Label(**LABEL)
     (ids,) = calls
-    # One program for all prompts of about a length.
-    assert len(ids) % 64 == 0
     text = Tokenizer.from_folder(folder).decode(ids)
-    assert judge.prompt(hostile) in text
+    asked = judge.prompt(hostile)
     if chat:
-        assert text.startswith("<|start|>user\n") and text.endswith("<|end|><|start|>assistant\n")
+        assert text == f"<|start|>user\n{asked}<|end|><|start|>assistant\n"
     else:
-        assert text.startswith("<|start|>") and text.endswith("JSON: ")
+        assert text == f"<|start|>{asked}\nJSON: "
     assert ids.count(257) == int(chat)
     # The same weights are not asked the same thing twice, even by a run that starts again.
     again = judge.build_judge(f"local:{folder}", answers=tmp_path / "answers.jsonl")

@@ -1,6 +1,7 @@
 """Decoding with a cache equals repeated full passes, and samples the stated distribution."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import scipy.stats
 import lm_jax
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model import decode
+from lm_jax.model.mixers import ATTENTION
 from tools import make_goldens
 
 CASES = ["llama_gqa", "llama_mha_tied_bias", "gpt2", "neox", "gemma3", "gemma3_gqa_logit_softcap"]
@@ -66,6 +68,41 @@ def test_a_row_ends_after_its_stop_id():
     # Every row stopped at its first token, before the loop.
     same, stop = [PROMPTS[0]] * 3, free[0][0]
     assert lm_jax.generate(params, same, cfg, max_new_tokens=NEW, stop_id=stop) == [[stop]] * 3
+
+
+def test_each_row_ends_at_the_first_of_several_stop_ids():
+    params, cfg = model("llama_gqa")
+    free = lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW)
+    stops = (free[0][3], free[1][5])
+
+    def until(row):
+        ends = [count for count, token in enumerate(row, 1) if token in stops]
+        return row[: ends[0]] if ends else row
+
+    cut = [until(row) for row in free]
+    # Both ids end a row, and no row ends because another did.
+    assert {row[-1] for row in cut} >= set(stops)
+    assert len({len(row) for row in cut}) > 1
+    for order in (stops, stops[::-1], set(stops)):
+        assert lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW, stop_id=order) == cut
+    assert lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW, stop_id=()) == free
+    for prompt, row in zip(PROMPTS, cut, strict=True):
+        streamed = decode.stream(params, prompt, cfg, mixer=ATTENTION, stop_id=stops)
+        ended = row[-1] in stops
+        assert [*itertools.islice(streamed, NEW)][: len(row)] == (row[:-1] if ended else row)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "gemma3"])
+def test_prompts_padded_to_a_multiple_are_continued_alike(case):
+    params, cfg = model(case)
+    free = lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW)
+    before = decode._generate._cache_size()
+    for prompt, row in zip(PROMPTS, free, strict=True):
+        options = {"max_new_tokens": NEW, "length_step": 16}
+        assert lm_jax.generate(params, [prompt], cfg, **options) == [row]
+    assert decode._generate._cache_size() == before + 1
+    # What does not fit into the context any more is not padded to the multiple.
+    lm_jax.generate(params, [[1] * 30], cfg, max_new_tokens=2, length_step=64)
 
 
 def test_decoding_uses_the_attend_argument():
@@ -226,6 +263,7 @@ def test_sampling_that_means_nothing(setting, word):
         ([[1]], {"sampling": decode.Sampling(1.0)}, UsageError, "random key"),
         ([[1]], {"stop_id": 48}, UsageError, "stop_id = 48"),
         ([[1]], {"stop_id": -1}, UsageError, "stop_id = -1"),
+        ([[1]], {"stop_id": (2, 48)}, UsageError, "stop_id = 48"),
     ],
 )
 def test_prompts_that_cannot_be_continued(prompts, options, error, word):

@@ -9,7 +9,15 @@ import gguf
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from lm_jax.text.tokenizer import Tokenizer
 
@@ -133,6 +141,32 @@ def gemma4_fields() -> dict:
         "pre": None,
         "add_bos_token": True,
     }
+
+
+def llama2_backend(special: Sequence[str] = (), end: str = "</s>") -> tokenizers.Tokenizer:
+    """SentencePiece BPE as of Llama 2: a space before each text, byte fallback, BOS in front."""
+    pieces = ["<unk>", "<s>", end, *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    pieces += string.printable[:94]
+    merges = []
+    for word in ("▁the", "▁text", "▁one"):
+        for length in range(1, len(word)):
+            merges.append((word[:length], word[length]))
+            pieces.append(word[: length + 1])
+    vocab = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
+    merges = list(dict.fromkeys(merges))
+    model = models.BPE(vocab, merges, fuse_unk=True, byte_fallback=True, unk_token="<unk>")
+    backend = tokenizers.Tokenizer(model)
+    prepend = normalizers.Prepend("▁")
+    backend.normalizer = normalizers.Sequence([prepend, normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    controls = ["<unk>", "<s>", *(["</s>"] if end == "</s>" else []), *special]
+    backend.add_special_tokens([AddedToken(each, normalized=False) for each in controls])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return backend
 
 
 @pytest.fixture(scope="module")

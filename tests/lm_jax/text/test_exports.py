@@ -1,5 +1,7 @@
 """The held-out part of prepared data: the first documents of two splits, and nothing else."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,14 @@ def test_they_are_the_first_documents_of_each_split(prepared, tmp_path, document
         counts.append(len(wanted))
     for split, count in zip(SPLITS, counts, strict=True):
         assert manifest["splits"][split]["share"] == (count and count / sum(counts))
+
+
+def test_every_id_that_ends_a_text_goes_with_it(prepared, tmp_path):
+    tokenizer = dataclasses.replace(prepared.tokenizer, other_stop_ids=(7, 5))
+    several = dataclasses.replace(prepared, tokenizer=tokenizer)
+    export_held_out(several, tmp_path / "part", documents=1)
+    part = open_prepared(tmp_path / "part")
+    assert part.tokenizer.stop_ids == (prepared.tokenizer.eos_id, 7, 5)
 
 
 def test_it_names_the_data_that_it_is_a_part_of(prepared, tmp_path):
