@@ -4,6 +4,7 @@ With it a report is rebuilt without running the judge again, an interrupted run 
 stopped, and answers from elsewhere can be used.
 """
 
+import codecs
 from collections.abc import Mapping
 import hashlib
 import json
@@ -14,7 +15,7 @@ from typing import Any
 from absl import logging
 
 from lm_jax.errors import BadInputError
-from lm_jax.run.files import storage_error, write_bytes
+from lm_jax.run.files import load_json, storage_error, write_bytes
 
 
 class Answers:
@@ -28,7 +29,8 @@ class Answers:
         self.file = Path(file)
         self._answers: dict[tuple[str, str | None], str] = {}
         data = self.file.read_bytes() if self.file.exists() else b""
-        *lines, last = data.split(b"\n")
+        # A file edited on Windows begins with a byte order mark.
+        *lines, last = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
         for count, line in enumerate(lines, 1):
             if line.strip():
                 self._keep(_entry(line, f"{self.file}, line {count}"))
@@ -78,7 +80,7 @@ def digest(text: str) -> str:
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
     try:
-        entry = json.loads(line)
+        entry = load_json(line)
     except ValueError as error:
         raise BadInputError(f"{where}: not JSON ({error}); correct or remove the line") from error
     fields = ("prompt_sha256", "answer")

@@ -252,7 +252,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise BadInputError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(data, dict):
         raise BadInputError(f"{path} is not a JSON object")
