@@ -167,7 +167,9 @@ def _check_years(
         wanted = [[*ids[len(ids) - size :], *each] for each in digits]
         if not any(_holds(ids[: len(ids) - size], each) for each in wanted):
             year = re.findall(rf"{century}\d\d", prompt)[0] if century else ""
-            which = f"its year, in the {century}00s," if ids is clean else f"the corrupt year {year}"
+            which = (
+                f"its year, in the {century}00s," if ids is clean else f"the corrupt year {year}"
+            )
             raise UnfitError(
                 f"{which} is not encoded as its century and two digits",
                 f"the tokenizer divides {year!r} otherwise; write another year",
