@@ -86,8 +86,7 @@ class Tokenizer:
         tokenizer = cls(
             backend, special["bos"], special["eos"], contents(template) if template else None
         )
-        # SentencePiece models, Gemma 4 and Llama 3 begin with BOS unless the file says otherwise.
-        bos_default = fields("model") in ("llama", "gemma4") or fields("pre") == "llama-bpe"
+        bos_default = gguf_tokenizer.begins_with_bos(fields)
         _apply_flags(
             tokenizer, fields("add_bos_token", bos_default), fields("add_eos_token", False)
         )
@@ -212,9 +211,7 @@ def added_tokens(tokenizer: Encodes) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(full[:first]), tuple(full[first + len(body) :])
 
 
-def continued_number(
-    tokenizer: DecodesToo, prompt: str, last: int, text: str
-) -> list[int] | None:
+def continued_number(tokenizer: DecodesToo, prompt: str, last: int, text: str) -> list[int] | None:
     """The ids of digits that go on with a number at the end of a prompt, where they are cut there.
 
     A vocabulary may have " 1776" as one token, and a prompt that ends with the token " 17" can be
