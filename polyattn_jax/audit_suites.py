@@ -1,9 +1,9 @@
 """The prompt suites of an audit, built from its settings."""
 
 import dataclasses
-from pathlib import Path
 
 from lm_jax.errors import BadInputError
+from lm_jax.text.lines import read_text
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.suites import (
@@ -33,8 +33,8 @@ def haystack(name: str) -> str:
     if name in SHIPPED:
         return SHIPPED[name]()
     try:
-        return Path(name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(name)
+    except BadInputError as error:
         raise BadInputError(
             f"config.haystack = {name!r} is neither 'essays' nor 'speeches' nor a readable UTF-8 "
             f"file ({error})"

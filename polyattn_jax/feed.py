@@ -17,10 +17,11 @@ import dataclasses
 import datetime
 from pathlib import Path
 
-from lm_jax.errors import BadInputError, UsageError
+from lm_jax.errors import UsageError
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, write_json, write_text
 from lm_jax.run.options import option, required
+from lm_jax.text.lines import read_lines
 from polyattn_jax.suites import feed
 
 TEXT, FACTS = "haystack.txt", "haystack.json"
@@ -72,11 +73,7 @@ def main(arguments: cli.Arguments) -> None:
 def _names(path: str) -> list[str]:
     if not path:
         return []
-    try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"--names={path} cannot be read as UTF-8 text: {error}") from error
-    return [line.strip() for line in lines if line.strip()]
+    return [line.text.strip() for line in read_lines(path)]
 
 
 if __name__ == "__main__":

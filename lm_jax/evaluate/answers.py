@@ -8,6 +8,7 @@ a line says of which unit of which model it is, as long as the caller does (`abo
         judge.label(texts)
 """
 
+import codecs
 from collections.abc import Iterator, Mapping
 import contextlib
 import contextvars
@@ -20,7 +21,7 @@ from typing import Any
 from absl import logging
 
 from lm_jax.errors import BadInputError
-from lm_jax.run.files import storage_error, write_bytes
+from lm_jax.run.files import load_json, storage_error, write_bytes
 
 # What the answers that are asked for now are about.
 _ABOUT: contextvars.ContextVar[Mapping[str, str] | None] = contextvars.ContextVar(
@@ -58,7 +59,8 @@ class Answers:
         self._answers: dict[tuple[str, str | None], str] = {}
         self._judges: dict[str, str | None] = {}
         data = self.file.read_bytes() if self.file.exists() else b""
-        *lines, last = data.split(b"\n")
+        # A file edited on Windows begins with a byte order mark.
+        *lines, last = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
         for count, line in enumerate(lines, 1):
             if line.strip():
                 self._keep(_entry(line, f"{self.file}, line {count}"))
@@ -114,7 +116,7 @@ def digest(text: str) -> str:
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
     try:
-        entry = json.loads(line)
+        entry = load_json(line)
     except ValueError as error:
         raise BadInputError(f"{where}: not JSON ({error}); correct or remove the line") from error
     fields = ("prompt_sha256", "answer")

@@ -369,7 +369,7 @@ def _objects(answer: str) -> list[dict[str, Any]]:
     while start >= 0:
         try:
             label, stop = decoder.raw_decode(answer, start)
-        except ValueError:
+        except (ValueError, RecursionError):
             # What is inside a broken object is not the answer.
             return []
         result.append(label)

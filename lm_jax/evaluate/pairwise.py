@@ -13,7 +13,6 @@ correctness. The wording of the prompt is ours. Every pair is shown in both orde
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import json
 import math
 import os
 import re
@@ -25,6 +24,7 @@ from lm_jax.evaluate.answers import digest
 from lm_jax.evaluate.framing import frame
 from lm_jax.evaluate.multiple_choice import likelihood
 from lm_jax.evaluate.multiple_choice.likelihood import Scorer
+from lm_jax.run.files import load_json
 
 Verdict = Literal["A", "B", "Tie"]
 VERDICTS: tuple[Verdict, ...] = ("A", "B", "Tie")
@@ -251,7 +251,7 @@ def parse(answer: str) -> Verdict | None:
     text = re.sub(r"```(?:json)?", "", answer).strip()
     if text.startswith("{"):
         try:
-            text = json.loads(text)["verdict"].strip()
+            text = load_json(text)["verdict"].strip()
         except (ValueError, LookupError, TypeError, AttributeError):
             return None
     word = text.strip(" \t\r\n\"'`*[]().").lower()

@@ -74,10 +74,18 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     write_text(path, f"{text}\n")
 
 
+def load_json(text: str | bytes, **options: Any) -> Any:
+    """As `json.loads`, but brackets that are nested too deeply are a `ValueError`, too."""
+    try:
+        return json.loads(text, **options)
+    except RecursionError as error:
+        raise ValueError("its brackets are nested too deeply") from error
+
+
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Reads a JSON file; raises `CorruptError` if it is not JSON."""
     try:
-        return json.loads(Path(path).read_bytes())
+        return load_json(Path(path).read_bytes())
     except ValueError as error:
         raise CorruptError(
             f"{path} is not JSON ({error}); restore it, or start again in another --workdir"
@@ -211,7 +219,7 @@ def read_manifest(folder: Path, kind: ManifestFormat) -> dict[str, Any]:
             f"{folder} has no {kind.name}, so it is no {kind.content}; {kind.remedy}"
         )
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = load_json(path.read_bytes())
     except ValueError as error:
         raise kind.corrupt(path, f"is not JSON ({error})") from error
     stated = manifest.pop("sha256", None) if isinstance(manifest, dict) else None

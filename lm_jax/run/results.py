@@ -122,6 +122,8 @@ def parse_result(tree: Any, cls: type[T], where: str = "") -> T:
     try:
         # Strict in the sense of JSON: a list is a tuple there, and a dict is a dataclass.
         return _adapter(cls).validate_json(json.dumps(tree), strict=True, extra="forbid")
+    except RecursionError as error:
+        raise InvalidError(["its brackets are nested too deeply"], []) from error
     except pydantic.ValidationError as error:
         problems: dict[str, None] = {}
         raised = []

@@ -14,8 +14,12 @@
                    Lines of JSON may be compressed, as .json.gz, .jsonl.gz, .json.zst or .jsonl.zst,
                    as Dolma and OpenWebText are distributed
 
+Plain text is read as `lm_jax.text.lines` says: without a byte order mark, lines ended by a
+line feed. Blank lines among lines of JSON are no documents.
+
 A document that cannot be read as text is given as its raw bytes, and `usable` counts it among what
-it leaves out: one bad document neither stops a run nor is dropped uncounted.
+it leaves out: one bad document neither stops a run nor is dropped uncounted. A file that is named
+itself and is not UTF-8, or whose lines of JSON are in UTF-16, is refused.
 
 The readers of an asset raise BadInputError, with the command to run, while it is not in the cache.
 """
@@ -34,7 +38,8 @@ import zlib
 
 from lm_jax import assets
 from lm_jax.errors import BadInputError, UsageError, nearest
-from lm_jax.text import wikitext
+from lm_jax.run.files import load_json
+from lm_jax.text import lines, wikitext
 
 Document = tuple[str, str | bytes]
 Unit = Literal["document", "paragraph"]
@@ -206,7 +211,7 @@ def _from_files(root: Path, files: list[Path], field: str) -> Iterator[Document]
             elif file.suffix == ".parquet":
                 yield from _parquet(file, name, field)
             else:
-                yield name, decoded(file.read_bytes())
+                yield name, _plain_text_of(file, alone=file == root)
         # The last two of a compressed file that is cut off or damaged.
         except (OSError, EOFError, zlib.error) as error:
             raise BadInputError(
@@ -214,14 +219,35 @@ def _from_files(root: Path, files: list[Path], field: str) -> Iterator[Document]
             ) from error
 
 
+def _plain_text_of(file: Path, *, alone: bool) -> str | bytes:
+    """The text of a file; of one among others that is not UTF-8, its bytes."""
+    data = file.read_bytes()
+    try:
+        return lines.decode(data, file)
+    except BadInputError:
+        if alone:
+            raise
+        return data
+
+
 def _jsonl(file: Path, name: str, field: str) -> Iterator[Document]:
-    with _uncompressed(file) as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                text = json.loads(line)[field]
-            except (ValueError, LookupError, TypeError, RecursionError):
-                text = line
-            yield f"{name}:{number}", text if isinstance(text, str) else line
+    for number, line in enumerate(_raw_lines(file), start=1):
+        if not line.strip():
+            continue
+        try:
+            text = load_json(line.decode("utf-8-sig"))[field]
+        except (ValueError, LookupError, TypeError):
+            text = line
+        yield f"{name}:{number}", text if isinstance(text, str) else line
+
+
+def _raw_lines(file: Path) -> Iterator[bytes]:
+    """The lines of a file, perhaps compressed, which end as those of `lm_jax.text.lines` do."""
+    with _uncompressed(file) as opened:
+        for i, line in enumerate(opened):
+            if i == 0 and lines.is_utf16(line):
+                raise BadInputError(f"{file}: UTF-16, not UTF-8; save it as UTF-8")
+            yield from lines.split(line) if b"\r" in line else (line,)
 
 
 def _uncompressed(file: Path) -> io.BufferedIOBase:

@@ -1,8 +1,9 @@
 """The pipeline of a GGUF file's tokenizer, built by the file's own fields.
 
 * `tokenizer.ggml.model = gpt2`, byte-level BPE (Radford et al. 2019): vocabulary and merges are
-  in the file; how text is split before merging goes by `tokenizer.ggml.pre`. SmolLM2 splits off
-  every digit by itself, which the GGUF reader of transformers 5.23 leaves out.
+  in the file; how text is split before merging goes by `tokenizer.ggml.pre` (`_RULES`). SmolLM2
+  splits off every digit by itself, which the GGUF reader of transformers 5.23 leaves out. Files
+  from before May 2024 have no such field, so their rule is not known.
 * `tokenizer.ggml.model = llama`, SentencePiece BPE (Kudo and Richardson 2018) with byte fallback:
   the file has no merges. SentencePiece joins the neighbouring pair whose piece scores best, so
   the merges are all splits of each piece into two pieces, best piece first. Where the file does
@@ -13,7 +14,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -24,19 +25,71 @@ from lm_jax.text.gguf_reader import contents
 # Kinds of tokens in `tokenizer.ggml.token_type`.
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# As of GPT-4's cl100k_base, whose numbers are cut from the left into groups of at most so many
+# digits.
+_WORDS_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# As of GPT-4o's o200k_base, where a capital begins a word, {end} is after each kind of word.
+_CASES_SPLIT = (
+    r"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*"
+    r"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{end}"
+    r"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+"
+    r"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{end}"
+    r"|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# `tokenizer.ggml.pre` to the rules that come before byte-level BPE with its own regex (True) or
-# without one (False). A rule that is not listed is refused: a guess would give wrong ids.
-_SPLITS: Mapping[str, tuple[list[pre_tokenizers.PreTokenizer], bool]] = {
-    "gpt-2": ([], True),
-    "smollm": ([pre_tokenizers.Digits(individual_digits=True)], True),
-    "llama-bpe": (
-        [pre_tokenizers.Split(tokenizers.Regex(_LLAMA3_SPLIT), behavior="isolated")],
-        False,
+
+def _split(regex: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(tokenizers.Regex(regex), behavior="isolated")
+
+
+class _Rule(NamedTuple):
+    """What comes before merges in byte-level BPE.
+
+    Attributes:
+      first: splits before that of bytes.
+      use_regex: whether that has GPT-2's own split.
+      composed: whether text is composed (NFC) first, which llama.cpp leaves out.
+      ignore_merges: whether a whole word that is a token is taken, even if no merge reaches it.
+      begins: whether text begins with BOS where the file is silent.
+    """
+
+    first: tuple[pre_tokenizers.PreTokenizer, ...] = ()
+    use_regex: bool = False
+    composed: bool = False
+    ignore_merges: bool = False
+    begins: bool = False
+
+
+_GPT2 = _Rule(use_regex=True)
+_LLAMA3 = _Rule((_split(_WORDS_SPLIT.format(digits="{1,3}")),), ignore_merges=True, begins=True)
+_GPT4 = _Rule((_split(_WORDS_SPLIT.format(digits="{1,3}")),))
+_SINGLE_DIGITS = (_split(_WORDS_SPLIT.format(digits="")),)
+# By `tokenizer.ggml.pre`: those of the families that `lm_jax.weights` has, as the tokenizer.json
+# of the models of that name have them. Of a name that is not listed, and of "default", which stands
+# in files whose converter did not know the tokenizer, the rule is unknown: a guess would give wrong
+# ids.
+_RULES: Mapping[str, _Rule] = {
+    "gpt-2": _GPT2,
+    "smollm": _Rule((pre_tokenizers.Digits(individual_digits=True),), use_regex=True),
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    # OLMo 2 and Phi-4 as well.
+    "dbrx": _GPT4,
+    "qwen2": _Rule(_SINGLE_DIGITS, composed=True),
+    "deepseek-r1-qwen": _Rule(_SINGLE_DIGITS),
+    "stablelm2": _Rule(_SINGLE_DIGITS, composed=True),
+    # GPT-NeoX and Pythia as well.
+    "olmo": _Rule(use_regex=True, composed=True),
+    "tekken": _Rule(
+        (_split(_CASES_SPLIT.format(end="", digits="")),), ignore_merges=True, begins=True
+    ),
+    # Phi-4-mini.
+    "gpt-4o": _Rule(
+        (_split(_CASES_SPLIT.format(end="(?i:'s|'t|'re|'ve|'m|'ll|'d)?", digits="{1,3}")),)
     ),
 }
 
@@ -57,19 +110,14 @@ class Fields:
 
 
 def _byte_level_bpe(fields: Fields) -> tokenizers.Tokenizer:
-    name = fields("pre")
-    if name not in _SPLITS:
-        raise BadInputError(
-            f"GGUF: tokenizer.ggml.pre = {name!r} is not supported{nearest(str(name), _SPLITS)}; "
-            "use the Hugging Face folder of the model"
-        )
-    rules, use_regex = _SPLITS[name]
+    rule = _RULES[fields("pre")]
     tokens, kinds = fields("tokens"), fields("token_type")
     merges = [tuple(merge.split(" ")) for merge in fields("merges")]
-    # Llama 3 has tokens that its merges do not reach, and takes a whole word that is a token.
-    backend = _bpe(tokens, merges, ignore_merges=name == "llama-bpe")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*rules, byte_level])
+    backend = _bpe(tokens, merges, ignore_merges=rule.ignore_merges)
+    if rule.composed:
+        backend.normalizer = normalizers.NFC()
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule.use_regex)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*rule.first, byte_level])
     backend.decoder = decoders.ByteLevel()
     _add_tokens(backend, tokens, kinds)
     return backend
@@ -190,10 +238,31 @@ def build(fields: Fields) -> tokenizers.Tokenizer:
       BadInputError: for a missing field, or a kind of tokenizer or splitting rule that is not among
         the supported ones.
     """
-    kind = fields("model")
+    fields("model")
+    if reason := unknown(fields):
+        raise BadInputError(f"GGUF: {reason}; use the Hugging Face folder of the model")
+    return _BUILDERS[fields("model")](fields)
+
+
+def unknown(fields: Fields) -> str | None:
+    """Why the tokenizer of a file is of no known kind or splitting rule; None where it is."""
+    kind, pre = fields("model", None), fields("pre", None)
+    if kind is None:
+        return "it has no field tokenizer.ggml.model"
     if kind not in _BUILDERS:
-        raise BadInputError(
-            f"GGUF: tokenizer.ggml.model = {kind!r} is not supported"
-            f"{nearest(str(kind), _BUILDERS)}; use the Hugging Face folder of the model"
-        )
-    return _BUILDERS[kind](fields)
+        return f"tokenizer.ggml.model = {kind!r} is not supported{nearest(str(kind), _BUILDERS)}"
+    if kind != "gpt2" or pre in _RULES:
+        return None
+    if pre is None:
+        return "it has no field tokenizer.ggml.pre, so how its text is split is not known"
+    return f"tokenizer.ggml.pre = {pre!r} is not supported{nearest(str(pre), _RULES)}"
+
+
+def begins_with_bos(fields: Fields) -> bool:
+    """Whether text begins with BOS where the file does not say.
+
+    It does with SentencePiece, with Gemma 4, and with byte-level BPE as of Llama 3.
+    """
+    if fields("model") != "gpt2":
+        return True
+    return _RULES[fields("pre")].begins

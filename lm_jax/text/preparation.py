@@ -246,7 +246,7 @@ def document_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 def _with_end(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     end = tokenizer.backend.token_to_id(END_OF_TEXT)
     # A tokenizer from elsewhere has no end-of-text token but EOS, and seldom adds it by itself.
-    end = tokenizer.eos_id if end is None else end
+    end = tokenizer.eos_id if end is None or end >= tokenizer.vocab_size else end
     return [*ids, end] if ids and end is not None and ids[-1] != end else ids
 
 

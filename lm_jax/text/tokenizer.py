@@ -33,15 +33,24 @@ _switch = threading.Lock()
 class Tokenizer:
     """Text to ids and back. `bos_id`, `eos_id`, `chat_template` are None where there is none.
 
+<<<<<<< HEAD
     `eos_id` is the main id that ends a text, and `other_stop_ids` are those that end one as well,
     such as the end of a turn of a chat; a generated text ends at any of `stop_ids`.
+=======
+    `embedding_rows` is the number of rows of the embedding of the tokenizer's model where it has
+    ids beyond them (`lm_jax.weights.load`), else None. A text with such an id is refused.
+>>>>>>> h/inputs
     """
 
     backend: tokenizers.Tokenizer
     bos_id: int | None = None
     eos_id: int | None = None
     chat_template: str | None = None
+<<<<<<< HEAD
     other_stop_ids: tuple[int, ...] = ()
+=======
+    embedding_rows: int | None = None
+>>>>>>> h/inputs
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Tokenizer":
@@ -108,8 +117,7 @@ class Tokenizer:
             contents(template) if template else None,
             _others(ends.values(), special["eos"]),
         )
-        # SentencePiece models, Gemma 4 and Llama 3 begin with BOS unless the file says otherwise.
-        bos_default = fields("model") in ("llama", "gemma4") or fields("pre") == "llama-bpe"
+        bos_default = gguf_tokenizer.begins_with_bos(fields)
         _apply_flags(
             tokenizer, fields("add_bos_token", bos_default), fields("add_eos_token", False)
         )
@@ -122,8 +130,12 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included; ids are in 0..vocab_size-1."""
-        return self.backend.get_vocab_size()
+        """Number of tokens, added ones included; ids are in 0..vocab_size-1.
+
+        Those without a row in the embedding are not counted.
+        """
+        count = self.backend.get_vocab_size()
+        return count if self.embedding_rows is None else min(count, self.embedding_rows)
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -142,7 +154,8 @@ class Tokenizer:
             text from outside, where `<|endoftext|>` must not become the token of that name.
 
         Raises:
-          BadInputError: for a lone surrogate, which no UTF-8 text contains.
+          BadInputError: for a lone surrogate, which no UTF-8 text contains, or a token without a
+            row in the embedding of the model.
         """
         return self.encoding(
             text, add_special_tokens=add_special_tokens, split_special_tokens=split_special_tokens
@@ -161,7 +174,18 @@ class Tokenizer:
             ) from error
         with _switch:
             self.backend.encode_special_tokens = split_special_tokens
+<<<<<<< HEAD
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
+=======
+            ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if self.embedding_rows is not None and max(ids, default=0) >= self.embedding_rows:
+            i = next(i for i in ids if i >= self.embedding_rows)
+            raise BadInputError(
+                f"text: the token {self.token(i)!r} has the id {i}, and the embedding of the model "
+                f"only {self.embedding_rows} rows; leave it out"
+            )
+        return ids
+>>>>>>> h/inputs
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ids.
@@ -223,12 +247,43 @@ class Encodes(Protocol):
         ...
 
 
+class DecodesToo(Encodes, Protocol):
+    """What turns ids into text as well, as `Tokenizer.decode`."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids."""
+        ...
+
+
 def added_tokens(tokenizer: Encodes) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that a tokenizer puts before and after a text by default, such as BOS and EOS."""
     body = tokenizer.encode("a", add_special_tokens=False)
     full = tokenizer.encode("a")
     first = next(i for i in range(len(full)) if full[i : i + len(body)] == body)
     return tuple(full[:first]), tuple(full[first + len(body) :])
+
+
+def continued_number(tokenizer: DecodesToo, prompt: str, last: int, text: str) -> list[int] | None:
+    """The ids of digits that go on with a number at the end of a prompt, where they are cut there.
+
+    A vocabulary may have " 1776" as one token, and a prompt that ends with the token " 17" can be
+    continued by the token "76" all the same. So the digits are taken by themselves: after the last
+    token of the prompt they must spell the same text, whatever the whole number would be.
+
+    Args:
+      tokenizer: of the model.
+      prompt: text before the digits.
+      last: id of its last token.
+      text: the digits.
+
+    Returns:
+      None where the prompt does not end with a digit, `text` is not digits alone, or the tokenizer
+      puts something before digits by themselves, such as a space.
+    """
+    if not (prompt[-1:].isdecimal() and text.isdecimal()):
+        return None
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return ids if tokenizer.decode([last, *ids]) == tokenizer.decode([last]) + text else None
 
 
 def _apply_flags(tokenizer: Tokenizer, add_bos: bool | None, add_eos: bool | None) -> None:
@@ -338,7 +393,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise BadInputError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(data, dict):
         raise BadInputError(f"{path} is not a JSON object")

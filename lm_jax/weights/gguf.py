@@ -10,14 +10,22 @@ from pathlib import Path
 import re
 from typing import Any
 
+from absl import logging
 import numpy as np
 
 from lm_jax.errors import BadInputError, nearest
 from lm_jax.model.config import DecoderConfig
+from lm_jax.text import gguf_tokenizer
 from lm_jax.text.gguf_reader import contents, open_gguf
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import gguf_fields
 from lm_jax.weights.gguf_architectures import ARCHITECTURES
+
+_NO_TOKENIZER = (
+    "%s: the weights are read without a tokenizer (%s); give the model that of its Hugging Face "
+    "folder by dataclasses.replace(model, tokenizer=Tokenizer.from_folder(FOLDER)), or convert the "
+    "file with iaj convert and copy tokenizer.json and tokenizer_config.json into what it writes"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +49,7 @@ class GGUFSource:
     """The weights of one GGUF file under the names of its family's table; `cfg` is the decoder."""
 
     def __init__(self, path: Path):
-        self._reader = open_gguf(path)
+        self._path, self._reader = path, open_gguf(path)
         fields = self._reader.fields
         if "split.count" in fields and contents(fields["split.count"]) > 1:
             raise BadInputError(
@@ -66,8 +74,11 @@ class GGUFSource:
             for named in self._named(name, tensor)
         )
 
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer in the file."""
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer in the file; None, with a warning, where its rules are not known."""
+        if reason := gguf_tokenizer.unknown(gguf_tokenizer.Fields(self._reader)):
+            logging.warning(_NO_TOKENIZER, self._path, reason)
+            return None
         return Tokenizer.from_gguf(self._reader)
 
     def _named(self, name: str, stored: Any) -> list[tuple[str, _Tensor]]:

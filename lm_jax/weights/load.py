@@ -14,6 +14,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Protocol
 
+from absl import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +39,9 @@ from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import hub, table
 from lm_jax.weights.families import FAMILIES
 from lm_jax.weights.safetensors import CONFIG, SafetensorsSource, read_family, read_hf_config
+
+# Added tokens that an embedding may lack: more are another model's.
+_MOST_SURPLUS = 64
 
 
 class Source(Protocol):
@@ -143,7 +147,7 @@ def open_pretrained(source: str | Path, *, download: bool = False) -> OpenedMode
 
     Raises:
       BadInputError: if there is no such source, its family or a setting is not supported, or its
-        tokenizer has more ids than its embedding.
+        tokenizer has ids beyond its embedding that are not a few added tokens.
       CorruptError: if a converted folder does not match its manifest.
       StorageError: if a download cannot be written.
     """
@@ -157,8 +161,7 @@ def open_pretrained(source: str | Path, *, download: bool = False) -> OpenedMode
         opened = _open_gguf(path)
     else:
         raise BadInputError(f"{path} is neither a Hugging Face folder nor a .gguf file; name one")
-    _check_tokenizer(path, opened.tokenizer, opened.cfg)
-    return opened
+    return dataclasses.replace(opened, tokenizer=_fitted(path, opened.tokenizer, opened.cfg))
 
 
 def _open_folder(path: Path) -> OpenedModel:
@@ -196,16 +199,42 @@ def _tokenizer_in(path: Path) -> Tokenizer | None:
     return Tokenizer.from_folder(path) if (path / "tokenizer.json").exists() else None
 
 
-def _check_tokenizer(path: Path, tokenizer: Tokenizer | None, cfg: DecoderConfig) -> None:
+def _fitted(path: Path, tokenizer: Tokenizer | None, cfg: DecoderConfig) -> Tokenizer | None:
+    """The tokenizer, which refuses texts with tokens that have no row in the embedding.
+
+    A model that was fine-tuned with a token for padding alone, `<pad>`, often has such: at most
+    `_MOST_SURPLUS`, all of them added to the vocabulary, and none that begins or ends a text. They
+    are warned of. Other ids beyond the embedding show that the tokenizer is of another model.
+
+    Raises:
+      BadInputError: there are other ids beyond the embedding.
+    """
     if tokenizer is None:
-        return
-    # A vocabulary may have holes: the largest id counts, not the number of tokens.
-    largest = max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
-    if largest >= cfg.vocab_size:
+        return None
+    # A vocabulary may have holes: the ids count, not the number of tokens.
+    names = {i: name for name, i in tokenizer.backend.get_vocab(with_added_tokens=True).items()}
+    surplus = sorted(i for i in names if i >= cfg.vocab_size)
+    if not surplus:
+        return tokenizer
+    added = tokenizer.backend.get_added_tokens_decoder().keys()
+    if len(surplus) > _MOST_SURPLUS or not added >= set(surplus):
         raise BadInputError(
-            f"{path}: the tokenizer has ids up to {largest}, but the embedding only "
+            f"{path}: the tokenizer has ids up to {surplus[-1]}, but the embedding only "
             f"{cfg.vocab_size} rows; use the tokenizer that belongs to these weights"
         )
+    for kind, i in (("begins", tokenizer.bos_id), ("ends", tokenizer.eos_id)):
+        if i in surplus:
+            raise BadInputError(
+                f"{path}: the token {names[i]!r}, which {kind} a text, has the id {i}, but the "
+                f"embedding only {cfg.vocab_size} rows; use the tokenizer that belongs to these "
+                "weights"
+            )
+    logging.warning(
+        "%s: no row in the embedding for %s; a text with such a token is refused",
+        path,
+        ", ".join(repr(names[i]) for i in surplus),
+    )
+    return dataclasses.replace(tokenizer, embedding_rows=cfg.vocab_size)
 
 
 def resolve(source: str | Path) -> Path:

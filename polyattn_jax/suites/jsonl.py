@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_jax.errors import BadInputError
+from lm_jax.text import lines
 from polyattn_jax.suites import prompts as prompts_lib
 from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
 
@@ -40,17 +41,11 @@ def read_jsonl(path: str | Path, fields: Sequence[str] = _FIELDS) -> JsonLines:
         field that is missing, unknown, empty or not text, a lone surrogate, an id used twice.
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}: give a readable .jsonl file") from error
+    data = lines.read_data(path, ".jsonl file")
     rows: dict[int, dict[str, Any]] = {}
     line_of: dict[str, int] = {}
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        row = _parse(line, where, fields)
+    for number, where, tree in lines.json_lines(data, path, parse_constant=_refuse_constant):
+        row = _checked(tree, where, fields)
         if row["id"] in line_of:
             raise BadInputError(
                 f"{where}: id {row['id']!r} was used on line {line_of[row['id']]}: rename one"
@@ -93,16 +88,8 @@ def load_jsonl(path: str | Path, tokenizer: Tokenizer, *, max_length: int | None
     )
 
 
-def _parse(line: bytes, where: str, fields: Sequence[str]) -> dict[str, Any]:
-    """One line as an object with the known fields, all of them well formed."""
-    try:
-        row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise BadInputError(
-            f"{where}: not UTF-8 at byte {error.start}: save it as UTF-8"
-        ) from error
-    except ValueError as error:
-        raise BadInputError(f"{where}: not JSON ({error}): write one object per line") from error
+def _checked(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any]:
+    """The value of a line, which is an object with the known fields, all of them well formed."""
     if not isinstance(row, dict):
         raise BadInputError(f"{where}: not a JSON object: write {{{', '.join(fields)}}}")
     for field in fields:
@@ -117,6 +104,8 @@ def _parse(line: bytes, where: str, fields: Sequence[str]) -> dict[str, Any]:
         raise BadInputError(f"{where}: field 'meta' must be an object")
     try:
         json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except RecursionError as error:
+        raise BadInputError(f"{where}: its brackets are nested too deeply: flatten it") from error
     except UnicodeEncodeError as error:
         raise BadInputError(
             f"{where}: a lone surrogate, which is not text: remove the half of \\ud800-\\udfff"

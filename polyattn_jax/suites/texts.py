@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from lm_jax.errors import BadInputError
-from lm_jax.text import corpora
+from lm_jax.text import corpora, lines
 from polyattn_jax.suites import prompts as prompts_lib
 from polyattn_jax.suites.jsonl import read_jsonl
 from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
@@ -45,14 +45,8 @@ def read_texts(path: str | Path) -> tuple[dict[str, str], str]:
     if path.suffix == ".jsonl":
         file = read_jsonl(path, ("id", "text"))
         return {row["id"]: row["text"] for row in file.rows.values()}, file.sha256
-    try:
-        data = path.read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}: give a readable text file") from error
-    except UnicodeDecodeError as error:
-        raise BadInputError(f"{path}: not UTF-8 at byte {error.start}: save it as UTF-8") from error
-    return {path.stem: text}, hashlib.sha256(data).hexdigest()
+    data = lines.read_data(path, "text file")
+    return {path.stem: lines.decode(data, path)}, hashlib.sha256(data).hexdigest()
 
 
 def load_texts(path: str | Path, tokenizer: Tokenizer, *, length: int, n: int = 0) -> Suite:

@@ -16,7 +16,6 @@ import csv
 import dataclasses
 import hashlib
 import importlib.resources
-import json
 import os
 from pathlib import Path
 import re
@@ -24,6 +23,7 @@ import re
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.text import lines
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import UNKNOWN
 from protot_jax.token_ids import open_ids
@@ -129,20 +129,14 @@ def json_objects(data: bytes, name: str) -> Iterator[tuple[str, dict[str, object
     Raises:
       BadInputError: a line is not UTF-8, not JSON, or not an object.
     """
-    for where, line in _lines(data, name):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise BadInputError(
-                f"{where}: not JSON ({error}); write one object per line"
-            ) from error
+    for _, where, row in lines.json_lines(data, name):
         if not isinstance(row, dict):
             raise BadInputError(f"{where}: not an object; write one in braces per line")
         yield where, row
 
 
 def _from_tsv(data: bytes, name: str) -> Iterator[Sentence]:
-    for i, (where, line) in enumerate(_lines(data, name)):
+    for i, (_, where, line) in enumerate(lines.lines(data, name)):
         (row,) = csv.reader([line], delimiter="\t", quoting=csv.QUOTE_NONE)
         if i == 0:
             if tuple(row) != FIELDS:
@@ -155,20 +149,6 @@ def _from_tsv(data: bytes, name: str) -> Iterator[Sentence]:
                 f"{where}: {len(row)} columns instead of three, {', '.join(FIELDS)}; use two tabs"
             )
         yield _sentence(row, where)
-
-
-def _lines(data: bytes, name: str) -> Iterator[tuple[str, str]]:
-    """File and line number of every line that is not blank, and its text."""
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        where = f"{name}:{number}"
-        try:
-            text = line.decode("utf-8").rstrip("\r")
-        except UnicodeDecodeError as error:
-            raise BadInputError(
-                f"{where}: not UTF-8 at byte {error.start}; save it as UTF-8"
-            ) from error
-        if text.strip():
-            yield where, text
 
 
 def _sentence(values: Sequence[object], where: str) -> Sentence:

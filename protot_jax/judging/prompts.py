@@ -5,8 +5,8 @@ user's file: a JSON object a line, with "prompt" and "reference".
 """
 
 import dataclasses
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers.decoders import DecodeStream
@@ -14,6 +14,7 @@ from tokenizers.decoders import DecodeStream
 from lm_jax.errors import BadInputError
 from lm_jax.run.config import config_hash
 from lm_jax.text.examples import Examples
+from lm_jax.text.lines import read_json_lines
 from lm_jax.text.preparation import open_prepared
 from lm_jax.text.tokenizer import Tokenizer
 from protot_jax.saved_run import DATA, TrainedModel
@@ -77,13 +78,9 @@ def read(path: Path, *, count: int) -> Prompts:
     Raises:
       BadInputError: the file cannot be read, a line is no such object, or there are too few.
     """
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"--prompts={path} cannot be read ({error}); name a file") from error
     prompts, references, skipped = [], [], 0
-    for number, line in enumerate(filter(str.strip, lines), 1):
-        prompt, reference = _entry(line, f"{path}, line {number}")
+    for _, where, tree in read_json_lines(path):
+        prompt, reference = _entry(tree, where)
         if not (prompt.strip() and reference.strip()):
             skipped += 1
             continue
@@ -103,11 +100,7 @@ def continuation(tokenizer: Tokenizer, prompt_ids: list[int], new_ids: list[int]
     return "".join(pieces.step(tokenizer.backend, token) or "" for token in new_ids)
 
 
-def _entry(line: str, where: str) -> tuple[str, str]:
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise BadInputError(f"{where}: not JSON ({error}); correct or remove the line") from error
+def _entry(entry: Any, where: str) -> tuple[str, str]:
     prompt, reference = map(entry.get, _FIELDS) if isinstance(entry, dict) else (None, None)
     if not (isinstance(prompt, str) and isinstance(reference, str)):
         raise BadInputError(

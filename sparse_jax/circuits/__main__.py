@@ -89,7 +89,7 @@ def main(arguments: cli.Arguments) -> None:
         summary = load_result(work.path / study.SUMMARY, CircuitSummary)
         lines = [
             line
-            for finding in report_text.findings(summary)
+            for finding in [*report_text.left_out(summary), *report_text.findings(summary)]
             for line in textwrap.wrap(finding, _WIDTH, subsequent_indent="  ")
         ]
         print(*[f"finished {done}"] * bool(done), *lines, sep="\n")

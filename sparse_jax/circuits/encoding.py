@@ -1,15 +1,23 @@
 """An example of a circuit task as ids of one tokenizer, or the reason why it does not fit.
 
 It fits if its two prompts have as many tokens, so that positions correspond, and every continuation
-follows the prompt as one token. Two-digit continuations may be two tokens of one digit each
-(`metrics`): then the clean number's tens digit is appended to both prompts, and the continuation is
-read at two positions.
+follows the prompt as one token. That is the token that it has after the prompt when both are
+encoded as one text. Digits that go on with a number at the end of the prompt are their own tokens
+instead (`continued_number`): with GPT-2's vocabulary "17" is followed by the token "76", though
+" 1776" is one token when it is written as a whole.
+
+Two-digit continuations may be two tokens of one digit each (`metrics`): then the clean number's
+tens digit is appended to both prompts, and the continuation is read at two positions. For a task
+of years (`answer` of "number"), the year in each prompt must be the tokens of the century that ends
+the prompt and those of its two digits, as the continuations are; an example with a year that is
+encoded otherwise, such as " 1776", does not fit (Hanna et al. 2023, whose examples are chosen so).
 """
 
 import dataclasses
+import re
 
 from lm_jax.errors import BadInputError
-from lm_jax.text.tokenizer import Tokenizer, added_tokens
+from lm_jax.text.tokenizer import Tokenizer, added_tokens, continued_number
 from sparse_jax.circuits.generators import Answer, Example
 
 
@@ -56,6 +64,17 @@ def encode(
         [*before, *tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)]
         for text in (example.clean, example.corrupt)
     )
+    if not example.answers or not example.wrong_answers:
+        raise UnfitError(
+            "it has no right or no wrong continuation",
+            "write one or more in both answers and wrong_answers",
+        )
+    right, wrong = (
+        [_continuation(tokenizer, example.clean, len(before), clean, text) for text in texts]
+        for texts in (example.answers, example.wrong_answers)
+    )
+    if answer == "number":
+        _check_years(example, tokenizer, clean, corrupt, wrong)
     if len(clean) != len(corrupt):
         raise UnfitError(
             "clean and corrupt prompts differ in their number of tokens",
@@ -66,15 +85,6 @@ def encode(
             "clean and corrupt prompts are the same tokens",
             "write a corrupt prompt with another answer",
         )
-    if not example.answers or not example.wrong_answers:
-        raise UnfitError(
-            "it has no right or no wrong continuation",
-            "write one or more in both answers and wrong_answers",
-        )
-    right, wrong = (
-        [_continuation(tokenizer, example.clean, len(before), clean, text) for text in texts]
-        for texts in (example.answers, example.wrong_answers)
-    )
     sizes = {len(ids) for ids in [*right, *wrong]}
     if sizes == {1}:
         row = EncodedExample(clean, corrupt, [i for (i,) in right], [i for (i,) in wrong], [], [])
@@ -125,6 +135,8 @@ def continuation_token(tokenizer: Tokenizer, prompt: str, text: str) -> int:
 def _continuation(
     tokenizer: Tokenizer, prompt: str, added: int, ids: list[int], text: str
 ) -> list[int]:
+    if ids and (number := continued_number(tokenizer, prompt, ids[-1], text)):
+        return number
     full = tokenizer.encode(prompt + text, add_special_tokens=False, split_special_tokens=True)
     if full[: len(ids) - added] != ids[added:]:
         raise UnfitError(
@@ -134,6 +146,49 @@ def _continuation(
     if len(full) == len(ids) - added:
         raise UnfitError("a continuation gives no token", f"{text!r} needs a word")
     return full[len(ids) - added :]
+
+
+def _check_years(
+    example: Example,
+    tokenizer: Tokenizer,
+    clean: list[int],
+    corrupt: list[int],
+    wrong: list[list[int]],
+) -> None:
+    """Checks that the years in the prompts are tokens of the century and of two digits.
+
+    That of the clean prompt is the greatest wrong number, and that of the corrupt one another.
+    """
+    century = re.findall(r"\d*$", example.clean)[0]
+    size = _size_of_end(tokenizer, clean, century)
+    years = ((clean, example.clean, wrong[-1:]), (corrupt, example.corrupt, wrong[:-1]))
+    for ids, prompt, digits in years:
+        # What ends the corrupt prompt, too.
+        wanted = [[*ids[len(ids) - size :], *each] for each in digits]
+        if not any(_holds(ids[: len(ids) - size], each) for each in wanted):
+            year = re.findall(rf"{century}\d\d", prompt)[0] if century else ""
+            which = (
+                f"its year, in the {century}00s," if ids is clean else f"the corrupt year {year}"
+            )
+            raise UnfitError(
+                f"{which} is not encoded as its century and two digits",
+                f"the tokenizer divides {year!r} otherwise; write another year",
+            )
+
+
+def _size_of_end(tokenizer: Tokenizer, ids: list[int], text: str) -> int:
+    """The number of tokens at the end of ids that spell a text, without white space; 0 if none."""
+    spelled = ""
+    for size, i in enumerate(reversed(ids), 1):
+        spelled = tokenizer.decode([i]).strip() + spelled
+        if len(spelled) >= len(text):
+            return size if spelled == text else 0
+    return 0
+
+
+def _holds(ids: list[int], part: list[int]) -> bool:
+    """Whether a part of some ids is these, one after the other."""
+    return any(ids[i : i + len(part)] == part for i in range(len(ids) - len(part) + 1))
 
 
 def _by_digits(

@@ -27,7 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError
-from lm_jax.run.files import write_bytes
+from lm_jax.run.files import load_json, write_bytes
+from lm_jax.text import lines
 from sparse_jax.circuits import curves
 from sparse_jax.circuits.component_ablation import ablate_edges
 from sparse_jax.circuits.component_graph import ComponentGraph
@@ -143,10 +144,9 @@ def load_graph(path: str | os.PathLike[str]) -> ScoredGraph:
         and edges are not those of the graph that `cfg` describes.
     """
     path = Path(path)
+    text = lines.decode(lines.read_data(path, ".json file"), path)
     try:
-        content = json.loads(path.read_text("utf-8"), object_pairs_hook=_unique)
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}; give a readable .json file") from error
+        content = load_json(text, object_pairs_hook=_unique)
     except (ValueError, BadInputError) as error:
         raise BadInputError(f"{path}: {error}; export the graph again") from error
     return _parse(content, str(path))

@@ -24,6 +24,16 @@ def findings(summary: CircuitSummary) -> list[str]:
     ]
 
 
+def left_out(summary: CircuitSummary) -> list[str]:
+    """How many examples of each task were drawn and left out, and why; none where all fit."""
+    return [
+        f"{task.name}: {task.drawn:,} examples drawn and {task.kept:,} kept; left out were "
+        + ", ".join(f"{count:,} x {reason}" for reason, count in task.dropped.items())
+        for task in summary.tasks
+        if task.dropped
+    ]
+
+
 # Rankings whose ratios are printed, and how they are named.
 _RANKED = {
     ("signed", "prompt"): "per prompt",

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +25,7 @@ import numpy as np
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.run.files import to_jsonable
 from lm_jax.run.results import Count, InvalidError, parse_result
+from lm_jax.text.lines import read_json_lines
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import metrics
 from sparse_jax.circuits.encoding import EncodedExample, UnfitError, encode
@@ -186,20 +188,11 @@ def load_task(
     """
     path = Path(path)
     metric = metrics.check_name(metric)
-    try:
-        lines = path.read_text("utf-8-sig").splitlines()
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}; give a readable .jsonl file") from error
-    except UnicodeDecodeError as error:
-        raise BadInputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
     examples: list[Example] = []
     rows: list[EncodedExample] = []
     line_of: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        example = _parse(line, where)
+    for number, where, tree in read_json_lines(path):
+        example = _parse(tree, where)
         if example.clean in line_of:
             raise BadInputError(
                 f"{where}: the clean prompt is that of line {line_of[example.clean]}; change one"
@@ -232,11 +225,7 @@ def check_disjoint(*tasks: Task) -> None:
         visited |= prompts
 
 
-def _parse(line: str, where: str) -> Example:
-    try:
-        tree = json.loads(line)
-    except ValueError as error:
-        raise BadInputError(f"{where}: not JSON ({error}); write one object per line") from error
+def _parse(tree: Any, where: str) -> Example:
     try:
         example = parse_result(tree, Example)
     except InvalidError as error:

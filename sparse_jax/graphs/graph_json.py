@@ -27,7 +27,6 @@ What is written (`document`) and what is read passes the same checks (`check`).
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import graphlib
-import json
 import math
 import os
 from pathlib import Path
@@ -37,7 +36,7 @@ import sys
 from typing import Any, NoReturn
 
 from lm_jax.errors import BadInputError, CorruptError
-from lm_jax.run.files import write_json
+from lm_jax.run.files import load_json, write_json
 from sparse_jax.graphs.effects import MODES
 from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN
 
@@ -339,8 +338,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not path.is_file():
         raise BadInputError(f"{path} is not there; name the JSON file of a graph")
     try:
-        graph = json.loads(path.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        graph = load_json(path.read_text("utf-8"))
+    except ValueError as error:
         raise CorruptError(f"{path} is damaged: {error}") from error
     check(graph, str(path))
     return graph

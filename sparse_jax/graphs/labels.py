@@ -7,14 +7,14 @@ its strongest node (`negative`).
 """
 
 from collections.abc import Collection, Iterable, Mapping
-import json
-from pathlib import Path
 import re
 from typing import Any
 
 from lm_jax.errors import BadInputError
 from lm_jax.evaluate.judge import Judge
 from lm_jax.run import stop
+from lm_jax.run.files import load_json
+from lm_jax.text import lines
 from sparse_jax.graphs import graph_json
 from sparse_jax.graphs.features import Feature, FeatureData, Text
 
@@ -27,10 +27,9 @@ def read_labels(path: str) -> Labels:
     Raises:
       BadInputError: the file cannot be read, or an entry is no label.
     """
+    text = lines.decode(lines.read_data(path, ".json file"), path)
     try:
-        tree = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}; give a readable .json file") from error
+        tree = load_json(text)
     except ValueError as error:
         raise BadInputError(f"{path}: not JSON ({error}); write one object of labels") from error
     if not isinstance(tree, dict):

@@ -12,12 +12,13 @@ import hashlib
 import importlib.resources
 import itertools
 import json
-from pathlib import Path
 import re
+from typing import Any
 
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.report import slug as slug_of
 from lm_jax.run.results import InvalidError, parse_result
+from lm_jax.text.lines import json_lines, read_data
 from lm_jax.text.tokenizer import Tokenizer, added_tokens
 from sparse_jax.circuits.encoding import continuation_token
 
@@ -83,35 +84,19 @@ def read_prompts(source: str) -> tuple[Prompt, ...]:
         content = data.read_bytes()
         if hashlib.sha256(content).hexdigest() != SHA256[source]:
             raise CorruptError(f"{data} is not the recorded file; install the package again")
-        text = content.decode()
     else:
-        try:
-            text = Path(source).read_text("utf-8-sig")
-        except OSError as error:
-            raise BadInputError(
-                f"{source}: {error.strerror}; give a readable .jsonl file, {' or '.join(SHA256)}"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise BadInputError(
-                f"{source}: not UTF-8 at byte {error.start}; save it as UTF-8"
-            ) from error
-    prompts = [
-        _parse(line, f"{source}:{number}")
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.strip()
-    ]
+        content = read_data(source, f".jsonl file, {' or '.join(SHA256)}")
+    prompts = [_parse(tree, where) for _, where, tree in json_lines(content, source)]
     if not prompts:
         raise BadInputError(f"{source}: no prompts; write one JSON object per line")
     return tuple(prompts)
 
 
-def _parse(line: str, where: str) -> Prompt:
+def _parse(tree: Any, where: str) -> Prompt:
     try:
-        return parse_result(json.loads(line), Prompt)
+        return parse_result(tree, Prompt)
     except InvalidError as error:
         raise BadInputError(f"{where}: {error}") from error
-    except ValueError as error:
-        raise BadInputError(f"{where}: not JSON ({error}); write one object per line") from error
 
 
 def digest(prompts: Sequence[Prompt]) -> str:

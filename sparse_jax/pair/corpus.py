@@ -20,7 +20,7 @@ import numpy as np
 
 from lm_jax.errors import BadInputError
 from lm_jax.run import stop
-from lm_jax.run.files import replace_file
+from lm_jax.run.files import load_json, replace_file
 from lm_jax.text import corpora
 from sparse_jax.circuits.generators import GENERATORS
 from sparse_jax.pair.config import TextConfig
@@ -79,7 +79,7 @@ def read_prompts(files: Iterable[Path]) -> frozenset[str]:
         try:
             with file.open(encoding="utf-8") as lines:
                 for line in lines:
-                    prompts.update(json.loads(line).get("prompts", ()))
+                    prompts.update(load_json(line).get("prompts", ()))
         except OSError as error:
             raise BadInputError(f"{file}: {error.strerror}; give a text of a pair") from error
         except (ValueError, AttributeError) as error:

@@ -71,6 +71,15 @@ def test_a_shipped_text_is_known_by_name_and_read_as_far_as_asked(tmp_path, star
         suites.load_texts("./essays", starting, length=LENGTH)
 
 
+def test_a_text_of_windows_is_that_of_any_other(tmp_path):
+    file, lines = tmp_path / "a.txt", tmp_path / "a.jsonl"
+    file.write_bytes("\ufeffsome\r\napple\r".encode())
+    assert suites.texts.read_texts(file)[0] == {"a": "some\napple\n"}
+    row = {"id": "a", "text": "some\u2028\x85apple"}
+    lines.write_bytes(b"\xef\xbb\xbf" + json.dumps(row, ensure_ascii=False).encode() + b"\r\n")
+    assert suites.texts.read_texts(lines)[0] == {"a": "some\u2028\x85apple"}
+
+
 def test_texts_that_cannot_be_read_are_refused(tmp_path, starting):
     short, broken = tmp_path / "short.txt", tmp_path / "broken.txt"
     short.write_text("some apple")

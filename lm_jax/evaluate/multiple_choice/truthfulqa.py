@@ -14,7 +14,7 @@ nothing, since each choice is scored without the others; only an exact tie goes 
 
 from collections.abc import Callable, Iterator, Mapping
 import csv
-import json
+import io
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ import pyarrow.parquet as pq
 
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate.multiple_choice.questions import Question
+from lm_jax.run.files import load_json
+from lm_jax.text import lines
 
 _COLUMNS = ("Question", "Best Answer", "Incorrect Answers")
 
@@ -51,7 +53,9 @@ def truthfulqa(path: str | Path, *, preset: str = "", limit: int | None = None) 
         raise BadInputError(f"{file} is not there; name a file of TruthfulQA")
     try:
         rows = list(_READERS[file.suffix](file))
-    except (UnicodeDecodeError, json.JSONDecodeError, csv.Error, pa.ArrowInvalid) as error:
+    except BadInputError:
+        raise
+    except (ValueError, csv.Error, pa.ArrowInvalid) as error:
         raise BadInputError(
             f"{file} cannot be read as {file.suffix} ({error}); fetch it again"
         ) from error
@@ -77,15 +81,15 @@ _Row = tuple[str, _Answers]
 
 
 def _from_csv(file: Path) -> Iterator[_Row]:
-    with file.open(encoding="utf-8-sig", newline="") as opened:
-        for i, row in enumerate(csv.DictReader(opened, strict=True)):
-            question, best, wrong = (_text(row, name, file, i) for name in _COLUMNS)
-            false = [answer.strip() for answer in wrong.split(";")]
-            yield question, [(best.strip(), 1), *((answer, 0) for answer in false if answer)]
+    opened = io.StringIO(lines.read_text(file), newline="")
+    for i, row in enumerate(csv.DictReader(opened, strict=True)):
+        question, best, wrong = (_text(row, name, file, i) for name in _COLUMNS)
+        false = [answer.strip() for answer in wrong.split(";")]
+        yield question, [(best.strip(), 1), *((answer, 0) for answer in false if answer)]
 
 
 def _from_json(file: Path) -> Iterator[_Row]:
-    rows = json.loads(file.read_text(encoding="utf-8"))
+    rows = load_json(lines.read_text(file))
     if not isinstance(rows, list):
         raise BadInputError(f"{file} is no list of questions; name the file mc_task.json")
     for i, row in enumerate(rows):
@@ -93,8 +97,7 @@ def _from_json(file: Path) -> Iterator[_Row]:
 
 
 def _from_lines(file: Path) -> Iterator[_Row]:
-    with file.open(encoding="utf-8") as opened:
-        yield from _listed([json.loads(line) for line in opened if line.strip()], file)
+    yield from _listed([line.value for line in lines.read_json_lines(file)], file)
 
 
 def _from_parquet(file: Path) -> Iterator[_Row]:

@@ -84,7 +84,8 @@ def test_a_preset_precedes_every_question(tmp_path):
     [
         ("mc.txt", "", "not one of .csv, .json, .jsonl, .parquet"),
         ("mc.jsonl", "", "holds no question"),
-        ("mc.jsonl", "{", "cannot be read as .jsonl"),
+        ("mc.jsonl", "{", "mc.jsonl:1: not JSON"),
+        ("mc.json", "{", "cannot be read as .json"),
         ("mc.parquet", "PAR1", "cannot be read as .parquet"),
         (
             "mc.csv",

@@ -4,11 +4,14 @@ import itertools
 import json
 from pathlib import Path
 import re
+import unicodedata
 
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
 
 from lm_jax import assets
 from lm_jax.errors import BadInputError
@@ -16,6 +19,7 @@ from lm_jax.text import corpora
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.compat import transformers
 from tests.lm_jax.text.synthetic_tokenizers import (
+    BOS,
     ODD,
     PREFIXING,
     TEXT,
@@ -68,6 +72,78 @@ def test_rebuilt_from_gguf_gives_the_ids_of_the_original(pair):
     for text in [TEXT, *ODD]:
         assert rebuilt.encode(text) == original.encode(text).ids
         assert rebuilt.decode(rebuilt.encode(text)) == text
+
+
+GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+VARIED = [
+    "In 1732 the 1733rd, 10,000 and 5-6; x=12345678", "it's WE'LL don'T they've I'd ''s",
+    "CamelCase HTTPServer iPhone's ΑΒγδ ǅ", "  two   spaces \t tabs\n\n\r\n \n end  ",
+    "a/b//c\n://path/\n#!?\r\n...\n\n", "日本語のテキスト123。中文，한국어", "🙂👩‍👧 ½ ² ٣٤ Ⅷ",
+    "e\u0301 A\u030a n\u0303o का", "x\u00a0y\u2003z\ufeff", "", " ",
+]  # fmt: skip
+
+
+def original(pre, vocab, merges):
+    """The tokenizer of the model that a rule is named for, as its own tokenizer.json has it."""
+    if pre in ("qwen2", "stablelm2", "olmo"):
+        # That of StableLM 2, Arcade100k, was made from Qwen's, and OLMo's from GPT-NeoX's.
+        name = "GPTNeoXTokenizer" if pre == "olmo" else "Qwen2Tokenizer"
+        names = {"unk_token": BOS, "bos_token": BOS, "eos_token": BOS, "pad_token": BOS}
+        return getattr(transformers(), name)(vocab, merges, **names).backend_tokenizer
+    regex = {"dbrx": GPT4, "llama-v3": GPT4, "tekken": TEKKEN, "gpt-4o": GPT4O}[pre]
+    ignore_merges = pre in ("llama-v3", "tekken")
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=ignore_merges))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(regex), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return backend
+
+
+@pytest.mark.parametrize(
+    "pre", ["qwen2", "stablelm2", "olmo", "dbrx", "llama-v3", "tekken", "gpt-4o"]
+)
+def test_a_rule_of_a_gguf_file_is_that_of_its_model(pre, tmp_path):
+    # Merges across whatever a rule may divide, so that each division shows in the ids.
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, special_tokens=[BOS], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator([*VARIED, TEXT] * 3, trainer)
+    model = json.loads(backend.to_str())["model"]
+    merges = [tuple(merge) for merge in model["merges"]]
+    fields = byte_level_fields(backend, pre) | {"eos_token_id": 0}
+    ours = Tokenizer.from_gguf(write_gguf(tmp_path / "m.gguf", fields))
+    theirs = original(pre, model["vocab"], merges)
+    for text in [*VARIED, TEXT, *ODD]:
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        if BOS not in text:
+            assert ours.encode(text) == ids, text
+            composed = pre in ("qwen2", "stablelm2", "olmo")
+            assert ours.decode(ids) == (unicodedata.normalize("NFC", text) if composed else text)
+    # A file that is silent about BOS: only Llama 3 and Mistral begin with it.
+    silent = write_gguf(tmp_path / "silent.gguf", fields | {"add_bos_token": None})
+    begins = Tokenizer.from_gguf(silent).encode("a")[0] == 0
+    assert begins == (pre in ("llama-v3", "tekken"))
 
 
 @hypothesis.given(st.text(st.characters(codec="utf-8")))

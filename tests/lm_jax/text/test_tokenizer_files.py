@@ -144,6 +144,7 @@ def test_a_folder_without_a_tokenizer(tmp_path):
         ({"pre": "default"}, "tokenizer.ggml.pre = 'default' is not supported"),
         ({"pre": "smolm"}, "did you mean 'smollm'"),
         ({"model": "t5"}, "tokenizer.ggml.model = 't5' is not supported"),
+        ({"pre": None}, "no field tokenizer.ggml.pre, so how its text is split is not known"),
         ({"model": None}, "no field tokenizer.ggml.model"),
         ({"merges": None}, "no field tokenizer.ggml.merges"),
         ({"merges": ["zz zzz"]}, "entries that make no token, such as 'zz zzz'"),

@@ -217,7 +217,7 @@ class File:
             self.fields |= fields
             self.tensors |= tensors
 
-    def write(self, path, quant=None, split=None):
+    def write(self, path, quant=None, split=None, *, kind="gpt2", pre="gpt-2", added=0):
         writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[self.kind])
         for key, value in self.fields.items():
             add = {
@@ -230,10 +230,14 @@ class File:
             add(f"{writer.arch}.{key}", value)
         if split is not None:
             writer.add_uint16("split.count", split)
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("gpt-2")
-        writer.add_token_list([*(chr(ord("P") + i) for i in range(47)), "ab"])
-        writer.add_token_types([gguf.TokenType.NORMAL] * 48)
+        if kind is not None:
+            writer.add_tokenizer_model(kind)
+        if pre is not None:
+            writer.add_tokenizer_pre(pre)
+        tokens = [*(chr(ord("P") + i) for i in range(47)), "ab"]
+        writer.add_token_list([*tokens, *(f"<added_{i}>" for i in range(added))])
+        types = [gguf.TokenType.NORMAL] * 48 + [gguf.TokenType.CONTROL] * added
+        writer.add_token_types(types)
         writer.add_token_merges(["a b"])
         for name, w in self.tensors.items():
             if quant is None or w.ndim == 1:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from iaj import convert
 import lm_jax
+from lm_jax.errors import BadInputError
 from lm_jax.model.layers import inverse_frequencies
 from lm_jax.model.rope import ProportionalScaling
 from lm_jax.weights import gguf_gemma4
@@ -18,6 +20,7 @@ from tests.lm_jax.weights.gguf_files import (
     GEMMA3,
     LLAMA,
     OTHERS,
+    QWEN2,
     File,
     file_of,
     random_params,
@@ -223,3 +226,47 @@ def test_the_real_smollm2_file():
     fields, tensors = fields_of("smollm2")
     assert sorted({t.tensor_type.name for t in tensors}) == ["F32", "Q4_1", "Q8_0"]
     assert fields["llama.attention.head_count"] == 9
+
+
+# Tokenizers
+
+
+@pytest.mark.parametrize(
+    ("kind", "pre", "reason"),
+    [
+        ("gpt2", "default", "tokenizer.ggml.pre = 'default' is not supported"),
+        ("gpt2", "no-such-rule", "tokenizer.ggml.pre = 'no-such-rule' is not supported"),
+        ("gpt2", None, "it has no field tokenizer.ggml.pre"),
+        ("plamo2", None, "tokenizer.ggml.model = 'plamo2' is not supported"),
+        (None, None, "it has no field tokenizer.ggml.model"),
+    ],
+)
+def test_weights_of_a_file_load_without_a_known_tokenizer(kind, pre, reason, tmp_path, caplog):
+    params = random_params(QWEN2)
+    path = file_of(QWEN2, params, tmp_path / "folder").write(
+        tmp_path / "m.gguf", kind=kind, pre=pre
+    )
+    model = lm_jax.load_pretrained(path)
+    assert model.cfg == QWEN2 and model.tokenizer is None
+    jax.tree.map(np.testing.assert_array_equal, model.params, params)
+    assert reason in caplog.text and "Tokenizer.from_folder(FOLDER)" in caplog.text
+
+    # As the warning says: the converted folder takes that of another.
+    convert.convert(path, tmp_path / "out")
+    gpt2 = lm_jax.load_pretrained(
+        file_of(QWEN2, params, tmp_path / "again").write(tmp_path / "g.gguf")
+    )
+    gpt2.tokenizer.save(tmp_path / "out")
+    assert lm_jax.load_pretrained(tmp_path / "out").tokenizer.sha256 == gpt2.tokenizer.sha256
+
+
+def test_tokens_of_a_file_without_a_row_are_refused_in_a_text(tmp_path):
+    file = file_of(LLAMA, random_params(LLAMA), tmp_path / "folder")
+    path = file.write(tmp_path / "m.gguf", added=1)
+    convert.convert(path, tmp_path / "out")
+    for source in (path, tmp_path / "out"):
+        tokenizer = lm_jax.load_pretrained(source).tokenizer
+        assert tokenizer.vocab_size == 48 and tokenizer.encode("ab") == [47]
+        with pytest.raises(BadInputError, match="the token '<added_0>' has the id 48"):
+            tokenizer.encode("ab<added_0>")
+    refused(file.write(tmp_path / "many.gguf", added=300), "ids up to 347", "48 rows")

@@ -1,5 +1,6 @@
 """Folders that are damaged or of another model are refused with a remedy."""
 
+import dataclasses
 import shutil
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import tokenizers
 
 import lm_jax
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.text import preparation
 from lm_jax.text.tokenizer import Tokenizer
 from tests.lm_jax.weights.golden_copies import (
     CONFIG,
@@ -303,3 +305,47 @@ def test_a_tokenizer_with_ids_beyond_the_embedding(copy):
     # Fewer tokens than rows, yet one of them without a row.
     word_level([0, 1, 2, 60]).save(folder)
     refused(folder, "ids up to 60")
+
+
+def with_added(count, *, special=True):
+    """A tokenizer of 48 words and, after them, so many tokens that were added."""
+    tokenizer = word_level(range(48))
+    tokenizer.backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    names = ["<pad>", *(f"<extra_{i}>" for i in range(1, count))]
+    added = [tokenizers.AddedToken(name, special=special) for name in names]
+    (tokenizer.backend.add_special_tokens if special else tokenizer.backend.add_tokens)(added)
+    return tokenizer
+
+
+@pytest.mark.parametrize(("count", "special"), [(1, True), (2, False), (64, True)])
+def test_a_few_added_tokens_may_lack_a_row(count, special, copy, tmp_path, caplog):
+    folder = copy()
+    with_added(count, special=special).save(folder)
+    model = lm_jax.load_pretrained(folder)
+    assert caplog.text.count("no row in the embedding for '<pad>'") == len(caplog.records) == 1
+    tokenizer = model.tokenizer
+    assert tokenizer.vocab_size == 48 and tokenizer.encode("w3 w47") == [3, 47]
+    # A lookup beyond the embedding would give another row, or NaN, without an error.
+    with pytest.raises(BadInputError, match=r"the token '<pad>' has the id 48, .* 48 rows; leave"):
+        tokenizer.encode("w3 <pad>")
+    if special:
+        # In text from outside it is no token.
+        assert max(tokenizer.encode("w3 <pad>", split_special_tokens=True)) < 48
+        assert preparation.document_ids(tokenizer, "w3 <pad>") == [3, 0, tokenizer.eos_id]
+
+    # The model is converted and saved with its tokenizer, and read again alike.
+    lm_jax.save_pretrained(tmp_path / "saved", model.cfg, model.params, tokenizer)
+    assert lm_jax.load_pretrained(tmp_path / "saved").tokenizer.embedding_rows == 48
+
+
+def test_other_ids_beyond_the_embedding_are_of_another_model(copy):
+    folder = copy()
+    with_added(65).save(folder)
+    refused(folder, "ids up to 112", "48 rows")
+    many = with_added(1)
+    many.backend.add_tokens([f"x{i}" for i in range(300)])
+    many.save(folder)
+    refused(folder, "ids up to 348", "48 rows")
+    for kind, word in (("bos", "begins"), ("eos", "ends")):
+        dataclasses.replace(with_added(1), **{f"{kind}_id": 48}).save(folder)
+        refused(folder, f"'<pad>', which {word} a text", "48 rows")

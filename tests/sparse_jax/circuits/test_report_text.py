@@ -1,9 +1,10 @@
 """Sentences on the ratios of circuits."""
 
 import itertools
+import types
 
 from lm_jax.statistics import Interval
-from sparse_jax.circuits.report_text import format_count, ratio_sentences
+from sparse_jax.circuits.report_text import format_count, left_out, ratio_sentences
 from sparse_jax.circuits.results import Ratio
 
 MODELS = ("dense", "control", "sparse")
@@ -49,4 +50,14 @@ def test_without_a_sparse_model_all_pairs_are_named():
     ratios = [ratio("dense", "control", "signed", "prompt", 1.0)]
     assert list(ratio_sentences("copy, heads", ratios)) == [
         "copy, heads, dense : control: 1.00 [0.50, 1.50] ranked per prompt."
+    ]
+
+
+def test_what_was_left_out_of_a_task_is_said():
+    whole = types.SimpleNamespace(name="ioi", drawn=20, kept=20, dropped={})
+    partly = types.SimpleNamespace(
+        name="years", drawn=1_141, kept=1_000, dropped={"its year": 122, "seen": 19}
+    )
+    assert left_out(types.SimpleNamespace(tasks=(whole, partly))) == [
+        "years: 1,141 examples drawn and 1,000 kept; left out were 122 x its year, 19 x seen"
     ]

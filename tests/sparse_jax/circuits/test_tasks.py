@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ from lm_jax.errors import BadInputError, UsageError
 from sparse_jax.circuits.ablation import ablated_values
 from sparse_jax.circuits.generators import GENERATORS, Example
 from sparse_jax.circuits.tasks import check_disjoint, load_task, make_task
-from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
+from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer, year_tokenizer
 
 
 @pytest.mark.parametrize("name", sorted(set(GENERATORS) - {"copy_unspaced", "docstring_printed"}))
@@ -72,6 +73,63 @@ def test_numbers_of_one_digit_a_token_are_read_at_two_positions():
         assert digits(continuations.wrong_BA[b]) == set(range(tens))
         assert digits(continuations.second_right_BA[b]) == set(range(units + 1, 10))
         assert digits(continuations.second_wrong_BA[b]) == set(range(units + 1))
+
+
+@pytest.mark.parametrize("fused", [(), ("1700",), [f"{c}00" for c in range(11, 18)]])
+def test_years_fit_whatever_the_prompt_and_a_continuation_would_be_as_one_word(fused):
+    """One year of a century that is a token, such as " 1700", dropped the whole century."""
+    tokenizer = year_tokenizer(fused)
+    task = make_task("greater_than", tokenizer, count=50, seed=0)
+    assert task.manifest.drawn == 50 and not task.manifest.dropped
+    for b, example in enumerate(task.examples):
+        year = int(re.search(r"\d{4}", example.clean)[0][2:])
+        for ids_BA, numbers in (
+            (task.arrays.continuations.right_BA, range(year + 1, 100)),
+            (task.arrays.continuations.wrong_BA, range(year + 1)),
+        ):
+            tokens = [tokenizer.token(i) for i in ids_BA[b] if i >= 0]
+            assert tokens == [f"{number:02d}" for number in numbers]
+        assert (
+            tokenizer.token(task.arrays.clean_BT[b, task.arrays.position_B[b]])[1:]
+            == (example.clean[-2:])
+        )
+
+
+def test_a_year_that_is_one_token_is_left_out_and_counted_by_its_century():
+    whole = [f"{year}" for year in (*range(1150, 1160), *range(1600, 1700), 1701, 1776)]
+    tokenizer = year_tokenizer(whole)
+    task = make_task("greater_than", tokenizer, count=200, seed=0)
+    years = {re.search(r"\d{4}", example.clean)[0] for example in task.examples}
+    assert not years & set(whole) and not any(year.startswith("17") for year in years)
+    assert {year[:2] for year in years} == {"11", "12", "13", "14", "15"}
+    reasons = {reason for reason in task.manifest.dropped if reason != "drawn before"}
+    of_the = "its year, in the {}00s, is not encoded as its century and two digits"
+    # 1776 is a year of a century whose corrupt year is a token as well.
+    assert reasons - {of_the.format(17)} == {
+        *(of_the.format(century) for century in (11, 16)),
+        "the corrupt year 1701 is not encoded as its century and two digits",
+    }
+    assert task.manifest.drawn == 200 + sum(task.manifest.dropped.values())
+    every = year_tokenizer([f"{year}" for year in range(1100, 1800)])
+    with pytest.raises(BadInputError, match=r"0 of 2 examples fit \(.* x its year, in the 1.00s"):
+        make_task("greater_than", every, count=2, seed=0)
+
+
+def test_numbers_of_a_file_are_their_own_tokens_after_the_prompt(tmp_path):
+    tokenizer = year_tokenizer(("1743", "1702"))
+    row = {
+        "clean": "The war lasted from the year 1742 to 17",
+        "corrupt": "The war lasted from the year 1701 to 17",
+        "answers": ["43", "44"],
+        "wrong_answers": ["02"],
+    }
+    continuations = load_task(written(tmp_path, row), tokenizer).arrays.continuations
+    assert [tokenizer.token(i) for i in continuations.right_BA[0]] == ["43", "44"]
+    assert [tokenizer.token(i) for i in continuations.wrong_BA[0]] == ["02"]
+    # A word that would fuse was meant to begin with a space.
+    row |= {"clean": "It is a 1", "corrupt": "It is a 2", "answers": ["7 "], "wrong_answers": ["x"]}
+    with pytest.raises(BadInputError, match="fuses with the end of the prompt"):
+        load_task(written(tmp_path, row), tokenizer)
 
 
 def test_examples_that_do_not_fit_are_dropped_by_reason():
@@ -231,3 +289,15 @@ def test_faulty_files_are_refused(tmp_path):
     (tmp_path / "mine.jsonl").write_bytes(b'{"clean": "\xff"}\n')
     with pytest.raises(BadInputError, match="not UTF-8 at byte 11"):
         load_task(tmp_path / "mine.jsonl", tokenizer)
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
+def test_a_line_of_a_task_may_hold_other_separators(mark, tmp_path):
+    row = ROW | {"clean": ROW["clean"].replace(" and", f"{mark} and")}
+    file = tmp_path / "mine.jsonl"
+    file.write_text(json.dumps(row, ensure_ascii=False) + "\n\n", "utf-8")
+    (example,) = load_task(file, word_tokenizer()).examples
+    assert example.clean == row["clean"]
+    file.write_text(json.dumps(ROW) + "\n" + "[" * 100_000)
+    with pytest.raises(BadInputError, match=r"mine\.jsonl:2: not JSON \(its brackets are nested"):
+        load_task(file, word_tokenizer())

@@ -1,7 +1,10 @@
-"""Tokenizers whose tokens are whole words, numbers of one digit, or numbers of two digits."""
+"""Tokenizers whose tokens are whole words, numbers of one digit, or numbers of two digits.
+
+That of `year_tokenizer` has some whole years besides, as GPT-2's.
+"""
 
 import tokenizers
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import generators
@@ -43,4 +46,18 @@ def word_tokenizer(*, digits=1, without=(), special=()):
             single=f"{' '.join(special)} $A",
             special_tokens=[(each, vocab[each]) for each in special],
         )
+    return Tokenizer(backend)
+
+
+def year_tokenizer(fused=()):
+    """Byte-level BPE that divides " 1742" into " 17" and "42", as GPT-2's, but for some years."""
+    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tens = [("Ġ", "1"), *(("Ġ1", str(digit)) for digit in range(1, 8))]
+    pairs = [(f"{number:02d}"[0], f"{number:02d}"[1]) for number in range(100)]
+    merges = [*tens, *pairs, *((f"Ġ{year[:2]}", year[2:]) for year in fused)]
+    for left, right in merges:
+        vocab.setdefault(left + right, len(vocab))
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     return Tokenizer(backend)
