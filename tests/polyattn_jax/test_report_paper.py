@@ -107,7 +107,7 @@ def test_few_short_prompts_of_a_model_of_the_paper_are_not_judged(finding):
     for caption in ("Needle probe, ours", "Unsafe rows, ours", "Calibration and bound"):
         marks = [text for row in lines(tree, caption) for text in row if text[:1] in "✓≈✗" and text]
         assert marks == []
-    shape = "3 layers of 2 heads (paper: 16 of 32)"
+    shape = "3 layers of 2 heads (paper: 16 of 32), float32 (paper: bfloat16)"
     why = f"{shape}, prompts of 64 tokens (paper: 4,096), 12 prompts (paper: 200)"
     assert f"not comparable: {why}" in text_of(tree)
     assert f"b_auto not comparable: {shape}, b_auto of 64 tokens (paper: 1,024)" in text_of(tree)
