@@ -152,9 +152,8 @@ class TrainedModel:
 
     @functools.cached_property
     def identity(self) -> ModelIdentity:
-        """Digests of its parts; a run and its export are one model."""
-        weights = self.checkpoint_sha256 or self.sha256
-        return identify(self.cfg, self.tokenizer, weights, self.mixer)
+        """Digests of its parts; an export, whose dtype may differ, is another than its run."""
+        return identify(self.cfg, self.tokenizer, self.sha256, self.mixer)
 
     @property
     def prototypes(self) -> PrototypeMixer:

@@ -96,7 +96,7 @@ def test_a_finished_comparison_is_not_that_of_a_model_that_was_changed(folders, 
     write_json(models / "closed" / sparse_model.SPARSE, note)
     with (models / "mc.jsonl").open("a") as file:
         file.write("\n")
-    with pytest.raises(BadInputError, match="config.truthfulqa: content"):
+    with pytest.raises(BadInputError, match=r"config\.truthfulqa: content"):
         command(config, tmp_path / "run")
 
 
