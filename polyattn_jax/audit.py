@@ -37,12 +37,13 @@ from lm_jax.parallel import sharding
 from lm_jax.run import cli, processes
 from lm_jax.run.config import canonical_json, config_hash, from_plain
 from lm_jax.run.files import write_json, write_text
+from lm_jax.run.finished import Inputs, file_inputs, finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
-from lm_jax.run.workdir import Resume, finish_time, mark_finished
+from lm_jax.run.workdir import Resume
 from lm_jax.weights import hub
-from lm_jax.weights.load import resolve
+from lm_jax.weights.load import identities, resolve
 from polyattn_jax import (
     audit_suites,
     bias_tables,
@@ -103,7 +104,7 @@ def fingerprint(audited: AuditedModel, suites: dict[str, Suite]) -> str:
     """Hash of everything that determines the rows: settings, model, suites."""
     identity: dict[str, Any] = {
         "config": canonical_json(audited.config),
-        "model": audited.model.sha256,
+        "model": audited.model.identity.text,
         "suites": {name: suite.sha256 for name, suite in suites.items()},
     }
     if biases := bias_tables.digests(audited.config.with_ablation):
@@ -181,7 +182,7 @@ def _begin(audited: AuditedModel, folder: Path, suites: dict[str, Suite]) -> Non
         collect_provenance(
             seeds={"audit": config.seed},
             dtype=config.dtype,
-            data=hub.identity("model", audited.model.sha256, audited.model.revision)
+            data=hub.identity("model", audited.model.identity.text, audited.model.revision)
             | {n: s.sha256 for n, s in suites.items()},
             tokenizer=audited.tokenizer.sha256,
         ),
@@ -246,7 +247,6 @@ def _conclude(
         write_table(folder / f"{name}.parquet", named, source.provenance)
     write_json(folder / SUMMARY, result)
     write_text(folder / REPORT, page.build(result, rows, by_head))
-    mark_finished(folder)
 
 
 def check_inputs(config: AuditConfig) -> None:
@@ -265,6 +265,24 @@ def check_inputs(config: AuditConfig) -> None:
     multiple_choice.read_questions(config)
 
 
+def inputs(config: AuditConfig) -> Inputs:
+    """The model and the files that an audit, check or search of these settings reads.
+
+    Raises:
+      BadInputError: the model or a file cannot be read.
+    """
+    biases = [recipe.bias for recipe in config.with_ablation.values() if recipe.tabled]
+    return identities({"model": config.model}) | file_inputs(
+        {
+            "config.prompts": config.prompts,
+            "config.text": config.text,
+            "config.truthfulqa": config.truthfulqa,
+            "config.haystack": config.haystack,
+            **{f"biases {name}": str(name) for name in biases},
+        }
+    )
+
+
 def run_in(
     config: ConfigDict | AuditConfig, folder: Path, *, resume: Resume = "auto"
 ) -> AuditSummary:
@@ -278,9 +296,11 @@ def run_in(
     settled = config if isinstance(config, AuditConfig) else from_plain(config, AuditConfig)
     check_inputs(settled)
     with processes.open_shared_workdir(folder, config, resume=resume) as workdir:
-        done = finish_time(workdir)
+        given = inputs(settled)
+        done = finish_time(workdir, given)
         if not done:
             run(load(settled), workdir)
+            processes.on_first(lambda: mark_finished(workdir, given))
         elif processes.is_first():
             print(f"finished {done}")
         return load_result(workdir / SUMMARY, AuditSummary)

@@ -21,6 +21,7 @@ import numpy as np
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run import processes, progress, stop
 from lm_jax.run.files import write_json
+from lm_jax.run.identity import difference
 from lm_jax.run.results import Count, Share, load_result
 from polyattn_jax import calibrate, measure, model_calibration
 from polyattn_jax.audited_model import AuditedModel
@@ -36,7 +37,7 @@ class BiasTable:
 
     Attributes:
       level: what the rule was solved for; all heads of a layer have one bias in "layer".
-      model_sha256: digest of the weights, and `dtype` theirs.
+      model_sha256: of the model (`ModelIdentity.text`), and `dtype` that of its weights.
       budget: share of the softmax mass allowed below minus the bias.
       length: tokens of each text.
       texts: how many there are.
@@ -86,7 +87,7 @@ def read(path: str | Path, audited: AuditedModel) -> np.ndarray:
 
     Raises:
       UsageError: it has another number of layers or heads than the model.
-      BadInputError: it is of other weights.
+      BadInputError: it is of another model.
       CorruptError: it cannot be read.
     """
     cfg, table = audited.model.cfg, load_result(path, BiasTable)
@@ -96,11 +97,10 @@ def read(path: str | Path, audited: AuditedModel) -> np.ndarray:
             f"{path}: the model has {cfg.num_layers} layers of {cfg.num_heads} heads, and biases "
             "another number; name a file of this model"
         )
-    if table.model_sha256 != audited.model.sha256:
+    if change := difference(table.model_sha256, audited.model.identity.text, where=path):
         raise BadInputError(
-            f"{path}: model_sha256 is {table.model_sha256[:12]}, and config.model has weights "
-            f"{audited.model.sha256[:12]}; name a file of this model, or calibrate one by "
-            f"b=auto_{table.level}"
+            f"{path}: model_sha256 is not that of config.model: {change}; name a file of this "
+            f"model, or calibrate one by b=auto_{table.level}"
         )
     return np.array(rows)
 
@@ -147,7 +147,7 @@ def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
     biases, masses = (np.broadcast_to(x, shape).tolist() for x in (solved.bias, solved.mass))
     table = BiasTable(
         level=level,
-        model_sha256=audited.model.sha256,
+        model_sha256=audited.model.identity.text,
         budget=config.budget,
         length=config.calibrated_at,
         texts=len(texts_UT),

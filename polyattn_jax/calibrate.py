@@ -85,7 +85,8 @@ class Calibration:
       step: of the grid that intervals and curve are read off.
       curve: ascending by length.
       budget: share of the mass that was allowed; null where a file does not say.
-      model_sha256: digest of the weights, and `dtype` theirs; empty where not recorded.
+      model_sha256: of the model (`ModelIdentity.text`), and `dtype` that of its weights; empty
+        where not recorded.
     """
 
     bias: float

@@ -38,10 +38,11 @@ from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED, UsageError
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import write_json
+from lm_jax.run.finished import finish_time, mark_finished
 from lm_jax.run.options import option, required
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from lm_jax.weights import hub
 from polyattn_jax import (
     audit,
@@ -184,7 +185,7 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         collect_provenance(
             seeds={"check": config.seed},
             dtype=config.dtype,
-            data=hub.identity("model", audited.model.sha256, audited.model.revision)
+            data=hub.identity("model", audited.model.identity.text, audited.model.revision)
             | {n: s.sha256 for n, s in suites.items()},
             tokenizer=audited.tokenizer.sha256,
         ),
@@ -335,15 +336,16 @@ def main(arguments: cli.Arguments) -> int:
         print(hybrid_report.format_hybrid(tried))
         if tried.best is not None:
             write_json(target, tried.best)
-            print(f"\nSaved to {target}\npolyattn_jax.load_recipe reads it.")
+            print(f"\nSaved to {target}\npolyattn_jax.load_recipe(FILE, model) reads it.")
         return EXIT_FINISHED
     with (
         folder_or_temporary(arguments.workdir) as folder,
         open_workdir(folder, config, resume=arguments.resume) as work,
     ):
-        if not finish_time(work.path):
+        given = audit.inputs(config)
+        if not finish_time(work.path, given):
             write_json(work.path / RESULT, run(audit.load(config), work.path))
-            mark_finished(work.path)
+            mark_finished(work.path, given)
         result = load_result(work.path / RESULT, CheckResult)
     print(check_table.format_result(result))
     return EXIT_CODES[result.verdict]

@@ -22,10 +22,11 @@ import numpy as np
 
 from lm_jax.errors import UsageError
 from lm_jax.run.files import write_json
+from lm_jax.run.finished import finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import Count, Real, load_result
 from lm_jax.run.terminal import format_table
-from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import Resume, open_workdir
 from lm_jax.statistics import Interval
 from lm_jax.weights import hub
 from polyattn_jax import audit, audit_suites, concentration, stages, units
@@ -100,7 +101,7 @@ def run(audited: AuditedModel, folder: Path) -> DiagnosisResult:
         collect_provenance(
             seeds={"diagnosis": config.seed},
             dtype=config.dtype,
-            data=hub.identity("model", audited.model.sha256, audited.model.revision)
+            data=hub.identity("model", audited.model.identity.text, audited.model.revision)
             | {TEXTS: suite.sha256},
             tokenizer=audited.tokenizer.sha256,
         ),
@@ -247,7 +248,8 @@ def diagnose(config: AuditConfig, workdir: Path | None, *, resume: Resume) -> Di
         folder_or_temporary(workdir) as folder,
         open_workdir(folder, settings, resume=resume) as work,
     ):
-        if not finish_time(work.path):
+        given = audit.inputs(config)
+        if not finish_time(work.path, given):
             write_json(work.path / RESULT, run(audit.load(config), work.path))
-            mark_finished(work.path)
+            mark_finished(work.path, given)
         return load_result(work.path / RESULT, DiagnosisResult)

@@ -25,9 +25,10 @@ import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run.files import write_json, write_text
+from lm_jax.run.finished import finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import Resume, open_workdir
 from polyattn_jax import (
     audit,
     audit_suites,
@@ -69,7 +70,7 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
         collect_provenance(
             seeds={"hybrid": config.seed},
             dtype=config.dtype,
-            data={"model": audited.model.sha256} | {n: s.sha256 for n, s in suites.items()},
+            data={"model": audited.model.identity.text} | {n: s.sha256 for n, s in suites.items()},
             tokenizer=audited.tokenizer.sha256,
         ),
     )
@@ -120,7 +121,7 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
         best = HybridRecipe(
             version=1,
             model=config.model,
-            model_sha256=audited.model.sha256,
+            model_sha256=audited.model.identity.text,
             recipe=recipe.spec,
             bias=bias_tables.plain(bias),
             layers=shape[0],
@@ -205,9 +206,10 @@ def find(
         folder_or_temporary(workdir) as folder,
         open_workdir(folder, settings, resume=resume) as work,
     ):
-        if not finish_time(work.path):
+        given = audit.inputs(config)
+        if not finish_time(work.path, given):
             result = run(audit.load(config), work.path, search)
             write_json(work.path / RESULT, result)
             write_text(work.path / REPORT, page.build(result))
-            mark_finished(work.path)
+            mark_finished(work.path, given)
         return load_result(work.path / RESULT, HybridResult)

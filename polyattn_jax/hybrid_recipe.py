@@ -1,7 +1,7 @@
 """A hybrid: a recipe in some heads of one model and softmax in the others, as a file.
 
-    attend = polyattn_jax.load_recipe("heads.json")
-    lm_jax.forward(params, tokens_BT, cfg, attend=attend)
+    attend = polyattn_jax.load_recipe("heads.json", model)
+    lm_jax.forward(model.params, tokens_BT, model.cfg, attend=attend)
 
 `check --hybrid=FILE` finds the heads and writes the file.
 """
@@ -13,8 +13,11 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
+from lm_jax.errors import BadInputError
 from lm_jax.model.attention import Fused, PerLayer
+from lm_jax.run.identity import difference
 from lm_jax.run.results import Count, load_result
+from lm_jax.weights.load import Pretrained
 from polyattn_jax.row_maps import parse_recipe
 from polyattn_jax.substitute import substitute
 
@@ -25,7 +28,8 @@ class HybridRecipe:
 
     Attributes:
       version: of this format.
-      model_sha256: digest of the weights that the heads were found on.
+      model_sha256: of the model that the heads were found on (`ModelIdentity.text`); in a file of
+        an earlier version the digest of its weights.
       recipe: its spec.
       bias: b that it runs with, whatever its spec says, or one by layer and head.
       layers: of the model.
@@ -69,12 +73,36 @@ def replaced_heads(heads_LN: np.ndarray) -> tuple[tuple[int, int], ...]:
     return tuple((int(layer), int(head)) for layer, head in np.argwhere(heads_LN))
 
 
-def load_recipe(path: str | Path) -> PerLayer | Fused:
-    """The attend that runs the hybrid of a file, to be passed to `lm_jax.forward`.
+def check_model(hybrid: HybridRecipe, model: Pretrained, where: str) -> None:
+    """Refuses a model that the heads were not found on.
+
+    Args:
+      hybrid: the heads.
+      model: the one that they are to run in.
+      where: the file or folder that they were read from.
 
     Raises:
+      BadInputError: naming what of the model differs.
+    """
+    if change := difference(hybrid.model_sha256, model.identity.text, where=where):
+        raise BadInputError(
+            f"{where}: the heads were found on {hybrid.model} with {change}; load them with that "
+            "model"
+        )
+
+
+def load_recipe(path: str | Path, model: Pretrained) -> PerLayer | Fused:
+    """The attend that runs the hybrid of a file, to be passed to `lm_jax.forward`.
+
+    Args:
+      path: written by `check --hybrid=FILE`.
+      model: the one that the heads were found on.
+
+    Raises:
+      BadInputError: the heads were found on another model.
       CorruptError: a field is missing, unknown or of another type, or a head is none of the model.
     """
     hybrid = load_result(path, HybridRecipe)
+    check_model(hybrid, model, str(path))
     row_map = parse_recipe(hybrid.recipe).map
     return substitute([row_map], 0, jnp.asarray(hybrid.bias), jnp.asarray(hybrid.heads_LN))

@@ -14,6 +14,7 @@ import numpy as np
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run import processes, progress, stop
 from lm_jax.run.files import write_json
+from lm_jax.run.identity import difference
 from lm_jax.run.results import load_result
 from polyattn_jax import calibrate, measure
 from polyattn_jax.audited_model import AuditedModel
@@ -76,7 +77,7 @@ def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
             resamples=c.resamples,
             seed=c.seed,
         )
-    result = dataclasses.replace(result, model_sha256=audited.model.sha256, dtype=c.dtype)
+    result = dataclasses.replace(result, model_sha256=audited.model.identity.text, dtype=c.dtype)
     processes.on_first(lambda: write_json(path, result))
     return result
 
@@ -89,17 +90,16 @@ def check_source(path: Path, stored: Any, audited: AuditedModel) -> None:
     """
     c = audited.config
     wanted = {
-        "model_sha256": audited.model.sha256,
         "dtype": c.dtype,
         "budget": c.budget,
         "length": c.calibrated_at,
     }
+    remedy = "remove the file to calibrate again, or choose another --workdir"
+    if change := difference(stored.model_sha256, audited.model.identity.text, where=path):
+        raise BadInputError(f"{path} is of another model: {change}; {remedy}")
     for field, value in wanted.items():
         if (held := getattr(stored, field)) != value:
-            raise BadInputError(
-                f"{path}: {field} is {held!r}, and {value!r} in this run; remove the file to "
-                "calibrate again, or choose another --workdir"
-            )
+            raise BadInputError(f"{path}: {field} is {held!r}, and {value!r} in this run; {remedy}")
 
 
 def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ...]]:

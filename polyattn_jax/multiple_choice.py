@@ -98,7 +98,7 @@ def open_scores(audited: AuditedModel, condition: Condition, folder: Path) -> Ro
         "kernels": audited.fused,
     }
     return multiple_choice.open_cache(
-        folder / SCORES, model=audited.model.sha256, settings=settings
+        folder / SCORES, model=audited.model.identity.text, settings=settings
     )
 
 

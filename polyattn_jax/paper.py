@@ -24,6 +24,9 @@ NEEDLE_LENGTH = 1500
 CALIBRATION_LENGTH = 1024
 LITERARY_SOFTMAX = (74.5, 79.0)  # of its four models, in percent (caption of Table 2)
 
+# What is said of a model that has the name of one of the four.
+UNVERIFIED = "of this name, weights not verified"
+
 _BIAS = "the active count of Table 11 is below that at b = 0, so its bias was not b_auto"
 _DEAD = "Tables 10 and 11 print the same dead share for both biases"
 
@@ -65,7 +68,10 @@ class PaperInterval:
 
 @dataclasses.dataclass(frozen=True)
 class PaperModel:
-    """What the paper reports of one model; `needle` and `literary` are Tables 3 and 2 by recipe."""
+    """What the paper reports of one model; `needle` and `literary` are Tables 3 and 2 by recipe.
+
+    `digests` are those of its weights that are known (`Pretrained.sha256`). The paper prints none.
+    """
 
     name: str
     pattern: str
@@ -77,6 +83,7 @@ class PaperModel:
     bound: PaperInterval
     needle: Mapping[str, float]
     literary: Mapping[str, float]
+    digests: tuple[str, ...] = ()
 
     def prevalence_at(self, suite: str, bias_kind: str, length: int) -> Prevalence | None:
         """The row of a suite and bias whose prompts are nearest to `length`, if there is one."""
@@ -91,17 +98,22 @@ class PaperModel:
 
 
 def match(model: str) -> PaperModel | None:
-    """The paper's model whose weights `model` names: a folder, a hub name or a file."""
-    return next((m for m in MODELS if re.search(m.pattern, model, re.IGNORECASE)), None)
+    """The paper's model of this name: that of a folder, or of a repository of the hub.
+
+    The whole name must be that of the paper's model: what is added names other weights (fine-tuned,
+    quantised, another file type or revision). The name alone does not verify the weights.
+    """
+    parts = re.split(r"[/\\]", model.rstrip("/\\"))
+    name = parts[-1]
+    if len(parts) > 2 and parts[-2] == "snapshots":
+        name = parts[-3].rpartition("--")[2]
+    return next((m for m in MODELS if re.fullmatch(m.pattern, name, re.IGNORECASE)), None)
 
 
 def nearest(family: str | None) -> PaperModel | None:
     """The paper's model of the same architecture family (`DecoderConfig.family`), if any."""
     return next((m for m in MODELS if family in m.families), None)
 
-
-# Not followed by what marks other weights.
-_END = r"(?![\w.]|[-_ ]?(instruct|chat|it\b|base|deduped|v\d))"
 
 # suite: rows (thousands), unsafe % at p = 2, median rho, A, S_2, dead %, then p = 4 and p = 8
 _TABLE_10 = {
@@ -210,7 +222,7 @@ def _model(
     *agree, negative, positive = _TABLE_8[key]
     return PaperModel(
         name=name,
-        pattern=pattern + _END,
+        pattern=pattern,
         families=families,
         layers=shape[0],
         heads=shape[1],

@@ -42,10 +42,11 @@ from lm_jax.run.files import (
     write_manifest,
     write_text,
 )
+from lm_jax.run.finished import is_finished
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import CONFIG_FILE, finish_time
+from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.exports import export_held_out
 from lm_jax.text.preparation import open_prepared
 from lm_jax.weights import card as cards
@@ -96,7 +97,7 @@ def export(
     if is_exported(run):
         raise BadInputError(f"{run} is an exported model already; copy it, or name its run")
     # A run that was extended keeps the summary of its earlier end.
-    if finish_time(run) is None:
+    if not is_finished(run):
         raise BadInputError(f"{run} has not ended; start the run again, so that it ends")
     whole = load_result(run / SUMMARY, PretrainSummary)
     (own,) = (each for each in whole.seeds if each.seed == model.seed)

@@ -41,9 +41,10 @@ from lm_jax.parallel import sharding
 from lm_jax.run import cli, processes
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import write_json, write_text
+from lm_jax.run.finished import file_inputs, finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import Resume, finish_time, mark_finished
+from lm_jax.run.workdir import Resume
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import SplitSize, prepare_on_first
 from lm_jax.train import optim
@@ -236,7 +237,6 @@ def run(config: PretrainConfig, folder: Path) -> PretrainSummary:
 def _conclude(folder: Path, config: PretrainConfig, summary: PretrainSummary) -> None:
     write_json(folder / SUMMARY, summary)
     write_text(folder / cards.CARD, card(config, summary))
-    mark_finished(folder)
 
 
 def card(
@@ -337,9 +337,11 @@ def run_in(
             prepare_on_first(data, settled.corpus)
             at = os.path.relpath(data, workdir)
             processes.on_first(lambda: link.symlink_to(at, target_is_directory=True))
-        done = finish_time(workdir)
+        given = file_inputs({"config.corpus": settled.corpus.source})
+        done = finish_time(workdir, given)
         if not done:
             run(settled, workdir)
+            processes.on_first(lambda: mark_finished(workdir, given))
         summary = load_result(workdir / SUMMARY, PretrainSummary)
     if processes.is_first():
         print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")

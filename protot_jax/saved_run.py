@@ -25,6 +25,7 @@ from lm_jax.model.mixers import Mixer
 from lm_jax.parallel import sharding
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import file_digest, read_json
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.examples import Examples, Mode
 from lm_jax.text.preparation import Prepared, prepare_on_first
@@ -32,6 +33,7 @@ from lm_jax.text.splits import SPLITS
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import END_OF_TEXT
 from lm_jax.train.objective import MakeBatch, PackedBatch, next_token_batch
+from lm_jax.weights.identity import identify
 from protot_jax import models
 from protot_jax.config import PretrainConfig
 from protot_jax.exported import FORMAT, is_exported, read_manifest, read_weights
@@ -147,6 +149,11 @@ class TrainedModel:
         if isinstance(self.mixer, PrototypeMixer):
             model += f" with {self.mixer.num_prototypes} prototypes a layer"
         return f"TrainedModel({model}: {self.cfg.sizes}; seed {self.seed}, step {self.step:,})"
+
+    @functools.cached_property
+    def identity(self) -> ModelIdentity:
+        """Digests of its parts; an export, whose dtype may differ, is another than its run."""
+        return identify(self.cfg, self.tokenizer, self.sha256, self.mixer)
 
     @property
     def prototypes(self) -> PrototypeMixer:

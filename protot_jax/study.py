@@ -34,11 +34,12 @@ from lm_jax.errors import DivergedError, UsageError, nearest
 from lm_jax.run import cli, terminal
 from lm_jax.run.config import config_hash, from_plain
 from lm_jax.run.files import write_json
+from lm_jax.run.finished import is_finished
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
-from lm_jax.run.workdir import Resume, config_changes, finish_time, list_changes, open_workdir
+from lm_jax.run.workdir import Resume, config_changes, list_changes, open_workdir
 from lm_jax.text.splits import SPLITS as TEXT_SPLITS
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.metrics import EVALUATIONS, METRICS
@@ -176,7 +177,7 @@ def _train(variant: str, settled: PretrainConfig, folder: Path, data: Path, resu
 
 def _check_stored(settled: PretrainConfig, folder: Path) -> None:
     """Refuses a run that this study would not have trained; it may have other seeds."""
-    if not finish_time(folder) and not (folder / DIVERGED).is_file():
+    if not is_finished(folder) and not (folder / DIVERGED).is_file():
         return
     if changes := config_changes(folder, settled, (*MAY_CHANGE, "seeds")):
         raise UsageError(
@@ -191,7 +192,7 @@ def _stored(config: StudyConfig, folder: Path) -> tuple[list[SeedRow], list[Dive
     lost: list[DivergedRun] = []
     for variant in config.variants:
         for place, settled in each_run(config, variant):
-            if finish_time(folder / place):
+            if is_finished(folder / place):
                 own = list(_rows(variant.name, settled, folder / place))
                 rows += own
                 mean = statistics.mean(row.validation_perplexity for row in own) if own else 0.0

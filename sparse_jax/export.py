@@ -102,12 +102,15 @@ def export(
         "tokens trained on": result.tokens_seen,
     }
 
+    # The adapters lie over the base, whose tokenizer and configuration the merged model has.
+    base = whole.identity.text
+
     def write() -> None:
         # A killed export may have left part of it.
         for part in (EXPORTED, PEFT):
             shutil.rmtree(folder / part, ignore_errors=True)
         if kept is not None:
-            save_adapters(folder / ADAPTER_FILE, kept, config.adapters, base_sha256=whole.sha256)
+            save_adapters(folder / ADAPTER_FILE, kept, config.adapters, base_sha256=base)
             save_peft(folder / PEFT, whole, kept, config.adapters)
         write_json(folder / PATTERNS, texts)
         sparse_model.save(folder / EXPORTED, whole, merged.gates, card)

@@ -26,9 +26,10 @@ from lm_jax.model.attention import PerLayer
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward
 from lm_jax.run.files import read_json, write_bytes, write_json
+from lm_jax.run.identity import ModelIdentity, difference
 from lm_jax.weights import card as cards
-from lm_jax.weights.load import Pretrained, load_pretrained
-from lm_jax.weights.safetensors import SINGLE
+from lm_jax.weights.identity import config_digest
+from lm_jax.weights.load import OpenedModel, Pretrained, load_pretrained, open_pretrained
 from lm_jax.weights.save import save_pretrained
 from sparse_jax.attend import by_kernels, gated
 from sparse_jax.open_edges import open_edges
@@ -95,6 +96,11 @@ class SparseModel:
     @property
     def params(self) -> dict[str, Any]:
         return self.base.params
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """The identity of the model with its gates."""
+        return _identity(self.base, self.gates)
 
     def with_params(self, params: Any) -> "SparseModel":
         """The same model with other weights, such as an argument of a compiled function."""
@@ -165,10 +171,12 @@ def save(
     folder = Path(folder)
     save_pretrained(folder, model.cfg, model.params, model.tokenizer)
     write_bytes(folder / cards.CARD, card(model.cfg.family, gates, numbers).encode())
-    stored = dataclasses.replace(model, files=(folder / SINGLE,))
+    # Of the files, as they will be read.
+    identity = open_pretrained(folder).identity
     note = {
         "format": _FORMAT,
-        "weights_sha256": stored.sha256,
+        "weights_sha256": identity.weights,
+        "identity": identity.text,
         "family": model.cfg.family,
         "gate_bias": gates.bias_LN.tolist(),
         "raw_gate": gates.raw_gate,
@@ -213,12 +221,27 @@ def load(
             f"{shape}, but the weights in its folder to {base.cfg.family} with {wanted}; "
             "copy the whole folder"
         )
-    if note["weights_sha256"] != base.sha256:
+    recorded = note.get("identity", note["weights_sha256"])
+    if change := difference(recorded, base.identity.text, where=file):
         raise CorruptError(
-            f"{folder}: the weights are not those that {SPARSE} was written for; copy the whole "
-            "folder"
+            f"{folder}: the model is not the one that {SPARSE} was written for ({change}); copy "
+            "the whole folder"
         )
     return SparseModel(base, gates, note["numbers"])
+
+
+def open_identity(folder: str | Path) -> ModelIdentity:
+    """The identity of a sparse model, without loading its weights.
+
+    Raises:
+      BadInputError, CorruptError: as `load`.
+    """
+    return _identity(open_pretrained(folder), _gates(read_note(folder)))
+
+
+def _identity(base: Pretrained | OpenedModel, gates: Gates) -> ModelIdentity:
+    settings = [gates.bias_LN.tolist(), gates.raw_gate, gates.renormalise]
+    return dataclasses.replace(base.identity, config=config_digest(base.cfg, settings))
 
 
 def _gates(note: Mapping[str, Any]) -> Gates:

@@ -39,11 +39,12 @@ from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import in_mode
 from lm_jax.run.files import to_jsonable, write_json, write_text
+from lm_jax.run.finished import Inputs, file_inputs, finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result, parse_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from lm_jax.weights import hub
-from lm_jax.weights.load import Pretrained, load_pretrained
+from lm_jax.weights.load import Pretrained, identities, load_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.model import SparseModel
 from sparse_jax.results import ChoiceSummary
@@ -107,6 +108,20 @@ def experiment(mode: str, **settings: Any) -> ConfigDict:
     return in_mode(mode, MultipleChoiceConfig(**settings), {"smoke": smoke}, of="multiple choice")
 
 
+def inputs(config: MultipleChoiceConfig) -> Inputs:
+    """The models by name and the file of questions, without loading weights.
+
+    Raises:
+      BadInputError, CorruptError: a model cannot be read.
+    """
+    dense = {DENSE: config.dense, **{name: name for name in config.controls}}
+    return {
+        **identities(dense),
+        **identities({name: name for name in config.sparse}, sparse_model.open_identity),
+        **file_inputs({"config.truthfulqa": config.truthfulqa}),
+    }
+
+
 def run(config: MultipleChoiceConfig, folder: Path) -> ChoiceSummary:
     """Scores the choices that have no score yet in an open work folder; returns the summary."""
     for path in config.sparse:
@@ -119,9 +134,9 @@ def run(config: MultipleChoiceConfig, folder: Path) -> ChoiceSummary:
     dense = {name: load_pretrained(source, dtype=dtype) for name, source in named.items()}
     sparse = {path: sparse_model.load(path, dtype=dtype) for path in config.sparse}
     models: dict[str, Pretrained | SparseModel] = {**dense, **sparse}
-    digests = {name: _base(each).sha256 for name, each in models.items()}
+    identities = {name: each.identity.text for name, each in models.items()}
     weights = [
-        hub.identity(name, digests[name], _base(each).revision) for name, each in models.items()
+        hub.identity(name, identities[name], _base(each).revision) for name, each in models.items()
     ]
     data = dict(collections.ChainMap(*weights))
     origin = collect_provenance(seeds={}, dtype=config.dtype, data=data)
@@ -136,6 +151,7 @@ def run(config: MultipleChoiceConfig, folder: Path) -> ChoiceSummary:
         )
     edges = {path: each.numbers.get("open edges", "not recorded") for path, each in sparse.items()}
     device = jax.devices()[0].device_kind
+    digests = {name: _base(each).sha256 for name, each in models.items()}
     tree = {"models": digests, "edges": edges, "device": device, **comparison}
     summary = parse_result(tree, ChoiceSummary)
     write_json(folder / SUMMARY, summary)
@@ -161,10 +177,6 @@ def scorer(
         raise BadInputError(
             f"the model {name} has no tokenizer; put its tokenizer.json beside the weights"
         )
-    if isinstance(model, SparseModel):
-        gates = model.gates
-        settings |= {"gate_bias": gates.bias_LN.tolist(), "raw_gate": gates.raw_gate}
-        settings |= {"renormalise": gates.renormalise}
     logits = jax.jit(functools.partial(_logits, model))
     return Scorer(
         logits=functools.partial(logits, base.params),
@@ -172,7 +184,7 @@ def scorer(
         max_length=base.cfg.max_length,
         batch_tokens=config.batch_tokens,
         cache=stack.enter_context(
-            multiple_choice.open_cache(scores, model=base.sha256, settings=settings)
+            multiple_choice.open_cache(scores, model=model.identity.text, settings=settings)
         ),
     )
 
@@ -263,10 +275,11 @@ def main(arguments: cli.Arguments) -> None:
     config = cast(ConfigDict, arguments.config)
     frozen = from_plain(config, MultipleChoiceConfig)
     with open_workdir(arguments.folder, config, resume=arguments.resume) as work:
-        done = finish_time(work.path)
+        given = inputs(frozen)
+        done = finish_time(work.path, given)
         if not done:
             run(frozen, work.path)
-            mark_finished(work.path)
+            mark_finished(work.path, given)
         summary = load_result(work.path / SUMMARY, ChoiceSummary)
         table_text = multiple_choice.table(to_jsonable(summary))
         print(*[f"finished {done}"] * bool(done), table_text, sep="\n")

@@ -48,9 +48,9 @@ from lm_jax.model.params import ParamTree
 from lm_jax.run import cli, processes
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import to_jsonable, write_json, write_text
+from lm_jax.run.finished import Inputs, file_inputs, finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished
 from lm_jax.statistics import Interval
 from lm_jax.text.preparation import SplitSize
 from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
@@ -58,7 +58,7 @@ from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.weights import hub
-from lm_jax.weights.load import Pretrained
+from lm_jax.weights.load import Pretrained, identities
 from sparse_jax import export, patterns
 from sparse_jax import report as report_page
 from sparse_jax.config import PosttrainConfig
@@ -140,7 +140,7 @@ def train_once(task: Task, folder: Path, objective: Sparsifying, seed: int) -> T
         seed=seed,
         mesh=task.mesh,
         frozen=task.base.params if needs_dense else (),
-        base_sha256=task.base.sha256,
+        base_sha256=task.base.identity.text,
         policy=CheckpointPolicy(
             save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
         ),
@@ -299,6 +299,12 @@ def edge_metrics(params: ParamTree, step: int, result: Evaluation) -> dict[str, 
     }
 
 
+def inputs(config: PosttrainConfig) -> Inputs:
+    """The model and the text of a post-training, without loading weights."""
+    text = file_inputs({"config.corpus": config.corpus.source})
+    return identities({"model": config.model}) | text
+
+
 def run(
     config: PosttrainConfig, folder: Path, *, force: bool = False, controls: Path | None = None
 ) -> PosttrainSummary:
@@ -311,12 +317,13 @@ def run(
       controls: work folder of another post-training of the same model on the same text and seeds,
         whose controls serve in place of its own.
     """
+    given = inputs(config)
     task = open_task(config, folder, force=force)
     manifest = task.prepared.manifest
     origin = collect_provenance(
         seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
         dtype=config.dtype,
-        data=hub.identity("model", task.base.sha256, task.base.revision)
+        data=hub.identity("model", task.base.identity.text, task.base.revision)
         | {"documents": manifest["documents_sha256"]}
         | dict(manifest["sources"]),
         tokenizer=manifest["tokenizer_sha256"],
@@ -367,7 +374,12 @@ def run(
         controls=tuple(trained_controls),
         device=jax.devices()[0].device_kind,
     )
-    processes.on_first(lambda: _conclude(config, folder, summary, controls or folder))
+
+    def conclude() -> None:
+        _conclude(config, folder, summary, controls or folder)
+        mark_finished(folder, given)
+
+    processes.on_first(conclude)
     return summary
 
 
@@ -386,7 +398,6 @@ def _conclude(
     origin = to_jsonable(read_provenance(folder))
     page = report_page.build(config, summary, results, provenance=origin)
     write_text(folder / REPORT, page)
-    mark_finished(folder)
 
 
 def main(arguments: cli.Arguments) -> None:
@@ -399,7 +410,7 @@ def main(arguments: cli.Arguments) -> None:
     )
     with opened as folder:
         # With force, a finished folder is checked again: its weights may have been replaced.
-        done = None if force else finish_time(folder)
+        done = None if force else finish_time(folder, inputs(frozen))
         if not done:
             run(frozen, folder, force=force)
         summary = load_result(folder / SUMMARY, PosttrainSummary)

@@ -50,7 +50,7 @@ class DenseResult:
     """Loss of the dense model on the validation windows: `dense.json`.
 
     Attributes:
-      base_sha256: of its weights.
+      base_sha256: which model (`ModelIdentity.text`).
       validation: fingerprint of the windows.
       dtype: of the computation.
       loss: in nats per token.

@@ -11,10 +11,13 @@ from lm_jax.errors import UsageError
 from lm_jax.run import processes
 from lm_jax.run.config import config_difference, to_plain
 from lm_jax.run.files import storage_error, write_json
+from lm_jax.run.identity import is_same
 from lm_jax.run.results import load_result
 from sparse_jax.results import RunIdentity
 
 RUN = "run.json"
+# The setting that identifies a model (`lm_jax.run.identity`).
+BASE = "base_sha256"
 
 
 def claim_folder(
@@ -49,7 +52,8 @@ def _claim(folder: Path, identity: RunIdentity, result: str, force: bool) -> boo
     file = folder / RUN
     if folder.exists() and any(folder.iterdir()):
         stored = load_result(file, RunIdentity) if file.exists() else RunIdentity({}, {})
-        if changes := config_difference(stored.trained, identity.trained):
+        before = _with_known_base(stored.trained, identity, file)
+        if changes := config_difference(before, identity.trained):
             if not force:
                 raise UsageError(
                     f"{folder} holds a run with {', '.join(changes[:5])}; choose another "
@@ -64,6 +68,16 @@ def _claim(folder: Path, identity: RunIdentity, result: str, force: bool) -> boo
         raise storage_error(folder, error) from error
     write_json(file, identity)
     return (folder / result).exists()
+
+
+def _with_known_base(
+    stored: Mapping[str, Any], identity: RunIdentity, file: Path
+) -> Mapping[str, Any]:
+    """What was stored, with the base as it is called now if it is the same one."""
+    before, now = stored.get(BASE), identity.trained.get(BASE)
+    if before and now and is_same(before, now, where=file):
+        return {**stored, BASE: now}
+    return stored
 
 
 def _set_aside(folder: Path, changes: list[str]) -> None:

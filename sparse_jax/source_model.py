@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights.load import load_pretrained
+from lm_jax.weights.load import load_pretrained, open_pretrained
 from lm_jax.weights.runs import read_run
 from sparse_jax import model as sparse_model
 from sparse_jax.circuits.runs import CircuitModel
@@ -19,15 +20,17 @@ _MODEL = "model"
 
 @dataclasses.dataclass(frozen=True)
 class SourceModel:
-    """A model with MLPs and a tokenizer, with the digest of its weights.
+    """A model with MLPs and a tokenizer, and which one it is.
 
-    `revision` is the commit of a snapshot of the Hugging Face hub, None for any other source.
+    `sha256` is the digest of its weights; `revision` is the commit of a snapshot of the Hugging
+    Face hub, None for any other source.
     """
 
     name: str
     model: CircuitModel
     tokenizer: Tokenizer
     sha256: str
+    identity: ModelIdentity
     revision: str | None = None
 
     @classmethod
@@ -48,24 +51,42 @@ class SourceModel:
         """
         if not source:
             raise UsageError("config.model is empty; name a folder or a model of the manifest")
-        folder, revision = Path(source), None
-        if (folder / _MODEL / "config.json").is_file():
-            folder = folder / _MODEL
+        folder, revision = _folder(source), None
         if (folder / sparse_model.SPARSE).is_file():
             loaded = sparse_model.load(folder, dtype=jnp.dtype(dtype), mesh=mesh)
-            model, base = CircuitModel.of(loaded), loaded.base
+            model, base, identity = CircuitModel.of(loaded), loaded.base, loaded.identity
         elif base := read_run(folder, mesh):
-            model = CircuitModel.of(base)
+            model, identity = CircuitModel.of(base), base.identity
             params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), model.params)
             model = dataclasses.replace(model, params=params)
         else:
             named = folder if folder.exists() else source
             base = load_pretrained(named, dtype=jnp.dtype(dtype), mesh=mesh)
-            model, revision = CircuitModel.of(base), base.revision
+            model, identity, revision = CircuitModel.of(base), base.identity, base.revision
         if base.tokenizer is None:
             raise BadInputError(
                 f"model {source!r} has no tokenizer; put its tokenizer.json beside the weights"
             )
         if not base.cfg.mlp_size:
             raise BadInputError(f"model {source!r} has no MLPs that a transcoder could stand for")
-        return cls(source, model, base.tokenizer, base.sha256, revision)
+        return cls(source, model, base.tokenizer, base.sha256, identity, revision)
+
+
+def open_identity(source: str | Path) -> ModelIdentity:
+    """The identity of a model that `SourceModel.load` reads; of a run the weights are loaded.
+
+    Raises:
+      BadInputError, CorruptError: as `SourceModel.load`.
+    """
+    folder = _folder(source)
+    if (folder / sparse_model.SPARSE).is_file():
+        return sparse_model.open_identity(folder)
+    if run := read_run(folder):
+        return run.identity
+    return open_pretrained(folder if folder.exists() else source).identity
+
+
+def _folder(source: str | Path) -> Path:
+    """The folder of a model, where `source` is the work folder of a training that exported one."""
+    folder = Path(source)
+    return folder / _MODEL if (folder / _MODEL / "config.json").is_file() else folder

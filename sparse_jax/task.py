@@ -21,6 +21,7 @@ from lm_jax.parallel import sharding
 from lm_jax.run import processes
 from lm_jax.run.config import config_difference, to_plain
 from lm_jax.run.files import write_json
+from lm_jax.run.identity import difference
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import Prepared, prepare_on_first
@@ -124,14 +125,14 @@ def dense_loss(task: Task) -> DenseResult:
     """The dense model's loss on the validation windows, from `dense.json` if it is there.
 
     Raises:
-      BadInputError: the file belongs to other weights.
+      BadInputError: the file belongs to another model.
       UsageError: the file belongs to other windows or another dtype.
       CorruptError: the file is damaged.
       StoppedError: a stop was requested while the model was evaluated.
     """
     file = task.folder / DENSE
     identity = {
-        "base_sha256": task.base.sha256,
+        "base_sha256": task.base.identity.text,
         "validation": task.validation.fingerprint,
         "dtype": task.config.dtype,
     }
@@ -150,15 +151,16 @@ def _is_stored(file: Path, identity: dict[str, str], task: Task) -> bool:
     if not file.exists():
         return False
     stored = load_result(file, DenseResult)
-    changes = config_difference({name: getattr(stored, name) for name in identity}, identity)
-    if not changes or task.force:
-        return not changes
+    other = difference(stored.base_sha256, identity["base_sha256"], where=file)
+    others = {name: value for name, value in identity.items() if name != "base_sha256"}
+    changes = config_difference({name: getattr(stored, name) for name in others}, others)
+    if not (other or changes) or task.force:
+        return not (other or changes)
     remedy = "choose another --workdir, or begin again with --resume=force"
-    if stored.base_sha256 != identity["base_sha256"]:
+    if other:
         raise BadInputError(
-            f"{task.config.model} has weights of sha256 {identity['base_sha256'][:12]}, and the "
-            f"runs in {file.parent} began with {stored.base_sha256[:12]}; put those "
-            f"back, {remedy}"
+            f"the runs in {file.parent} began with another model than {task.config.model}, with "
+            f"{other}; put that back, {remedy}"
         )
     raise UsageError(f"{file} is of {', '.join(changes)}; {remedy}")
 
@@ -207,13 +209,13 @@ def claim_run(task: Task, folder: Path, *, seed: int, target: float | None, resu
     """Binds the folder of one run (`claim_folder`); `target` is None for the control."""
     config = to_plain(task.config)
     shown = {name: config.pop(name) for name in _REPORT_FIELDS}
-    # The digest of the weights stands for the model, wherever its folder is.
+    # The identity stands for the model, wherever its folder is.
     for name in (*_CHOOSE_RUNS, *MAY_CHANGE, "model"):
         config.pop(name)
     trained = {
         "seed": seed,
         "target": target,
-        "base_sha256": task.base.sha256,
+        "base_sha256": task.base.identity.text,
         "data": task.batches(seed).fingerprint,
         "validation": task.validation.fingerprint,
     }

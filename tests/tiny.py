@@ -1,6 +1,8 @@
 """The decoder that tests train and decode with: two layers of width 16."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -42,3 +44,8 @@ def decoder(**changes: Any) -> lm_jax.DecoderConfig:
 GROUPED = decoder(
     num_heads=4, num_kv_heads=2, head_dim=6, hidden_size=20, mlp_size=28, max_length=32
 )
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Replaces fields of a JSON file, such as a model's config.json."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))

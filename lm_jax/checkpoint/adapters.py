@@ -13,6 +13,7 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.lora import LoraConfig
 from lm_jax.model.params import ParamTree
 from lm_jax.run.files import write_bytes
+from lm_jax.run.identity import difference
 
 ADAPTER_FILE = "adapter.safetensors"
 _FORMAT = "lm_jax.lora 1"
@@ -25,7 +26,13 @@ def save_adapters(
     *,
     base_sha256: str,
 ) -> None:
-    """Writes adapters as safetensors, with their settings and the digest of their base.
+    """Writes adapters as safetensors, with their settings and their base.
+
+    Args:
+      path: the file.
+      adapters: parameters of the adapters.
+      settings: of the adapters.
+      base_sha256: the base, as `Pretrained.identity.text`.
 
     Raises:
       StorageError: the file cannot be written; an earlier one is unchanged.
@@ -47,7 +54,7 @@ def save_adapters(
 def load_adapters(
     path: str | os.PathLike[str], *, base_sha256: str
 ) -> tuple[dict[str, Any], LoraConfig]:
-    """Reads adapters that were trained on the base of this digest (`Pretrained.sha256`).
+    """Reads adapters that were trained on this base (`Pretrained.identity.text`, or its digest).
 
     Raises:
       BadInputError: it is no adapter, or one of another base.
@@ -68,10 +75,9 @@ def load_adapters(
         ) from error
     if metadata.get("format") != _FORMAT:
         raise BadInputError(f"{path} is no adapter of lm_jax; name the {ADAPTER_FILE} of a run")
-    if metadata["base_sha256"] != base_sha256:
+    if change := difference(metadata["base_sha256"], base_sha256, where=path):
         raise BadInputError(
-            f"{path} was trained on the base {metadata['base_sha256'][:12]}, not "
-            f"{base_sha256[:12]}; load it over the weights it was trained on"
+            f"{path} was trained on a base with {change}; load it over the model it was trained on"
         )
     settings = json.loads(metadata["settings"])
     settings["targets"] = tuple(settings["targets"])

@@ -33,6 +33,7 @@ from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.run import processes
 from lm_jax.run.config import config_difference, config_hash
+from lm_jax.run.identity import difference
 
 FOLDER = "checkpoints"
 _NAME = re.compile(r"step_(\d{6,})")
@@ -50,9 +51,9 @@ class Identity:
     """The settings, data and base weights that a checkpoint belongs to.
 
     `config` holds the plain settings that decide the numbers (model, optimizer, seed),
-    `fingerprint` stands for the data, and `base_sha256` for the weights that adapters lie over or
-    that training began with: another one is refused. Another `mesh` or another version of a package
-    is allowed and printed.
+    `fingerprint` stands for the data, and `base_sha256` for the model that adapters lie over or
+    that training began with (`ModelIdentity.text`): another one is refused. Another
+    `mesh` or another version of a package is allowed and printed.
     """
 
     config: Mapping[str, Any]
@@ -241,11 +242,10 @@ def load_params(folder: str | os.PathLike[str], step: int, target: Any) -> dict[
 
 def _check_identity(path: Path, stored: Mapping[str, Any], identity: Identity) -> None:
     before, now = stored.get("base_sha256"), identity.base_sha256
-    if before != now:
-        had, has = (digest[:12] if digest else "none" for digest in (before, now))
+    if change := difference(before or "", now or "", where=path):
         raise BadInputError(
-            f"{path} was trained over base weights of sha256 {had}, and these are {has}; put those "
-            "weights back, or choose another --workdir"
+            f"{path} was trained over a base model with {change}; put that model back, or choose "
+            "another --workdir"
         )
     problems = config_difference(stored["config"], identity.config)
     remedy = "go back to those settings, or choose another --workdir"

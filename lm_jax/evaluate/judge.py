@@ -31,6 +31,7 @@ from lm_jax.evaluate.framing import frame, stop_ids
 from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS, RUBRIC, SCORES, MarkedText, prompt
 from lm_jax.model.decode import Sampling, generate
 from lm_jax.run import stop as stop_flag
+from lm_jax.run.finished import file_inputs
 from lm_jax.run.results import Count
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import load_pretrained, open_pretrained
@@ -227,6 +228,14 @@ def check_judge(name: str) -> None:
         raise UsageError(f"judge = {name!r} is unknown{nearest(kind + colon, KINDS)}")
 
 
+def judge_inputs(name: str) -> dict[str, str]:
+    """What decides the answers of a judge besides its name: a model, or a file of answers."""
+    kind, _, place = name.partition(":")
+    if kind == "local":
+        return {f"judge {name}": open_pretrained(place).identity.chat_text}
+    return file_inputs({f"judge {name}": place}) if kind == "cached" else {}
+
+
 def cached(
     file: str | os.PathLike[str], *, answers: str | os.PathLike[str] | None = None
 ) -> PromptedJudge:
@@ -265,7 +274,7 @@ def local(
 
     A chat model is prompted in its own template. A base model continues the prompt, and its answer
     ends with the first "}", because it does not stop by itself. A prompt whose answer by the same
-    weights is in `answers` is not asked again.
+    model is in `answers` is not asked again.
 
     The model must be large enough to follow the requested format: no answer of SmolLM2-135M could
     be read.
@@ -274,7 +283,7 @@ def local(
     how = "" if sampling == GREEDY else f", {sampling}"
     if max_new_tokens != MAX_NEW_TOKENS:
         how += f", {max_new_tokens} tokens"
-    name = f"local:{Path(source).name} ({model.sha256[:12]}{how})"
+    name = f"local:{Path(source).name} ({model.identity.digest[:12]}{how})"
     stored = None if answers is None else Answers(answers)
     tokenizer = _with_tokenizer(source, model.tokenizer)
 

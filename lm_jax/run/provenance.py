@@ -67,7 +67,7 @@ class RunStart:
       device: None where JAX was not loaded.
       dtype: of the computation.
       seeds: every random seed, by the name of what uses it.
-      data: sha256 of every data and weight file or set, by name.
+      data: sha256 of every data file or set, and `ModelIdentity.text` of every model, by name.
       tokenizer: sha256 of the tokenizer file.
     """
 

@@ -7,7 +7,7 @@ another config is refused. The files of a run:
     config.json       the settings, written first
     provenance.json   code, packages, device, seeds and hashes; one entry more for every restart
     log.txt           everything logged, and the tracebacks of errors; log.<n>.txt of process n
-    finished.json     written after everything else
+    finished.json     written after everything else (`finished`)
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -252,14 +252,3 @@ def logging_to(path: Path) -> Iterator[None]:
             other.setLevel(own)
         root.removeHandler(handler)
         handler.close()
-
-
-def mark_finished(folder: Path) -> None:
-    """Writes the marker of a finished run; call it when every other file is written."""
-    write_json(folder / FINISHED_FILE, {"finished": utc_now()})
-
-
-def finish_time(folder: str | os.PathLike[str]) -> str | None:
-    """Returns when (ISO 8601, UTC) the run in `folder` finished, or None if it has not."""
-    path = Path(folder) / FINISHED_FILE
-    return read_json(path)["finished"] if path.exists() else None

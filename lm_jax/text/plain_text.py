@@ -34,7 +34,7 @@ def encode_around(tokenizer: Tokenizer, around: Sequence[str], plain: str) -> li
       plain: text from outside.
 
     Raises:
-      BadInputError: for a lone surrogate.
+      BadInputError: for a lone surrogate, or a token without a row in the model's embedding.
     """
     text = plain.join(around)
     encoding = tokenizer.encoding(text, add_special_tokens=False)
@@ -48,7 +48,9 @@ def encode_around(tokenizer: Tokenizer, around: Sequence[str], plain: str) -> li
     names = {content: f"{mark}{i}{mark}" for i, content in control.items()}
     renamed = _renamed(tokenizer, tuple(names.items()))
     rename = functools.partial(_pattern(tokenizer).sub, lambda match: names.get(match[0], match[0]))
-    return renamed.encode(plain.join(map(rename, around)), add_special_tokens=False).ids
+    ids = renamed.encode(plain.join(map(rename, around)), add_special_tokens=False).ids
+    tokenizer.check_rows(ids)
+    return ids
 
 
 def _control_tokens(tokenizer: Tokenizer, around: Sequence[str]) -> dict[int, str]:

@@ -4,7 +4,7 @@ Two sources. A Hugging Face folder has tokenizer.json, which is read as it is. A
 the vocabulary and some flags, from which `gguf_tokenizer` builds the pipeline.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -33,24 +33,19 @@ _switch = threading.Lock()
 class Tokenizer:
     """Text to ids and back. `bos_id`, `eos_id`, `chat_template` are None where there is none.
 
-<<<<<<< HEAD
     `eos_id` is the main id that ends a text, and `other_stop_ids` are those that end one as well,
     such as the end of a turn of a chat; a generated text ends at any of `stop_ids`.
-=======
+
     `embedding_rows` is the number of rows of the embedding of the tokenizer's model where it has
     ids beyond them (`lm_jax.weights.load`), else None. A text with such an id is refused.
->>>>>>> h/inputs
     """
 
     backend: tokenizers.Tokenizer
     bos_id: int | None = None
     eos_id: int | None = None
     chat_template: str | None = None
-<<<<<<< HEAD
     other_stop_ids: tuple[int, ...] = ()
-=======
     embedding_rows: int | None = None
->>>>>>> h/inputs
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Tokenizer":
@@ -174,18 +169,22 @@ class Tokenizer:
             ) from error
         with _switch:
             self.backend.encode_special_tokens = split_special_tokens
-<<<<<<< HEAD
-            return self.backend.encode(text, add_special_tokens=add_special_tokens)
-=======
-            ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        self.check_rows(encoding.ids)
+        return encoding
+
+    def check_rows(self, ids: Sequence[int]) -> None:
+        """Refuses ids that have no row in the embedding of the model.
+
+        Raises:
+          BadInputError: for such an id, with its token.
+        """
         if self.embedding_rows is not None and max(ids, default=0) >= self.embedding_rows:
             i = next(i for i in ids if i >= self.embedding_rows)
             raise BadInputError(
                 f"text: the token {self.token(i)!r} has the id {i}, and the embedding of the model "
                 f"only {self.embedding_rows} rows; leave it out"
             )
-        return ids
->>>>>>> h/inputs
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ids.

@@ -141,8 +141,8 @@ def train(
       seed: random seed of the parameters and the dropout.
       mesh: the devices.
       frozen: the objective's parameters that are not trained, on the mesh.
-      base_sha256: digest of `frozen`, or of the initial weights; checkpoints over other weights
-        are refused.
+      base_sha256: identity (`ModelIdentity.text`) of the model of `frozen`, or of the initial
+        weights; checkpoints over another one are refused.
       policy: how often to log and save; None is the default `CheckpointPolicy`.
       params: initial parameters, or a function that makes them, which is called at a first start
         alone and whose result is kept by nobody; None draws them.

@@ -22,9 +22,9 @@ _FILES = (
 )
 
 
-def identity(name: str, sha256: str, revision: str | None) -> dict[str, str]:
-    """What a run's provenance says of weights called `name`: digest, and commit if on the hub."""
-    return {name: sha256} | ({} if revision is None else {f"{name} revision": revision})
+def identity(name: str, model: str, revision: str | None) -> dict[str, str]:
+    """What provenance says of a model called `name`: identity or digest, and commit on the hub."""
+    return {name: model} | ({} if revision is None else {f"{name} revision": revision})
 
 
 def revision(folder: Path) -> str | None:

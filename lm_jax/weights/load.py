@@ -7,10 +7,9 @@
    already sharded parameter: at most one tensor is in memory beside the parameters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-import hashlib
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,9 +34,11 @@ from lm_jax.parallel import sharding
 from lm_jax.run import downloads
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import hub, table
 from lm_jax.weights.families import FAMILIES
+from lm_jax.weights.identity import identify, weights_digest
 from lm_jax.weights.safetensors import CONFIG, SafetensorsSource, read_family, read_hf_config
 
 # Added tokens that an embedding may lack: more are another model's.
@@ -80,11 +81,12 @@ class Pretrained:
     @functools.cached_property
     def sha256(self) -> str:
         """Digest over the weight files, in order of their names."""
-        total = hashlib.sha256()
-        for path in sorted(self.files):
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
-        return total.hexdigest()
+        return weights_digest(self.files)
+
+    @functools.cached_property
+    def identity(self) -> ModelIdentity:
+        """Digests of weights, configuration, tokenizer and chat template; what a result is of."""
+        return identify(self.cfg, self.tokenizer, self.sha256)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +113,11 @@ class OpenedModel:
             )
         params = self.read_params(dtype=dtype, mesh=mesh)
         return Pretrained(self.cfg, params, self.tokenizer, self.files, self.revision)
+
+    @functools.cached_property
+    def identity(self) -> ModelIdentity:
+        """As of `Pretrained`; the files of the weights are read, and no array is made."""
+        return identify(self.cfg, self.tokenizer, weights_digest(self.files))
 
 
 def load_pretrained(
@@ -261,6 +268,33 @@ def resolve(source: str | Path) -> Path:
         f"model {name!r} is no folder or .gguf file, no ORG/NAME[@REVISION] that is whole in the "
         f"hub's cache {hub.cache()}, and no name in the manifest{remedy}"
     )
+
+
+def identities(
+    sources: Mapping[str, str], read: Callable[[str], ModelIdentity] | None = None
+) -> dict[str, str]:
+    """`ModelIdentity.text` of models by name, without their weights; one that is gone is left out.
+
+    What was made from a model that is no longer there can be shown (`finished.finish_time` says
+    that it is not compared), and nothing new can be made from it.
+
+    Args:
+      sources: by name, as `load_pretrained` takes them.
+      read: the identity of a source; None for that of `open_pretrained`.
+
+    Raises:
+      BadInputError, CorruptError: a model is there and cannot be read.
+    """
+    read = read or (lambda source: open_pretrained(source).identity)
+    return {name: read(source).text for name, source in sources.items() if _is_there(source)}
+
+
+def _is_there(source: str | Path) -> bool:
+    try:
+        resolve(source)
+    except BadInputError:
+        return False
+    return True
 
 
 def load_params(

@@ -30,6 +30,7 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.lora import LoraConfig, adapter_spec
 from lm_jax.model.params import ParamTree
 from lm_jax.run.files import new_folder
+from lm_jax.run.identity import difference
 from lm_jax.weights import hub
 from lm_jax.weights.families import FAMILIES
 from lm_jax.weights.load import Pretrained
@@ -207,7 +208,7 @@ def save_peft(
     }
     with new_folder(folder) as draft:
         (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        write_tensors(draft / WEIGHTS, tensors, {"format": "pt", _DIGEST: base.sha256})
+        write_tensors(draft / WEIGHTS, tensors, {"format": "pt", _DIGEST: base.identity.text})
 
 
 def _joined(
@@ -253,10 +254,10 @@ def _check_base(folder: Path, settings: Settings, recorded: str | None, base: Pr
             f"{folder / CONFIG}: {field} = {name!r}, but the base is {ours!r}; load it over the "
             f"weights it was trained on, or mend {field} if they are the same"
         )
-    if recorded is not None and recorded != base.sha256:
+    file = folder / WEIGHTS
+    if recorded and (change := difference(recorded, base.identity.text, where=file)):
         raise BadInputError(
-            f"{folder / WEIGHTS} was trained on the base {recorded[:12]}, not {base.sha256[:12]}; "
-            "load it over the weights it was trained on"
+            f"{file} was trained on a base with {change}; load it over the model it was trained on"
         )
 
 

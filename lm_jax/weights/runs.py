@@ -15,13 +15,15 @@ import jax
 
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
 
 
 class TrainedRun(Protocol):
     """A trained model with a mixer of its own, such as `protot_jax.load_run` gives.
 
-    `params` is the tree of `param_spec(cfg, mixer)`; `sha256` stands for the checkpoint's content.
+    `params` is the tree of `param_spec(cfg, mixer)`; `sha256` stands for the checkpoint's content,
+    `identity` for the whole model.
     """
 
     @property
@@ -38,6 +40,9 @@ class TrainedRun(Protocol):
 
     @property
     def sha256(self) -> str: ...
+
+    @property
+    def identity(self) -> ModelIdentity: ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,13 +36,15 @@ from lm_jax.model import params as params_lib
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import write_json, write_text
+from lm_jax.run.finished import Inputs, file_inputs, finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.weights import hub
+from lm_jax.weights.load import identities
 from polyattn_jax.distill import report
 from polyattn_jax.distill.config import DistillConfig
 from polyattn_jax.distill.matching import HeadMatching
@@ -79,7 +81,7 @@ def train_heads(task: Task, objective: HeadMatching, folder: Path) -> TrainResul
         seed=config.seed,
         mesh=task.mesh,
         frozen=task.base.params,
-        base_sha256=task.base.sha256,
+        base_sha256=task.base.identity.text,
         policy=CheckpointPolicy(
             save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
         ),
@@ -96,7 +98,7 @@ def run(config: DistillConfig, folder: Path) -> DistillSummary:
         collect_provenance(
             seeds={"distill": config.seed},
             dtype="float32",
-            data=hub.identity("model", task.base.sha256, task.base.revision)
+            data=hub.identity("model", task.base.identity.text, task.base.revision)
             | {"documents": manifest["documents_sha256"]}
             | dict(manifest["sources"]),
             tokenizer=manifest["tokenizer_sha256"],
@@ -107,7 +109,7 @@ def run(config: DistillConfig, folder: Path) -> DistillSummary:
     heads = HybridRecipe(
         version=1,
         model=config.model,
-        model_sha256=task.base.sha256,
+        model_sha256=task.base.identity.text,
         recipe=task.hybrid.recipe if task.hybrid else parse_recipe(config.recipe).spec,
         bias=objective.bias,
         layers=objective.cfg.num_layers,
@@ -129,6 +131,14 @@ def run(config: DistillConfig, folder: Path) -> DistillSummary:
     return summary
 
 
+def inputs(config: DistillConfig) -> Inputs:
+    """The model, the heads and the text of a training."""
+    return {
+        **identities({"model": config.model}),
+        **file_inputs({"config.hybrid": config.hybrid, "config.corpus": config.corpus.source}),
+    }
+
+
 def main(arguments: cli.Arguments) -> None:
     """The command."""
     config = from_plain(arguments.config, DistillConfig)
@@ -136,11 +146,12 @@ def main(arguments: cli.Arguments) -> None:
         arguments.folder, arguments.config, resume=arguments.resume, may_change=MAY_CHANGE
     )
     with opened as work:
-        if done := finish_time(work.path):
+        given = inputs(config)
+        if done := finish_time(work.path, given):
             print(f"finished {done}")
         else:
             run(config, work.path)
-            mark_finished(work.path)
+            mark_finished(work.path, given)
         print(report.format_summary(load_result(work.path / SUMMARY, DistillSummary)))
 
 

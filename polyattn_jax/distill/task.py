@@ -23,7 +23,7 @@ from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.distill.config import DistillConfig
 from polyattn_jax.distill.matching import HeadMatching
-from polyattn_jax.hybrid_recipe import HybridRecipe, replaced_heads
+from polyattn_jax.hybrid_recipe import HybridRecipe, check_model, replaced_heads
 from polyattn_jax.row_maps import parse_recipe, resolve_bias
 
 DATA, TRAIN = "data", "train"
@@ -86,11 +86,8 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
         )
     validation = OnePass(held_out, **share)
     base = opened.load(dtype=jnp.float32, mesh=mesh)
-    if hybrid is not None and hybrid.model_sha256 != base.sha256:
-        raise BadInputError(
-            f"{config.hybrid} is of weights {hybrid.model_sha256[:12]}, and {config.model} has "
-            f"{base.sha256[:12]}; search the heads of this model, iaj polyattn check --hybrid=FILE"
-        )
+    if hybrid is not None:
+        check_model(hybrid, base, config.hybrid)
     return Task(config, mesh, base, hybrid, prepared, batches, validation)
 
 

@@ -32,7 +32,7 @@ from lm_jax.train.objective import LMBatch
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.safetensors import open_tensors, readable, write_tensors
 from polyattn_jax.distill.matching import HYBRID, HeadMatching
-from polyattn_jax.hybrid_recipe import HybridRecipe
+from polyattn_jax.hybrid_recipe import HybridRecipe, check_model
 from polyattn_jax.row_maps import parse_recipe
 
 FACTS, TENSORS = "trained.json", "trained.safetensors"
@@ -74,7 +74,7 @@ class TrainedHeads:
           valid_BT: false where a token is padding.
 
         Raises:
-          BadInputError: the model has other weights.
+          BadInputError: it is another model.
         """
         self._check(model)
         mask_BT = jnp.ones(tokens_BT.shape, bool) if valid_BT is None else valid_BT
@@ -89,7 +89,7 @@ class TrainedHeads:
         The cache has room for two sets of keys and values, of the model and of the trained heads.
 
         Raises:
-          BadInputError: the model has other weights, and as from `generate`.
+          BadInputError: it is another model, and as from `generate`.
         """
         self._check(model)
         weights, attend = self.objective(model).weights_and_attend(self.params, model.params)
@@ -106,11 +106,7 @@ class TrainedHeads:
         )
 
     def _check(self, model: Pretrained) -> None:
-        if model.sha256 != self.hybrid.model_sha256:
-            raise BadInputError(
-                f"the heads were trained on weights {self.hybrid.model_sha256[:12]} "
-                f"({self.hybrid.model}), not on {model.sha256[:12]}; load them with that model"
-            )
+        check_model(self.hybrid, model, "trained heads")
 
 
 def save_trained(folder: str | Path, heads: TrainedHeads) -> None:

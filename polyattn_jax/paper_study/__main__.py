@@ -132,6 +132,7 @@ def _studied(one: Audit, folder: str) -> StudiedModel:
         family=one.summary.family,
         beside=one.beside.name if one.beside else None,
         same=one.same,
+        named=one.named,
     )
 
 

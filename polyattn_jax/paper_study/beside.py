@@ -1,7 +1,8 @@
 """An audit beside a model of the paper, and one row of their comparison.
 
 A model that the paper has not tested stands beside the nearest of its four, of the same
-architecture family, and that is the first cause of every difference. Other causes are lengths that
+architecture family, and that is the first cause of every difference; of weights that have the name
+of one of the four, it is that they are not verified. Other causes are lengths that
 differ by more than a tenth, less than half of the prompts, another length of the calibration
 (`report.comparability`) and another dtype.
 """
@@ -20,8 +21,6 @@ from polyattn_jax.report import comparability, findings
 from polyattn_jax.results import AuditSummary
 from polyattn_jax.suites import openings
 
-DTYPE = "bfloat16"
-
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
@@ -31,7 +30,7 @@ class Audit:
       summary: its summary.json.
       by_head: its heads.parquet.
       beside: the paper's model; None if none is of its architecture.
-      same: whether that has the same weights.
+      same: whether that has the same weights, by their digest.
     """
 
     summary: AuditSummary
@@ -44,12 +43,18 @@ class Audit:
         """The model's own name."""
         return findings.model_name(self.summary)
 
+    @property
+    def named(self) -> bool:
+        """Whether the model has the name of the paper's, which does not verify its weights."""
+        return self.beside is not None and paper.match(self.summary.model) is self.beside
+
 
 def read_audit(summary: AuditSummary, folder: Path) -> Audit:
     """The audit in a finished work folder."""
     match = paper.match(summary.model)
     by_head = columns(pq.read_table(folder / "heads.parquet"))
-    return Audit(summary, by_head, match or paper.nearest(summary.family), match is not None)
+    same = match is not None and comparability.is_verified(summary, match)
+    return Audit(summary, by_head, match or paper.nearest(summary.family), same)
 
 
 def row(
@@ -98,11 +103,13 @@ def row(
 def _model_causes(audit: Audit) -> tuple[str, ...]:
     if audit.beside is None:
         return ()
+    name = audit.beside.name
+    if not (audit.same or audit.named):
+        causes = comparability.dtype_obstacles(audit.summary)
+        return (f"another model than {name}", *causes)
     causes = comparability.model_obstacles(audit.summary, audit.beside)
-    if not audit.same:
-        causes = [f"another model than {audit.beside.name}"]
-    dtype = audit.summary.config.dtype
-    return (*causes, *[f"{dtype} (paper: {DTYPE})"] * (dtype != DTYPE))
+    unverified = [f"weights of the name {name}, not verified"] * (not audit.same)
+    return (*unverified, *causes)
 
 
 def differences(

@@ -17,6 +17,7 @@ from lm_jax.report import Cell, Section, cell, section, table
 from lm_jax.report.markup import clean, element, number
 from lm_jax.report.prose import Prose
 from lm_jax.run.files import to_jsonable
+from polyattn_jax import paper
 from polyattn_jax.paper_study import claims
 from polyattn_jax.paper_study.items import ITEMS
 from polyattn_jax.paper_study.results import (
@@ -116,7 +117,8 @@ def _models(models: Sequence[StudiedModel]) -> Section:
     lines = []
     for model in models:
         beside = model.beside or "none of its architecture"
-        beside += " (the same weights)" * model.same
+        if model.same or model.named:
+            beside += f" ({'the same weights' if model.same else paper.UNVERIFIED})"
         report_at = Markup(element("a", {"href": f"{model.folder}/report.html"}, "its own report"))
         lines.append(
             [

@@ -76,9 +76,10 @@ class StudiedModel:
       reason: why not; empty where it was.
       folder: of its audit, in the work folder; empty without one.
       family: of its architecture; empty without an audit.
-      beside: the paper's model of the same weights, or else of the same architecture; null if
-        there is none.
-      same: whether that has the same weights.
+      beside: the paper's model of the same name, or else of the same architecture; null if there
+        is none.
+      same: whether that has the same weights, by their digest.
+      named: whether it has the same name.
     """
 
     model: str
@@ -89,6 +90,7 @@ class StudiedModel:
     family: str
     beside: str | None
     same: bool
+    named: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

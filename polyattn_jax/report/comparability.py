@@ -1,8 +1,9 @@
 """Reasons why a number of an audit cannot be compared with the paper's.
 
-The suite must be the same; the model agree in name (`paper.match`) and shape; lengths be within a
-tenth of the paper's; prompts be at least half as many. At b_auto the length of the calibration must
-also be within a tenth.
+The suite must be the same; the model agree in name (`paper.match`), shape, dtype and type of file;
+lengths be within a tenth of the paper's; prompts be at least half as many. At b_auto the length of
+the calibration must also be within a tenth. Only a known digest verifies that weights of the name
+are the paper's (`is_verified`).
 """
 
 from lm_jax.report.markup import number
@@ -12,6 +13,7 @@ from polyattn_jax.report import findings
 from polyattn_jax.results import AuditSummary
 
 LENGTH_BOUND, PROMPT_SHARE = 0.1, 0.5
+DTYPE = "bfloat16"
 
 
 def obstacles(
@@ -34,13 +36,27 @@ def obstacles(
 
 
 def model_obstacles(summary: AuditSummary, model: PaperModel) -> list[str]:
-    """As `obstacles`, of weights that have the name of the paper's model but not its shape."""
-    if (summary.layers, summary.heads) == (model.layers, model.heads):
-        return []
-    return [
-        f"{number(summary.layers)} layers of {number(summary.heads)} heads (paper: "
-        f"{model.layers} of {model.heads})"
-    ]
+    """As `obstacles`, of weights of the paper's name but not its shape, dtype or type of file."""
+    results = []
+    if (summary.layers, summary.heads) != (model.layers, model.heads):
+        results.append(
+            f"{number(summary.layers)} layers of {number(summary.heads)} heads (paper: "
+            f"{model.layers} of {model.heads})"
+        )
+    if any(name.endswith(".gguf") for name in summary.weights):
+        results.append("a GGUF file, which may be quantised (paper: safetensors)")
+    return results + dtype_obstacles(summary)
+
+
+def dtype_obstacles(summary: AuditSummary) -> list[str]:
+    """As `obstacles`, of the dtype of weights and computation."""
+    dtype = summary.config.dtype
+    return [f"{dtype} (paper: {DTYPE})"] * (dtype != DTYPE)
+
+
+def is_verified(summary: AuditSummary, model: PaperModel) -> bool:
+    """Whether the weights are known to be those of the paper's model, and not by their name."""
+    return summary.model_sha256 in model.digests
 
 
 def calibration_obstacles(summary: AuditSummary) -> list[str]:

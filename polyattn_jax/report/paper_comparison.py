@@ -44,7 +44,12 @@ def paper_comparison(summary: AuditSummary, model: PaperModel | None) -> Section
     if model is not None:
         return section(
             title,
-            _PROSE("same_model", model=model.name, paper=PAPER),
+            _PROSE(
+                "same_model",
+                model=model.name,
+                paper=PAPER,
+                verified=comparability.is_verified(summary, model),
+            ),
             *_tables(summary, model, judged=True),
             report.details("The paper's sweeps on its four models", *_sweep_tables(summary.config)),
         )

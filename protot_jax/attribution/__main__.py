@@ -19,10 +19,11 @@ import hashlib
 from lm_jax.report import slug
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
+from lm_jax.run.finished import finish_time, mark_finished
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from protot_jax.attribution import report, report_data
 from protot_jax.attribution.decomposition import check_length
 from protot_jax.attribution.results import AttributionReport, Target
@@ -104,7 +105,8 @@ def main(arguments: cli.Arguments) -> None:
         digest = hashlib.sha256(str([options.prompt, *options.targets]).encode()).hexdigest()[:8]
         folder = parent / f"{slug(options.prompt)[:40]}-{digest}"
     with open_workdir(folder, config, resume=arguments.resume) as work:
-        if done := finish_time(work.path):
+        given = {"model": model.identity.text}
+        if done := finish_time(work.path, given):
             print(f"finished {done}")
         else:
             record_provenance(
@@ -112,7 +114,7 @@ def main(arguments: cli.Arguments) -> None:
                 collect_provenance(
                     seeds={"run": model.seed},
                     dtype="float32",
-                    data={},
+                    data=given,
                     tokenizer=model.tokenizer.sha256,
                 ),
             )
@@ -124,7 +126,7 @@ def main(arguments: cli.Arguments) -> None:
             written = load_result(work.path / RESULT, AttributionReport)
             provenance = to_jsonable(read_provenance(work.path))
             write_text(work.path / PAGE, report.render(written, provenance=provenance))
-            mark_finished(work.path)
+            mark_finished(work.path, given)
         print(format_report(load_result(work.path / RESULT, AttributionReport)))
         print(work.path / PAGE)
 

@@ -35,12 +35,13 @@ from lm_jax.evaluate.judge import MAX_NEW_TOKENS
 from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS, read_rubric
 from lm_jax.run import cli
 from lm_jax.run.files import file_digest, to_jsonable, write_bytes, write_json
+from lm_jax.run.finished import file_inputs, finish_time, mark_finished
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.preparation import MANIFEST, open_prepared
 from protot_jax.concepts import collect, report_data, units
 from protot_jax.concepts import report as report_page
 from protot_jax.concepts.ranking import RankBy
@@ -154,7 +155,8 @@ def report(
             seeds={"run": model.seed, "analysis": settings.seed},
             dtype="float32",
             data={"documents": examples.prepared.manifest["documents_sha256"]}
-            | {f"{one.kind} of {one.name}": one.model.sha256 for one in compared},
+            | {f"{one.kind} of {one.name}": one.model.identity.text for one in compared}
+            | {"model": model.identity.text},
             tokenizer=model.tokenizer.sha256,
         ),
     )
@@ -270,8 +272,14 @@ def main(arguments: cli.Arguments) -> None:
         config["asking"] = asking
     if compared:
         config["compare"] = [(one.kind, one.name, one.model.sha256) for one in compared]
+    given = {
+        "model": model.identity.text,
+        **{f"{one.kind} of {one.name}": one.model.identity.text for one in compared},
+        **file_inputs({"documents": run / DATA / MANIFEST}),
+        **judge.judge_inputs(named),
+    }
     with open_workdir(folder, config, resume=arguments.resume) as work:
-        if done := finish_time(work.path):
+        if done := finish_time(work.path, given):
             print(f"finished {done}")
         else:
             report(
@@ -283,7 +291,7 @@ def main(arguments: cli.Arguments) -> None:
                 compared=compared,
                 batch_size=options.batch_size,
             )
-            mark_finished(work.path)
+            mark_finished(work.path, given)
             if isinstance(judged, judge.PromptedJudge):
                 print(judged.summary())
         print(format_report(load_result(work.path / RESULT, ConceptReport)))

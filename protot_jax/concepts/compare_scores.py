@@ -35,10 +35,11 @@ from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, to_jsonable, write_json, write_text
+from lm_jax.run.finished import finish_time, mark_finished
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import Count, load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from lm_jax.statistics import Interval, holm
 from protot_jax.concepts import scores
 from protot_jax.concepts.results import ConceptReport
@@ -306,10 +307,10 @@ def main(arguments: cli.Arguments) -> None:
     digests = [file_digest(split_name(text)[1])["sha256"] for text in options.report]
     config = {"reports": list(reports), "sha256": digests, "seed": options.seed}
     with open_workdir(arguments.folder, config, resume=arguments.resume) as work:
-        if done := finish_time(work.path):
+        data = dict(zip(reports, digests, strict=True))
+        if done := finish_time(work.path, data):
             print(f"finished {done}")
         else:
-            data = dict(zip(reports, digests, strict=True))
             start = collect_provenance(seeds={"resampling": options.seed}, data=data)
             record_provenance(work.path, start)
             write_json(work.path / RESULT, compare(reports, seed=options.seed))
@@ -317,7 +318,7 @@ def main(arguments: cli.Arguments) -> None:
             written = load_result(work.path / RESULT, ScoreComparison)
             provenance = to_jsonable(read_provenance(work.path))
             write_text(work.path / PAGE, render(written, provenance=provenance))
-            mark_finished(work.path)
+            mark_finished(work.path, data)
         print(format_comparison(load_result(work.path / RESULT, ScoreComparison)))
         print(work.path / PAGE)
 

@@ -25,6 +25,7 @@ The same command resumes a killed run; finished fine-tunings are not repeated, n
 diverged: these count as worse than all others in the choice, and have no results.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import math
 from pathlib import Path
@@ -39,10 +40,11 @@ from lm_jax.parallel import sharding
 from lm_jax.run import cli, terminal
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import to_jsonable, write_json, write_text
+from lm_jax.run.finished import Inputs, file_inputs, finish_time, is_finished, mark_finished
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.step import check_batch
 from protot_jax.glue import report, report_text, summary
@@ -88,12 +90,12 @@ def read_tasks(config: GlueConfig) -> dict[str, TaskData]:
     }
 
 
-def load_models(config: GlueConfig) -> dict[str, TrainedModel]:
-    """The pretrained models by name."""
+def load_models(config: GlueConfig, runs: Mapping[str, Path]) -> dict[str, TrainedModel]:
+    """The pretrained models by name, from their runs."""
     seed = None if config.run_seed < 0 else config.run_seed
     return {
         name: load_run(folder, seed=seed, best=config.checkpoint == "best")
-        for name, folder in config.named_runs().items()
+        for name, folder in runs.items()
     }
 
 
@@ -186,14 +188,21 @@ def choose(grid: tuple[GridPoint, ...]) -> tuple[float, float]:
     return best.learning_rate, best.warmup
 
 
+def inputs(config: GlueConfig, models: Mapping[str, TrainedModel]) -> Inputs:
+    """The models by name and the folder of official tasks; the texts of others are pinned."""
+    files = file_inputs({"config.folder": config.folder})
+    return {name: model.identity.text for name, model in models.items()} | files
+
+
 def run(config: GlueConfig, folder: Path) -> GlueSummary:
     """Runs or resumes in an open work folder, writes its files and returns the summary."""
     data_ways, fsdp, tensor = config.mesh
     mesh = sharding.make_mesh(data=data_ways, fsdp=fsdp, tensor=tensor)
     check_batch(config.batch_size, 1, mesh)
     # What cannot be read is refused before a model is loaded.
-    named, data = config.named_runs(), read_tasks(config)
-    models = load_models(config)
+    data = read_tasks(config)
+    models = load_models(config, config.named_runs())
+    given = inputs(config, models)
     sources = {
         f"{name}/{split}": sha256
         for name, own in data.items()
@@ -204,7 +213,7 @@ def run(config: GlueConfig, folder: Path) -> GlueSummary:
         collect_provenance(
             seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
             dtype=config.dtype,
-            data={name: models[name].sha256 for name in named} | sources,
+            data=dict(given) | sources,
             tokenizer=",".join(dict.fromkeys(one.tokenizer.sha256 for one in models.values())),
         ),
     )
@@ -264,7 +273,7 @@ def run(config: GlueConfig, folder: Path) -> GlueSummary:
     stored = load_result(folder / SUMMARY, GlueSummary)
     provenance = to_jsonable(read_provenance(folder))
     write_text(folder / PAGE, report.build(stored, provenance=provenance))
-    mark_finished(folder)
+    mark_finished(folder, given)
     return stored
 
 
@@ -287,8 +296,10 @@ def main(arguments: cli.Arguments) -> None:
     with open_workdir(
         arguments.folder, arguments.config, resume=arguments.resume, may_change=MAY_CHANGE
     ) as work:
-        done = finish_time(work.path)
-        if done:
+        done = None
+        if is_finished(work.path):
+            there = {name: run for name, run in config.named_runs().items() if run.is_dir()}
+            done = finish_time(work.path, inputs(config, load_models(config, there)))
             print(f"finished {done}")
         result = load_result(work.path / SUMMARY, GlueSummary) if done else run(config, work.path)
         print(format_summary(result))

@@ -87,10 +87,18 @@ class Subject:
 
     @property
     def sha256(self) -> str:
-        """Digest of the weights and of all rows."""
+        """Digest of the model and of all rows."""
+        return self._digest(self.base.identity.text)
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        """The digest, and the one that an earlier version stored, of the checkpoint alone."""
+        return self.sha256, self._digest(self.base.sha256)
+
+    def _digest(self, model: str) -> str:
         encoded = self.encoded
         rows = [encoded.train, encoded.selection, *encoded.predicted.values()]
-        return config_hash([self.base.sha256, *(one.fingerprint for one in rows)])
+        return config_hash([model, *(one.fingerprint for one in rows)])
 
 
 def row_length(config: GlueConfig, base: TrainedModel) -> tuple[int, bool]:
@@ -161,9 +169,9 @@ def fine_tune(
             f"{own} holds a fine-tuning on rows of {stored.length} ids, and rows have "
             f"{subject.length} now; choose another --workdir, or another config.max_length"
         )
-    if stored.inputs != subject.sha256:
+    if stored.inputs not in subject.digests:
         raise UsageError(
-            f"{own} holds a fine-tuning of other weights or another text; put those back, or "
+            f"{own} holds a fine-tuning of another model or another text; put those back, or "
             "choose another --workdir"
         )
     shutil.rmtree(own / manager.FOLDER, ignore_errors=True)
@@ -238,7 +246,7 @@ def _train(
         EvalBatches(encoded.selection, batch_size=config.batch_size),
         seed=cell.seed,
         mesh=mesh,
-        base_sha256=subject.base.sha256,
+        base_sha256=subject.base.identity.text,
         policy=CheckpointPolicy(keep=1, allow_fallback=config.allow_fallback),
         params={MODEL: subject.base.params, **head},
         decays=decays,

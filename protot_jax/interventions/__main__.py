@@ -23,6 +23,7 @@ species, season, County (for introductions of Wikipedia articles). A file of sen
 .tsv, with concept, target and text.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
 import textwrap
@@ -31,11 +32,12 @@ from lm_jax.errors import UsageError
 from lm_jax.report import slug
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, storage_error, to_jsonable, write_json, write_text
+from lm_jax.run.finished import Inputs, finish_time, mark_finished
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
-from lm_jax.run.workdir import Resume, finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import Resume, open_workdir
 from protot_jax.interventions import comparison, experiment, report, report_text
 from protot_jax.interventions.experiment import InterventionConfig, SubjectModel
 from protot_jax.interventions.results import Comparison, InterventionReport
@@ -253,14 +255,15 @@ def several(
             result, page = one(subjects, run, task, own, resume)
             print(page)
             results.append(result)
-        if not finish_time(work.path):
+        given = inputs(subjects)
+        if not finish_time(work.path, given):
             compared = comparison.compare(results)
             write_json(work.path / COMPARISON, compared)
             provenance = to_jsonable(read_provenance(page.parent))
             write_text(
                 work.path / COMPARISON_PAGE, comparison.page(compared, provenance=provenance)
             )
-            mark_finished(work.path)
+            mark_finished(work.path, given)
         compared = load_result(work.path / COMPARISON, Comparison)
         heads, *rows = comparison.format_rows(compared)
         print(terminal.format_table(heads, rows, left=range(len(heads))))
@@ -272,12 +275,18 @@ def one(
 ) -> tuple[InterventionReport, Path]:
     """The result of one concept, measured or from a finished folder, and its page."""
     with open_workdir(folder, task.settings, resume=resume) as work:
-        if done := finish_time(work.path):
+        given = inputs(subjects)
+        if done := finish_time(work.path, given):
             print(f"finished {done}")
         else:
             write_results(subjects, run, task, work.path)
-            mark_finished(work.path)
+            mark_finished(work.path, given)
         return load_result(work.path / RESULT, InterventionReport), work.path / PAGE
+
+
+def inputs(subjects: Sequence[SubjectModel]) -> Inputs:
+    """The models of an intervention; the settings have the digest of its sentences."""
+    return {str(each): each.model.identity.text for each in subjects}
 
 
 def write_results(
@@ -295,6 +304,7 @@ def write_results(
             seeds={"reinitialise": task.settings.reinit_seed},
             dtype="float32",
             data={
+                **inputs(subjects),
                 "documents": data.manifest["documents_sha256"],
                 "sentences": task.settings.sentences_sha256,
             },

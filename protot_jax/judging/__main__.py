@@ -40,11 +40,12 @@ from lm_jax.model.decode import Sampling
 from lm_jax.run import cli, terminal
 from lm_jax.run.config import config_hash
 from lm_jax.run.files import read_json, storage_error, to_jsonable, write_json, write_text
+from lm_jax.run.finished import finish_time, mark_finished
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from lm_jax.text.preparation import MANIFEST
 from protot_jax.judging import continuations, judges, prompts, report, results, summary
 from protot_jax.judging.continuations import Decoding
@@ -183,7 +184,8 @@ def write_results(options: Options, task: Task, settings: results.Settings, fold
         collect_provenance(
             seeds={"judging": options.seed},
             dtype="float32",
-            data={"prompts": settings.prompts_sha256} | {one.name: one.sha256 for one in models},
+            data={"prompts": settings.prompts_sha256}
+            | {name: model.identity.text for name, model in task.models.items()},
         ),
     )
     names = [*(f"null:{kind}" for kind in NULLS), *options.judge]
@@ -282,11 +284,14 @@ def main(arguments: cli.Arguments) -> None:
     # A file of answers that has grown makes another report of the same texts: --resume=force.
     config["answers"] = [judges.identity(name) for name in options.judge]
     with open_workdir(folder, config, resume=arguments.resume) as work:
-        if done := finish_time(work.path):
+        given = {one: model.identity.text for one, model in task.models.items()}
+        for name in options.judge:
+            given |= judges.inputs(name)
+        if done := finish_time(work.path, given):
             print(f"finished {done}")
         else:
             write_results(options, task, settings, work.path)
-            mark_finished(work.path)
+            mark_finished(work.path, given)
         print(format_result(load_result(work.path / RESULT, results.JudgingSummary)))
         print(work.path / PAGE)
 

@@ -20,7 +20,7 @@ from lm_jax.model.mixers import ATTENTION
 from lm_jax.run import stop
 from lm_jax.run.files import file_digest
 from lm_jax.run.workdir import CONFIG_FILE
-from lm_jax.weights.load import load_pretrained
+from lm_jax.weights.load import load_pretrained, open_pretrained
 from protot_jax.judging.continuations import Decoding
 from protot_jax.judging.prompts import Prompts
 from protot_jax.saved_run import DATA, TrainedModel, load_run, run_names
@@ -81,6 +81,15 @@ def identity(name: str) -> str:
     return file_digest(Path(place))["sha256"] if found else ""
 
 
+def inputs(name: str) -> dict[str, str]:
+    """The language model that a judge of this name runs, with its chat template; or none."""
+    kind, _, place = pairwise.check(name)
+    if kind not in ("tokens", "perplexity"):
+        return {}
+    model = load_run(place) if is_run(place) else open_pretrained(place)
+    return {f"judge {name}": model.identity.chat_text}
+
+
 @contextlib.contextmanager
 def opened(
     names: Sequence[str], folder: Path, judged: Collection[str]
@@ -122,12 +131,12 @@ def _scorer(
         return run(params, tokens_BT).logits
 
     cache = stack.enter_context(
-        open_cache(folder, model=model.sha256, settings={"dtype": "float32"})
+        open_cache(folder, model=model.identity.text, settings={"dtype": "float32"})
     )
     name = Path(place).name
     if isinstance(model, TrainedModel):
         name = f"{run_names([Path(place)], [model])[0]}, seed {model.seed}"
-    name += f" ({model.sha256[:12]})"
+    name += f" ({model.identity.digest[:12]})"
     return name, Scorer(logits, model.tokenizer, model.cfg.max_length, cache=cache)
 
 

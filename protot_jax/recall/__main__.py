@@ -10,8 +10,9 @@ with the same numbers.
 
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
+from lm_jax.run.finished import NO_INPUTS, finish_time, mark_finished
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from protot_jax.recall import report, study
 from protot_jax.recall.config import RecallConfig
 from protot_jax.recall.results import RecallSummary
@@ -22,10 +23,10 @@ def main(arguments: cli.Arguments) -> None:
     config = from_plain(arguments.config, RecallConfig)
     opened = open_workdir(arguments.folder, arguments.config, resume=arguments.resume)
     with opened as work:
-        done = finish_time(work.path)
+        done = finish_time(work.path, NO_INPUTS)
         if not done:
             study.run(config, work.path)
-            mark_finished(work.path)
+            mark_finished(work.path, NO_INPUTS)
         result = load_result(work.path / study.SUMMARY, RecallSummary)
         print(*[f"finished {done}"] * bool(done), report.format_tables(result), sep="\n")
         print(f"report: {work.path / study.REPORT}")

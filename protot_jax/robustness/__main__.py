@@ -31,11 +31,12 @@ from typing import Literal
 
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, to_jsonable, write_json, write_text
+from lm_jax.run.finished import finish_time, mark_finished
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from protot_jax.interventions.experiment import SubjectModel
 from protot_jax.robustness import experiment, lists, report, sentences
 from protot_jax.robustness.experiment import Pairs, RobustnessConfig
@@ -128,12 +129,13 @@ def main(arguments: cli.Arguments) -> None:
         subject.model.warn_of_joining()
     folder = arguments.workdir or split_seed(Path(options.run[0]))[0] / FOLDER
     with open_workdir(folder, config.stored(), resume=arguments.resume) as work:
-        if done := finish_time(work.path):
+        read = {str(one): one.model.identity.text for one in subjects}
+        if done := finish_time(work.path, read):
             print(f"finished {done}")
         else:
             made = experiment.make_pairs(subjects, given, wordnet, config)
             write_results(subjects, made, config, work.path, given=given is not None)
-            mark_finished(work.path)
+            mark_finished(work.path, read)
         print(format_report(load_result(work.path / RESULT, RobustnessReport)))
         print(work.path / PAGE)
 
@@ -157,7 +159,8 @@ def write_results(
         collect_provenance(
             seeds={"robustness": config.seed},
             dtype="float32",
-            data={name: digest for name, digest in digests.items() if digest}
+            data={str(one): one.model.identity.text for one in subjects}
+            | {name: digest for name, digest in digests.items() if digest}
             | {"pairs": file_digest(folder / PAIRS)["sha256"]},
             tokenizer=subjects[0].model.tokenizer.sha256,
         ),

@@ -35,10 +35,11 @@ from lm_jax import assets
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.run import cli, stop, terminal
 from lm_jax.run.files import content_digest, file_digest, write_json, write_text
+from lm_jax.run.finished import NO_INPUTS, finish_time, mark_finished
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import Count, load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from lm_jax.text import corpora
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.text.splits import SPLITS, split_of, split_point
@@ -425,7 +426,8 @@ def main(arguments: cli.Arguments) -> None:
     given = {"wordnet": wordnet.sha256 if wordnet else None, "files_sha256": content_digest(hashes)}
     config = dataclasses.asdict(options) | given
     with open_workdir(arguments.folder, config, resume=arguments.resume) as work:
-        if done := finish_time(work.path):
+        # The settings have the digests of all files.
+        if done := finish_time(work.path, NO_INPUTS):
             print(f"finished {done}")
         else:
             write(options, wordnet, work.path)
@@ -433,7 +435,7 @@ def main(arguments: cli.Arguments) -> None:
             data = {name: str(entry["sha256"]) for name, entry in record.files.items()}
             start = collect_provenance(seeds={"benchmark": options.seed}, data=data)
             record_provenance(work.path, start)
-            mark_finished(work.path)
+            mark_finished(work.path, NO_INPUTS)
         print(format_benchmark(load_result(work.path / RECORD, Benchmark)))
         print(work.path / NOISE_FILE)
         print(work.path / MEANING_FILE)

@@ -9,8 +9,9 @@ The same command resumes a killed study, which ends with the same numbers.
 
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
+from lm_jax.run.finished import NO_INPUTS, finish_time, mark_finished
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from lm_jax.train.config import MAY_CHANGE
 from sparse_jax.addition import report, study
 from sparse_jax.addition.config import AdditionConfig
@@ -25,10 +26,10 @@ def main(arguments: cli.Arguments) -> None:
         arguments.folder, arguments.config, resume=arguments.resume, may_change=MAY_CHANGE
     )
     with opened as work:
-        done = finish_time(work.path)
+        done = finish_time(work.path, NO_INPUTS)
         if not done:
             study.run(config, work.path, force=force)
-            mark_finished(work.path)
+            mark_finished(work.path, NO_INPUTS)
         summary = load_result(work.path / study.SUMMARY, AdditionSummary)
         print(*[f"finished {done}"] * bool(done), *report.findings(summary), sep="\n")
         print(f"report: {work.path / study.REPORT}")

@@ -28,9 +28,10 @@ from ml_collections import ConfigDict
 from lm_jax.report import slug
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
+from lm_jax.run.finished import finish_time, mark_finished
 from lm_jax.run.options import option
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from sparse_jax.circuits import report_text, study
 from sparse_jax.circuits.config import CircuitConfig, task_name
 from sparse_jax.circuits.results import CircuitSummary
@@ -82,10 +83,11 @@ def main(arguments: cli.Arguments) -> None:
     config = settings(arguments)
     folder = arguments.workdir or default_folder(config)
     with open_workdir(folder, config, resume=arguments.resume) as work:
-        done = finish_time(work.path)
+        given = study.inputs(config)
+        done = finish_time(work.path, given)
         if not done:
             study.run(config, work.path)
-            mark_finished(work.path)
+            mark_finished(work.path, given)
         summary = load_result(work.path / study.SUMMARY, CircuitSummary)
         lines = [
             line

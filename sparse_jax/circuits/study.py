@@ -26,11 +26,13 @@ from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run import progress, stop
 from lm_jax.run.config import config_hash, to_plain
 from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
+from lm_jax.run.finished import Inputs, file_inputs
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import hub
-from lm_jax.weights.load import OpenedModel, Pretrained, load_pretrained, open_pretrained
+from lm_jax.weights.load import OpenedModel, identities, load_pretrained, open_pretrained
 from sparse_jax import model as sparse_model
 from sparse_jax.circuits import analysis, report
 from sparse_jax.circuits.component_graph import ComponentGraph
@@ -60,12 +62,40 @@ class StudyModel:
     tokenizer: Tokenizer
     folder: Path | None
 
+    @property
+    def identity(self) -> ModelIdentity:
+        """The identity of the model with its gates, if it has any."""
+        if self.folder is None:
+            return self.opened.identity
+        return sparse_model.open_identity(self.folder)
+
     def load(self, dtype: str) -> CircuitModel:
         """The model with its weights."""
         kind = jnp.dtype(dtype)
         if self.folder is None:
             return CircuitModel.of(load_pretrained(self.facts.source, dtype=kind))
         return CircuitModel.of(sparse_model.load(self.folder, dtype=kind))
+
+
+def inputs(config: CircuitConfig) -> Inputs:
+    """The models by role and the files of tasks, without loading weights.
+
+    Raises:
+      BadInputError: a model cannot be used.
+    """
+    models = {}
+    for role, source in config.models.items():
+        models |= identities(
+            {role: source}, lambda name, role=role: open_model(role, name).identity
+        )
+    files = [source for source in config.task_sources if is_file(source)]
+    return models | file_inputs(
+        {f"file {source}": source for source in (*files, *config.trained_on)}
+    )
+
+
+def _identity(role: str, source: str) -> ModelIdentity:
+    return open_model(role, source).identity
 
 
 def run(config: CircuitConfig, folder: Path) -> CircuitSummary:
@@ -81,11 +111,12 @@ def run(config: CircuitConfig, folder: Path) -> CircuitSummary:
     identity = {
         "format": _FORMAT,
         "config": to_plain(config),
-        "models": {role: each.facts.sha256 for role, each in models.items()},
+        "models": {role: each.identity.text for role, each in models.items()},
         "tasks": {name: task.manifest.sha256 for name, task in tasks.items()},
     }
     weights = [
-        hub.identity(role, each.facts.sha256, each.opened.revision) for role, each in models.items()
+        hub.identity(role, identity["models"][role], each.opened.revision)
+        for role, each in models.items()
     ]
     origin = collect_provenance(
         seeds={"study": config.seed},
@@ -237,7 +268,7 @@ def open_model(role: str, source: str) -> StudyModel:
     facts = ModelFacts(
         role=role,
         source=source,
-        sha256=Pretrained(opened.cfg, {}, opened.tokenizer, opened.files).sha256,
+        sha256=opened.identity.weights,
         family=opened.cfg.family,
         layers=opened.cfg.num_layers,
         heads=opened.cfg.num_heads,

@@ -33,9 +33,10 @@ from ml_collections import ConfigDict
 
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
+from lm_jax.run.finished import finish_time, is_finished, mark_finished
 from lm_jax.run.options import option
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from sparse_jax.graphs import inputs, study
 from sparse_jax.graphs.config import GraphConfig
 from sparse_jax.graphs.report_text import format_summary
@@ -94,12 +95,13 @@ def main(arguments: cli.Arguments) -> None:
     config = settings(arguments)
     folder: Path = arguments.folder
     # Before the folder is made: what is refused leaves nothing behind.
-    given = None if finish_time(folder) else inputs.read(config)
+    read = None if is_finished(folder) else inputs.read(config)
     with open_workdir(folder, config, resume=arguments.resume) as work:
-        done = finish_time(work.path)
+        given = inputs.identify(config)
+        done = finish_time(work.path, given)
         if not done:
-            study.run(config, given or inputs.read(config), work.path)
-            mark_finished(work.path)
+            study.run(config, read or inputs.read(config), work.path)
+            mark_finished(work.path, given)
         summary = load_result(work.path / study.SUMMARY, GraphSummary)
     print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")
     print(f"report: {folder / study.REPORT}")

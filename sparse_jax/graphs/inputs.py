@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.evaluate.judge import check_judge
+from lm_jax.evaluate.judge import check_judge, judge_inputs
 from lm_jax.model.sites import keep
 from lm_jax.run.files import file_digest
+from lm_jax.run.finished import file_inputs
+from lm_jax.run.identity import difference
 from lm_jax.text import corpora
+from lm_jax.weights.load import identities
 from sparse_jax.graphs import neurons
 from sparse_jax.graphs import prompts as prompt_files
 from sparse_jax.graphs.basis import Features
@@ -23,7 +26,7 @@ from sparse_jax.graphs.neurons import Neurons
 from sparse_jax.graphs.prompts import FINDINGS, EncodedPrompt, Prompt
 from sparse_jax.graphs.replacement import check
 from sparse_jax.graphs.results import ModelFacts
-from sparse_jax.source_model import SourceModel
+from sparse_jax.source_model import SourceModel, open_identity
 from sparse_jax.transcoders import files
 from sparse_jax.transcoders.transcoder import Transcoder
 
@@ -96,6 +99,29 @@ def read(config: GraphConfig) -> Inputs:
     return Inputs(models, tuple(encoded), prompt_files.digest(wanted), labels)
 
 
+def identify(config: GraphConfig) -> dict[str, str]:
+    """The models, transcoders and files of a command, without loading them.
+
+    Raises:
+      BadInputError, CorruptError: a model cannot be used.
+    """
+    sources = {f"models {role}": source for role, (source, _) in config.sources.items()}
+    return {
+        **identities(sources, open_identity),
+        **{
+            f"transcoders {role}": _digest(Path(folder))
+            for role, (_, folder) in config.sources.items()
+            if folder and Path(folder).is_dir()
+        },
+        "prompts": prompt_files.digest(_wanted(config)),
+        **file_inputs({"config.corpus": config.corpus.source}),
+        **file_inputs(
+            {f"labels {role}": getattr(config, labels_field(role)) for role in config.sources}
+        ),
+        **judge_inputs(config.judge),
+    }
+
+
 def _wanted(config: GraphConfig) -> tuple[Prompt, ...]:
     own = tuple(Prompt(text, config.targets) for text in config.prompts)
     of_file = config.prompt_file
@@ -143,11 +169,11 @@ def _load(role: str, source: str, folder: str, unknown_origin: bool) -> GraphMod
             f"{flag}={folder} does not say of which model it is; give one that iaj sparse "
             "transcoder wrote, or add --unknown_origin"
         )
-    if origin.model_sha256 not in ("", model.sha256):
+    recorded = origin.model_sha256
+    if recorded and (change := difference(recorded, model.identity.text, where=folder)):
         raise BadInputError(
-            f"{flag}={folder} is of {origin.model_name} with weights of sha256 "
-            f"{origin.model_sha256[:12]}, and {source} has {model.sha256[:12]}; give a transcoder "
-            "that was trained on this model"
+            f"{flag}={folder} is of {origin.model_name}, and {source} is another model, with "
+            f"{change}; give a transcoder that was trained on this model"
         )
     if not _can_write(transcoder):
         raise BadInputError(

@@ -89,7 +89,7 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
     identity = {
         "format": _FORMAT,
         "config": to_plain(unlabelled),
-        "models": {each.role: each.sha256 for each in facts},
+        "models": {role: each.source.identity.text for role, each in inputs.models.items()},
         "transcoders": {each.role: each.transcoder_sha256 for each in facts},
         "prompts": inputs.prompts_sha256,
     }
@@ -150,7 +150,7 @@ def _record(config: GraphConfig, inputs: Inputs, identity: dict[str, Any], folde
     }
     for role, model in inputs.models.items():
         name, source = f"models {role}", model.source
-        digests |= hub.identity(name, source.sha256, source.revision)
+        digests |= hub.identity(name, source.identity.text, source.revision)
     first = next(iter(inputs.models.values()))
     entry = collect_provenance(
         seeds={"bootstrap": config.seed},

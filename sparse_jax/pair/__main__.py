@@ -9,8 +9,8 @@ with the same parameters.
 
 from lm_jax.run import cli, processes
 from lm_jax.run.config import from_plain
+from lm_jax.run.finished import file_inputs, finish_time, mark_finished
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished
 from lm_jax.train.config import MAY_CHANGE
 from sparse_jax.pair import study
 from sparse_jax.pair.config import PairConfig
@@ -26,10 +26,11 @@ def main(arguments: cli.Arguments) -> None:
         arguments.folder, arguments.config, resume=arguments.resume, may_change=MAY_CHANGE
     )
     with opened as folder:
-        done = None if force else finish_time(folder)
+        given = file_inputs({"config.text": config.text.source})
+        done = None if force else finish_time(folder, given)
         if not done:
             study.run(config, folder, force=force)
-            processes.on_first(lambda: mark_finished(folder))
+            processes.on_first(lambda: mark_finished(folder, given))
         summary = load_result(folder / study.SUMMARY, PairSummary)
     if processes.is_first():
         print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")

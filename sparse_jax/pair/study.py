@@ -21,9 +21,9 @@ import jax
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
 from lm_jax.run.files import to_jsonable, write_json, write_text
+from lm_jax.run.finished import finish_time
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time
 from lm_jax.text.preparation import MANIFEST, CorpusConfig, Prepared, prepare_corpus
 from lm_jax.text.tokenizer_training import train_byte_tokenizer
 from sparse_jax import posttrain
@@ -63,10 +63,10 @@ def run(config: PairConfig, folder: Path, *, force: bool = False) -> PairSummary
     first = None
     results: dict[str, PosttrainSummary] = {}
     for name in config.variants:
-        work = folder / name
-        if force or not finish_time(work):
+        work, settings = folder / name, posttrain_config(config, folder, name)
+        if force or not finish_time(work, posttrain.inputs(settings)):
             processes.on_first(lambda work=work: work.mkdir(exist_ok=True))
-            posttrain.run(posttrain_config(config, folder, name), work, force=force, controls=first)
+            posttrain.run(settings, work, force=force, controls=first)
         results[name] = load_result(work / posttrain.SUMMARY, PosttrainSummary)
         first = first or work
     plain = results[config.variants[0]]

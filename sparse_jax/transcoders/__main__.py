@@ -11,8 +11,8 @@ with the same parameters.
 
 from lm_jax.run import cli, processes
 from lm_jax.run.config import from_plain
+from lm_jax.run.finished import finish_time, mark_finished
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished
 from lm_jax.train.config import MAY_CHANGE
 from sparse_jax.transcoders import train
 from sparse_jax.transcoders.config import TranscoderTraining
@@ -27,10 +27,11 @@ def main(arguments: cli.Arguments) -> None:
         arguments.folder, arguments.config, resume=arguments.resume, may_change=MAY_CHANGE
     )
     with opened as folder:
-        done = finish_time(folder)
+        given = train.inputs(config)
+        done = finish_time(folder, given)
         if not done:
             train.run(config, folder)
-            processes.on_first(lambda: mark_finished(folder))
+            processes.on_first(lambda: mark_finished(folder, given))
         summary = load_result(folder / train.SUMMARY, TranscoderSummary)
     if processes.is_first():
         print(*[f"finished {done}"] * bool(done), format_summary(summary), sep="\n")

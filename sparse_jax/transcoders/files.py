@@ -58,7 +58,8 @@ class Origin:
 
     Attributes:
       model_name: of the model that it was trained on.
-      model_sha256: digest of that model's weights; "" if it is not known.
+      model_sha256: which one (`ModelIdentity.text`), in files of earlier versions the digest of
+        its weights; "" if it is not known.
       numbers: results of the run, by name.
     """
 

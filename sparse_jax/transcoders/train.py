@@ -32,6 +32,8 @@ from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
 from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
+from lm_jax.run.finished import Inputs, file_inputs
+from lm_jax.run.identity import difference
 from lm_jax.run.provenance import (
     RunStart,
     collect_provenance,
@@ -46,7 +48,8 @@ from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.step import check_batch
 from lm_jax.weights import hub
-from sparse_jax.source_model import SourceModel
+from lm_jax.weights.load import identities
+from sparse_jax.source_model import SourceModel, open_identity
 from sparse_jax.transcoders import files, report, thresholds
 from sparse_jax.transcoders.config import TranscoderTraining
 from sparse_jax.transcoders.inputs import measure_scales
@@ -63,6 +66,12 @@ from sparse_jax.transcoders.transcoder import Transcoder, equal_features, spec
 DATA, SCALES, TRANSCODER, SUMMARY = "data", "scales.json", "transcoder", "summary.json"
 REPORT = "report.html"
 PER_LAYER = "per_layer"
+
+
+def inputs(config: TranscoderTraining) -> Inputs:
+    """The model and the text of a training."""
+    text = file_inputs({"config.corpus": config.corpus.source})
+    return identities({"model": config.model}, open_identity) | text
 
 
 def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
@@ -86,7 +95,7 @@ def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
     origin = collect_provenance(
         seeds={"run": config.seed},
         dtype=config.dtype,
-        data=hub.identity("model", source.sha256, source.revision)
+        data=hub.identity("model", source.identity.text, source.revision)
         | {"documents": manifest["documents_sha256"]}
         | dict(manifest["sources"]),
         tokenizer=manifest["tokenizer_sha256"],
@@ -176,7 +185,7 @@ class _Task:
             seed=config.seed,
             mesh=self.mesh,
             frozen=frozen,
-            base_sha256=self.source.sha256,
+            base_sha256=self.source.identity.text,
             policy=CheckpointPolicy(
                 save_every=config.save_every, allow_fallback=config.allow_fallback
             ),
@@ -232,7 +241,7 @@ class _Task:
         def write() -> None:
             if not (folder / TRANSCODER).exists():
                 numbers = {"l0": reconstruction.l0, "unexplained": reconstruction.unexplained}
-                origin = files.Origin(self.source.name, self.source.sha256, numbers)
+                origin = files.Origin(self.source.name, self.source.identity.text, numbers)
                 files.save(folder / TRANSCODER, host, origin)
             provenance = to_jsonable(read_provenance(folder))
             page = report.build(config, summary, folder, provenance=provenance)
@@ -263,12 +272,12 @@ def _frozen(config: TranscoderTraining, source: SourceModel, text: Text, folder:
     if not processes.on_first(lambda: int(file.exists())):
         first = (text.batch(text.train, k) for k in range(config.scale_batches))
         scales = measure_scales(source.model, first, skip_start=config.skip_start)
-        processes.on_first(lambda: write_json(file, StoredScales.of(scales, source.sha256)))
+        processes.on_first(lambda: write_json(file, StoredScales.of(scales, source.identity.text)))
     stored = load_result(file, StoredScales)
-    if stored.model_sha256 != source.sha256:
+    if change := difference(stored.model_sha256, source.identity.text, where=file):
         raise BadInputError(
-            f"{source.name} has weights of sha256 {source.sha256[:12]}, and {file} is of "
-            f"{stored.model_sha256[:12]}; put those back, or choose another --workdir"
+            f"{file} is of another model than {source.name}, with {change}; put that back, or "
+            "choose another --workdir"
         )
     return Frozen(source.model, stored.scales)
 

@@ -9,8 +9,9 @@ Cross-layer transcoders can write the result of a second hop from features of th
 
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
+from lm_jax.run.finished import NO_INPUTS, finish_time, mark_finished
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import finish_time, mark_finished, open_workdir
+from lm_jax.run.workdir import open_workdir
 from sparse_jax.two_hop import report, study
 from sparse_jax.two_hop.config import TwoHopConfig
 from sparse_jax.two_hop.results import TwoHopSummary
@@ -21,10 +22,10 @@ def main(arguments: cli.Arguments) -> None:
     config = from_plain(arguments.config, TwoHopConfig)
     opened = open_workdir(arguments.folder, arguments.config, resume=arguments.resume)
     with opened as work:
-        done = finish_time(work.path)
+        done = finish_time(work.path, NO_INPUTS)
         if not done:
             study.run(config, work.path)
-            mark_finished(work.path)
+            mark_finished(work.path, NO_INPUTS)
         summary = load_result(work.path / study.SUMMARY, TwoHopSummary)
         print(*[f"finished {done}"] * bool(done), *report.findings(summary.runs), sep="\n")
         print(f"report: {work.path / study.REPORT}")

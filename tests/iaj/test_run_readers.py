@@ -75,7 +75,7 @@ def test_a_transcoder_of_a_run_and_its_graph_mediated_by_prototypes(
     summary = train.run(config, tmp_path)
     assert summary.model_sha256 == own.sha256
     transcoder, origin = transcoders.load(tmp_path / train.TRANSCODER)
-    assert origin.model_sha256 == own.sha256
+    assert origin.model_sha256 == own.identity.text
     # Two steps make few features; with these biases every token has some.
     bias_LF = np.full((2, 16), 0.5, np.float32)
     transcoder = transcoder.replace(params=transcoder.params | {"encoder_bias": bias_LF})

@@ -14,6 +14,7 @@ import pytest
 import lm_jax
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.run.files import write_json
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.results import load_result
 import polyattn_jax
 from polyattn_jax import audit, bias_tables, calibrate, model_calibration, recipe_rows
@@ -176,13 +177,12 @@ def test_a_bias_of_other_weights_is_refused(checked, run_check, tmp_path):
     other = tmp_path / "other.json"
     other.write_text(json.dumps(held | {"model_sha256": "f" * 64}))
     (line,) = run_check(f"--recipe=relu:p=4,b={other}").refusals
-    assert "other.json: model_sha256 is ffffffffffff, and config.model has weights" in line
+    assert "model_sha256 is not that of config.model: weights ffffffffffff, not" in line
     assert "calibrate one by b=auto_head" in line
 
 
 def test_a_calibration_of_other_settings_is_not_taken(tmp_path):
     """Whatever the folder holds is compared before it is used, without a pass over the model."""
-    model = SimpleNamespace(sha256="a" * 64)
     at = calibrate.AtLength(64, 1.0, 1.0, 1.0, 1.0, 1.0)
     stored = calibrate.Calibration(
         *(1.0, 1.0, 1.0, 0.05, 64, 8, 512, 3, 0.1, (at,), 0.05, "a" * 64, "float32")
@@ -192,8 +192,9 @@ def test_a_calibration_of_other_settings_is_not_taken(tmp_path):
     write_json(tmp_path / "calibration_head.json", table)
     own = AuditConfig("x", niah_lengths=(64,), sweep_length=64)
 
-    def read(config, sha256=model.sha256):
-        audited = SimpleNamespace(model=SimpleNamespace(sha256=sha256), config=config)
+    def read(config, sha256="a" * 64):
+        model = SimpleNamespace(identity=ModelIdentity(sha256))
+        audited = SimpleNamespace(model=model, config=config)
         return (
             lambda: model_calibration.calibrated(audited, tmp_path),
             lambda: bias_tables.of_level(audited, tmp_path, "head"),
@@ -204,7 +205,7 @@ def test_a_calibration_of_other_settings_is_not_taken(tmp_path):
         (dataclasses.replace(own, calibration_length=32), "a" * 64, "length is 64, and 32 in"),
         (dataclasses.replace(own, budget=0.1), "a" * 64, "budget is 0.05, and 0.1 in"),
         (dataclasses.replace(own, dtype="bfloat16"), "a" * 64, "dtype is 'float32', and"),
-        (own, "b" * 64, "model_sha256 is 'aaaa"),
+        (own, "b" * 64, "another model: weights aaaaaaaaaaaa, not bbbb"),
     ):
         for found in read(config, sha256):
             with pytest.raises(BadInputError, match=f"{words}.*remove the file to calibrate again"):
@@ -214,7 +215,7 @@ def test_a_calibration_of_other_settings_is_not_taken(tmp_path):
 def test_the_bias_of_the_ablation_is_part_of_what_rows_depend_on(tmp_path):
     path = tmp_path / "mine.json"
     config = AuditConfig("x", ablation_recipe=f"relu:p=2,b={path}")
-    model = SimpleNamespace(sha256="a" * 64)
+    model = SimpleNamespace(identity=ModelIdentity("a" * 64))
     audited = SimpleNamespace(model=model, config=config)
     path.write_text("1")
     first = audit.fingerprint(audited, {})
@@ -252,7 +253,7 @@ def test_a_hybrid_keeps_the_biases_of_its_heads(checked, tiny, tmp_path):
     held = {
         "version": 1,
         "model": "tiny",
-        "model_sha256": "0" * 64,
+        "model_sha256": lm_jax.load_pretrained(tiny).sha256,
         "recipe": "relu:p=4,b=auto_head",
         "bias": biases,
         "layers": L,
@@ -267,12 +268,12 @@ def test_a_hybrid_keeps_the_biases_of_its_heads(checked, tiny, tmp_path):
     want = substitute([relu_power(4)], 0, jnp.asarray(biases), jnp.asarray(heads_LN))
     got = [
         lm_jax.forward(model.params, tokens_BT, model.cfg, attend=attend).logits
-        for attend in (polyattn_jax.load_recipe(path), want)
+        for attend in (polyattn_jax.load_recipe(path, model), want)
     ]
     np.testing.assert_array_equal(*got)
     path.write_text(json.dumps(held | {"bias": biases[:2]}))
     with pytest.raises(CorruptError, match="bias must be a number, or 3 rows of 4"):
-        polyattn_jax.load_recipe(path)
+        polyattn_jax.load_recipe(path, model)
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ def test_the_trained_heads_are_a_folder_that_another_program_runs(trained, tiny,
         assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == new
 
     hybrid = dataclasses.replace(heads.hybrid, model_sha256="0" * 64)
-    with pytest.raises(BadInputError, match=r"on weights 000000000000 .* load them with"):
+    with pytest.raises(BadInputError, match=r"with weights 000000000000, .* load them with"):
         dataclasses.replace(heads, hybrid=hybrid).forward(model, tokens_BT)
     with pytest.raises(BadInputError, match="name the folder trained/"):
         polyattn_jax.load_trained(trained)
@@ -426,7 +426,7 @@ def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(tiny, text
     assert summary.trained == "matrices of the feature map"
     assert summary.parameters == 3 * (4 + 2) * 16**2
     trained = polyattn_jax.load_trained(tmp_path / "run" / "trained")
-    assert trained.hybrid.recipe == "hedgehog" and trained.hybrid.model_sha256 == sha256
+    assert trained.hybrid.recipe == "hedgehog" and trained.hybrid.model_sha256.startswith(sha256)
     assert jax.tree.map(np.shape, trained.params) == {
         "maps": {"q": (3, 4, 16, 16), "k": (3, 2, 16, 16)}
     }
@@ -434,7 +434,7 @@ def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(tiny, text
     again = run(distill.main, argv, config=str(path), config_class=DistillConfig, training=True)
     assert again.code == 0 and again.out.startswith("finished ")
     heads.write_text(json.dumps(held | {"model_sha256": "0" * 64}))
-    with pytest.raises(BadInputError, match="search the heads of this model"):
+    with pytest.raises(BadInputError, match="found on tiny with weights 0000"):
         distill.open_task(
             distill.from_plain(settings(tiny, text, hybrid=str(heads)), DistillConfig),
             tmp_path / "other",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from scipy import stats
 
 import lm_jax
-from lm_jax.errors import CorruptError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.run.results import load_result
 import polyattn_jax
 from polyattn_jax import audit
@@ -19,6 +20,7 @@ from polyattn_jax.hybrid_results import HybridResult, Search
 from polyattn_jax.report import hybrid as page
 from polyattn_jax.row_maps import parse_recipe
 from tests.polyattn_jax.conftest import PROSE
+from tests.tiny import edit_json
 
 L, N = 3, 4
 PROMPTS = 73
@@ -158,9 +160,9 @@ def test_the_saved_heads_run_as_they_were_tried(searched, tiny, tmp_path):
     wanted = polyattn_jax.substitute(
         [row_map], 0, held["bias"], jnp.asarray(mask), jnp.ones((2, 20), bool)
     )
-    got = logits(polyattn_jax.load_recipe(tmp_path / "heads.json"))
+    got = logits(polyattn_jax.load_recipe(tmp_path / "heads.json", model))
     np.testing.assert_array_equal(got, logits(wanted))
-    assert not np.array_equal(got, logits(polyattn_jax.load_recipe(path)))
+    assert not np.array_equal(got, logits(polyattn_jax.load_recipe(path, model)))
 
 
 @pytest.mark.parametrize(
@@ -173,12 +175,33 @@ def test_the_saved_heads_run_as_they_were_tried(searched, tiny, tmp_path):
         ("biass", 1.0, "biass is not a field of HybridRecipe"),
     ],
 )
-def test_a_damaged_file_is_refused(searched, tmp_path, field, value, words):
+def test_a_damaged_file_is_refused(searched, tiny, tmp_path, field, value, words):
     held = json.loads(searched[-1].read_text())
     path = tmp_path / "heads.json"
     path.write_text(json.dumps(held | {field: value}))
     with pytest.raises(CorruptError, match=words):
-        polyattn_jax.load_recipe(path)
+        polyattn_jax.load_recipe(path, lm_jax.load_pretrained(tiny))
+
+
+def test_heads_run_in_the_model_that_they_were_found_on_alone(searched, tiny, tmp_path, capsys):
+    """Equal weights with another base of the rotation are another model."""
+    path = searched[-1]
+    other = shutil.copytree(tiny, tmp_path / "other")
+    rope = {"rope_type": "default", "rope_theta": 777.0}
+    edit_json(other / "config.json", rope_parameters=rope)
+    with pytest.raises(BadInputError, match=r"heads were found on .* with configuration .*, not"):
+        polyattn_jax.load_recipe(path, lm_jax.load_pretrained(other))
+    # A file of an earlier version has the digest of the weights.
+    model = lm_jax.load_pretrained(tiny)
+    old = tmp_path / "old.json"
+    held = json.loads(path.read_text())
+    old.write_text(json.dumps(held | {"model_sha256": model.sha256}))
+    for _ in range(2):
+        polyattn_jax.load_recipe(old, model)
+    assert capsys.readouterr().err.count("identified a model by its weights alone") == 1
+    old.write_text(json.dumps(held | {"model_sha256": "0" * 64}))
+    with pytest.raises(BadInputError, match="with weights 000000000000, not"):
+        polyattn_jax.load_recipe(old, model)
 
 
 def test_what_cannot_be_searched_is_refused(run_check, texts_file, tmp_path):

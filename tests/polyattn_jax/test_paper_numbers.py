@@ -66,10 +66,20 @@ def test_pythia_is_compared_at_the_nearer_of_its_two_lengths():
         ("EleutherAI/pythia-1.4b-deduped", None),
         ("google/gemma-4-E2B-it", None),
         ("Qwen/Qwen3-1.7B-Base", None),
+        ("/cache/models--meta-llama--Llama-3.2-1B/snapshots/4e20de362430", "Llama-3.2-1B"),
+        ("Llama-3.2-1B-Q2_K.gguf", None),
+        ("Llama-3.2-1B.gguf", None),
+        ("unsloth/Llama-3.2-1B-bnb-4bit", None),
+        ("me/Llama-3.2-1B-medical-sft", None),
+        ("me/my-Llama-3.2-1B", None),
+        ("Qwen3-1.7B-FP8", None),
+        ("Qwen/Qwen3-1.7B-GPTQ-Int8", None),
+        ("Qwen/Qwen3-1.7B-AWQ", None),
+        ("EleutherAI/pythia-1.4b@step1000", None),
         ("smollm2", None),
     ],
 )
-def test_only_the_papers_own_weights_are_taken_for_its_models(model, name):
+def test_only_the_papers_own_names_are_taken_for_its_models(model, name):
     result = paper.match(model)
     assert (result.name if result else None) == name
 

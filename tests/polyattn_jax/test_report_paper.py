@@ -10,7 +10,8 @@ from tests.polyattn_jax.synthetic_report import build, lines, parsed, text_of
 def like_the_paper(result, **changes):
     """A summary with the paper's model, lengths and numbers of prompts, but for `changes`."""
     lengths = {"induction_length": 4096, "mqar_length": 4096, "sweep_length": 1536}
-    settings = lengths | {"induction_n": 200, "calibration_length": 1024} | changes
+    settings = lengths | {"induction_n": 200, "calibration_length": 1024, "dtype": "bfloat16"}
+    settings |= changes
     length = settings["sweep_length"]
     accuracy = result.controls.accuracy
     return dataclasses.replace(
@@ -45,6 +46,7 @@ def test_a_model_of_the_paper_is_judged_where_length_and_prompts_agree(finding):
     assert needle["sigmoid_b0"].startswith("✗ 91.7")
     assert "paper, Llama-3.2-1B" in text_of(tree)
     assert "not comparable:" not in text_of(tree)
+    assert "that its weights are the same is not verified" in text_of(tree)
     bound = judged(tree, "Calibration and bound")
     assert bound["false negatives at p = 2"][0].endswith("paper 10 of 102,000")
     assert bound["false positives at p = 2"][0].endswith("paper 41,666 of 102,000")
@@ -79,6 +81,12 @@ def test_a_model_of_the_paper_is_judged_where_length_and_prompts_agree(finding):
             "At b_auto not comparable: b_auto of 512 tokens (paper: 1,024).",
         ),
         (
+            {"dtype": "float32"},
+            "Needle probe, ours",
+            "softmax",
+            "Not comparable: float32 (paper: bfloat16).",
+        ),
+        (
             {"induction_n": 99},
             "Calibration and bound",
             "bound agrees at p = 2, %",
@@ -99,7 +107,7 @@ def test_few_short_prompts_of_a_model_of_the_paper_are_not_judged(finding):
     for caption in ("Needle probe, ours", "Unsafe rows, ours", "Calibration and bound"):
         marks = [text for row in lines(tree, caption) for text in row if text[:1] in "✓≈✗" and text]
         assert marks == []
-    shape = "3 layers of 2 heads (paper: 16 of 32)"
+    shape = "3 layers of 2 heads (paper: 16 of 32), float32 (paper: bfloat16)"
     why = f"{shape}, prompts of 64 tokens (paper: 4,096), 12 prompts (paper: 200)"
     assert f"not comparable: {why}" in text_of(tree)
     assert f"b_auto not comparable: {shape}, b_auto of 64 tokens (paper: 1,024)" in text_of(tree)

@@ -1,6 +1,7 @@
 """Dense and sparse models on the same questions: equal with open gates, and scored once."""
 
 import json
+import shutil
 
 import jax
 from ml_collections import ConfigDict
@@ -59,6 +60,44 @@ def config_of(folders, *sparse, **changes):
         "batch_tokens": 256,
     }
     return multiple_choice.experiment("", **settings | changes)
+
+
+def test_equal_weights_of_another_configuration_have_their_own_scores(folders, tmp_path):
+    """Both are in one comparison, and each has the scores that it has alone."""
+    twin = shutil.copytree(folders / "dense", tmp_path / "twin")
+    rope = {"rope_type": "default", "rope_theta": 3.0}
+    tiny.edit_json(twin / "config.json", rope_parameters=rope)
+    both = command(config_of(folders, controls=(str(twin),)), tmp_path / "both")
+    alone = command(config_of(folders, dense=str(twin)), tmp_path / "alone")
+    stores = {path.name for path in (tmp_path / "both" / "scores").iterdir()}
+    (own,) = (path.name for path in (tmp_path / "alone" / "scores").iterdir())
+    assert len(stores) == 2 and own in stores
+    for metric in ("acc", "acc_norm"):
+        of_both, of_alone = (
+            each["tasks"][TRUTHFULQA]["metrics"][metric]["accuracy"] for each in (both, alone)
+        )
+        assert of_both[str(twin)] == of_alone[DENSE]
+    paired = both["tasks"][TRUTHFULQA]["metrics"]["acc"]["paired"][str(twin)]
+    assert paired["lost"] + paired["gained"] > 0
+
+
+def test_a_finished_comparison_is_not_that_of_a_model_that_was_changed(folders, tmp_path):
+    models = shutil.copytree(folders, tmp_path / "models")
+    config = config_of(models, "closed")
+    command(config, tmp_path / "run")
+    command(config, tmp_path / "run")
+    tiny.edit_json(models / "closed" / sparse_model.SPARSE, numbers={"open edges": "other"})
+    command(config, tmp_path / "run")
+    note = read_json(models / "closed" / sparse_model.SPARSE)
+    opened = [[1.0 for _ in row] for row in note["gate_bias"]]
+    tiny.edit_json(models / "closed" / sparse_model.SPARSE, gate_bias=opened)
+    with pytest.raises(BadInputError, match=r"closed: configuration \w+, not"):
+        command(config, tmp_path / "run")
+    write_json(models / "closed" / sparse_model.SPARSE, note)
+    with (models / "mc.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(BadInputError, match=r"config\.truthfulqa: content"):
+        command(config, tmp_path / "run")
 
 
 def command(config, folder):

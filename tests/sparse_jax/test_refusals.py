@@ -6,7 +6,8 @@ import pytest
 
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run.files import read_json, write_json
-from lm_jax.run.workdir import LOG_FILE, mark_finished
+from lm_jax.run.finished import mark_finished
+from lm_jax.run.workdir import LOG_FILE
 from lm_jax.weights import load
 from sparse_jax import posttrain
 from sparse_jax.task import DATA
@@ -86,11 +87,13 @@ def test_a_finished_run_is_shown_without_its_model(base, text, tmp_path, capsys,
     folder, model = tmp_path / "run", shutil.copytree(base, tmp_path / "model")
     check_free(model, text, folder)
     write_json(folder / posttrain.SUMMARY, {"edges": "3 % of edges open"})
-    mark_finished(folder)
+    mark_finished(folder, {"model": "a" * 64})
     monkeypatch.setattr(posttrain, "load_result", lambda path, cls: read_json(path))
     monkeypatch.setattr(posttrain, "format_summary", lambda summary: summary["edges"])
     shutil.rmtree(model)
     command(settings(model, text), folder)
-    assert "3 % of edges open" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "3 % of edges open" in out
+    assert "model cannot be compared, being no longer there" in err
     with pytest.raises(BadInputError, match=r"is no folder or \.gguf file"):
         command(settings(model, text), folder, resume="force")

@@ -102,12 +102,8 @@ def test_other_weights_in_the_same_folder_are_refused(
     own = lm_jax.load_pretrained(movable).sha256
     replace_weights(movable)
     other = lm_jax.load_pretrained(movable).sha256
-    message = (
-        rf"model has weights of sha256 {other[:12]}, and the runs in .*run began with {own[:12]}"
-    )
-    with pytest.raises(
-        BadInputError, match=rf"{message}; put those back, choose another --workdir"
-    ):
+    message = rf"the runs in .*run began with another model .*weights {own[:12]}, not {other[:12]}"
+    with pytest.raises(BadInputError, match=rf"{message}; put that back, choose another --workdir"):
         command(config, folder)
     assert saved_steps(run_folder(folder) / FOLDER) == [4]
 

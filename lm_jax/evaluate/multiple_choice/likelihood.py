@@ -85,7 +85,7 @@ def open_cache(
 
     Args:
       folder: its parent must exist.
-      model: the sha256 of the weights (`Pretrained.sha256`).
+      model: which one it is (`Pretrained.identity.text`).
       settings: everything else that determines the logits: dtype, attend, gates.
 
     Raises:

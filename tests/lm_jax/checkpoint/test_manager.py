@@ -182,7 +182,7 @@ def test_a_checkpoint_over_other_weights_is_refused(tmp_path, before, now):
     manager.save(tmp_path, numbered(4), identity=identity, progress={}, keep=1, best=None)
     tiny.assert_bitwise(restore(tmp_path, target(), identity).state, numbered(4))
     had = before[:12] if before else "none"
-    words = rf"step_000004 was .* of sha256 {had}, and these are {now[:12]}; put those weights back"
+    words = rf"step_000004 was .* with weights {had}, not {now[:12]}; put that model back"
     with pytest.raises(BadInputError, match=words):
         restore(tmp_path, target(), dataclasses.replace(identity, base_sha256=now))
 

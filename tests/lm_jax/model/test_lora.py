@@ -187,7 +187,7 @@ def test_a_saved_adapter_comes_back_bitwise_and_only_over_its_base(tmp_path):
     assert params_lib.by_path(result).keys() == want.keys()
     for name, leaf in params_lib.by_path(result).items():
         np.testing.assert_array_equal(leaf, want[name], err_msg=name)
-    with pytest.raises(BadInputError, match="trained on the base aaaaaaaaaaaa, not bbbbbbbbbbbb"):
+    with pytest.raises(BadInputError, match="with weights aaaaaaaaaaaa, not bbbbbbbbbbbb"):
         load_adapters(path, base_sha256="b" * 64)
     with pytest.raises(BadInputError, match="is not there"):
         load_adapters(tmp_path / "none", base_sha256="a" * 64)

@@ -17,6 +17,7 @@ import pytest
 
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError, WorkdirInUseError
 from lm_jax.run.files import read_json, write_json
+from lm_jax.run.finished import NO_INPUTS, finish_time, mark_finished
 from lm_jax.run.provenance import (
     Commit,
     _git,
@@ -24,7 +25,7 @@ from lm_jax.run.provenance import (
     read_provenance,
     record_provenance,
 )
-from lm_jax.run.workdir import CONFIG_FILE, finish_time, log_file, mark_finished, open_workdir
+from lm_jax.run.workdir import CONFIG_FILE, log_file, open_workdir
 
 ROOT = Path(__file__).parents[3]
 
@@ -83,13 +84,13 @@ def test_a_first_start_that_is_refused_leaves_the_folder_to_the_corrected_comman
 def test_force_takes_the_new_config_and_takes_back_the_finished_marker(tmp_path):
     path = tmp_path / "run"
     _open(path)
-    assert finish_time(path) is None
-    mark_finished(path)
-    assert finish_time(path)
+    assert finish_time(path, NO_INPUTS) is None
+    mark_finished(path, NO_INPUTS)
+    assert finish_time(path, NO_INPUTS)
     _open(path, resume="force")
-    assert finish_time(path), "the same config does not undo a finished run"
+    assert finish_time(path, NO_INPUTS), "the same config does not undo a finished run"
     _open(path, {"lr": 2}, resume="force")
-    assert finish_time(path) is None
+    assert finish_time(path, NO_INPUTS) is None
     assert _open(path, {"lr": 2}).resumed
     assert "the stored config.lr = 1, not 2" in (path / "log.txt").read_text()
 
@@ -98,9 +99,9 @@ def test_a_field_that_may_change_is_no_other_run(tmp_path):
     path, free = tmp_path / "run", ("mesh", "save_every")
     config = {"lr": 1.0, "mesh": (2, 2, 1), "save_every": 5}
     _open(path, config, may_change=free)
-    mark_finished(path)
+    mark_finished(path, NO_INPUTS)
     assert _open(path, config | {"mesh": (-1, 1, 1)}, may_change=free).resumed
-    assert finish_time(path)
+    assert finish_time(path, NO_INPUTS)
     assert json.loads((path / "config.json").read_text())["mesh"] == [-1, 1, 1]
     with pytest.raises(UsageError, match=r"config\.lr = 1\.0, not 2\.0; choose"):
         _open(path, {**config, "lr": 2.0, "mesh": (1, 1, 1)}, may_change=free)

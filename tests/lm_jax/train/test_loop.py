@@ -282,7 +282,7 @@ def test_a_run_of_other_settings_data_or_seed_is_refused(straight):
         train(folder, objective=other)
     with pytest.raises(UsageError, match=r"dropout = 0\.1, not 0\.2"):
         train(folder, objective=dataclasses.replace(tiny.OBJECTIVE, dropout=0.2))
-    with pytest.raises(BadInputError, match="was trained over base weights of sha256 none, and"):
+    with pytest.raises(BadInputError, match="was trained over a base model with weights none, not"):
         train(folder, base_sha256="c" * 64)
     with pytest.raises(UsageError, match="batch of 6 does not divide"):
         train(folder, batches=tiny.FakeBatches(rows=6))

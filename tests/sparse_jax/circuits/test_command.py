@@ -1,6 +1,7 @@
 """The command: a user's own task in one line, options that set fields, refusals in one line."""
 
 from pathlib import Path
+import shutil
 
 import pytest
 
@@ -11,6 +12,7 @@ from sparse_jax.circuits import __main__ as command
 from sparse_jax.circuits import study
 from sparse_jax.circuits.config import CircuitConfig, experiment, task_name
 from sparse_jax.circuits.results import CircuitSummary
+from tests import tiny
 from tests.sparse_jax.circuits.small_study import COUNT, save_models
 
 
@@ -52,6 +54,31 @@ def test_a_users_own_task_takes_one_command(models, tmp_path, monkeypatch, capsy
     assert again.startswith("finished ") and again.endswith(printed)
     assert run(*asked, *quick, "--config.seed=1") == 2
     assert "holds a run with config.seed = 0, not 1" in capsys.readouterr().err
+
+
+def test_a_finished_study_is_not_shown_for_a_model_that_was_changed(models, tmp_path, capsys):
+    """Its config.json, its tokenizer or the prompts were edited in place, and the weights not."""
+    model, task = shutil.copytree(models / "dense", tmp_path / "m"), tmp_path / "mine.jsonl"
+    shutil.copy(models / "mine.jsonl", task)
+    asked = [f"--dense={model}", f"--task={task}", "--config.components=('heads',)"]
+    asked += ["--config=sparse/circuits:smoke", f"--workdir={tmp_path / 'run'}"]
+    assert run(*asked) == 0
+    assert run(*asked) == 0
+    assert capsys.readouterr().out.count("finished ") == 1
+    rope = {"rope_type": "default", "rope_theta": 777.0}
+    for file, changes, part in (
+        (model / "config.json", {"rope_parameters": rope}, "dense: configuration"),
+        (model / "tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "dense: tokenizer"),
+    ):
+        before = file.read_text()
+        tiny.edit_json(file, **changes)
+        assert run(*asked) == 3
+        printed = capsys.readouterr()
+        assert "finished" not in printed.out and part in printed.err
+        file.write_text(before)
+    task.write_text(task.read_text() + "\n")
+    assert run(*asked) == 3
+    assert f"file {task}: content" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

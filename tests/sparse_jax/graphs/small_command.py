@@ -10,6 +10,7 @@ from sparse_jax import transcoders
 from sparse_jax.circuits import generators
 from sparse_jax.graphs import __main__ as command
 from sparse_jax.graphs.config import GraphConfig
+from sparse_jax.source_model import open_identity
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig, spec
 from tests.sparse_jax.circuits.small_study import LAYERS, save_models
 
@@ -29,7 +30,8 @@ def save_all(folder):
         (folder / "text" / f"{k:02d}.txt").write_text(text, "utf-8")
     for role, model, seed in (("dense", "dense", 3), ("sparse", "sparse/model", 4)):
         loaded = lm_jax.load_pretrained(folder / model)
-        save_transcoder(folder / f"{role}_clt", loaded, seed=seed)
+        known = open_identity(folder / model).text
+        save_transcoder(folder / f"{role}_clt", loaded, seed=seed, sha256=known)
     return folder
 
 
@@ -45,7 +47,7 @@ def save_transcoder(folder, model, *, seed=3, sha256=None, layers=LAYERS, change
     params = params_lib.init(jax.random.key(seed), spec(cfg))
     for offset, name in enumerate(("encoder_bias", "decoder_bias")):
         params[name] = 0.3 * jax.random.normal(jax.random.key(offset), params[name].shape)
-    digest = model.sha256 if sha256 is None else sha256
+    digest = model.identity.text if sha256 is None else sha256
     own = Transcoder(change(params), cfg)
     transcoders.save(folder, own, transcoders.Origin("small", digest))
     return folder

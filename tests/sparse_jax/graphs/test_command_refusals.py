@@ -34,7 +34,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(tmp_path, capsys):
 
     own = f"--transcoder={models / 'dense_clt'}"
     cases = [
-        ([dense, clt("other"), prompt], 3, "with weights of sha256 abababababab, and"),
+        ([dense, clt("other"), prompt], 3, "with weights abababababab, not"),
         ([dense, clt("unknown"), prompt], 3, "does not say of which model it is; give one that"),
         ([dense, clt("deeper"), prompt], 2, "its num_layers is 3, but that of the model is 2"),
         ([dense, clt("silent"), prompt], 2, "none of the features of"),

@@ -72,7 +72,8 @@ def test_it_learns_and_exports_what_it_was_evaluated_as(whole, config):
     assert (summary.ended, summary.steps) == ("steps", 40)
     exported, origin = transcoders.load(folder / train.TRANSCODER)
     source = train.SourceModel.load(config.model)
-    assert origin.model_sha256 == source.sha256 == summary.model_sha256
+    assert origin.model_sha256 == source.identity.text
+    assert source.identity.weights == source.sha256 == summary.model_sha256
     # The folder holds a function of raw activations: the same errors, without any scale in it.
     scales = results.load_result(folder / train.SCALES, StoredScales)
     squares, outputs, tokens = [], [], 0
@@ -274,7 +275,7 @@ def test_thresholds_keep_the_activity_of_batchtopk(config, tmp_path):
 def test_scales_of_another_model_are_refused(whole, config, tmp_path):
     stored = read_json(whole[0] / train.SCALES)
     write_json(tmp_path / train.SCALES, stored | {"model_sha256": "0" * 64})
-    with pytest.raises(BadInputError, match=r"scales.json is of 000000000000; put those back"):
+    with pytest.raises(BadInputError, match=r"weights 000000000000, not \w+; put that back"):
         train.run(config, tmp_path)
 
 

@@ -1,0 +1,110 @@
+"""The marker of a finished run, and the inputs that its results were made from.
+
+    finished.json     when the run finished, and its inputs; written after everything else
+
+A command names its inputs both where it asks whether a run has finished and where it marks it: a
+model that was changed in place is refused, and never answered with the numbers of the earlier one.
+"""
+
+from collections.abc import Mapping
+import os
+from pathlib import Path
+
+from lm_jax.errors import BadInputError
+from lm_jax.run import processes
+from lm_jax.run.files import content_digest, file_digest, read_json, write_json
+from lm_jax.run.identity import ModelIdentity, difference
+from lm_jax.run.provenance import PROVENANCE_FILE, read_provenance, utc_now
+from lm_jax.run.workdir import FINISHED_FILE
+
+# By name: of a model `ModelIdentity.text`, of a file its digest.
+Inputs = Mapping[str, str]
+# Of a command whose settings decide everything.
+NO_INPUTS: Inputs = {}
+
+
+def mark_finished(folder: Path, inputs: Inputs) -> None:
+    """Writes the marker of a finished run; call it when every other file is written."""
+    write_json(folder / FINISHED_FILE, {"finished": utc_now(), "inputs": dict(inputs)})
+
+
+def is_finished(folder: str | os.PathLike[str]) -> bool:
+    """Whether the run in `folder` has finished, whatever it was made from."""
+    return (Path(folder) / FINISHED_FILE).exists()
+
+
+def finish_time(folder: str | os.PathLike[str], inputs: Inputs) -> str | None:
+    """Returns when (ISO 8601, UTC) the run in `folder` finished, or None if it has not.
+
+    A run of an earlier version is compared with what its provenance says of the same names. An
+    input that is no longer there is not compared, which is said on the console.
+
+    Raises:
+      BadInputError: it finished with another model or another file.
+    """
+    folder = Path(folder)
+    if not is_finished(folder):
+        return None
+    marker = read_json(folder / FINISHED_FILE)
+    check_inputs(folder, marker.get("inputs", _of_provenance(folder)), inputs)
+    if gone := [name for name in marker.get("inputs", ()) if name not in inputs]:
+        processes.note(f"{folder}: {', '.join(gone)} cannot be compared, being no longer there")
+    return marker["finished"]
+
+
+def file_inputs(paths: Mapping[str, str | os.PathLike[str]]) -> dict[str, str]:
+    """The digest of each file, or of all files in a folder, by the name of the input.
+
+    What is not there is left out: a command that needs it refuses it, and one that needs it no
+    longer, as text that is prepared, goes on.
+    """
+    return {name: _digest(Path(path)) for name, path in paths.items() if path and _is_there(path)}
+
+
+def _is_there(path: str | os.PathLike[str]) -> bool:
+    return Path(path).is_file() or Path(path).is_dir()
+
+
+def _digest(path: Path) -> str:
+    if path.is_file():
+        return file_digest(path)["sha256"]
+    files = sorted(each for each in path.rglob("*") if each.is_file())
+    return content_digest({str(each.relative_to(path)): file_digest(each) for each in files})
+
+
+def check_inputs(folder: Path, recorded: Inputs, inputs: Inputs) -> None:
+    """Refuses the results of a folder where an input is not the one that they were made from.
+
+    Args:
+      folder: of the finished run.
+      recorded: its inputs; those that it does not name are not compared.
+      inputs: of the command now.
+
+    Raises:
+      BadInputError: naming the inputs, and what of a model differs.
+    """
+    changes = [
+        f"{name}: {change}"
+        for name, now in inputs.items()
+        if name in recorded and (change := _change(recorded[name], now, f"{folder}: {name}"))
+    ]
+    if changes:
+        raise BadInputError(
+            f"{folder} holds the results of other inputs ({'; '.join(changes)}); put those back, "
+            "or choose another --workdir"
+        )
+
+
+def _change(recorded: str, now: str, where: str) -> str:
+    """How an input differs, in words; "" if it does not. A file has no parts."""
+    if ModelIdentity.parse(now).config is None and recorded != now:
+        return f"content {recorded[:12]}, not {now[:12]}"
+    return difference(recorded, now, where=where)
+
+
+def _of_provenance(folder: Path) -> Inputs:
+    """What the last start of a run of an earlier version was given."""
+    if not (folder / PROVENANCE_FILE).is_file():
+        return {}
+    stored = read_provenance(folder)
+    return (stored.restarts or (stored,))[-1].data
