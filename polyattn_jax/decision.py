@@ -172,6 +172,7 @@ def explain(
     tolerance: float,
     ablated: bool,
     unmet: Sequence[str] = (),
+    dead: Sequence[statistics.Interval | None] = (None, None),
 ) -> RecipeVerdict:
     """A recipe's verdict with its reason and the next step (paper, section 6).
 
@@ -181,11 +182,12 @@ def explain(
     Args:
       entry: of `summary.behaviour`, for the recipe in every head.
       base: the same for softmax.
-      safe, top_safe: share of rows with S_p < 1, over all heads and the top K.
+      safe, top_safe: share of rows with S_p < 1, over all heads and the top K; no dead row is safe.
       unmeasured: why `safe` is None.
       tolerance: that of the verdict.
       ablated: whether head sets were tried in the same run.
       unmet: of `unmet_controls`; empty where no other control was run than softmax's accuracy.
+      dead: share of rows that are dead, over all heads and the top K.
     """
     name, n = entry.verdict, base.accuracy.n
     able, needed = head_sets.right(base.accuracy), least_prompts(tolerance)
@@ -257,4 +259,6 @@ def explain(
         least_prompts=needed,
         safe=safe,
         top_safe=top_safe,
+        dead=dead[0],
+        top_dead=dead[1],
     )

@@ -22,6 +22,7 @@ from polyattn_jax.concentration import (
     Rows,
     against_softmax,
     cells,
+    dead_fraction,
     decided_share,
     prevalence,
     safe_fraction,
@@ -284,12 +285,16 @@ def verdicts(
             continue
         recipe = config.by_name[entry.recipe]
         safe, top_safe, unmeasured = None, None, recipe.unmeasured
+        dead: tuple[statistics.Interval | None, ...] = (None, None)
         if recipe.degree is not None:
             args = (rows, suite, recipe.degree, recipe.bias_kind, config)
             safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)
-            unmeasured = "no row has an active key"
+            place = (rows, suite, recipe.bias_kind, config)
+            dead = (dead_fraction(*place, None), dead_fraction(*place, top))
+            unmeasured = "no row has a target"
         elif recipe.name in own:
             safe, top_safe = own[recipe.name].recipe, own[recipe.name].recipe_top
+            dead = (own[recipe.name].dead, own[recipe.name].dead_top)
         results.append(
             decision.explain(
                 entry,
@@ -300,6 +305,7 @@ def verdicts(
                 tolerance=config.tolerance,
                 ablated=bool(config.ablation_heads),
                 unmet=unmet,
+                dead=dead,
             )
         )
     return tuple(results)

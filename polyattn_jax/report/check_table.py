@@ -62,10 +62,12 @@ def _row_lines(result: CheckResult) -> list[str | Row]:
     unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
     ranked_by = "S_2" if parse_recipe(result.recipe).degree is not None else name
     lines: list[str | Row] = [
-        (f"active rows with {name} >= 1", "share", "95 % interval", "prompts"),
+        (f"rows with {name} >= 1, dead or not", "share", "95 % interval", "prompts"),
         _share("  all heads", unsafe.recipe),
+        _share("    dead, that is of no weight", unsafe.dead),
         _share("    softmax on the same rows", unsafe.softmax),
         _share(f"  the {result.heads} heads of greatest {ranked_by}", unsafe.recipe_top),
+        _share("    dead in these heads", unsafe.dead_top),
         _share("    softmax in the same heads", unsafe.softmax_top),
     ]
     if against is None:
@@ -127,7 +129,8 @@ def _text_lines(result: CheckResult) -> list[str | Row]:
     ]
     if result.measured:
         lines += [
-            _share(f"  active rows with {_statistic(result)} >= 1", texts.unsafe.recipe),
+            _share(f"  rows with {_statistic(result)} >= 1", texts.unsafe.recipe),
+            _share("    dead among these", texts.unsafe.dead),
             _share("    that softmax spreads", texts.unsafe.softmax),
         ]
     if against := texts.against_softmax:

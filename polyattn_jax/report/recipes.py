@@ -64,7 +64,9 @@ def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Secti
                 "Rank",
                 Column("Dead rows", ",.1f"),
                 "Safe, %",
+                "Dead, %",
                 f"Top {config.top_heads}, %",
+                "Dead, %",
             ],
             lines,
             caption=_PROSE(
@@ -104,8 +106,8 @@ def _sweep_row(
     accuracy, dash = stacked(entry.accuracy), cell(None)
     if verdict is None:
         safe = stacked(control) if control else dash
-        return [entry.recipe, "baseline", accuracy, dash, dash, *numbers, safe, dash]
-    shares = (verdict.safe, verdict.top_safe)
+        return [entry.recipe, "baseline", accuracy, dash, dash, *numbers, safe, *[dash] * 3]
+    shares = (verdict.safe, verdict.dead, verdict.top_safe, verdict.top_dead)
     counts = f"{number(entry.lost)} lost, {number(entry.won)} won"
     return [
         cell(entry.recipe, note=findings.bias_text(entry.bias)),

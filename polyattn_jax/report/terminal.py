@@ -157,7 +157,8 @@ def _table(summary: AuditSummary, console: Console) -> Table:
     table = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("recipe", no_wrap=True, overflow="ellipsis")
     top = f"top-{summary.config.top_heads} %"
-    for title in ("right % [95 %]", "p", "loss", "safe %", top, "lost %", "sharp %"):
+    titles = ("right % [95 %]", "p", "loss", "safe %", "dead %", top, "dead %", "lost %", "sharp %")
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for entry in findings.by_recipe(summary.sweep):
@@ -178,7 +179,9 @@ def _cells(
     low, high = f"{100 * accuracy.low:.0f}", f"{100 * accuracy.high:.0f}"
     shares = (
         verdict.safe if verdict else control,
+        verdict.dead if verdict else None,
         verdict.top_safe if verdict else None,
+        verdict.top_dead if verdict else None,
         against.lost if against else None,
         against.sharpened if against else None,
     )

@@ -90,17 +90,37 @@ def test_lost_and_sharpened_rows_are_those_of_float64(measured):
     assert results[16].sharpened.estimate > 0
 
 
-def test_prevalence_shows_softmax_on_the_same_active_rows(measured):
+def test_dead_rows_are_unsafe_and_the_paper_s_shares_are_of_active_rows(measured):
     rows, sums = measured
     (entry,) = concentration.prevalence(rows, CONFIG)
     active = np.isfinite(sums[:, 0])
-    assert entry.active_rows == active.sum()
-    assert entry.softmax.estimate == pytest.approx((sums[active, 4] >= 1).mean())
+    assert 0.05 < active.mean() < 0.95
+    assert (entry.rows, entry.active_rows) == (len(active), active.sum())
+    assert entry.dead.estimate == pytest.approx((~active).mean())
+    assert entry.softmax.estimate == pytest.approx((sums[:, 4] >= 1).mean())
+    assert entry.softmax_active.estimate == pytest.approx((sums[active, 4] >= 1).mean())
     for i, p in enumerate(DEGREES):
-        assert entry.unsafe[str(p)].estimate == pytest.approx((sums[active, i] >= 1).mean())
+        unsafe = sums[:, i] >= 1
+        assert unsafe[~active].all()
+        assert entry.unsafe[str(p)].estimate == pytest.approx(unsafe.mean())
+        assert entry.unsafe_active[str(p)].estimate == pytest.approx(unsafe[active].mean())
+        assert entry.unsafe[str(p)].estimate >= entry.dead.estimate
     safe = concentration.safe_fraction(rows, "synthetic", None, "auto", CONFIG, np.array([1]))
-    own = active & (rows["head"] == 1)
-    assert safe.estimate == pytest.approx((sums[own, 4] < 1).mean())
+    assert safe.estimate == pytest.approx((sums[rows["head"] == 1, 4] < 1).mean())
+
+
+def test_a_bias_that_kills_nearly_every_row_is_not_safe():
+    """Of 100 rows 90 are dead and 10 safe: 10 % are safe, not all."""
+    scores = np.full((100, 8), -3.0, np.float32)
+    scores[:, 0] = np.where(np.arange(100) < 90, -2.0, 6.0)
+    rows = table(scores, 0.0, np.arange(100).astype(str))
+    args = (rows, "synthetic", 2, "auto", CONFIG, None)
+    assert concentration.safe_fraction(*args).estimate == pytest.approx(0.1)
+    dead = concentration.dead_fraction(rows, "synthetic", "auto", CONFIG, None)
+    assert dead.estimate == pytest.approx(0.9)
+    (entry,) = concentration.prevalence(rows, CONFIG)
+    assert entry.unsafe["2"].estimate == pytest.approx(0.9)
+    assert entry.unsafe_active["2"].estimate == 0.0
 
 
 def boundary_rows(offsets, keys=16, p=2):
@@ -220,6 +240,7 @@ def test_rows_that_no_prompt_gives_are_left_out(measured):
     assert concentration.against_softmax(invalid, CONFIG) == ()
     (entry,) = concentration.prevalence(invalid, CONFIG)
     assert (entry.active_rows, entry.softmax, entry.unsafe) == (0, None, {})
+    assert (entry.softmax_active, entry.unsafe_active) == (None, {})
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

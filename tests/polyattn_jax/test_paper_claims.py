@@ -95,7 +95,7 @@ def test_a_recipe_without_normaliser_that_preserves_contradicts_the_paper(findin
 )
 def test_the_share_of_unsafe_rows_is_judged_by_its_interval(finding, share, wanted):
     entries = tuple(
-        dataclasses.replace(entry, unsafe={"2": share}) for entry in finding[0].prevalence
+        dataclasses.replace(entry, unsafe_active={"2": share}) for entry in finding[0].prevalence
     )
     audit = audit_of(finding, dataclasses.replace(finding[0], prevalence=entries))
     result = claims.mostly_unsafe(audit)
@@ -113,11 +113,10 @@ def test_the_share_of_unsafe_rows_is_judged_by_its_interval(finding, share, want
 )
 def test_the_screen_is_at_three_percent(finding, safe, verdict, low, high):
     (entry, *_) = finding[0].matched
-    measured = dataclasses.replace(entry.all, measured=Interval(safe, 0.0, 1.0, 200))
     audit = sweep_of(finding, **{entry.recipe: verdict})
-    summary = dataclasses.replace(
-        audit.summary, matched=(dataclasses.replace(entry, all=measured),)
-    )
+    (own,) = (one for one in audit.summary.verdicts if one.recipe == entry.recipe)
+    own = dataclasses.replace(own, safe=Interval(safe, 0.0, 1.0, 200))
+    summary = dataclasses.replace(audit.summary, matched=(entry,), verdicts=(own,))
     audit = dataclasses.replace(audit, summary=summary)
     assert claims.screen(audit).verdict == low
     assert claims.no_promise(audit).verdict == high
@@ -160,7 +159,9 @@ def test_a_ranking_is_judged_from_19_draws_on(finding):
 def test_the_share_over_length_is_flat_within_ten_points(finding, shares, wanted):
     (entry, *_) = (e for e in finding[0].prevalence if e.bias_kind == "zero")
     entries = tuple(
-        dataclasses.replace(entry, suite=f"induction_{length}", unsafe={"2": Interval(*share, 200)})
+        dataclasses.replace(
+            entry, suite=f"induction_{length}", unsafe_active={"2": Interval(*share, 200)}
+        )
         for length, share in shares.items()
     )
     audit = audit_of(finding, dataclasses.replace(finding[0], prevalence=entries))
