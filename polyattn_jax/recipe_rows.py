@@ -21,6 +21,7 @@ import numpy as np
 from lm_jax.model.attention import Fused, LayerAttend, PerLayer, fused, register_fused, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward
+from lm_jax.model.precision import exact_jit
 from lm_jax.statistics import Interval
 from polyattn_jax import concentration, row_maps
 from polyattn_jax.audit_suites import diagnosed
@@ -102,7 +103,7 @@ def _dense(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, ca
 register_fused(RecipeRows, DENSE, _dense)
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "maps"))
+@functools.partial(exact_jit, static_argnames=("cfg", "maps"))
 def measure(
     params: Any,
     tokens_BT: jax.Array,

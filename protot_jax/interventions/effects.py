@@ -30,6 +30,7 @@ from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.run import stop
 from lm_jax.statistics import Interval
 from lm_jax.train.objective import PAD
@@ -99,7 +100,7 @@ class Measured:
         return self.change(mode)[:, :, : self.control_draws, self.kept_N].mean((2, 3))
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "mixer"))
+@functools.partial(exact_jit, static_argnames=("cfg", "mixer"))
 def token_log_probs(
     params: ParamTree,
     tokens_NS: jax.Array,
