@@ -282,7 +282,9 @@ def losses_on_texts(
     """Measures or resumes the loss on texts of the user, with softmax and with the recipe."""
     conditions = stages.sweep_conditions(audited, calibrated, TEXTS)
     stages.text_losses(audited, stores, conditions, suite)
-    result = summary.text_losses(columns(stores.text_losses.read()), TEXTS)
+    result = summary.text_losses(
+        columns(stores.text_losses.read()), TEXTS, one_document=audited.config.one_document
+    )
     by_cell = {entry.cell: entry for entry in result}
     return by_cell[SOFTMAX.name], by_cell[conditions[-1].name]
 

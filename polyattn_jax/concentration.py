@@ -15,15 +15,18 @@ Statistics of rows are float32. Where their proved error bound (`diagnostic.rela
 `softmax_error_bound`, which take the float32 scores as exact) does not decide whether
 S >= 1, the row is undecided: the estimate of a share counts it as computed, the low end of the
 interval as no member, the high end as a member. Intervals resample
-prompts, because the rows of one prompt are not independent.
+prompts, because the rows of one prompt are not independent; windows of one document count as one
+(`clusters`).
 """
 
 from collections.abc import Callable
+import functools
 from typing import NamedTuple
 
 import numpy as np
 
 from lm_jax import statistics
+from polyattn_jax.audit_suites import TEXTS
 from polyattn_jax.columns import Columns, degrees, take, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import (
@@ -104,6 +107,15 @@ def _unsafe(
     return Rows(c[name] >= 1.0 + epsilon, sure, safety != Safety.SAFE)
 
 
+def clusters(c: Columns, config: AuditConfig) -> np.ndarray:
+    """What intervals resample, by row: its prompt, or the document of a window.
+
+    Windows of one plain text are not independent of each other, so that all are one cluster.
+    """
+    windows = (c["suite"] == TEXTS) & config.one_document
+    return np.where(windows, TEXTS, c["prompt"])
+
+
 def share(
     values: np.ndarray,
     prompts: np.ndarray,
@@ -149,12 +161,11 @@ def prevalence(rows: Columns, config: AuditConfig) -> tuple[Prevalence, ...]:
         targeted, a = with_target(c), where(c, status=int(Status.ACTIVE))
         members, of_active = by_map(targeted), by_map(a)
         rates, active_rates = (
-            {name: decided_share(m, part["prompt"], config) for name, m in each.items()}
+            {name: decided_share(m, clusters(part, config), config) for name, m in each.items()}
             for each, part in ((members, targeted), (of_active, a))
         )
 
-        def of_all(hit: np.ndarray, prompts: np.ndarray = c["prompt"]) -> statistics.Interval:
-            return share(hit.astype(float), prompts, config)
+        of_all = functools.partial(share, prompts=clusters(c, config), config=config)
 
         results.append(
             Prevalence(
@@ -163,10 +174,10 @@ def prevalence(rows: Columns, config: AuditConfig) -> tuple[Prevalence, ...]:
                 bias=float(c["bias"][0]),
                 rows=len(c["status"]),
                 active_rows=len(a["status"]),
-                prompts=len(set(c["prompt"])),
-                dead=of_all(c["status"] == Status.DEAD),
+                prompts=len(set(clusters(c, config))),
+                dead=of_all((c["status"] == Status.DEAD).astype(float)),
                 invalid=int(np.sum(c["status"] == Status.INVALID)),
-                argmax_is_answer=of_all(c["argmax"] == c["answer"])
+                argmax_is_answer=of_all((c["argmax"] == c["answer"]).astype(float))
                 if (c["answer"] >= 0).any()
                 else None,
                 softmax=rates.pop("softmax", None),
@@ -199,7 +210,7 @@ def _by_window(
     return {
         kind: {
             name: decided_share(
-                Rows(*(member[own] for member in members)), c["prompt"][own], config
+                Rows(*(member[own] for member in members)), clusters(c, config)[own], config
             )
             for name, members in by_name.items()
         }
@@ -238,7 +249,7 @@ def safe_fraction(
     if not len(c["layer"]):
         return None
     members = softmax_unsafe(c) if degree is None else unsafe(c, degree)
-    return decided_share(~members, c["prompt"], config)
+    return decided_share(~members, clusters(c, config), config)
 
 
 def dead_fraction(
@@ -252,7 +263,7 @@ def dead_share(c: Columns, config: AuditConfig) -> statistics.Interval | None:
     """Share of the rows `c` whose weights are all zero; None without rows."""
     if not len(c["status"]):
         return None
-    return share((c["status"] == Status.DEAD).astype(float), c["prompt"], config)
+    return share((c["status"] == Status.DEAD).astype(float), clusters(c, config), config)
 
 
 def _of_suite(rows: Columns, suite: str, kind: str, heads: np.ndarray | None) -> Columns:
@@ -299,7 +310,7 @@ def comparison(
       config: of the audit.
     """
     suite, kind, p = place
-    prompts = c["prompt"]
+    prompts = clusters(c, config)
     lost, sharpened = ~spread & missed, spread & ~missed
     sharp = ~spread.computed
 

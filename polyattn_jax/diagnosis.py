@@ -70,7 +70,8 @@ class DiagnosisResult:
     """Diagnosis of the score rows of texts.
 
     Attributes:
-      texts: how many were read.
+      texts: how many were read, or windows of a plain text.
+      documents: how many they are of; intervals are over these.
       tokens: of all texts.
       degrees: of S_p.
       degree: of the recipe; null where S_p is not defined for it.
@@ -86,6 +87,7 @@ class DiagnosisResult:
     degree: float | None
     calibration: Calibration | None
     texts: Count
+    documents: Count
     tokens: Count
     degrees: tuple[int | float, ...]
     prevalence: tuple[Prevalence, ...]
@@ -125,6 +127,7 @@ def run(audited: AuditedModel, folder: Path) -> DiagnosisResult:
         degree=recipe.degree,
         calibration=calibration,
         texts=len(suite.prompts),
+        documents=1 if config.one_document else len(suite.prompts),
         tokens=sum(len(prompt.tokens) for prompt in suite.prompts),
         degrees=degrees(rows),
         prevalence=concentration.prevalence(rows, config),
@@ -161,6 +164,8 @@ def by_head(rows: Columns) -> tuple[HeadRows, ...]:
 def format_diagnosis(result: DiagnosisResult) -> str:
     """The result as plain text of at most 80 columns."""
     texts = f"{result.texts:,} text{'s' * (result.texts != 1)}"
+    if one := result.documents == 1:
+        texts = f"one text, read in {result.texts:,} windows"
     head = f"{result.model}: score rows of {texts}, {result.tokens:,} tokens"
     lines = [*textwrap.wrap(head, 80)]
     for entry in result.prevalence:
@@ -186,8 +191,9 @@ def format_diagnosis(result: DiagnosisResult) -> str:
     text = (
         "Unsafe: the other keys together outweigh the best one, or the row is dead: every weight "
         "is 0. Lost: only softmax concentrates the row; sharpened: only r^p does. Change: of the "
-        "head's output, median. Brackets: 95 % over texts."
+        "head's output, median. "
     )
+    text += "One text, no interval." if one else "Brackets: 95 % over texts."
     lines += textwrap.wrap(text, 80)
     if parse_recipe(result.recipe).tabled:
         text = (
@@ -238,6 +244,8 @@ def _head_lines(result: DiagnosisResult) -> list[str]:
 def _percent(interval: Interval | None) -> str:
     if interval is None:
         return "-"
+    if findings.unknown_ends(interval):
+        return f"{100 * interval.estimate:.1f}"
     return f"{100 * interval.estimate:.1f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
 
 

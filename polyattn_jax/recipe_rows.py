@@ -184,7 +184,7 @@ def shares(
     def safe(unsafe: concentration.Rows, part: Columns) -> Interval | None:
         if not len(part["status"]):
             return None
-        return concentration.decided_share(~unsafe, part["prompt"], config)
+        return concentration.decided_share(~unsafe, concentration.clusters(part, config), config)
 
     of_recipe = [safe(concentration.own_unsafe(part, recipe.map), part) for part in parts]
     of_softmax = [safe(concentration.softmax_unsafe(part), part) for part in parts]

@@ -185,6 +185,9 @@ class RecipeVerdict:
         not measured.
       top_safe: the same over the `config.top_heads` heads of highest median S_2.
       dead, top_dead: share of the same rows that are dead.
+      loss_p: one-sided p of a loss of the tolerance or more, of this recipe alone: "preserve" takes
+        2.5 % or less.
+      loss_p_holm: the same corrected by Holm for the number of recipes tried.
     """
 
     recipe: str
@@ -199,6 +202,8 @@ class RecipeVerdict:
     top_safe: Interval | None
     dead: Interval | None
     top_dead: Interval | None
+    loss_p: Share
+    loss_p_holm: Share
 
 
 @dataclasses.dataclass(frozen=True)

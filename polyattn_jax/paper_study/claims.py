@@ -218,15 +218,27 @@ def decisive(audit: Audit) -> ClaimFinding:
         return ABSENT
     text = ", ".join(f"{e.beaten} of {len(e.random)} at K = {e.size}" for e in entries)
     text = f"worse than random sets: {text}"
+    if few := _too_few_heads(audit):
+        return ClaimFinding("undecided", f"{text}; {few}")
     flags = {entry.decisive for entry in entries}
     verdict: ClaimVerdict = "undecided" if None in flags else "holds" if all(flags) else "fails"
     return ClaimFinding(verdict, text)
 
 
+def _too_few_heads(audit: Audit) -> str:
+    """Why the top and the bottom K = 40 cannot be compared; empty where they can."""
+    heads = audit.summary.layers * audit.summary.heads
+    if heads >= 2 * TOP:
+        return ""
+    return f"not decidable: of {heads} heads the top and the bottom {TOP} overlap"
+
+
 def diffuse_top(audit: Audit) -> ClaimFinding:
     """Appendix U: the heads of highest median S_2 are diffuse, those of lowest mostly sinks."""
-    if audit.summary.head_types is None or len(audit.by_head["type"]) < TOP:
+    if audit.summary.head_types is None:
         return ABSENT
+    if few := _too_few_heads(audit):
+        return ClaimFinding("undecided", few)
     types = head_types.composition(audit.by_head, TOP)
     top, bottom = types.top["diffuse"], types.bottom["sink"]
     text = f"{top} of the top {TOP} diffuse, {bottom} of the bottom {TOP} sinks"

@@ -297,7 +297,7 @@ def types_of_heads(audit: Audit) -> Iterator[ComparedNumber]:
     n = min(config.induction_n, head_types.PROMPTS)
     theirs = tables.COMPOSITION.get(audit.beside.name, {}) if audit.beside else {}
     for size in SIZES:
-        if size > len(audit.by_head["type"]):
+        if 2 * size > len(audit.by_head["type"]):
             continue
         ours = head_types.composition(audit.by_head, size)
         kinds = [(group, kind) for group in ("top", "bottom") for kind in KINDS]

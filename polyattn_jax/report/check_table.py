@@ -140,6 +140,7 @@ def _text_lines(result: CheckResult) -> list[str | Row]:
 
 def _loss(label: str, interval: statistics.Interval, spec: str) -> Row:
     ends = f"{interval.low:{spec}} to {interval.high:{spec}}"
+    ends = findings.NO_INTERVAL if findings.unknown_ends(interval) else ends
     return label, f"{interval.estimate:{spec}}", ends, f"{interval.n}"
 
 
@@ -147,6 +148,7 @@ def _share(label: str, interval: statistics.Interval | None) -> Row:
     if interval is None:
         return label, "no such row", "", ""
     ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f} %"
+    ends = findings.NO_INTERVAL if findings.unknown_ends(interval) else ends
     return label, f"{100 * interval.estimate:.1f} %", ends, f"{interval.n}"
 
 

@@ -280,20 +280,23 @@ def stacked(result: Interval, *, signed: bool = False) -> Cell:
     """A share in percent with its interval under it, for tables of many columns."""
     spec = "+.1f" if signed else ".1f"
     low, high = (number(100 * end, spec) for end in (result.low, result.high))
-    return cell(100 * result.estimate, spec=spec, note=f"[{low}, {high}]")
+    note = findings.NO_INTERVAL if findings.unknown_ends(result) else f"[{low}, {high}]"
+    return cell(100 * result.estimate, spec=spec, note=note)
 
 
 def nats(result: Interval, *, signed: bool = False) -> Cell:
     """A loss or its change with its interval under it."""
     spec = "+.3f" if signed else ".3f"
     low, high = (number(end, spec) for end in (result.low, result.high))
-    return cell(result.estimate, spec=spec, note=f"[{low}, {high}]")
+    note = findings.NO_INTERVAL if findings.unknown_ends(result) else f"[{low}, {high}]"
+    return cell(result.estimate, spec=spec, note=note)
 
 
 def _perplexity(result: Interval) -> Cell:
     """A perplexity or a ratio of two with its interval under it."""
     low, high = (number(end, ".4g") for end in (result.low, result.high))
-    return cell(result.estimate, spec=".4g", note=f"[{low}, {high}]")
+    note = findings.NO_INTERVAL if findings.unknown_ends(result) else f"[{low}, {high}]"
+    return cell(result.estimate, spec=".4g", note=note)
 
 
 def suite_cell(entry: Prevalence | SoftmaxComparison | BoundAgreement, config: AuditConfig) -> Cell:

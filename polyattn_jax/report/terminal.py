@@ -135,6 +135,8 @@ def _suite_rows(summary: AuditSummary) -> list[Sequence[str]]:
 
 
 def _ends(interval: Interval, spec: str) -> str:
+    if findings.unknown_ends(interval):
+        return f"{interval.estimate:{spec}}, {findings.NO_INTERVAL}"
     low, high = f"{interval.low:{spec}}", f"{interval.high:{spec}}"
     return f"{interval.estimate:{spec}} [{low}, {high}]"
 

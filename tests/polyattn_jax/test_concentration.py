@@ -1,5 +1,6 @@
 """Shares of rows against float64 on synthetic scores; rows left open by rounding are counted."""
 
+import dataclasses
 import math
 
 import jax.numpy as jnp
@@ -217,6 +218,25 @@ def test_one_prompt_tells_nothing_of_others():
     for entry in concentration.against_softmax(rows, CONFIG):
         assert (entry.lost.low, entry.lost.high) == (0.0, 1.0)
         assert entry.balance.high == 1.0
+
+
+def test_windows_of_one_plain_text_are_one_text():
+    """Of a plain text there is no interval; the texts of a .jsonl file are independent."""
+    rows = table(scores_of(rows=80), 1.5, np.repeat(np.arange(8), 10).astype(str), suite="texts")
+    of_file = {
+        name: dataclasses.replace(CONFIG, text=f"a/speech.{name}") for name in ("txt", "jsonl")
+    }
+    assert of_file["txt"].one_document and not of_file["jsonl"].one_document
+    assert dataclasses.replace(CONFIG, text="essays").one_document and not CONFIG.one_document
+    for name, n in (("txt", 1), ("jsonl", 8)):
+        (entry,) = concentration.prevalence(rows, of_file[name])
+        assert entry.prompts == entry.dead.n == entry.unsafe["2"].n == n
+        assert ((entry.unsafe["2"].low, entry.unsafe["2"].high) == (0.0, 1.0)) == (n == 1)
+        (first, *_) = concentration.against_softmax(rows, of_file[name])
+        assert first.lost.n == first.balance.n == n
+    other = rows | {"suite": np.full(80, "niah_64")}
+    (entry,) = concentration.prevalence(other, of_file["txt"])
+    assert entry.prompts == 8
 
 
 def test_intervals_resample_whole_prompts():

@@ -10,7 +10,7 @@ import pytest
 from kernels.attention.visibility import Visibility
 import lm_jax
 from lm_jax.errors import UsageError
-from lm_jax.model.attention import fused
+from lm_jax.model import attention
 import polyattn_jax
 from polyattn_jax import measure, row_maps
 from polyattn_jax.fused import by_kernels
@@ -110,7 +110,7 @@ def test_documents_stay_apart_where_there_is_padding_too(params, tokens_BT):
         rounding.assert_within(jax.jit(outputs)(computed), wanted)
     queries_BQ = jnp.array([[8, 22], [12, 36]])
     probe = Probe(queries_BQ, jnp.maximum(queries_BQ - 3, 0), jnp.zeros(1))
-    wanted = rounding.expected(lambda: outputs(fused(probe, DENSE)))
+    wanted = rounding.expected(lambda: outputs(attention.fused(probe, DENSE)))
     rounding.assert_within(jax.jit(outputs)(by_kernels(probe)), wanted)
 
 
@@ -123,7 +123,8 @@ def test_all_reports_of_the_probe_read_the_same_scores(monkeypatch):
     monkeypatch.setattr(polyattn_jax.fused, "_scores", lambda *args: scores_BNQS)
     probe = Probe(jnp.array([[2]]), jnp.array([[-1]]), jnp.zeros(1), degrees=(2,))
     visibility = Visibility(True, jnp.zeros(1, jnp.int32), None, None, None)
-    _, aux = polyattn_jax.fused._probe(probe, q, k, v, visibility=visibility, scale=1.0, cap=None)
+    run = functools.partial(polyattn_jax.fused._probe, visibility=visibility, scale=1.0, cap=None)
+    _, aux = jax.jit(run)(probe, q, k, v)
     s_p = aux["rows"]["argmax"].s_p
     np.testing.assert_allclose(s_p.ravel(), [5 / 9, 1 / 16], rtol=1e-6)
     z = np.float64([[1, 2, -np.inf], [0.5, 0, -np.inf]]) - [[3], [2]]
