@@ -234,17 +234,41 @@ def paired_change(lost: int, won: int, n: int, confidence: float = 0.95) -> Inte
     return Interval((won - lost) / n, low, high, n)
 
 
+def noninferiority(lost: int, won: int, n: int, tolerance: float) -> float:
+    """Returns the one-sided p of a loss of `tolerance` or more, by Tango's score test [4].
+
+    It is below (1 - confidence) / 2 exactly where the interval of `paired_change` lies above
+    -tolerance.
+
+    Args:
+      lost, won, n: as `paired_change` has them.
+      tolerance: success rate that may be lost, between 0 and 1.
+    """
+    if min(lost, won) < 0 or lost + won > n or n < 1:
+        raise UsageError(
+            f"noninferiority: lost={lost}, won={won}, n={n}; need counts, lost + won <= n, n >= 1"
+        )
+    _check_open_unit("tolerance", tolerance)
+    return float(stats.norm.sf(_score(lost, won, n, -tolerance)))
+
+
+def _score(lost: int, won: int, n: int, d: float) -> float:
+    """Tango's score of a change d, which falls as d grows."""
+    shift = won - lost - n * d
+    # the likelihood of q is greatest at the larger root of 2 n q^2 + linear q - lost d (1 - d)
+    linear = (2 * n + lost - won) * d - lost - won
+    root = math.sqrt(max(linear**2 + 8 * n * lost * d * (1 - d), 0.0))
+    variance = n * ((root - linear) / (2 * n) + d * (1 - d))
+    if shift == 0:
+        return 0.0
+    return math.copysign(math.inf, shift) if variance <= 0 else shift / math.sqrt(variance)
+
+
 def _lowest_change(lost: int, won: int, n: int, z: float) -> float:
-    """The least d whose score, which falls as d grows, is at most z."""
+    """The least d whose score is at most z."""
 
     def excess(d: float) -> float:
-        shift = won - lost - n * d
-        # the likelihood of q is greatest at the larger root of 2 n q^2 + linear q - lost d (1 - d)
-        linear = (2 * n + lost - won) * d - lost - won
-        root = math.sqrt(max(linear**2 + 8 * n * lost * d * (1 - d), 0.0))
-        variance = n * ((root - linear) / (2 * n) + d * (1 - d))
-        score = 0.0 if shift == 0 else math.inf if variance <= 0 else shift / math.sqrt(variance)
-        return score - z
+        return _score(lost, won, n, d) - z
 
     if lost == n:
         return -1.0

@@ -226,9 +226,10 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
         base,
         safe.recipe,
         safe.recipe_top,
-        unmeasured="no row has an active key" if measured else recipe.unmeasured,
+        unmeasured="no row has a target" if measured else recipe.unmeasured,
         tolerance=config.tolerance,
         ablated=False,
+        dead=(safe.dead, safe.dead_top),
     )
     return CheckResult(
         model=config.model,
@@ -282,7 +283,9 @@ def losses_on_texts(
     """Measures or resumes the loss on texts of the user, with softmax and with the recipe."""
     conditions = stages.sweep_conditions(audited, calibrated, TEXTS)
     stages.text_losses(audited, stores, conditions, suite)
-    result = summary.text_losses(columns(stores.text_losses.read()), TEXTS)
+    result = summary.text_losses(
+        columns(stores.text_losses.read()), TEXTS, one_document=audited.config.one_document
+    )
     by_cell = {entry.cell: entry for entry in result}
     return by_cell[SOFTMAX.name], by_cell[conditions[-1].name]
 
@@ -300,15 +303,17 @@ def row_findings(
     top = summary.ranking(by_head)[: config.top_heads]
     kind = "zero" if at_zero else "auto"
     maps = itertools.product((degree, None), (None, top))
-    safe = (concentration.safe_fraction(rows, suite, p, kind, config, k) for p, k in maps)
+    safe = [concentration.safe_fraction(rows, suite, p, kind, config, k) for p, k in maps]
+    dead = [concentration.dead_fraction(rows, suite, kind, config, k) for k in (None, top)]
     compared = concentration.against_softmax(where(rows, suite=suite, bias_kind=kind), config)
     against = next((entry for entry in compared if entry.p == degree), None)
-    return RowShares(*safe), against
+    return RowShares(*safe, *dead), against
 
 
 def _unsafe(safe: RowShares) -> RowShares:
     """The shares of rows that are not safe, from those of rows that are."""
-    return RowShares(**{name: _complement(share) for name, share in vars(safe).items()})
+    names = ("recipe", "recipe_top", "softmax", "softmax_top")
+    return dataclasses.replace(safe, **{name: _complement(getattr(safe, name)) for name in names})
 
 
 def _complement(safe: statistics.Interval | None) -> statistics.Interval | None:

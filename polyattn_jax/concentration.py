@@ -1,6 +1,9 @@
 """Shares of score rows that a recipe concentrates on their target, and softmax on the same rows.
 
-A row is unsafe if all other keys together outweigh the target, S >= 1 (Remark 4.5). Softmax is a
+A row is unsafe if all other keys together outweigh the target, S >= 1 (Remark 4.5). A dead row,
+whose weights are all zero, concentrates on nothing: it is unsafe too, and every share is of all
+rows that have a target, dead ones among them. The paper's tables are of active rows alone; shares
+of those are named `..._active`, and the share of dead rows stands beside each. Softmax is a
 row map like any other, so its own S (Appendix T) says which rows were concentrated to begin with: a
 row that softmax spreads and the recipe spreads too is no loss. So each share of S_p comes with that
 of softmax on the same rows, and two shares say what a substitution does,
@@ -12,15 +15,18 @@ Statistics of rows are float32. Where their proved error bound (`diagnostic.rela
 `softmax_error_bound`, which take the float32 scores as exact) does not decide whether
 S >= 1, the row is undecided: the estimate of a share counts it as computed, the low end of the
 interval as no member, the high end as a member. Intervals resample
-prompts, because the rows of one prompt are not independent.
+prompts, because the rows of one prompt are not independent; windows of one document count as one
+(`clusters`).
 """
 
 from collections.abc import Callable
+import functools
 from typing import NamedTuple
 
 import numpy as np
 
 from lm_jax import statistics
+from polyattn_jax.audit_suites import TEXTS
 from polyattn_jax.columns import Columns, degrees, take, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import (
@@ -101,6 +107,15 @@ def _unsafe(
     return Rows(c[name] >= 1.0 + epsilon, sure, safety != Safety.SAFE)
 
 
+def clusters(c: Columns, config: AuditConfig) -> np.ndarray:
+    """What intervals resample, by row: its prompt, or the document of a window.
+
+    Windows of one plain text are not independent of each other, so that all are one cluster.
+    """
+    windows = (c["suite"] == TEXTS) & config.one_document
+    return np.where(windows, TEXTS, c["prompt"])
+
+
 def share(
     values: np.ndarray,
     prompts: np.ndarray,
@@ -139,58 +154,65 @@ def cells(rows: Columns) -> list[tuple[str, str]]:
 
 
 def prevalence(rows: Columns, config: AuditConfig) -> tuple[Prevalence, ...]:
-    """Unsafe rates per suite and bias over active-unsaturated argmax rows (Tables 1, 10, 11)."""
+    """Unsafe rates per suite and bias over argmax rows: of all, and of active ones (Table 1)."""
     results = []
     for suite, kind in cells(rows):
         c = where(rows, suite=suite, bias_kind=kind, target="argmax")
-        active = c["status"] == Status.ACTIVE
-        a = take(c, active)
+        targeted, a = with_target(c), where(c, status=int(Status.ACTIVE))
+        members, of_active = by_map(targeted), by_map(a)
+        rates, active_rates = (
+            {name: decided_share(m, clusters(part, config), config) for name, m in each.items()}
+            for each, part in ((members, targeted), (of_active, a))
+        )
 
-        by_map: dict[str, Rows] = {}
-        if active.any():
-            by_map = {"softmax": softmax_unsafe(a), **{str(p): unsafe(a, p) for p in degrees(a)}}
-        rates = {name: decided_share(m, a["prompt"], config) for name, m in by_map.items()}
-
-        def of_all(hit: np.ndarray, prompts: np.ndarray = c["prompt"]) -> statistics.Interval:
-            return share(hit.astype(float), prompts, config)
+        of_all = functools.partial(share, prompts=clusters(c, config), config=config)
 
         results.append(
             Prevalence(
                 suite=suite,
                 bias_kind=kind,
                 bias=float(c["bias"][0]),
-                rows=len(active),
-                active_rows=int(active.sum()),
-                prompts=len(set(c["prompt"])),
-                dead=of_all(c["status"] == Status.DEAD),
+                rows=len(c["status"]),
+                active_rows=len(a["status"]),
+                prompts=len(set(clusters(c, config))),
+                dead=of_all((c["status"] == Status.DEAD).astype(float)),
                 invalid=int(np.sum(c["status"] == Status.INVALID)),
-                argmax_is_answer=of_all(c["argmax"] == c["answer"])
+                argmax_is_answer=of_all((c["argmax"] == c["answer"]).astype(float))
                 if (c["answer"] >= 0).any()
                 else None,
                 softmax=rates.pop("softmax", None),
                 unsafe=rates,
-                ties={str(p): int(np.sum(a[f"s_{p}"] == 1.0)) for p in degrees(a) if by_map},
-                undecided={name: int(m.undecided.sum()) for name, m in by_map.items()},
-                by_window=_by_window(a, by_map, config),
-                median=_medians(a) if by_map else None,
+                softmax_active=active_rates.pop("softmax", None),
+                unsafe_active=active_rates,
+                ties={str(p): int(np.sum(a[f"s_{p}"] == 1.0)) for p in degrees(a) if of_active},
+                undecided={name: int(m.undecided.sum()) for name, m in members.items()},
+                by_window=_by_window(targeted, members, config),
+                median=_medians(a) if of_active else None,
             )
         )
     return tuple(results)
 
 
+def by_map(c: Columns) -> dict[str, Rows]:
+    """The unsafe rows under softmax and at each degree; empty without rows."""
+    if not len(c["status"]):
+        return {}
+    return {"softmax": softmax_unsafe(c), **{str(p): unsafe(c, p) for p in degrees(c)}}
+
+
 def _by_window(
-    active: Columns, by_map: dict[str, Rows], config: AuditConfig
+    c: Columns, by_name: dict[str, Rows], config: AuditConfig
 ) -> dict[str, dict[str, statistics.Interval]]:
     """The unsafe rates of layers with a window and of full ones; empty without both."""
-    windowed = active["window"] > 0
+    windowed = c["window"] > 0
     if windowed.all() or not windowed.any():
         return {}
     return {
         kind: {
             name: decided_share(
-                Rows(*(member[own] for member in members)), active["prompt"][own], config
+                Rows(*(member[own] for member in members)), clusters(c, config)[own], config
             )
-            for name, members in by_map.items()
+            for name, members in by_name.items()
         }
         for kind, own in (("window", windowed), ("full", ~windowed))
     }
@@ -216,19 +238,37 @@ def safe_fraction(
     config: AuditConfig,
     heads: np.ndarray | None,
 ) -> statistics.Interval | None:
-    """Share of active rows with S_p < 1, over all heads or the given flat head numbers.
+    """Share of rows with S_p < 1, over all heads or the given flat head numbers.
 
-    A `degree` of None is softmax, read on the same active rows. None where the degree is none of
-    the diagnosed ones, or no row is active.
+    A dead row counts, and is not safe. A `degree` of None is softmax, read on the same rows. None
+    where the degree is none of the diagnosed ones, or no row has a target.
     """
     if degree is not None and degree not in degrees(rows):
         return None
-    c = where(rows, suite=suite, bias_kind=kind, target="argmax", status=int(Status.ACTIVE))
-    c = of_heads(c, heads, int(rows["head"].max()) + 1)
+    c = _of_suite(rows, suite, kind, heads)
     if not len(c["layer"]):
         return None
     members = softmax_unsafe(c) if degree is None else unsafe(c, degree)
-    return decided_share(~members, c["prompt"], config)
+    return decided_share(~members, clusters(c, config), config)
+
+
+def dead_fraction(
+    rows: Columns, suite: str, kind: str, config: AuditConfig, heads: np.ndarray | None
+) -> statistics.Interval | None:
+    """Share of the rows of `safe_fraction` that are dead."""
+    return dead_share(_of_suite(rows, suite, kind, heads), config)
+
+
+def dead_share(c: Columns, config: AuditConfig) -> statistics.Interval | None:
+    """Share of the rows `c` whose weights are all zero; None without rows."""
+    if not len(c["status"]):
+        return None
+    return share((c["status"] == Status.DEAD).astype(float), clusters(c, config), config)
+
+
+def _of_suite(rows: Columns, suite: str, kind: str, heads: np.ndarray | None) -> Columns:
+    c = with_target(where(rows, suite=suite, bias_kind=kind, target="argmax"))
+    return of_heads(c, heads, int(rows["head"].max()) + 1)
 
 
 def with_target(c: Columns) -> Columns:
@@ -270,7 +310,7 @@ def comparison(
       config: of the audit.
     """
     suite, kind, p = place
-    prompts = c["prompt"]
+    prompts = clusters(c, config)
     lost, sharpened = ~spread & missed, spread & ~missed
     sharp = ~spread.computed
 

@@ -26,8 +26,8 @@ class AuditConfig:
     Attributes:
       model: a Hugging Face folder, a GGUF file, or a name of the manifest.
       dtype: dtype of parameters and matrix products; scores and row maps are always float32.
-      attention: "kernels" forms no score matrix (kernels.row_map_attention, kernels.score_stats),
-        "dense" does; "auto" takes the kernels on one GPU. The rows are the same but for rounding.
+      attention: "kernels" forms no score matrix (kernels.row_map_attention), "dense" does; "auto"
+        takes the kernels on one GPU. The rows are the same but for rounding.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. (1, 1, 1) is the default device.
       seed: random seed of the suites and of the bootstrap.
       batch_size: number of prompts in one forward pass.
@@ -207,6 +207,11 @@ class AuditConfig:
     def calibrated_at(self) -> int:
         """The length that b_auto is calibrated at."""
         return self.calibration_length or self.sweep_length
+
+    @property
+    def one_document(self) -> bool:
+        """Whether the texts are windows of one plain text, which count as one."""
+        return bool(self.text) and not self.text.endswith(".jsonl")
 
     @property
     def by_name(self) -> dict[str, Recipe]:

@@ -15,6 +15,9 @@ the tolerance a recipe "preserves" with a chance of about (1 - level) / 2: enume
 for 40, 73, 100 and 200 prompts, a tolerance of 0.05 and a level of 0.95
 (tests/polyattn_jax/test_decision.py). Nothing is compared after rounding. In an audit a verdict is
 "undecided" unless the controls hold (`unmet_controls`).
+
+A verdict is of one recipe. Of many recipes, each with a true loss of the tolerance, one preserves
+by chance more often: what a report says of all together is by `preserves`, after Holm's correction.
 """
 
 import bisect
@@ -172,6 +175,7 @@ def explain(
     tolerance: float,
     ablated: bool,
     unmet: Sequence[str] = (),
+    dead: Sequence[statistics.Interval | None] = (None, None),
 ) -> RecipeVerdict:
     """A recipe's verdict with its reason and the next step (paper, section 6).
 
@@ -181,11 +185,12 @@ def explain(
     Args:
       entry: of `summary.behaviour`, for the recipe in every head.
       base: the same for softmax.
-      safe, top_safe: share of rows with S_p < 1, over all heads and the top K.
+      safe, top_safe: share of rows with S_p < 1, over all heads and the top K; no dead row is safe.
       unmeasured: why `safe` is None.
       tolerance: that of the verdict.
       ablated: whether head sets were tried in the same run.
       unmet: of `unmet_controls`; empty where no other control was run than softmax's accuracy.
+      dead: share of rows that are dead, over all heads and the top K.
     """
     name, n = entry.verdict, base.accuracy.n
     able, needed = head_sets.right(base.accuracy), least_prompts(tolerance)
@@ -257,4 +262,25 @@ def explain(
         least_prompts=needed,
         safe=safe,
         top_safe=top_safe,
+        dead=dead[0],
+        top_dead=dead[1],
+        loss_p=(p := statistics.noninferiority(entry.lost, entry.won, entry.delta.n, tolerance)),
+        loss_p_holm=p,
     )
+
+
+def corrected(verdicts: Sequence[RecipeVerdict]) -> tuple[RecipeVerdict, ...]:
+    """The verdicts with the p of each corrected by Holm for their number.
+
+    The name of a verdict stays that of the recipe alone; `preserves` is of all together.
+    """
+    adjusted = statistics.holm([verdict.loss_p for verdict in verdicts])
+    return tuple(
+        dataclasses.replace(verdict, loss_p_holm=p)
+        for verdict, p in zip(verdicts, adjusted, strict=True)
+    )
+
+
+def preserves(verdict: RecipeVerdict, level: float = 0.95) -> bool:
+    """Whether a recipe preserves after the correction for all recipes that were tried."""
+    return verdict.verdict == "preserve" and verdict.loss_p_holm <= (1 - level) / 2

@@ -1,11 +1,11 @@
-"""Diagnosis of score rows on texts of a user, in one forward pass of each: `check --diagnose`.
+"""Diagnosis of score rows on texts of a user, without any substitution: `check --diagnose`.
 
     iaj polyattn check --model=smollm2 --text=FILE --diagnose --workdir=runs/diagnosis
 
-No answers, no calibration, no substitution: one forward pass with softmax gives S_p of the rows of
-16 positions of each text in every layer and head, S of softmax on the same rows, and by how much
-the map would change the head's output. Rows are read at b = 0 and at the recipe's bias where it is
-a number; b_auto would take passes over calibration texts. The screen warns and promises nothing:
+One forward pass with softmax gives S_p of the rows of 16 positions of each text in every layer and
+head, S of softmax on the same rows, and by how much the map would change the head's output. Rows
+are read at b = 0 and at the recipe's bias; b_auto is calibrated first, on the shipped texts. Where
+each head has a bias of its own they are read at b = 0 alone. The screen warns and promises nothing:
 only `check` without `--diagnose` substitutes.
 
 A work folder then holds `diagnosis.json` (`DiagnosisResult`) and the rows.
@@ -29,9 +29,10 @@ from lm_jax.run.terminal import format_table
 from lm_jax.run.workdir import Resume, open_workdir
 from lm_jax.statistics import Interval
 from lm_jax.weights import hub
-from polyattn_jax import audit, audit_suites, concentration, stages, units
+from polyattn_jax import audit, audit_suites, concentration, model_calibration, stages, units
 from polyattn_jax.audit_suites import TEXTS
 from polyattn_jax.audited_model import AuditedModel
+from polyattn_jax.calibrate import Calibration
 from polyattn_jax.columns import Columns, columns, degrees, where
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.provenance import Provenance, read_provenance
@@ -70,10 +71,12 @@ class DiagnosisResult:
     """Diagnosis of the score rows of texts.
 
     Attributes:
-      texts: how many were read.
+      texts: how many were read, or windows of a plain text.
+      documents: how many they are of; intervals are over these.
       tokens: of all texts.
       degrees: of S_p.
       degree: of the recipe; null where S_p is not defined for it.
+      calibration: of b_auto; null where the recipe does not ask for it.
       prevalence: unsafe rates by bias.
       against_softmax: rows lost and sharpened, by bias and degree.
       heads: by bias, layer and head.
@@ -83,7 +86,9 @@ class DiagnosisResult:
     provenance: Provenance
     recipe: str
     degree: float | None
+    calibration: Calibration | None
     texts: Count
+    documents: Count
     tokens: Count
     degrees: tuple[int | float, ...]
     prevalence: tuple[Prevalence, ...]
@@ -106,8 +111,11 @@ def run(audited: AuditedModel, folder: Path) -> DiagnosisResult:
             tokenizer=audited.tokenizer.sha256,
         ),
     )
-    biases = {"zero": 0.0}
-    if not isinstance(recipe.bias, str):
+    biases, calibration = {"zero": 0.0}, None
+    if recipe.bias == "auto":
+        calibration = model_calibration.calibrated(audited, folder)
+        biases["auto"] = calibration.bias
+    elif not isinstance(recipe.bias, str):
         biases[recipe.bias_kind] = recipe.bias
     fingerprint = audit.fingerprint(audited, {TEXTS: suite})
     with units.open_stores(folder, fingerprint, config.degrees) as stores:
@@ -118,7 +126,9 @@ def run(audited: AuditedModel, folder: Path) -> DiagnosisResult:
         provenance=read_provenance(folder, config),
         recipe=recipe.spec,
         degree=recipe.degree,
+        calibration=calibration,
         texts=len(suite.prompts),
+        documents=1 if config.one_document else len(suite.prompts),
         tokens=sum(len(prompt.tokens) for prompt in suite.prompts),
         degrees=degrees(rows),
         prevalence=concentration.prevalence(rows, config),
@@ -155,39 +165,52 @@ def by_head(rows: Columns) -> tuple[HeadRows, ...]:
 def format_diagnosis(result: DiagnosisResult) -> str:
     """The result as plain text of at most 80 columns."""
     texts = f"{result.texts:,} text{'s' * (result.texts != 1)}"
+    if one := result.documents == 1:
+        texts = f"one text, read in {result.texts:,} windows"
     head = f"{result.model}: score rows of {texts}, {result.tokens:,} tokens"
     lines = [*textwrap.wrap(head, 80)]
     for entry in result.prevalence:
         lost = {str(e.p): e for e in result.against_softmax if e.bias_kind == entry.bias_kind}
-        lines += ["", f"{findings.bias_label(entry.bias_kind)}, {entry.rows:,} rows"]
-        rows = [("softmax", _percent(entry.softmax), "", "", "")]
+        dead = f"{_percent(entry.dead)} % of them dead"
+        lines += ["", f"{_bias(entry, result)}, {entry.rows:,} rows, {dead}"]
+        rows = [("softmax", _percent(entry.softmax), "", "", "", "")]
         for p in map(str, result.degrees):
             own = lost.get(p)
             rows.append(
                 (
                     f"p = {p}",
                     _percent(entry.unsafe.get(p)),
+                    _percent(entry.unsafe_active.get(p)),
                     _percent(own.lost if own else None),
                     _percent(own.sharpened if own else None),
                     f"{100 * own.change.estimate:.0f}" if own else "-",
                 )
             )
-        heads = ("unsafe rows", "active, %", "lost, %", "sharpened, %", "change, %")
+        heads = ("unsafe, %", "all rows", "active rows", "lost", "sharpened", "change")
         lines.append(format_table(heads, rows))
     lines += ["", *_head_lines(result)]
     text = (
-        "Unsafe: the other keys together outweigh the best one. Lost: only softmax concentrates "
-        "the row; sharpened: only r^p does. Change: of the head's output, median. Brackets: 95 % "
-        "over texts."
+        "Unsafe: the other keys together outweigh the best one, or the row is dead: every weight "
+        "is 0. Lost: only softmax concentrates the row; sharpened: only r^p does. Change: of the "
+        "head's output, median. "
     )
+    text += "One text, no interval." if one else "Brackets: 95 % over texts."
     lines += textwrap.wrap(text, 80)
-    if isinstance(parse_recipe(result.recipe).bias, str):
+    if parse_recipe(result.recipe).tabled:
         text = (
-            "b_auto takes passes over calibration texts and is not measured here: rows are read at "
-            "b = 0. Give a bias, --recipe=relu:p=4,b=1, or leave --diagnose out."
+            f"{result.recipe} has a bias of each head, at which no S_p is measured: rows are read "
+            "at b = 0 alone. Give one bias, --recipe=relu:p=4,b=auto."
         )
         lines += textwrap.wrap(text, 80)
     return "\n".join(lines)
+
+
+def _bias(entry: Prevalence, result: DiagnosisResult) -> str:
+    """At which bias the rows are read, and at which length it was calibrated."""
+    label, calibration = findings.bias_label(entry.bias_kind), result.calibration
+    if entry.bias_kind != "auto" or calibration is None:
+        return label
+    return f"{label} = {entry.bias:.3g} of {calibration.length:,} tokens"
 
 
 def _head_lines(result: DiagnosisResult) -> list[str]:
@@ -222,6 +245,8 @@ def _head_lines(result: DiagnosisResult) -> list[str]:
 def _percent(interval: Interval | None) -> str:
     if interval is None:
         return "-"
+    if findings.unknown_ends(interval):
+        return f"{100 * interval.estimate:.1f}"
     return f"{100 * interval.estimate:.1f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
 
 

@@ -3,8 +3,8 @@
 Importing this registers, under the name "kernels", for `lm_jax.fused`:
 
     substitute.GlobalRowMap, PerHeadRowMap    kernels.row_map_attention
-    probe.Probe                               the same for the output, kernels.score_stats for the
-                                              rows of chosen queries
+    probe.Probe                               the same for the output; the score rows of chosen
+                                              queries are formed, and all reports read those
     head_types.HeadProbe                      the same for the output; patterns are formed for a
                                               block of queries at a time
 """
@@ -18,7 +18,6 @@ import numpy as np
 
 from kernels.attention.visibility import Visibility
 from kernels.row_map_attention.maps import SOFTMAX, RowMap
-from kernels.score_stats.api import score_stats
 from lm_jax.errors import UsageError
 from lm_jax.model.attention import (
     Fused,
@@ -30,11 +29,11 @@ from lm_jax.model.attention import (
     softmax,
 )
 from lm_jax.model.layers import softcap
-from polyattn_jax.diagnostic import RowStats
+from lm_jax.model.precision import PRECISION
 from polyattn_jax.feature_maps import FeatureMap
 from polyattn_jax.field_maps import FieldMap
 from polyattn_jax.head_types import HeadProbe
-from polyattn_jax.probe import Probe, reports
+from polyattn_jax.probe import Probe, reports, score_rows
 from polyattn_jax.row_maps import Map
 from polyattn_jax.substitute import GlobalRowMap, PerHeadRowMap
 
@@ -99,9 +98,12 @@ def _probe(attend: Probe, q, k, v, *, visibility: Visibility, scale: float, cap:
     result = by_row_map(SOFTMAX, q, k, v, visibility=visibility, scale=scale, cap=cap)
     rows = jnp.arange(q.shape[0])[:, None]
     q_BQNH = q[rows, attend.queries_BQ]
-    stats = _stats(attend, q_BQNH, k, visibility, scale, cap)
+    # S_p and its control, softmax's S, are compared row by row: both are of the same scores.
     scores_BNQS = _scores(attend.queries_BQ, q_BQNH, k, visibility, scale, cap)
-    return result.out_BTNH, {"rows": stats, **reports(attend, scores_BNQS, v)}
+    return result.out_BTNH, {
+        "rows": score_rows(attend, scores_BNQS),
+        **reports(attend, scores_BNQS, v),
+    }
 
 
 def _head_probe(
@@ -125,41 +127,14 @@ def _head_probe(
     return result.out_BTNH, {name: x.sum(0) for name, x in sums_IBN.items()}
 
 
-def _stats(attend, q_BQNH, k, visibility, scale, cap) -> dict[str, RowStats]:
-    """`score_stats` of one query per batch row at a time: each has a position of its own."""
-    if visibility.query_segments_BT is not None:
-        raise UsageError(
-            "attend: the kernel of row statistics reads one document a row; pass the probe unfused"
-        )
-
-    def at_query(q_BNH, position_B, answer_B):
-        def of(target):
-            return score_stats(
-                q_BNH[:, None],
-                k,
-                degrees=attend.degrees,
-                bias=attend.biases,
-                target=target,
-                scale=scale,
-                soft_cap=cap,
-                window=visibility.window,
-                start=position_B,
-            )
-
-        return {"argmax": of(None), "answer": of(answer_B[:, None])}
-
-    positions_BQ = visibility.start_B[:, None] + attend.queries_BQ
-    result = jax.vmap(at_query, in_axes=1, out_axes=4)(q_BQNH, positions_BQ, attend.answers_BQ)
-    # [bias, B, 1, N, Q, ...] -> [bias, B, N, Q, ...]
-    return jax.tree.map(lambda x: x[:, :, 0], result)
-
-
 def _scores(queries_BQ, q_BQNH, k, visibility, scale, cap) -> jax.Array:
     """The masked score rows of the chosen queries, few enough to be formed."""
     B, Q, N, H = q_BQNH.shape
     S, K = k.shape[1:3]
     q_BQKGH = q_BQNH.reshape(B, Q, K, N // K, H)
-    scores = jnp.einsum("BQKGH,BSKH->BKGQS", q_BQKGH, k, preferred_element_type=jnp.float32)
+    scores = jnp.einsum(
+        "BQKGH,BSKH->BKGQS", q_BQKGH, k, precision=PRECISION, preferred_element_type=jnp.float32
+    )
     scores_BNQS = softcap(scores.reshape(B, N, Q, S) * scale, cap)
     positions_BQ1 = (visibility.start_B[:, None] + queries_BQ)[:, :, None]
     keys_11S = jnp.arange(S, dtype=jnp.int32)[None, None, :]

@@ -49,11 +49,12 @@ def draw(ranking: np.ndarray, sizes: Sequence[int], draws: int) -> dict[str, np.
 
     Args:
       ranking: flat head numbers, highest S_p first.
-      sizes: K; a size beyond the number of heads means all of them.
+      sizes: K; one beyond half of the heads means half of them, so that the top and the bottom set
+        have no head in common.
       draws: random sets of each size; set `random-K-s` is the first K of a permutation with seed s.
     """
     total, sets = len(ranking), {}
-    for size in sorted({min(size, total) for size in sizes}):
+    for size in sorted({min(size, total // 2) for size in sizes} - {0}):
         sets[f"top-{size}"] = ranking[:size]
         sets[f"bottom-{size}"] = ranking[total - size :]
         for seed in range(draws):

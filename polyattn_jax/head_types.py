@@ -110,9 +110,12 @@ def head_type(features: Mapping[str, float]) -> str:
 
 
 def composition(by_head: Columns, top_heads: int) -> HeadTypes:
-    """Number of heads of each type, in all and among the top and the bottom K."""
+    """Number of heads of each type, in all and among the top and the bottom K.
+
+    K is `top_heads`, or half of the heads where those are fewer than 2 K: no head is in both.
+    """
     total = len(by_head["type"])
-    size = min(top_heads, total)
+    size = min(top_heads, total // 2)
     groups = {
         "all": by_head["rank"] >= 0,
         "top": by_head["rank"] < size,

@@ -9,7 +9,15 @@ import numpy as np
 
 from lm_jax.statistics import Interval
 from polyattn_jax.columns import Columns, take, where
-from polyattn_jax.concentration import Rows, decided_share, of_heads, share, unsafe
+from polyattn_jax.concentration import (
+    Rows,
+    dead_share,
+    decided_share,
+    of_heads,
+    share,
+    unsafe,
+    with_target,
+)
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.diagnostic import Status
 from polyattn_jax.matched_results import MatchedSafety, SafeShares
@@ -33,13 +41,13 @@ def matched(
         if p is None:
             continue
         own = where(rows, suite=f"niah_{config.sweep_length}", bias_kind=kind)
-        best = where(own, target="argmax", status=int(Status.ACTIVE))
+        best = where(own, target="argmax")
         ranked = where(rows, suite=ranking_suite, bias_kind=kind, target="argmax")
         own_top = head_ranking(ranked, p, width)[: config.top_heads]
         fixed = of_heads(best, top, width)
+        fixed_active = where(fixed, status=int(Status.ACTIVE))
         answer = where(own, target="answer")
-        active = where(answer, status=int(Status.ACTIVE))
-        hit = take(active, active["argmax"] == active["answer"])
+        hit = take(answer, answer["argmax"] == answer["answer"])
         some = len(answer["status"]) > 0
         results.append(
             MatchedSafety(
@@ -49,14 +57,16 @@ def matched(
                 all=safe_shares(best, p, config),
                 top=safe_shares(fixed, p, config),
                 own_top=safe_shares(of_heads(best, own_top, width), p, config),
-                top_false_negative=int(np.sum((fixed["p_star"] <= p) & unsafe(fixed, p).sure)),
+                top_false_negative=int(
+                    np.sum((fixed_active["p_star"] <= p) & unsafe(fixed_active, p).sure)
+                ),
                 answer_is_argmax=_share(answer["argmax"] == answer["answer"], answer, config)
                 if some
                 else None,
                 answer_dead=_share(answer["status"] == Status.DEAD, answer, config)
                 if some
                 else None,
-                answer=safe_shares(active, p, config),
+                answer=safe_shares(answer, p, config),
                 answer_argmax=safe_shares(hit, p, config),
                 answer_argmax_top=safe_shares(of_heads(hit, top, width), p, config),
             )
@@ -78,14 +88,17 @@ def head_ranking(c: Columns, p: float, width: int) -> np.ndarray:
 
 
 def safe_shares(c: Columns, p: int | float, config: AuditConfig) -> SafeShares:
-    """Measured and predicted safety of active rows."""
-    if not len(c["status"]):
-        return SafeShares(None, None, 0)
-    measured: Rows = ~unsafe(c, p)
+    """Measured and predicted safety of the active rows of `c`, and its share of dead rows."""
+    dead = dead_share(with_target(c), config)
+    active = where(c, status=int(Status.ACTIVE))
+    if not len(active["status"]):
+        return SafeShares(None, None, 0, dead)
+    measured: Rows = ~unsafe(active, p)
     return SafeShares(
-        measured=decided_share(measured, c["prompt"], config),
-        predicted=_share(c["p_star"] <= p, c, config),
-        rows=len(c["status"]),
+        measured=decided_share(measured, active["prompt"], config),
+        predicted=_share(active["p_star"] <= p, active, config),
+        rows=len(active["status"]),
+        dead=dead,
     )
 
 

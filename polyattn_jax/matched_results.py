@@ -8,17 +8,19 @@ from lm_jax.statistics import Interval
 
 @dataclasses.dataclass(frozen=True)
 class SafeShares:
-    """Safe rows among active ones; null where no row is active.
+    """Safe rows among active ones, as the paper has them; null where no row is active.
 
     Attributes:
       measured: share with S_p < 1.
       predicted: share with p >= p*.
       rows: number of active rows.
+      dead: share of active and dead rows together that are dead; null without rows.
     """
 
     measured: Interval | None
     predicted: Interval | None
     rows: Count
+    dead: Interval | None
 
 
 @dataclasses.dataclass(frozen=True)

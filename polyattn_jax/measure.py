@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from lm_jax.model import attention as lm_attention
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward
+from lm_jax.model.precision import exact_jit
 from lm_jax.train.losses import Predictor, token_nll
 from polyattn_jax.calibrate import MassBelow, mass_below, mass_below_by_head
 from polyattn_jax.diagnostic import RowStats
@@ -41,7 +42,7 @@ class Diagnosis(NamedTuple):
     features: dict[str, jax.Array]
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "degrees", "fused"))
+@functools.partial(exact_jit, static_argnames=("cfg", "degrees", "fused"))
 def diagnose(
     params: Any,
     tokens_BT: jax.Array,
@@ -60,7 +61,7 @@ def diagnose(
     return Diagnosis(**{name: out.aux[name] for name in Diagnosis._fields})
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "fused"))
+@functools.partial(exact_jit, static_argnames=("cfg", "fused"))
 def head_features(
     params: Any,
     tokens_BT: jax.Array,
@@ -77,7 +78,7 @@ def head_features(
     return forward(params, tokens_BT, cfg, attend=attend, logits_at=last_B1).aux
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))
+@functools.partial(exact_jit, static_argnames=("cfg", "maps", "fused"))
 def evaluate(
     params: Any,
     tokens_BT: jax.Array,
@@ -109,7 +110,7 @@ def evaluate(
     return {name: value for name, value in judged.items() if name not in ("step", "target")}
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))
+@functools.partial(exact_jit, static_argnames=("cfg", "maps", "fused"))
 def answers(
     params: Any,
     tokens_BT: jax.Array,
@@ -182,7 +183,7 @@ def _judge(
     }
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))
+@functools.partial(exact_jit, static_argnames=("cfg", "maps", "fused"))
 def text_losses(
     params: Any,
     tokens_BT: jax.Array,
@@ -212,7 +213,7 @@ def text_losses(
     }
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "maps", "fused"))
+@functools.partial(exact_jit, static_argnames=("cfg", "maps", "fused"))
 def logits(
     params: Any,
     tokens_BT: jax.Array,
@@ -231,7 +232,7 @@ def logits(
     return forward(params, tokens_BT, cfg, attend=attend).logits
 
 
-@functools.partial(jax.jit, static_argnames="cfg")
+@functools.partial(exact_jit, static_argnames="cfg")
 def losses(
     params: Any,
     tokens_BT: jax.Array,
@@ -246,7 +247,7 @@ def losses(
     return jax.nn.logsumexp(logits_BQV, axis=-1) - own_BQ, logits_BQV.argmax(-1) == target_BQ
 
 
-@functools.partial(jax.jit, static_argnames=("lengths", "cfg"))
+@functools.partial(exact_jit, static_argnames=("lengths", "cfg"))
 def mass(
     params: Any,
     tokens_BT: jax.Array,
@@ -261,7 +262,7 @@ def mass(
     return forward(params, tokens_BT, cfg, record=record, logits_at=last_B1).records["attn.scores"]
 
 
-@functools.partial(jax.jit, static_argnames="cfg")
+@functools.partial(exact_jit, static_argnames="cfg")
 def mass_by_head(
     params: Any, tokens_BT: jax.Array, thresholds_LNM: jax.Array, *, cfg: DecoderConfig
 ) -> MassBelow:

@@ -21,12 +21,13 @@ import numpy as np
 from lm_jax.model.attention import Fused, LayerAttend, PerLayer, fused, register_fused, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward
+from lm_jax.model.precision import exact_jit
 from lm_jax.statistics import Interval
 from polyattn_jax import concentration, row_maps
 from polyattn_jax.audit_suites import diagnosed
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, where
-from polyattn_jax.diagnostic import Status, row_stats
+from polyattn_jax.diagnostic import row_stats
 from polyattn_jax.feature_maps import FeatureMap
 from polyattn_jax.probe import DENSE, head_output, relative_change, rows_at
 from polyattn_jax.results import RowShares, SoftmaxComparison
@@ -102,7 +103,7 @@ def _dense(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, ca
 register_fused(RecipeRows, DENSE, _dense)
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "maps"))
+@functools.partial(exact_jit, static_argnames=("cfg", "maps"))
 def measure(
     params: Any,
     tokens_BT: jax.Array,
@@ -167,8 +168,7 @@ def shares(
     """The shares of the rows of one suite that are safe, and what the recipe loses and sharpens.
 
     The top heads are those of greatest median S of the recipe on the induction prompts, or on the
-    suite itself without them. Shares are of active rows, as those of S_p; what is lost and
-    sharpened is of all rows that have a target, dead ones among them.
+    suite itself without them. All shares are of the rows that have a target, dead ones among them.
     """
     config, N = audited.config, audited.model.cfg.num_heads
     own = where(rows, recipe=recipe.name)
@@ -179,13 +179,12 @@ def shares(
     flat = ranked["layer"].astype(int) * N + ranked["head"]
     median = np.array([np.median(ranked["s_own"][flat == head]) for head in range(flat.max() + 1)])
     top = np.argsort(-median, kind="stable")[: config.top_heads]
-    active = where(c, status=int(Status.ACTIVE))
-    parts = (active, concentration.of_heads(active, top, N))
+    parts = (c, concentration.of_heads(c, top, N))
 
     def safe(unsafe: concentration.Rows, part: Columns) -> Interval | None:
         if not len(part["status"]):
             return None
-        return concentration.decided_share(~unsafe, part["prompt"], config)
+        return concentration.decided_share(~unsafe, concentration.clusters(part, config), config)
 
     of_recipe = [safe(concentration.own_unsafe(part, recipe.map), part) for part in parts]
     of_softmax = [safe(concentration.softmax_unsafe(part), part) for part in parts]
@@ -197,7 +196,8 @@ def shares(
         concentration.softmax_unsafe(c),
         config,
     )
-    return RowShares(*of_recipe, *of_softmax), compared
+    dead = [concentration.dead_share(part, config) for part in parts]
+    return RowShares(*of_recipe, *of_softmax, *dead), compared
 
 
 def shares_of_all(rows: Columns, audited: AuditedModel, suite: str) -> dict[str, RowShares]:

@@ -72,15 +72,20 @@ class ActiveMedians:
 class Prevalence:
     """Unsafe rates of one suite and bias, over rows whose target is the argmax (Tables 1, 10, 11).
 
+    A dead row is unsafe. It counts in `softmax`, `unsafe` and `by_window`, as do all rows that have
+    a target; the paper's tables have the shares of active rows alone.
+
     Attributes:
       rows: number of rows of any status.
       dead: share of all rows.
       invalid: number of rows with a score that is not finite.
       argmax_is_answer: share of all rows whose best key holds the answer; null where no key does.
-      softmax: unsafe rate of softmax on the active rows; null without active rows.
-      unsafe: unsafe rate by degree, on the active rows; empty without active rows.
+      softmax: unsafe rate of softmax on the rows of `unsafe`; null without such rows.
+      unsafe: unsafe rate by degree, of all rows that have a target; empty without such rows.
+      softmax_active: as `softmax`, of active rows; null without active rows.
+      unsafe_active: as `unsafe`, of active rows; empty without active rows.
       ties: number of active rows with S_p = 1, by degree.
-      undecided: number of active rows that the error bound leaves open, by degree and for
+      undecided: number of rows of `unsafe` that the error bound leaves open, by degree and for
         `softmax`.
       by_window: the same as `unsafe`, of layers with a `window` and of `full` ones, in a model that
         has both; empty in others.
@@ -98,6 +103,8 @@ class Prevalence:
     argmax_is_answer: Interval | None
     softmax: Interval | None
     unsafe: dict[str, Interval]
+    softmax_active: Interval | None
+    unsafe_active: dict[str, Interval]
     ties: dict[str, Count]
     undecided: dict[str, Count]
     by_window: dict[str, dict[str, Interval]] = dataclasses.field(default_factory=dict)
@@ -174,8 +181,13 @@ class RecipeVerdict:
       next: what to do next.
       could_decide: number of prompts that softmax gets right, which alone can be lost.
       least_prompts: fewest prompts that can end in "preserve".
-      safe: share of active rows with S_p < 1, over all heads; null where it is not measured.
+      safe: share of rows with S_p < 1, over all heads; a dead row is not safe. Null where it is
+        not measured.
       top_safe: the same over the `config.top_heads` heads of highest median S_2.
+      dead, top_dead: share of the same rows that are dead.
+      loss_p: one-sided p of a loss of the tolerance or more, of this recipe alone: "preserve" takes
+        2.5 % or less.
+      loss_p_holm: the same corrected by Holm for the number of recipes tried.
     """
 
     recipe: str
@@ -188,6 +200,10 @@ class RecipeVerdict:
     least_prompts: Count
     safe: Interval | None
     top_safe: Interval | None
+    dead: Interval | None
+    top_dead: Interval | None
+    loss_p: Share
+    loss_p_holm: Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,19 +327,25 @@ class AuditSummary:
 
 @dataclasses.dataclass(frozen=True)
 class RowShares:
-    """A share of the active rows of one suite; null where no row is active or S_p is not measured.
+    """A share of the rows of one suite that have a target; null where S_p is not measured.
+
+    Dead rows count in each share, and are not safe.
 
     Attributes:
       recipe: under the recipe, over all heads.
       recipe_top: under the recipe, over the heads of highest median S_2.
       softmax: under softmax, on the same rows as `recipe`.
       softmax_top: under softmax, on the same rows as `recipe_top`.
+      dead: rows that are dead under the recipe, over all heads.
+      dead_top: the same over the heads of `recipe_top`.
     """
 
     recipe: Interval | None = None
     recipe_top: Interval | None = None
     softmax: Interval | None = None
     softmax_top: Interval | None = None
+    dead: Interval | None = None
+    dead_top: Interval | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,7 +361,7 @@ class TextResults:
     """Loss and rows of texts of the user.
 
     Attributes:
-      unsafe: share of active rows with S_p >= 1, of softmax with S >= 1.
+      unsafe: share of rows with S_p >= 1, dead ones among them; of softmax with S >= 1.
       against_softmax: null where S_p was not measured or no row has a target.
     """
 
@@ -361,7 +383,7 @@ class CheckResult:
       measured: whether S_p is defined for the recipe and was measured.
       length: tokens of a needle prompt.
       heads: number of heads that count as the top ones.
-      unsafe: share of active rows with S_p >= 1, of softmax with S >= 1.
+      unsafe: share of rows with S_p >= 1, dead ones among them; of softmax with S >= 1.
       against_softmax: null where S_p was not measured or no row has a target.
       prompts: null without prompts of the user.
       texts: null without texts of the user.

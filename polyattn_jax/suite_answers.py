@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lm_jax.statistics import Interval
 from polyattn_jax import head_sets, measure
 from polyattn_jax.audit_suites import first_prompts
 from polyattn_jax.audited_model import AuditedModel
 from polyattn_jax.columns import Columns, where
-from polyattn_jax.concentration import safe_fraction
+from polyattn_jax.concentration import dead_fraction, safe_fraction
 from polyattn_jax.config import AuditConfig
 from polyattn_jax.results import SuiteAblation
 from polyattn_jax.row_maps import SOFTMAX
@@ -85,12 +86,16 @@ def results(answers: Columns, rows: Columns, config: AuditConfig) -> tuple[Suite
             conditions = behaviour(own, STAGE, config)
             failures = {entry.cell: _failures(where(own, cell=entry.cell)) for entry in conditions}
             safe = {SOFTMAX.name: safe_fraction(rows, suite, None, "auto", config, None)}
+            dead: dict[str, Interval | None] = {SOFTMAX.name: None}
             for recipe in config.by_name.values():
-                safe[recipe.name] = None
+                safe[recipe.name] = dead[recipe.name] = None
                 if recipe.degree is not None:
-                    args = (suite, recipe.degree, recipe.bias_kind, config, None)
-                    safe[recipe.name] = safe_fraction(rows, *args)
-            entries.append(SuiteResult(name, length, conditions, failures, safe))
+                    kind = recipe.bias_kind
+                    safe[recipe.name] = safe_fraction(
+                        rows, suite, recipe.degree, kind, config, None
+                    )
+                    dead[recipe.name] = dead_fraction(rows, suite, kind, config, None)
+            entries.append(SuiteResult(name, length, conditions, failures, safe, dead))
     return tuple(entries)
 
 

@@ -18,8 +18,9 @@ class SuiteResult:
         writes all of it; the loss is per token of the answer. A verdict has the accuracy of
         softmax on this suite as its only control.
       failures: by recipe, wrong answers by the name of the needle that they copy, or "other".
-      safe: by recipe, share of active rows with S_p < 1; of softmax S < 1, on the rows active at
-        b_auto; null where it is not measured or no row is active.
+      safe: by recipe, share of rows with S_p < 1, of softmax S < 1; a dead row is not safe. Null
+        where it is not measured.
+      dead: by recipe, share of the same rows that are dead; null likewise.
     """
 
     suite: str
@@ -27,3 +28,4 @@ class SuiteResult:
     conditions: tuple[ConditionResult, ...]
     failures: dict[str, dict[str, Count]]
     safe: dict[str, Interval | None]
+    dead: dict[str, Interval | None]

@@ -22,6 +22,8 @@ from polyattn_jax.concentration import (
     Rows,
     against_softmax,
     cells,
+    clusters,
+    dead_fraction,
     decided_share,
     prevalence,
     safe_fraction,
@@ -77,7 +79,9 @@ def bound(rows: Columns, config: AuditConfig) -> tuple[BoundAgreement, ...]:
                     bias_kind=kind,
                     p=p,
                     n=len(predicted),
-                    agree=decided_share(agree, c["prompt"], config) if len(predicted) else None,
+                    agree=decided_share(agree, clusters(c, config), config)
+                    if len(predicted)
+                    else None,
                     false_negative=int(np.sum(predicted & missed.sure)),
                     false_negative_eps=int(np.sum(predicted & beyond.sure)),
                     false_positive=int(np.sum(~predicted & ~missed.possible)),
@@ -207,11 +211,12 @@ def behaviour(
     return tuple(results)
 
 
-def text_losses(losses: Columns, stage: str) -> tuple[TextLoss, ...]:
+def text_losses(losses: Columns, stage: str, *, one_document: bool = False) -> tuple[TextLoss, ...]:
     """The loss of every condition of a stage on texts, and its change against softmax.
 
     Intervals are Student's over texts, since a bootstrap of few texts is too narrow: of 2, 6 and 12
-    texts its 95 % interval covered 50, 88 and 90 % of normal changes.
+    texts its 95 % interval covered 50, 88 and 90 % of normal changes. Windows of one document are
+    one text, of which there is no interval.
     """
     c = where(losses, stage=stage)
     base = where(c, cell=SOFTMAX.name)
@@ -230,8 +235,8 @@ def text_losses(losses: Columns, stage: str) -> tuple[TextLoss, ...]:
         ) -> LossInterval:
             if not np.isfinite(values).all():
                 return LossInterval(math.nan, *span, len(values))
-            if len(values) == 1:
-                return LossInterval(float(values[0]), *span, 1)
+            if len(values) == 1 or one_document:
+                return LossInterval(float(np.average(values, weights=predicted)), *span, 1)
             interval = statistics.student_interval(values, weights=predicted)
             low = max(interval.low, span[0])
             return LossInterval(interval.estimate, low, interval.high, interval.n)
@@ -284,12 +289,16 @@ def verdicts(
             continue
         recipe = config.by_name[entry.recipe]
         safe, top_safe, unmeasured = None, None, recipe.unmeasured
+        dead: tuple[statistics.Interval | None, ...] = (None, None)
         if recipe.degree is not None:
             args = (rows, suite, recipe.degree, recipe.bias_kind, config)
             safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)
-            unmeasured = "no row has an active key"
+            place = (rows, suite, recipe.bias_kind, config)
+            dead = (dead_fraction(*place, None), dead_fraction(*place, top))
+            unmeasured = "no row has a target"
         elif recipe.name in own:
             safe, top_safe = own[recipe.name].recipe, own[recipe.name].recipe_top
+            dead = (own[recipe.name].dead, own[recipe.name].dead_top)
         results.append(
             decision.explain(
                 entry,
@@ -300,9 +309,10 @@ def verdicts(
                 tolerance=config.tolerance,
                 ablated=bool(config.ablation_heads),
                 unmet=unmet,
+                dead=dead,
             )
         )
-    return tuple(results)
+    return decision.corrected(results)
 
 
 class Tables(NamedTuple):
@@ -359,7 +369,9 @@ def summarise(
         bound=bound(rows, config),
         sweep=swept,
         prompts=behaviour(answers, "prompts", config) if config.prompts else (),
-        texts=text_losses(columns(tables.text_losses), "texts") if config.text else (),
+        texts=text_losses(columns(tables.text_losses), "texts", one_document=config.one_document)
+        if config.text
+        else (),
         choices=dict(choices),
         suites=tuple(suites),
         linear=tuple(linear),

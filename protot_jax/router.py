@@ -28,6 +28,7 @@ from lm_jax.model import sites
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward, param_spec
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from lm_jax.train.evaluate import Batches
@@ -54,7 +55,7 @@ def router_statistics(
 
     Each batch is reduced on the device, so that the gates of one batch at a time are in memory.
     """
-    batch_sums = jax.jit(
+    batch_sums = exact_jit(
         under_mesh(functools.partial(_sums, cfg=cfg, mixer=mixer, make_batch=make_batch), mesh),
         in_shardings=(
             sharding.param_shardings(mesh, param_spec(cfg, mixer)),

@@ -26,6 +26,7 @@ from lm_jax.model.decode import Sampling, stream
 from lm_jax.model.edits import Chain
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.run import stop
 from protot_jax import edits
 from protot_jax.edits import PrototypeEdit
@@ -140,7 +141,9 @@ def sweep(
         raise UsageError("tokens = 0 has no end; a sweep of strengths needs at least 1")
     tokenizer, ids = model.tokenizer, open_ids(model.tokenizer, prompt)
     word = [] if target is None else word_ids(tokenizer, [target])[0]
-    log_probability = jax.jit(functools.partial(_log_probability, cfg=model.cfg, mixer=model.mixer))
+    log_probability = exact_jit(
+        functools.partial(_log_probability, cfg=model.cfg, mixer=model.mixer)
+    )
 
     def loss(new: Sequence[int], changes: Mapping[str, Any]) -> float:
         """Nats of the tokens after the prompt."""
@@ -277,7 +280,7 @@ def routing_of(model: TrainedModel, text: str, chosen: Sequence[PrototypeEdit] =
     tokens_1S = jnp.asarray([open_ids(model.tokenizer, text)])
     record = dict.fromkeys(edits.GATES, lm_jax.keep)
     forward = functools.partial(lm_jax.forward, cfg=model.cfg, mixer=model.mixer, record=record)
-    gates = jax.jit(forward)(model.params, tokens_1S).records
+    gates = exact_jit(forward)(model.params, tokens_1S).records
 
     def at(start: int, count: int) -> dict[str, Any]:
         source_T = np.arange(start, start + count)

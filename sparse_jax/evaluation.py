@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from lm_jax import statistics
 from lm_jax.model.decoder import forward
+from lm_jax.model.precision import exact_jit
 from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from lm_jax.statistics import Interval
@@ -89,7 +90,7 @@ def compare(
     Raises:
       StoppedError: a stop was requested.
     """
-    step = jax.jit(
+    step = exact_jit(
         under_mesh(functools.partial(_evaluate, dense, sparse, make_batch), mesh),
         in_shardings=(None, None, sharding.batch_sharding(mesh)),
         out_shardings=sharding.replicated(mesh),

@@ -34,6 +34,7 @@ from lm_jax.evaluate import multiple_choice
 from lm_jax.evaluate.multiple_choice import TASKS, Scorer
 from lm_jax.evaluate.multiple_choice.results import PairedChange
 from lm_jax.model.decoder import forward
+from lm_jax.model.precision import exact_jit
 from lm_jax.report import Column, section, table
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
@@ -177,7 +178,7 @@ def scorer(
         raise BadInputError(
             f"the model {name} has no tokenizer; put its tokenizer.json beside the weights"
         )
-    logits = jax.jit(functools.partial(_logits, model))
+    logits = exact_jit(functools.partial(_logits, model))
     return Scorer(
         logits=functools.partial(logits, base.params),
         tokenizer=base.tokenizer,

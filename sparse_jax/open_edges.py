@@ -10,6 +10,7 @@ import pyarrow as pa
 from lm_jax.model.attention import PerLayer
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward
+from lm_jax.model.precision import exact_jit
 from lm_jax.parallel import sharding
 from sparse_jax.attend import EDGES, by_kernels, listing_edges
 
@@ -70,6 +71,6 @@ def open_edges(params: Any, tokens_BT: jax.Array, cfg: DecoderConfig, attend: Pe
     return table if tokens_BT.shape[0] > 1 else table.drop_columns(["batch"])
 
 
-@functools.partial(jax.jit, static_argnames="cfg")
+@functools.partial(exact_jit, static_argnames="cfg")
 def _aux(params: Any, tokens_BT: jax.Array, attend: PerLayer, cfg: DecoderConfig) -> Any:
     return forward(params, tokens_BT, cfg, attend=by_kernels(attend)).aux

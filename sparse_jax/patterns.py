@@ -10,6 +10,7 @@ import numpy as np
 
 import lm_jax
 from lm_jax.errors import UsageError
+from lm_jax.model.precision import exact_products
 from lm_jax.parallel import sharding
 from lm_jax.weights.load import Pretrained
 from sparse_jax.model import SparseModel
@@ -65,8 +66,9 @@ def trace_patterns(
     added = {tokenizer.bos_id, tokenizer.eos_id}
     tokens_BT = jnp.asarray([ids], jnp.int32)
     record = {PATTERN: lm_jax.keep}
-    ungated = lm_jax.forward(dense.params, tokens_BT, dense.cfg, record=record)
-    gated = sparse.forward(tokens_BT, record=record)
+    with exact_products():
+        ungated = lm_jax.forward(dense.params, tokens_BT, dense.cfg, record=record)
+        gated = sparse.forward(tokens_BT, record=record)
     patterns = [sharding.fetch(output.records[PATTERN])[:, 0] for output in (ungated, gated)]
     open_LN = sharding.fetch(gated.aux["open_edges_BN"])[:, 0]
     pairs_L = sharding.fetch(gated.aux["pairs_B"])[:, 0]

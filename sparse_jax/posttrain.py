@@ -45,6 +45,7 @@ from lm_jax.errors import CorruptError
 from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.run import cli, processes
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import to_jsonable, write_json, write_text
@@ -166,7 +167,7 @@ def merge_and_compare(
     result = compare(dense, merged, task.validation, task.mesh)
     if objective.adapters is None:
         return merged, result, None
-    lost = jax.jit(functools.partial(lora.rounding, settings=objective.adapters, dtype=wide))
+    lost = exact_jit(functools.partial(lora.rounding, settings=objective.adapters, dtype=wide))
     rounding = Rounding(
         dtype=str(wide or jnp.dtype(task.config.dtype)),
         update_lost=float(lost(task.base.params, params[WEIGHTS])),

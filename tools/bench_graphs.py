@@ -31,11 +31,11 @@ import numpy as np
 import lm_jax
 from lm_jax.errors import UserError
 from lm_jax.model.config import DecoderConfig
+from lm_jax.model.precision import exact_products
 from lm_jax.run.files import write_json
 from sparse_jax import transcoders
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import Graph, attribute, linear, mediation, neurons
-from sparse_jax.graphs.graph import PRECISION
 from sparse_jax.graphs.replacement import record
 from sparse_jax.graphs.rows import POSITIONS, ActiveFeatures, RowFiller
 from sparse_jax.transcoders.transcoder import Transcoder
@@ -159,7 +159,7 @@ def bench_rows(length: int, features: int, active: int, repeats: int) -> dict[st
     model = random_model(PAIR)
     tokens = np.random.default_rng(0).integers(0, PAIR.vocab_size, length)
     transcoder = random_transcoder(model, tokens, features, active)
-    with jax.default_matmul_precision(PRECISION):
+    with exact_products():
         replacement = jax.jit(record)(model, transcoder, jnp.asarray(tokens))
         table = ActiveFeatures(np.asarray(replacement.feature_LTF))
         every = np.arange(len(table.layer_X))

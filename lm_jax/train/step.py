@@ -16,6 +16,7 @@ import optax
 
 from lm_jax.errors import UsageError
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from lm_jax.train import optim
@@ -149,7 +150,7 @@ def make_train_step(
 @functools.lru_cache(maxsize=8)
 def make_eval_step(objective: Objective, mesh: Mesh) -> EvalStep:
     """Compiles `step(params, frozen, tokens_BS)`: the sums of `objective.evaluate`."""
-    return jax.jit(
+    return exact_jit(
         under_mesh(objective.evaluate, mesh),
         in_shardings=(
             sharding.param_shardings(mesh, objective.spec),

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from lm_jax.train.evaluate import stop_between
@@ -35,7 +36,7 @@ def measure(task: Task, objective: HeadMatching, params: ParamTree) -> dict[str,
     queries = tuple(int(q) for q in np.arange(1, QUERIES + 1) * task.config.context // QUERIES - 1)
     queries = tuple(sorted({max(q, 1) for q in queries}))
     run = functools.partial(_of_windows, objective, queries)
-    step = jax.jit(
+    step = exact_jit(
         under_mesh(run, task.mesh),
         in_shardings=(None, None, sharding.batch_sharding(task.mesh)),
         out_shardings=sharding.replicated(task.mesh),

@@ -126,10 +126,10 @@ def un_normalised(audit: Audit) -> ClaimFinding:
 def mostly_unsafe(audit: Audit) -> ClaimFinding:
     """Section 5.2: at least 70 % of active rows are unsafe at p = 2 and b = 0 in every suite."""
     shares = [
-        entry.unsafe["2"]
+        entry.unsafe_active["2"]
         for entry in audit.summary.prevalence
         if entry.bias_kind == "zero"
-        and "2" in entry.unsafe
+        and "2" in entry.unsafe_active
         and named.split(entry.suite)[0] in ("induction", "copying", "mqar")
     ]
     if not shares:
@@ -150,13 +150,14 @@ def _of_enough(verdict: ClaimVerdict, shares: Iterable[Interval]) -> ClaimVerdic
 
 
 def _screened(audit: Audit, *, low: bool) -> list[ConditionResult]:
-    """The recipes whose share of safe rows is at most 3 %, or above."""
+    """The powers whose share of safe rows, no dead one among them, is at most 3 %, or above."""
     by_recipe = {entry.recipe: entry for entry in audit.summary.sweep}
+    safe = {entry.recipe: entry.safe for entry in audit.summary.verdicts}
+    shares = {entry.recipe: safe.get(entry.recipe) for entry in audit.summary.matched}
     return [
-        by_recipe[entry.recipe]
-        for entry in audit.summary.matched
-        if entry.all.measured is not None
-        and (entry.all.measured.estimate <= decision.SCREEN) == low
+        by_recipe[recipe]
+        for recipe, share in shares.items()
+        if share is not None and (share.estimate <= decision.SCREEN) == low
     ]
 
 
@@ -217,15 +218,27 @@ def decisive(audit: Audit) -> ClaimFinding:
         return ABSENT
     text = ", ".join(f"{e.beaten} of {len(e.random)} at K = {e.size}" for e in entries)
     text = f"worse than random sets: {text}"
+    if few := _too_few_heads(audit):
+        return ClaimFinding("undecided", f"{text}; {few}")
     flags = {entry.decisive for entry in entries}
     verdict: ClaimVerdict = "undecided" if None in flags else "holds" if all(flags) else "fails"
     return ClaimFinding(verdict, text)
 
 
+def _too_few_heads(audit: Audit) -> str:
+    """Why the top and the bottom K = 40 cannot be compared; empty where they can."""
+    heads = audit.summary.layers * audit.summary.heads
+    if heads >= 2 * TOP:
+        return ""
+    return f"not decidable: of {heads} heads the top and the bottom {TOP} overlap"
+
+
 def diffuse_top(audit: Audit) -> ClaimFinding:
     """Appendix U: the heads of highest median S_2 are diffuse, those of lowest mostly sinks."""
-    if audit.summary.head_types is None or len(audit.by_head["type"]) < TOP:
+    if audit.summary.head_types is None:
         return ABSENT
+    if few := _too_few_heads(audit):
+        return ClaimFinding("undecided", few)
     types = head_types.composition(audit.by_head, TOP)
     top, bottom = types.top["diffuse"], types.bottom["sink"]
     text = f"{top} of the top {TOP} diffuse, {bottom} of the bottom {TOP} sinks"
@@ -239,8 +252,8 @@ def flat_over_length(audit: Audit) -> ClaimFinding:
     for entry in audit.summary.prevalence:
         length = findings.suite_length(entry.suite, config)
         known = named.split(entry.suite)[0] == "induction" and entry.bias_kind == "zero"
-        if known and length and "2" in entry.unsafe:
-            shares[length] = entry.unsafe["2"]
+        if known and length and "2" in entry.unsafe_active:
+            shares[length] = entry.unsafe_active["2"]
     if len(shares) < 2:
         return ABSENT
     text = ", ".join(f"{100 * shares[n].estimate:.0f} % at {n:,}" for n in sorted(shares))

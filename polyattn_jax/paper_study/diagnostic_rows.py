@@ -29,12 +29,12 @@ def prevalence(audit: Audit) -> Iterator[ComparedNumber]:
         if base == "ruler_paper_single" and kind == "auto":
             theirs = tables.RULER_UNSAFE.get(beside.name, {}) if beside else {}
             for p in paper.DEGREES:
-                if str(p) in entry.unsafe:
+                if str(p) in entry.unsafe_active:
                     yield row(
                         audit,
                         "Table 31",
                         "unsafe rows",
-                        entry.unsafe[str(p)],
+                        entry.unsafe_active[str(p)],
                         theirs.get(p),
                         suite=entry.suite,
                         cell=f"p = {p}, b_auto",
@@ -55,12 +55,12 @@ def prevalence(audit: Audit) -> Iterator[ComparedNumber]:
             )
         bias = findings.bias_label(kind)
         for p in (2, 4, 8) if kind == "zero" else (2,):
-            if str(p) in entry.unsafe:
+            if str(p) in entry.unsafe_active:
                 yield row(
                     audit,
                     "Table 1" if kind == "zero" else "Table 11",
                     "unsafe rows",
-                    entry.unsafe[str(p)],
+                    entry.unsafe_active[str(p)],
                     published.unsafe.get(p) if published else None,
                     suite=entry.suite,
                     cell=f"p = {p}, {bias}",
@@ -110,7 +110,7 @@ def over_length(audit: Audit) -> Iterator[ComparedNumber]:
     for entry in audit.summary.prevalence:
         length = findings.suite_length(entry.suite, audit.summary.config)
         known = named.split(entry.suite)[0] == "induction" and entry.bias_kind == "zero"
-        if not known or length is None or "2" not in entry.unsafe:
+        if not known or length is None or "2" not in entry.unsafe_active:
             continue
         theirs, causes = None, ()
         if beside is not None:
@@ -129,7 +129,7 @@ def over_length(audit: Audit) -> Iterator[ComparedNumber]:
             audit,
             "Figure 5",
             "unsafe rows",
-            entry.unsafe["2"],
+            entry.unsafe_active["2"],
             theirs,
             suite=entry.suite,
             cell=f"p = 2, b = 0, {length:,} tokens",
@@ -297,7 +297,7 @@ def types_of_heads(audit: Audit) -> Iterator[ComparedNumber]:
     n = min(config.induction_n, head_types.PROMPTS)
     theirs = tables.COMPOSITION.get(audit.beside.name, {}) if audit.beside else {}
     for size in SIZES:
-        if size > len(audit.by_head["type"]):
+        if 2 * size > len(audit.by_head["type"]):
             continue
         ours = head_types.composition(audit.by_head, size)
         kinds = [(group, kind) for group in ("top", "bottom") for kind in KINDS]

@@ -50,7 +50,7 @@ ITEMS = (
     Item("Table 13", "intervals of Table 5", "they stand beside the paper's numbers of Table 5"),
     Item("Table 14", "answer's key as target", settings="recipes of the table in config.recipes"),
     Item("Table 15", "S of the sigmoid", settings="sigmoid_b0 in config.recipes"),
-    Item("Table 16", "head types at both ends", settings="induction prompts and 20 heads or more"),
+    Item("Table 16", "head types at both ends", settings="induction prompts and 40 heads or more"),
     Item("Table 17", "top K against random sets", settings="config.ablation_heads"),
     Item("Table 18", "unsafe rows of Qwen3-8B", f"another model; {_LARGER}"),
     Item("Table 19", "two needles", settings="two_needles in config.suites"),

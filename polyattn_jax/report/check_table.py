@@ -62,10 +62,12 @@ def _row_lines(result: CheckResult) -> list[str | Row]:
     unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
     ranked_by = "S_2" if parse_recipe(result.recipe).degree is not None else name
     lines: list[str | Row] = [
-        (f"active rows with {name} >= 1", "share", "95 % interval", "prompts"),
+        (f"rows with {name} >= 1, dead or not", "share", "95 % interval", "prompts"),
         _share("  all heads", unsafe.recipe),
+        _share("    dead, that is of no weight", unsafe.dead),
         _share("    softmax on the same rows", unsafe.softmax),
         _share(f"  the {result.heads} heads of greatest {ranked_by}", unsafe.recipe_top),
+        _share("    dead in these heads", unsafe.dead_top),
         _share("    softmax in the same heads", unsafe.softmax_top),
     ]
     if against is None:
@@ -127,7 +129,8 @@ def _text_lines(result: CheckResult) -> list[str | Row]:
     ]
     if result.measured:
         lines += [
-            _share(f"  active rows with {_statistic(result)} >= 1", texts.unsafe.recipe),
+            _share(f"  rows with {_statistic(result)} >= 1", texts.unsafe.recipe),
+            _share("    dead among these", texts.unsafe.dead),
             _share("    that softmax spreads", texts.unsafe.softmax),
         ]
     if against := texts.against_softmax:
@@ -137,6 +140,7 @@ def _text_lines(result: CheckResult) -> list[str | Row]:
 
 def _loss(label: str, interval: statistics.Interval, spec: str) -> Row:
     ends = f"{interval.low:{spec}} to {interval.high:{spec}}"
+    ends = findings.NO_INTERVAL if findings.unknown_ends(interval) else ends
     return label, f"{interval.estimate:{spec}}", ends, f"{interval.n}"
 
 
@@ -144,6 +148,7 @@ def _share(label: str, interval: statistics.Interval | None) -> Row:
     if interval is None:
         return label, "no such row", "", ""
     ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f} %"
+    ends = findings.NO_INTERVAL if findings.unknown_ends(interval) else ends
     return label, f"{100 * interval.estimate:.1f} %", ends, f"{interval.n}"
 
 

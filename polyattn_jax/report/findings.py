@@ -23,6 +23,8 @@ from polyattn_jax.results import (
 from polyattn_jax.row_maps import RECIPES, SOFTMAX
 from polyattn_jax.suites import named
 
+# In place of the interval over a single text or prompt.
+NO_INTERVAL = "one text, no interval"
 BySuite = TypeVar("BySuite", Prevalence, SoftmaxComparison, BoundAgreement)
 Condition = TypeVar("Condition", ConditionResult, TextLoss)
 OfRecipe = TypeVar("OfRecipe", ConditionResult, TextLoss, linear_state.LinearState)
@@ -226,17 +228,25 @@ def overall(summary: AuditSummary) -> Finding:
     def listed(entries: Sequence[ConditionResult]) -> str:
         return ", ".join(f"{e.recipe} ({counted(e.accuracy)})" for e in entries)
 
-    if kept := named["preserve"]:
-        rest = ", ".join(
-            f"{len(named[verdict])} {verdict}"
-            for verdict in ("undecided", "no-go")
-            if named[verdict]
-        )
+    shown = {verdict.recipe for verdict in summary.verdicts if decision.preserves(verdict)}
+    if kept := [entry for entry in named["preserve"] if entry.recipe in shown]:
+        alone = [entry for entry in named["preserve"] if entry.recipe not in shown]
+        counts = {f"preserve alone, not after Holm's correction: {listed(alone)}": len(alone)}
+        counts |= {verdict: len(named[verdict]) for verdict in ("undecided", "no-go")}
+        rest = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
         return Finding(
             f"{of.format(len(kept))} can replace softmax {where} and lose less than {points} of "
-            f"needle accuracy at {length:,} tokens: {listed(kept)}; softmax {right}"
-            f"{f'. Of the others: {rest}' if rest else ''}.",
+            f"needle accuracy at {length:,} tokens{_after_holm(others)}: {listed(kept)}; softmax "
+            f"{right}{f'. Of the others: {rest}' if rest else ''}.",
             TONES["preserve"],
+        )
+    if alone := named["preserve"]:
+        return Finding(
+            f"{of.format('None')} is shown to lose less than {points} of needle accuracy at "
+            f"{length:,} tokens when it replaces softmax {where}{_after_holm(others)}. Alone, that "
+            f"is without the correction, {len(alone)} would preserve: {listed(alone)}; softmax "
+            f"{right}. Repeat with these alone on new prompts.",
+            TONES["undecided"],
         )
     if unclear := named["undecided"]:
         return Finding(
@@ -253,6 +263,16 @@ def overall(summary: AuditSummary) -> Finding:
         f"{counted(best.accuracy)} prompts, softmax in {right}.",
         TONES["no-go"],
     )
+
+
+def _after_holm(others: Sequence[ConditionResult]) -> str:
+    return f" after Holm's correction for {len(others)} recipes" if len(others) > 1 else ""
+
+
+def unknown_ends(interval: Interval) -> bool:
+    """Whether an interval holds every value, since it is over a single text or prompt."""
+    ends = (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf), (-math.inf, math.inf)
+    return interval.n == 1 and (interval.low, interval.high) in ends
 
 
 def in_part(summary: AuditSummary) -> str:
@@ -368,10 +388,13 @@ def resolution(summary: AuditSummary) -> str:
     base, tolerance = softmax_of(summary.sweep), summary.config.tolerance
     n, reach = base.accuracy.n, -100 * base.delta.low
     loss = decision.detectable_loss(n, tolerance)
+    tried = len(summary.sweep) - 1
+    least = decision.least_prompts(tolerance, 1 - 0.05 / max(tried, 1))
     result = "no loss" if loss is None else f"a true loss of {100 * loss:.0f} points"
     return (
         f"Softmax gets {counted(base.accuracy)} prompts right; only these can be lost. Even "
         f"where none is, a loss of up to {reach:.1f} points stays possible; “preserve” within "
-        f"{100 * tolerance:g} points takes {decision.least_prompts(tolerance)} prompts or more. "
+        f"{100 * tolerance:g} points takes {decision.least_prompts(tolerance)} prompts or more"
+        f"{f', of one of {tried} recipes after Holm {least}' if tried > 1 else ''}. "
         f"With the {n:,} of this run {result} ends in “no-go” four times of five."
     )

@@ -4,6 +4,7 @@ from lm_jax.report import Cell, Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
+from polyattn_jax.matched_results import MatchedSafety
 from polyattn_jax.report.findings import suite_label
 from polyattn_jax.report.recipes import stacked
 from polyattn_jax.results import AuditSummary
@@ -23,13 +24,23 @@ def answered_rows(summary: AuditSummary) -> Section | None:
         "The rows of the answered prompts: is the answer's key reached?",
         _PROSE("answered_rows", where=where),
         table(
-            ["Recipe", "All, %", "pred., %", f"{top}, %", "pred., %", f"own {top}, %", "FN"],
+            [
+                "Recipe",
+                "All, %",
+                "pred., %",
+                f"{top}, %",
+                "pred., %",
+                f"own {top}, %",
+                "FN",
+                "Dead, %",
+            ],
             [
                 [
                     e.recipe,
                     *map(_cell, (e.all.measured, e.all.predicted, e.top.measured)),
                     *map(_cell, (e.top.predicted, e.own_top.measured)),
                     e.top_false_negative,
+                    _dead(e),
                 ]
                 for e in entries
             ],
@@ -61,6 +72,12 @@ def answered_rows(summary: AuditSummary) -> Section | None:
             n=n,
         ),
     )
+
+
+def _dead(e: MatchedSafety) -> Cell:
+    """Shares of dead rows over all heads, the top ones and the recipe's own top ones."""
+    shares = (part.dead for part in (e.all, e.top, e.own_top))
+    return cell(", ".join(f"{100 * dead.estimate:.1f}" if dead else "–" for dead in shares))
 
 
 def _cell(share: Interval | None) -> Cell:

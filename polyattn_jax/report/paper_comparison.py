@@ -107,7 +107,7 @@ def _prevalence(summary: AuditSummary, model: PaperModel, whose: str, judged: bo
         same, suite = judged and not reasons, suite_cell(entry, summary.config)
         of_degrees = [
             _beside(
-                entry.unsafe.get(str(p)),
+                entry.unsafe_active.get(str(p)),
                 row.unsafe[p] / 100,
                 judged=same,
                 tolerance=0.05,
@@ -141,8 +141,8 @@ def _prevalence(summary: AuditSummary, model: PaperModel, whose: str, judged: bo
         table(
             ["Suite", *(f"p = {p}, %" for p in (2, 4, 8)), "The paper's"],
             rates,
-            caption=f"Unsafe rows, {whose} (200 prompts; Tables 1 and 10 at b = 0, Table 11 at "
-            "b_auto).",
+            caption=f"Unsafe rows, {whose} (of active rows; 200 prompts; Tables 1 and 10 at b = 0, "
+            "Table 11 at b_auto).",
             n=n,
         ),
         table(

@@ -64,7 +64,9 @@ def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Secti
                 "Rank",
                 Column("Dead rows", ",.1f"),
                 "Safe, %",
+                "Dead, %",
                 f"Top {config.top_heads}, %",
+                "Dead, %",
             ],
             lines,
             caption=_PROSE(
@@ -104,8 +106,8 @@ def _sweep_row(
     accuracy, dash = stacked(entry.accuracy), cell(None)
     if verdict is None:
         safe = stacked(control) if control else dash
-        return [entry.recipe, "baseline", accuracy, dash, dash, *numbers, safe, dash]
-    shares = (verdict.safe, verdict.top_safe)
+        return [entry.recipe, "baseline", accuracy, dash, dash, *numbers, safe, *[dash] * 3]
+    shares = (verdict.safe, verdict.dead, verdict.top_safe, verdict.top_dead)
     counts = f"{number(entry.lost)} lost, {number(entry.won)} won"
     return [
         cell(entry.recipe, note=findings.bias_text(entry.bias)),
@@ -278,20 +280,23 @@ def stacked(result: Interval, *, signed: bool = False) -> Cell:
     """A share in percent with its interval under it, for tables of many columns."""
     spec = "+.1f" if signed else ".1f"
     low, high = (number(100 * end, spec) for end in (result.low, result.high))
-    return cell(100 * result.estimate, spec=spec, note=f"[{low}, {high}]")
+    note = findings.NO_INTERVAL if findings.unknown_ends(result) else f"[{low}, {high}]"
+    return cell(100 * result.estimate, spec=spec, note=note)
 
 
 def nats(result: Interval, *, signed: bool = False) -> Cell:
     """A loss or its change with its interval under it."""
     spec = "+.3f" if signed else ".3f"
     low, high = (number(end, spec) for end in (result.low, result.high))
-    return cell(result.estimate, spec=spec, note=f"[{low}, {high}]")
+    note = findings.NO_INTERVAL if findings.unknown_ends(result) else f"[{low}, {high}]"
+    return cell(result.estimate, spec=spec, note=note)
 
 
 def _perplexity(result: Interval) -> Cell:
     """A perplexity or a ratio of two with its interval under it."""
     low, high = (number(end, ".4g") for end in (result.low, result.high))
-    return cell(result.estimate, spec=".4g", note=f"[{low}, {high}]")
+    note = findings.NO_INTERVAL if findings.unknown_ends(result) else f"[{low}, {high}]"
+    return cell(result.estimate, spec=".4g", note=note)
 
 
 def suite_cell(entry: Prevalence | SoftmaxComparison | BoundAgreement, config: AuditConfig) -> Cell:

@@ -82,6 +82,7 @@ def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
             ),
             n=f"{number(sum(e.rows for e in entries))} rows; {_prompts(entries)} per line",
         ),
+        _of_active(summary, entries),
         *_by_window(summary, entries),
         report.grid(
             figures.phase_plot(
@@ -97,6 +98,32 @@ def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
                 "1); orange: safe; pale: near the boundary S₂ = 1. Values beyond ±2 are drawn as "
                 "±2; a head without an active row has no value and ranks first.",
             ),
+        ),
+    )
+
+
+def _of_active(summary: AuditSummary, entries: Sequence[Prevalence]) -> Markup:
+    """The shares of active rows alone, which the paper's tables have, folded away."""
+    names = [*map(str, summary.degrees)]
+    lines = [
+        [
+            suite_cell(entry, summary.config),
+            stacked(entry.softmax_active) if entry.softmax_active else cell(None),
+            *(
+                stacked(entry.unsafe_active[name]) if name in entry.unsafe_active else cell(None)
+                for name in names
+            ),
+            stacked(entry.dead),
+        ]
+        for entry in entries
+    ]
+    return report.details(
+        "The same of active rows alone, as in the paper",
+        table(
+            ["Suite", "Softmax, %", *(f"p = {name}, %" for name in names), "Dead, %"],
+            lines,
+            caption="Of active rows: dead rows, whose share is in the last column, are left out.",
+            n=f"{_prompts(entries)} per line",
         ),
     )
 
@@ -119,7 +146,8 @@ def _by_window(summary: AuditSummary, entries: Sequence[Prevalence]) -> list[Mar
         table(
             ["Suite", "Layers", "Softmax, %", *(f"p = {p}, %" for p in summary.degrees)],
             lines,
-            caption="Unsafe rows of layers with a sliding window and of full ones, of active rows.",
+            caption="Unsafe rows of layers with a sliding window and of full ones, dead ones among "
+            "them.",
             n=f"{_prompts(entries)} per line",
         )
     ]

@@ -24,7 +24,7 @@ def of_recipe(summary: AuditSummary, recipe: str) -> SoftmaxComparison | None:
 
 
 def softmax_safe(summary: AuditSummary) -> Interval | None:
-    """The share of safe rows under softmax itself, on the rows that are active at b_auto."""
+    """The share of safe rows under softmax itself."""
     probe = f"niah_{summary.config.sweep_length}", "auto"
     for entry in summary.prevalence:
         if (entry.suite, entry.bias_kind) == probe and entry.softmax:

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_jax import report
-from lm_jax.report import Column, Section, cell, section, table
+from lm_jax.report import Cell, Column, Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
+from lm_jax.statistics import Interval
 from polyattn_jax.report import figures, findings
 from polyattn_jax.report.recipes import stacked, verdict_cell
 from polyattn_jax.results import AuditSummary, ConditionResult
@@ -68,12 +69,12 @@ def by_length(entries: Sequence[SuiteResult], summary: AuditSummary) -> list[Any
         cells = {
             e.length: next(c for c in e.conditions if c.cell == condition.cell) for e in entries
         }
-        safe = [entry.safe[condition.cell] for entry in entries]
+        safe = [(entry.safe[condition.cell], entry.dead[condition.cell]) for entry in entries]
         lines.append(
             [
                 condition.recipe,
                 *(stacked(cells[entry.length].accuracy) for entry in entries),
-                *(stacked(share) if share else cell(None) for share in safe),
+                *(_safe(*shares) for shares in safe),
             ]
         )
     columns = ["Recipe", *(f"{length} tokens, right %" for length in lengths)]
@@ -85,6 +86,17 @@ def by_length(entries: Sequence[SuiteResult], summary: AuditSummary) -> list[Any
             curves.append(figures.safe_by_length(entries, name=name, n=n))
         parts.append(report.grid(*curves))
     return parts
+
+
+def _safe(safe: Interval | None, dead: Interval | None) -> Cell:
+    """A share of safe rows, with that of dead rows below it."""
+    if safe is None:
+        return cell(None)
+    if dead is None:
+        return stacked(safe)
+    low, high = 100 * safe.low, 100 * safe.high
+    note = f"[{low:.1f}, {high:.1f}], {100 * dead.estimate:.1f} dead"
+    return cell(100 * safe.estimate, spec=".1f", note=note)
 
 
 def by_suite(summary: AuditSummary) -> dict[str, list[SuiteResult]]:

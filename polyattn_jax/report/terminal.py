@@ -135,6 +135,8 @@ def _suite_rows(summary: AuditSummary) -> list[Sequence[str]]:
 
 
 def _ends(interval: Interval, spec: str) -> str:
+    if findings.unknown_ends(interval):
+        return f"{interval.estimate:{spec}}, {findings.NO_INTERVAL}"
     low, high = f"{interval.low:{spec}}", f"{interval.high:{spec}}"
     return f"{interval.estimate:{spec}} [{low}, {high}]"
 
@@ -157,7 +159,8 @@ def _table(summary: AuditSummary, console: Console) -> Table:
     table = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("recipe", no_wrap=True, overflow="ellipsis")
     top = f"top-{summary.config.top_heads} %"
-    for title in ("right % [95 %]", "p", "loss", "safe %", top, "lost %", "sharp %"):
+    titles = ("right % [95 %]", "p", "loss", "safe %", "dead %", top, "dead %", "lost %", "sharp %")
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for entry in findings.by_recipe(summary.sweep):
@@ -178,7 +181,9 @@ def _cells(
     low, high = f"{100 * accuracy.low:.0f}", f"{100 * accuracy.high:.0f}"
     shares = (
         verdict.safe if verdict else control,
+        verdict.dead if verdict else None,
         verdict.top_safe if verdict else None,
+        verdict.top_dead if verdict else None,
         against.lost if against else None,
         against.sharpened if against else None,
     )

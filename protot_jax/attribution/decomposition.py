@@ -35,11 +35,11 @@ from lm_jax.model.frozen import FrozenLayers, centre, freeze_layers, frozen_site
 from lm_jax.model.layers import unembedding
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.model.sites import keep
 from protot_jax.saved_run import TrainedModel
 
 # Products in float32 on every processor.
-PRECISION = "highest"
 
 
 @struct.dataclass
@@ -146,7 +146,7 @@ def attribute(
     _ = model.prototypes
     run = frozen_run(model, tokens)
     check_ids("targets", targets, model.cfg)
-    with jax.default_matmul_precision(PRECISION):
+    with exact_products():
         return jax.device_get(_decompose(run, jnp.asarray(targets, jnp.int32)))
 
 
@@ -159,7 +159,7 @@ def frozen_run(model: TrainedModel, tokens: np.ndarray | list[int]) -> FrozenRun
     """
     check_ids("tokens", tokens, model.cfg)
     check_length(tokens, model.cfg)
-    with jax.default_matmul_precision(PRECISION):
+    with exact_products():
         tokens_T = jnp.asarray(tokens, jnp.int32)
         return _freeze(model.params, tokens_T, model.cfg, model.mixer)
 
@@ -282,5 +282,5 @@ def direct_by_position(run: FrozenRun, target_T: jax.Array) -> jax.Array:
     return jax.lax.scan(of_layer, None, (run.layers, block_inputs(run)))[1]
 
 
-_freeze = jax.jit(freeze, static_argnums=(2, 3))
-_decompose = jax.jit(decompose)
+_freeze = exact_jit(freeze, static_argnums=(2, 3))
+_decompose = exact_jit(decompose)

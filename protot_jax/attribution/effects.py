@@ -12,9 +12,9 @@ from lm_jax.model.decoder import forward
 from lm_jax.model.layers import unembedding
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.run import stop
 from protot_jax import edits
-from protot_jax.attribution.decomposition import PRECISION
 from protot_jax.saved_run import TrainedModel
 
 MODE = "zero_read"
@@ -43,13 +43,13 @@ def measured_effects(
         logit_X = _logits(model.params, tokens_T, target_X, edit, model.cfg, model.mixer)
         return np.asarray(logit_X, np.float64)
 
-    with jax.default_matmul_precision(PRECISION):
+    with exact_products():
         clean_X = logits(-1, 0)
         effects = [clean_X - logits(*at) for at in np.ndindex(L, R)]
     return np.stack(effects, -1).reshape(-1, L, R)
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5))
+@functools.partial(exact_jit, static_argnums=(4, 5))
 def _logits(
     params: ParamTree,
     tokens_T: jax.Array,

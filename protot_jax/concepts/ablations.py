@@ -21,9 +21,10 @@ from scipy import stats
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.run import progress, stop
 from protot_jax import edits
-from protot_jax.attribution.decomposition import PRECISION, direct_by_position, freeze
+from protot_jax.attribution.decomposition import direct_by_position, freeze
 from protot_jax.concepts.ablation_results import Ablation, Carried
 from protot_jax.concepts.collect import Texts, read
 from protot_jax.concepts.examples import ReportTexts
@@ -130,7 +131,7 @@ def add_carried(
             stop.check("while attributing texts")
             row = report_texts.rows[entry]
             tokens_T, mask_T = texts.token_NT[row], texts.token_mask_NT[row]
-            with jax.default_matmul_precision(PRECISION):
+            with exact_products():
                 direct_LNTS = np.asarray(_direct(model.params, tokens_T, model.cfg, model.mixer))
             report_texts.entries[entry] = dataclasses.replace(
                 report_texts.entries[entry], carried=_carried(direct_LNTS, mask_T)
@@ -138,7 +139,7 @@ def add_carried(
             advance()
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
+@functools.partial(exact_jit, static_argnums=(2, 3))
 def _direct(params: ParamTree, tokens_T: jax.Array, cfg: DecoderConfig, mixer: Mixer) -> jax.Array:
     """Parts of the logit of the next token at each position but the last, `[L, N, T - 1, S]`.
 

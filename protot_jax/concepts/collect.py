@@ -37,6 +37,7 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.run import progress, stop
 from lm_jax.run.files import replace_file
 from lm_jax.run.provenance import find_provenance
@@ -184,7 +185,7 @@ def read(
     )
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "mixer", "record"))
+@functools.partial(exact_jit, static_argnames=("cfg", "mixer", "record"))
 def _read(
     params: ParamTree,
     tokens_BT: jax.Array,

@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 import optax
 
 from lm_jax.errors import UsageError
+from lm_jax.model.precision import exact_products
 from lm_jax.run import progress, stop
 
 ACTIVE = 8
@@ -48,11 +49,13 @@ class SparseAutoencoder:
 
     def encode(self, x_MD: jax.Array) -> jax.Array:
         """Features `[M, F]` of activations `[M, D]`; all but the largest are 0."""
-        return _features(self, (x_MD - self.mean_1D) * self.scale)
+        with exact_products():
+            return _features(self, (x_MD - self.mean_1D) * self.scale)
 
     def decode(self, f_MF: jax.Array) -> jax.Array:
         """Activations `[M, D]` of features `[M, F]`."""
-        return _activations(self, f_MF) / self.scale + self.mean_1D
+        with exact_products():
+            return _activations(self, f_MF) / self.scale + self.mean_1D
 
 
 def _features(sae: SparseAutoencoder, x_MD: jax.Array) -> jax.Array:

@@ -29,6 +29,7 @@ from lm_jax.checkpoint import manager
 from lm_jax.errors import DivergedError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from lm_jax.run.config import config_hash
@@ -271,7 +272,7 @@ def _measure(task: Task, params: ParamTree, step: int, evaluation: Evaluation) -
 
 @functools.lru_cache(maxsize=8)
 def _make_predict(objective: TextPrediction, mesh: Mesh) -> Callable[..., jax.Array]:
-    return jax.jit(
+    return exact_jit(
         under_mesh(objective.predict, mesh),
         in_shardings=(
             sharding.param_shardings(mesh, objective.spec),

@@ -35,6 +35,7 @@ from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.run import stop
 from lm_jax.statistics import Interval
 from lm_jax.train.objective import PAD
@@ -120,7 +121,7 @@ def percent(log_ratio: np.ndarray) -> np.ndarray:
     return 100.0 * np.expm1(log_ratio)
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "mixer"))
+@functools.partial(exact_jit, static_argnames=("cfg", "mixer"))
 def token_log_probs(
     params: ParamTree,
     tokens_NS: jax.Array,

@@ -23,6 +23,7 @@ from lm_jax.errors import BadInputError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.run.results import Count
 from lm_jax.text.examples import Examples
 from lm_jax.train.objective import PAD
@@ -126,7 +127,7 @@ def _occurrences(text_NS: np.ndarray, ids: Sequence[int]) -> tuple[int, np.ndarr
     return int(starts.sum()), covered
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "mixer"))
+@functools.partial(exact_jit, static_argnames=("cfg", "mixer"))
 def _summed(
     params: ParamTree,
     tokens_BT: jax.Array,

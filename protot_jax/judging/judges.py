@@ -17,6 +17,7 @@ from lm_jax.evaluate import pairwise, verdicts
 from lm_jax.evaluate.multiple_choice import Scorer, open_cache
 from lm_jax.evaluate.pairwise import PairJudge, Shown
 from lm_jax.model.mixers import ATTENTION
+from lm_jax.model.precision import exact_jit
 from lm_jax.run import stop
 from lm_jax.run.files import file_digest
 from lm_jax.run.workdir import CONFIG_FILE
@@ -124,7 +125,7 @@ def _scorer(
         )
     if model.tokenizer is None:
         raise UsageError(f"{place} holds no tokenizer; put its tokenizer.json there")
-    params, run = model.params, jax.jit(partial(lm_jax.forward, cfg=model.cfg, mixer=mixer))
+    params, run = model.params, exact_jit(partial(lm_jax.forward, cfg=model.cfg, mixer=mixer))
 
     def logits(tokens_BT: np.ndarray) -> jax.Array:
         stop.check("while judging")

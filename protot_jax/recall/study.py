@@ -25,6 +25,7 @@ from lm_jax.errors import DivergedError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import count_params, forward
 from lm_jax.model.mixers import Mixer
+from lm_jax.model.precision import exact_jit
 from lm_jax.parallel import sharding
 from lm_jax.run.config import config_hash, to_plain
 from lm_jax.run.files import to_jsonable, write_json, write_text
@@ -189,7 +190,7 @@ def _predict(cfg: DecoderConfig, mixer: Mixer) -> Callable[[Any, np.ndarray], np
     def predict(params: Any, tokens_BT: jax.Array) -> jax.Array:
         return forward(params, tokens_BT, cfg, mixer=mixer).logits.argmax(-1)
 
-    compiled = jax.jit(predict)
+    compiled = exact_jit(predict)
     return lambda params, tokens_BT: np.asarray(compiled(params, tokens_BT))
 
 

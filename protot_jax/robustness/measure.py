@@ -25,6 +25,7 @@ import lm_jax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.train.objective import PAD
 from protot_jax import edits
 from protot_jax.mixer import PrototypeMixer
@@ -180,7 +181,7 @@ def _ends(tokens_BT: np.ndarray) -> np.ndarray:
     return (tokens_BT != PAD).sum(1) - 1
 
 
-@functools.partial(jax.jit, static_argnames=("record", "cfg", "mixer"))
+@functools.partial(exact_jit, static_argnames=("record", "cfg", "mixer"))
 def _read(
     params: ParamTree,
     tokens_BT: jax.Array,
@@ -203,7 +204,7 @@ def _read(
     return output.logits, output.records
 
 
-@jax.jit
+@exact_jit
 def _compare(
     logits_x_BTV: jax.Array,
     logits_y_BTV: jax.Array,

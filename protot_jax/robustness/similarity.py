@@ -15,6 +15,7 @@ import safetensors.flax
 import tokenizers
 
 from lm_jax import assets
+from lm_jax.model.precision import exact_jit
 
 ASSET = "minilm"
 _LAYERS, _HEADS, _EPSILON = 6, 12, 1e-12
@@ -57,7 +58,7 @@ def similarities(encoder: Encoder, pairs: Sequence[tuple[str, str]]) -> np.ndarr
     return (a_ND * b_ND).sum(-1)
 
 
-@jax.jit
+@exact_jit
 def _vectors(p: Mapping[str, Any], ids_BT: jax.Array, real_BT: jax.Array) -> jax.Array:
     T = ids_BT.shape[1]
     x_BTD = p["embeddings.word_embeddings.weight"][ids_BT]

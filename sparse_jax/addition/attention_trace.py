@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,6 +19,7 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward
 from lm_jax.model.edits import Scale
 from lm_jax.model.mixers import AttentionMixer
+from lm_jax.model.precision import exact_jit
 from sparse_jax.addition import problems
 from sparse_jax.attend import gated
 
@@ -73,7 +73,7 @@ def make_tracer(cfg: DecoderConfig, mixer: AttentionMixer, *, bias: float | None
     def is_open(scores_BNTS):
         return scores_BNTS > -jnp.inf if bias is None else scores_BNTS + bias > 0.0
 
-    @jax.jit
+    @exact_jit
     def run(weights, read_PT, kept_LTS):
         attend = softmax if bias is None else gated(cfg, mode="threshold", bias=bias)
         return forward(

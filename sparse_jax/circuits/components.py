@@ -35,6 +35,7 @@ from lm_jax.errors import UsageError, nearest
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import Add, Replace
 from lm_jax.model.layers import add_axes
+from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import StatefulEdit, keep
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.patching import Direction, check_direction, sides, sweep
@@ -114,7 +115,7 @@ def head_writes(
     return writes_BTND * add_axes(scale_D, writes_BTND.ndim)
 
 
-@jax.jit
+@exact_jit
 def writer_values(model: CircuitModel, batch: Batch, tokens_BT: jax.Array) -> jax.Array:
     """What every writer adds to the residual stream, `[U, B, T, D]` in float32.
 
@@ -199,7 +200,7 @@ def _component_attributions(
     return _scores(clean, corrupt, total, model.cfg) / len(shares_S)
 
 
-@functools.partial(jax.jit, static_argnames="rules", donate_argnums=0)
+@functools.partial(exact_jit, static_argnames="rules", donate_argnums=0)
 def _add_gradient(
     total: ReaderArrays,
     model: CircuitModel,
@@ -214,7 +215,7 @@ def _add_gradient(
     return jax.tree.map(jnp.add, total, reader_gradients(model, batch, embed_BTD, rules))
 
 
-@functools.partial(jax.jit, static_argnames="cfg")
+@functools.partial(exact_jit, static_argnames="cfg")
 def _scores(
     clean: jax.Array, corrupt: jax.Array, gradients: ReaderArrays, cfg: DecoderConfig
 ) -> jax.Array:
@@ -333,7 +334,7 @@ class _AddState(StatefulEdit):
         return jnp.where(self.on, x + state.astype(x.dtype), x), state
 
 
-@functools.partial(jax.jit, static_argnames="at_once")
+@functools.partial(exact_jit, static_argnames="at_once")
 def _component_effects(
     model: CircuitModel,
     batch: Batch,

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm_jax.model.precision import exact_jit
 from sparse_jax.circuits import curves
 from sparse_jax.circuits.ablation import (
     SharedContributions,
@@ -229,7 +230,7 @@ def _curve(model: CircuitModel, batch: Batch, taken: np.ndarray, metric_KB: jax.
     return Curve(taken, results_KB[1:], results_KB[0], np.asarray(whole_B, np.float64))
 
 
-@functools.partial(jax.jit, static_argnames="at_once")
+@functools.partial(exact_jit, static_argnames="at_once")
 def _head_metrics(
     model: CircuitModel,
     batch: Batch,
@@ -245,7 +246,7 @@ def _head_metrics(
     return map_in_batches(kept, sizes_K, at_once)
 
 
-@functools.partial(jax.jit, static_argnames="at_once")
+@functools.partial(exact_jit, static_argnames="at_once")
 def _edge_metrics(
     model: CircuitModel,
     batch: Batch,
@@ -262,7 +263,7 @@ def _edge_metrics(
     return map_in_batches(kept, sizes_K, at_once)
 
 
-@functools.partial(jax.jit, static_argnames="at_once")
+@functools.partial(exact_jit, static_argnames="at_once")
 def _component_metrics(
     model: CircuitModel,
     batch: Batch,

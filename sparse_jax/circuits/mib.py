@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError
+from lm_jax.model.precision import exact_jit
 from lm_jax.run.files import load_json, write_bytes
 from lm_jax.text import lines
 from sparse_jax.circuits import curves
@@ -297,7 +298,7 @@ def evaluate(
     )
 
 
-@functools.partial(jax.jit, static_argnames="at_once")
+@functools.partial(exact_jit, static_argnames="at_once")
 def _metrics(
     model: CircuitModel,
     batch: Batch,

@@ -30,6 +30,7 @@ import numpy as np
 
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.edits import Add, Replace
+from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.rules import EXACT, GradientRules
 from sparse_jax.circuits.runs import Batch, CircuitModel, map_in_batches, measure
@@ -86,7 +87,7 @@ class Activations:
 _RECORDED = {"attn.z": keep, "attn.pattern": keep, "attn.v": keep}
 
 
-@jax.jit
+@exact_jit
 def activations(model: CircuitModel, batch: Batch, tokens_BT: jax.Array) -> Activations:
     """Attention of a model on the clean or the corrupt prompts."""
     _, records = measure(model, batch, tokens_BT, record=_RECORDED)
@@ -132,7 +133,7 @@ def head_effects(
     )
 
 
-@jax.jit
+@exact_jit
 def _stream_and_values(
     model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -142,7 +143,7 @@ def _stream_and_values(
     return own["resid_pre"], other["attn.z"]
 
 
-@functools.partial(jax.jit, static_argnames=("start", "stop", "at_once"))
+@functools.partial(exact_jit, static_argnames=("start", "stop", "at_once"))
 def _head_effects(
     model: CircuitModel,
     batch: Batch,
@@ -191,7 +192,7 @@ def head_attributions(
     return _head_products(here, there, g_LBTNH)
 
 
-@jax.jit
+@exact_jit
 def _head_products(here: Activations, there: Activations, g_LBTNH: jax.Array) -> jax.Array:
     return ((there.z_LBTNH - here.z_LBTNH) * g_LBTNH).sum((2, 4)).swapaxes(1, 2)
 
@@ -222,7 +223,7 @@ def edge_attributions(
     return _edge_products(here, here.patched_from(other, part), g_LBTNH)
 
 
-@jax.jit
+@exact_jit
 def _edge_products(here: Activations, there: Activations, g_LBTNH: jax.Array) -> jax.Array:
     return there.products_LBNTS(g_LBTNH) - here.products_LBNTS(g_LBTNH)
 
@@ -253,7 +254,7 @@ def edge_effects(
     return _edge_effects(model, batch, run_BT, other_BT, jnp.asarray(edges_E4), part, at_once)
 
 
-@functools.partial(jax.jit, static_argnames=("part", "at_once"))
+@functools.partial(exact_jit, static_argnames=("part", "at_once"))
 def _edge_effects(
     model: CircuitModel,
     batch: Batch,
@@ -292,7 +293,7 @@ def sweep(
     return metric_XB[:-1] - metric_XB[-1:]
 
 
-@functools.partial(jax.jit, static_argnames="rules")
+@functools.partial(exact_jit, static_argnames="rules")
 def _gradient(
     model: CircuitModel, batch: Batch, run_BT: jax.Array, rules: GradientRules
 ) -> jax.Array:

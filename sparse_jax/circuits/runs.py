@@ -21,6 +21,7 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward
 from lm_jax.model.edits import Chain
 from lm_jax.model.mixers import ATTENTION, Mixer
+from lm_jax.model.precision import exact_jit
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.metrics import METRICS, Continuations
@@ -128,7 +129,7 @@ class Batch:
         )
 
 
-@jax.jit
+@exact_jit
 def metric(model: CircuitModel, batch: Batch, tokens_BT: jax.Array) -> jax.Array:
     """`measure` without edits, compiled once for all models and prompts of one shape."""
     return measure(model, batch, tokens_BT)[0]

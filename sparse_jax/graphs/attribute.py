@@ -10,19 +10,19 @@ import dataclasses
 import functools
 import os
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
 from lm_jax.errors import UsageError
 from lm_jax.model.layers import unembedding
+from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import linear
 from sparse_jax.graphs.basis import Features
-from sparse_jax.graphs.graph import PRECISION, SCHEMA, Graph
+from sparse_jax.graphs.graph import SCHEMA, Graph
 from sparse_jax.graphs.influence import BIAS, ERROR, FEATURE, LOGIT, TOKEN
 from sparse_jax.graphs.linear import Targets
 from sparse_jax.graphs.replacement import Replacement, check, check_ids, record
@@ -68,7 +68,7 @@ def attribute(
     replacement, features = prompt.replacement, prompt.features
     if max_features is not None and max_features < 1:
         raise UsageError(f"max_features = {max_features} must be at least 1, or None for all")
-    with jax.default_matmul_precision(PRECISION):
+    with exact_products():
         table = ActiveFeatures(np.asarray(replacement.feature_LTF))
         rows = RowFiller(replacement, features, table)
         computed = feature_rows(
@@ -154,7 +154,7 @@ def prepare(
     """What `attribute` starts from, by one forward pass; arguments and errors are its own."""
     model, tokens = circuit_model(model), np.asarray(tokens)
     check(model, features, tokens)
-    with jax.default_matmul_precision(PRECISION):
+    with exact_products():
         replacement = _record(model, features, jnp.asarray(tokens, jnp.int32))
         probability_V = np.asarray(replacement.probability_V)
         ids = _logit_ids(probability_V, targets, model)
@@ -172,10 +172,10 @@ def prepare(
         )
 
 
-_record = jax.jit(record)
+_record = exact_jit(record)
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(exact_jit, static_argnums=3)
 def _directions(params, replacement, ids_X, cfg):
     """Rows of the unembedding minus their mean, and logits minus theirs."""
     w_VD = unembedding(params, cfg).astype(jnp.float32)

@@ -23,6 +23,7 @@ import numpy as np
 
 from lm_jax.model.frozen import centre
 from lm_jax.model.layers import unembedding
+from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from lm_jax.run import stop
 from lm_jax.run.files import storage_error, write_json
@@ -137,7 +138,7 @@ def _batches(prepared: Prepared, context: int, vocab_size: int) -> Iterator[np.n
         yield rows.at(k)["tokens"]
 
 
-@jax.jit
+@exact_jit
 def _activations(model, basis, layer_X, index_X, tokens_BS):
     """Activations `[X, B, T]` of the features, 0 at tokens that are left out, and the mask of the
     others."""
@@ -151,7 +152,7 @@ def _activations(model, basis, layer_X, index_X, tokens_BS):
     return jnp.where(mask_BT[None], act_XBT, 0.0), mask_BT
 
 
-@jax.jit
+@exact_jit
 def _logits(model, basis, layer_X, index_X):
     """Direct effects on the logits `[X, V]` of one unit of each feature."""
     cfg, params = model.cfg, model.params
@@ -247,7 +248,7 @@ def decoders(basis: Features, features: Sequence[Feature]) -> dict[Feature, np.n
     return {feature: write_LXD[:, x].reshape(-1) for x, feature in enumerate(features)}
 
 
-@jax.jit
+@exact_jit
 def _unit_writes(basis, layer_X, index_X):
     """What one unit of each feature writes `[L, X, D]`."""
     return basis.writes(layer_X, index_X, jnp.ones(len(layer_X), jnp.float32))

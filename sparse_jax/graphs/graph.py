@@ -29,6 +29,7 @@ import pyarrow as pa
 from lm_jax import report
 from lm_jax.errors import UsageError
 from lm_jax.model.frozen import FrozenAttention
+from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.graphs import graph_document, graph_json, influence, linear, mediation, qk
 from sparse_jax.graphs.basis import Features
@@ -58,7 +59,6 @@ SCHEMA = pa.schema(
 )
 SOURCE_KINDS = (FEATURE, ERROR, TOKEN)
 # Products in float32 on every processor: in bfloat16 small edges are wrong by a factor.
-PRECISION = "highest"
 # Open entries of patterns are gathered where this many times as many are closed.
 _GATHERED = 16
 
@@ -165,7 +165,7 @@ class Graph:
         if not len(pairs):
             return
         size = min(batch, len(pairs))
-        with jax.default_matmul_precision(PRECISION):
+        with exact_products():
             for block in mediation.batches_with_few_sources(pairs[:, 0], size):
                 nodes, source_X = _filled_up(pairs[block, 0], size, size)
                 sources = self.sources(nodes)
@@ -199,7 +199,7 @@ class Graph:
         """
         place = layer, head, query, key
         qk.check(self.replacement, *place)
-        with jax.default_matmul_precision(PRECISION):
+        with exact_products():
             targets = _qk_targets(self.replacement, *place)
             rows, biases = self._rows.of(targets, entering=True)
         return qk.of_rows(self.replacement, place, rows, biases, self.nodes.num_rows - 1)
@@ -355,7 +355,7 @@ def _tiny() -> float:
     return float(np.finfo(np.float32).tiny)
 
 
-@jax.jit
+@exact_jit
 def _sources(replacement, features, is_kind, layer_X, position_X, feature_X, activation_X):
     """`Sources` of nodes; `is_kind` has for each kind whether they are of it."""
     write_LXD = features.writes(
@@ -367,7 +367,7 @@ def _sources(replacement, features, is_kind, layer_X, position_X, feature_X, act
     return Sources(position_X, write_LXD.swapaxes(0, 1), token_XD)
 
 
-@jax.jit
+@exact_jit
 def _targets(replacement, features, direction_XD, is_logit_X, layer_X, position_X, feature_X):
     """`Targets` of nodes, of which logits have directions."""
     places = (jnp.where(is_logit_X, 0, x) for x in (layer_X, position_X, feature_X))
@@ -380,11 +380,11 @@ def _targets(replacement, features, direction_XD, is_logit_X, layer_X, position_
     return jax.tree.map(choose, of_features, of_logits)
 
 
-_qk_targets = jax.jit(qk.targets)
+_qk_targets = exact_jit(qk.targets)
 
 
-_tangents = jax.jit(linear.tangents)
-_mediate_edges = jax.jit(mediation.mediate_edges)
+_tangents = exact_jit(linear.tangents)
+_mediate_edges = exact_jit(mediation.mediate_edges)
 
 
 def _filled_up(ends_X: np.ndarray, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,10 +20,11 @@ import numpy as np
 
 from lm_jax.errors import UsageError
 from lm_jax.model.layers import unembed
+from lm_jax.model.precision import exact_jit, exact_products
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import interventions
 from sparse_jax.graphs.effects import MODES, Mode
-from sparse_jax.graphs.graph import PRECISION, SOURCE_KINDS, Graph
+from sparse_jax.graphs.graph import SOURCE_KINDS, Graph
 from sparse_jax.graphs.influence import LOGIT
 
 # The paper's (App. H); 0 removes a group.
@@ -132,7 +133,7 @@ def _outcome(
     shifts, parts = [], []
     for run in runs:
         shifts.append(interventions.logit_shifts(graph, run)[1:])
-        with jax.default_matmul_precision(PRECISION):
+        with exact_products():
             parts.append(_next_tokens(model, run.hidden_BD, jnp.asarray(ids_K), top=top))
 
     def stacked(values: Sequence[np.ndarray | jax.Array]) -> np.ndarray:
@@ -157,7 +158,7 @@ class _NextTokens:
     top_probability_Bn: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames="top")
+@functools.partial(exact_jit, static_argnames="top")
 def _next_tokens(model, hidden_BD, ids_K, *, top):
     """`_NextTokens` of last hidden states."""
     logits_BV = unembed(model.params, hidden_BD[:, None], model.cfg)[:, 0]

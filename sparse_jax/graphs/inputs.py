@@ -5,12 +5,12 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate.judge import check_judge, judge_inputs
+from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from lm_jax.run.files import file_digest
 from lm_jax.run.finished import file_inputs
@@ -207,7 +207,7 @@ def _check_active(model: GraphModel, prompts: Sequence[EncodedPrompt]) -> None:
             )
 
 
-@jax.jit
+@exact_jit
 def _active(model, transcoder, tokens_BT, valid_BT):
     record = {"mlp.in": keep}
     input_LBTD = model.forward(tokens_BT, valid_BT, record=record).records["mlp.in"]

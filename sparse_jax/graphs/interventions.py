@@ -30,11 +30,12 @@ from lm_jax.errors import UsageError
 from lm_jax.model.edits import Add, Chain
 from lm_jax.model.frozen import frozen_sites, mixer_sites, mlp_norm_sites
 from lm_jax.model.layers import unembedding
+from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.model.sites import StatefulEdit, keep
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.effects import MODES, Effects, Mode
-from sparse_jax.graphs.graph import PRECISION, SOURCE_KINDS, Graph
+from sparse_jax.graphs.graph import SOURCE_KINDS, Graph
 from sparse_jax.graphs.influence import FEATURE, LOGIT, TOKEN
 from sparse_jax.graphs.rows import rounded
 from sparse_jax.transcoders.substitution import substitute
@@ -112,7 +113,7 @@ def _check_model(model: CircuitModel, graph: Graph, tokens_T: np.ndarray) -> Non
     recorded_V = np.asarray(replacement.logits_V)
     if (cfg.num_layers, cfg.hidden_size, cfg.vocab_size) != (L, D, len(recorded_V)):
         raise UsageError("model: its sizes are not those of the graph's model; give that one")
-    with jax.default_matmul_precision(PRECISION):
+    with exact_products():
         logits_V, size_V = map(np.asarray, _clean_logits(model, jnp.asarray(tokens_T)))
     # Norms, queries, scores, softmax, values, outputs and the MLP of a layer; last norm, logits.
     additions = 4 * D + cfg.head_dim + 2 * T + cfg.num_heads * cfg.head_dim + cfg.mlp_size
@@ -125,7 +126,7 @@ def _check_model(model: CircuitModel, graph: Graph, tokens_T: np.ndarray) -> Non
         )
 
 
-@jax.jit
+@exact_jit
 def _clean_logits(model, tokens_T):
     """Logits `[V]` at the last position before a soft cap, and sums of their absolute terms."""
     hidden_D = model.forward(tokens_T[None], jnp.ones((1, len(tokens_T)), bool)).hidden[0, -1]
@@ -189,7 +190,7 @@ def run_scaled(
         is_feature_X = graph.kinds[node_X] == FEATURE
         # The scaled activation of a feature that responds takes the place of an addition.
         added_X = np.where(is_feature_X & (mode != "frozen"), 0.0, factor_X - 1.0)
-        with jax.default_matmul_precision(PRECISION):
+        with exact_products():
             run = _run(
                 model,
                 graph.transcoder,
@@ -218,13 +219,13 @@ def _shifts(graph: Graph, run: Run) -> np.ndarray:
     is_feature_R = graph.kinds[graph.row_nodes] != LOGIT
     places = _places(graph, graph.row_nodes[is_feature_R])
     shift_BR = np.empty((len(run.hidden_BD), len(is_feature_R)), np.float64)
-    with jax.default_matmul_precision(PRECISION):
+    with exact_products():
         shift_BR[:, is_feature_R] = _feature_shifts(graph.transcoder, run.input_LBTD, *places)
     shift_BR[:, ~is_feature_R] = logit_shifts(graph, run)
     return shift_BR
 
 
-@jax.jit
+@exact_jit
 def _feature_shifts(features, input_LBTD, layer_X, position_X, feature_X):
     """Shifts of pre-activations `[B, X]` from those of the first run."""
     vector_XD, _ = features.readings(layer_X, position_X, feature_X)
@@ -274,7 +275,7 @@ def _scaled(
     return ScaledActivations(*(jnp.asarray(np.broadcast_to(leaf, own_LX.shape)) for leaf in leaves))
 
 
-@functools.partial(jax.jit, static_argnames=("mode", "size"))
+@functools.partial(exact_jit, static_argnames=("mode", "size"))
 def _run(model, features, error_LTD, tokens_T, sources, row_X, added_X, scaled, *, mode, size):
     """A `Run` of `size` rows, the sources `[X]` added so many times more to theirs, or scaled."""
     L, T, D = error_LTD.shape

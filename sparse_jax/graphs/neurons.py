@@ -28,6 +28,7 @@ from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import Add
 from lm_jax.model.layers import ACTIVATIONS
+from lm_jax.model.precision import exact_jit, exact_products
 from sparse_jax.graphs import linear
 from sparse_jax.graphs.attribute import (
     Model,
@@ -37,7 +38,7 @@ from sparse_jax.graphs.attribute import (
     circuit_model,
     prepare,
 )
-from sparse_jax.graphs.graph import PRECISION, Graph
+from sparse_jax.graphs.graph import Graph
 from sparse_jax.graphs.interventions import ScaledActivations, responding
 from sparse_jax.graphs.linear import OwnLayerWrites, Targets
 from sparse_jax.graphs.rows import ActiveFeatures, FeatureRows, feature_rows
@@ -222,7 +223,7 @@ def graph(
     prompt = prepare(model, Neurons.of(model), tokens, targets)
     if max_features >= prompt.replacement.feature_LTF.size:
         return attribute(model, Neurons.of(model), tokens, targets=targets)
-    with jax.default_matmul_precision(PRECISION):
+    with exact_products():
         rows = _NeuronRows(prompt)
         logits = rows.of(prompt.logit_targets())
         computed = feature_rows(rows, *logits, prompt.probabilities, max_features)
@@ -287,16 +288,16 @@ class _NeuronRows:
         return np.asarray(rows), np.asarray(bias_X)
 
 
-_targets = jax.jit(linear.feature_targets)
+_targets = exact_jit(linear.feature_targets)
 
 
-@jax.jit
+@exact_jit
 def _written(features, activation_LTF):
     """What neurons of these activations write `[L, T, D]`."""
     return features.written(activation_LTF)
 
 
-@jax.jit
+@exact_jit
 def _rows(replacement, features, targets):
     writes = OwnLayerWrites(features.params["down"], replacement.feature_LTF)
     rows = linear.attribution_rows(replacement, writes, targets)

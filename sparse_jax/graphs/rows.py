@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from lm_jax.errors import UsageError
+from lm_jax.model.precision import exact_jit
 from sparse_jax.graphs import influence, linear
 from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.linear import Targets, Writes
@@ -142,11 +143,11 @@ class RowFiller:
         return row, np.asarray(rows.bias_X)
 
 
-_attribution_rows = jax.jit(linear.attribution_rows, static_argnames=("entering", "positions"))
-_feature_targets = jax.jit(linear.feature_targets)
+_attribution_rows = exact_jit(linear.attribution_rows, static_argnames=("entering", "positions"))
+_feature_targets = exact_jit(linear.feature_targets)
 
 
-@jax.jit
+@exact_jit
 def _writes(features, layer_TZ, feature_TZ, activation_TZ):
     flat = (x.reshape(-1) for x in (layer_TZ, feature_TZ, activation_TZ))
     write_LXD = features.writes(*flat)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError
+from lm_jax.model.precision import exact_jit
 from lm_jax.run import processes, stop
 from lm_jax.statistics import clustered_bootstrap, wilson
 from lm_jax.text.tokenizer import Tokenizer
@@ -132,7 +133,7 @@ def _logits(
     return logits_B2V[:, 0], logits_B2V[:, 1]
 
 
-@jax.jit
+@exact_jit
 def _forward(
     model: CircuitModel, tokens_BT: jax.Array, valid_BT: jax.Array, at_B2: jax.Array
 ) -> jax.Array:

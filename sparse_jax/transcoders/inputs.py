@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import UsageError
+from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from lm_jax.parallel import sharding
 from lm_jax.train.objective import LMBatch
@@ -101,7 +102,7 @@ def measure_scales(model: CircuitModel, batches: Iterable[LMBatch], *, skip_star
     return Scales(*(jnp.asarray(each_L, jnp.float32) for each_L in wide))
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(exact_jit, static_argnums=2)
 def _norm_sums(model: CircuitModel, batch: LMBatch, skip_start: int) -> tuple[jax.Array, jax.Array]:
     """Sums over tokens of the norms of inputs and outputs `[2, L]`, and the number of tokens."""
     none = Scales.none(model.cfg.num_layers)

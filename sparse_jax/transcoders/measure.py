@@ -17,6 +17,7 @@ import numpy as np
 
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from lm_jax.parallel import sharding
 from lm_jax.text.examples import Batches, OnePass
 from lm_jax.text.tokenizer import Tokenizer
@@ -68,7 +69,7 @@ class Text:
             yield _read(frozen, self.batch(self.train, k), **limits)
 
 
-@functools.partial(jax.jit, static_argnames=("skip_start", "outlier"))
+@functools.partial(exact_jit, static_argnames=("skip_start", "outlier"))
 def _read(frozen: Frozen, batch: LMBatch, **limits: Any) -> Activations:
     return read_activations(frozen.model, frozen.scales, batch, **limits)
 
@@ -273,7 +274,7 @@ def _on_one_device(params: ParamTree) -> ParamTree:
     return jax.device_put(sharding.fetch(params), jax.local_devices()[0])
 
 
-@jax.jit
+@exact_jit
 def _active_units(model: CircuitModel, batch: LMBatch, kept_BT: jax.Array) -> jax.Array:
     """Hidden units that are not zero, summed over layers and the tokens that count."""
     records = model.forward(

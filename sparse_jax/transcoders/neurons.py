@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from lm_jax.parallel import sharding
 from lm_jax.train.objective import LMBatch
@@ -92,10 +93,10 @@ def _down(model: CircuitModel) -> jax.Array:
     return model.params["blocks"]["mlp"]["down"].astype(jnp.float32)
 
 
-_jitted_hidden = jax.jit(_hidden)
+_jitted_hidden = exact_jit(_hidden)
 
 
-@functools.partial(jax.jit, static_argnames=("skip_start", "outlier"))
+@functools.partial(exact_jit, static_argnames=("skip_start", "outlier"))
 def _sums(
     frozen: Frozen, transcoder: Transcoder, batch: LMBatch, **limits: Any
 ) -> Mapping[str, jax.Array]:

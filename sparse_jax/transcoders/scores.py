@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError
+from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from lm_jax.text.examples import IGNORE_INDEX
 from lm_jax.text.tokenizer import Tokenizer
@@ -153,14 +154,14 @@ def _mean(graphs: Sequence[GraphScores]) -> GraphScores:
     )
 
 
-@jax.jit
+@exact_jit
 def _active(model: CircuitModel, transcoder: Transcoder, tokens_BT: jax.Array) -> jax.Array:
     """Whether any feature is active, by prompt."""
     z_LXF = transcoder.encode(_inputs(model, tokens_BT))
     return (z_LXF.reshape(len(z_LXF), len(tokens_BT), -1) > 0).any((0, 2))
 
 
-@functools.partial(jax.jit, static_argnames=("active", "skip_start"))
+@functools.partial(exact_jit, static_argnames=("active", "skip_start"))
 def _batch_threshold(
     model: CircuitModel,
     transcoder: Transcoder,

@@ -11,6 +11,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
+from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import StatefulEdit
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.transcoders.inputs import INPUT, OUTPUT
@@ -134,7 +135,7 @@ def substitute(
     }
 
 
-@jax.jit
+@exact_jit
 def agreement(
     model: CircuitModel,
     transcoder: Transcoder,

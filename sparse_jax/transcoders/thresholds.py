@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lm_jax.model.params import ParamTree
+from lm_jax.model.precision import exact_jit
 from sparse_jax.transcoders.activations import batch_topk, largest
 from sparse_jax.transcoders.inputs import Activations
 from sparse_jax.transcoders.transcoder import Transcoder
@@ -24,7 +25,7 @@ def initial_biases(
     return dict(transcoder.params) | {"encoder_bias": transcoder.theta_LF - mean_LF}
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(exact_jit, static_argnums=2)
 def _quantile_LF(transcoder: Transcoder, acts: Activations, rate: float) -> jax.Array:
     pre_LXF = transcoder.pre_activations(acts.input_LXD)
     pre_LXF = jnp.where(acts.mask_X[None, :, None], pre_LXF, jnp.nan)
@@ -46,7 +47,7 @@ def from_batch_topk(
     return Transcoder(dict(transcoder.params) | {"log_threshold": log_LF}, transcoder.cfg)
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(exact_jit, static_argnums=2)
 def _thresholds_L(transcoder: Transcoder, acts: Activations, active: float) -> jax.Array:
     pre_LXF = transcoder.pre_activations(acts.input_LXD)
     pre_LXF = jnp.where(acts.mask_X[None, :, None], pre_LXF, 0.0)

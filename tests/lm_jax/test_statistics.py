@@ -167,6 +167,16 @@ def test_interval_of_a_paired_change_holds_what_the_score_test_does_not_reject(l
     assert result.low < (won - lost) / n < result.high
 
 
+@pytest.mark.parametrize("tolerance", [0.05, 0.3])
+def test_noninferiority_is_shown_where_the_interval_lies_above_the_tolerance(tolerance):
+    for lost, won in outcomes(24)[::3].tolist():
+        p = statistics.noninferiority(lost, won, 24, tolerance)
+        assert (p < 0.025) == (statistics.paired_change(lost, won, 24).low > -tolerance)
+    score = score_of_a_change(2, 1, 80, -tolerance)
+    p = statistics.noninferiority(2, 1, 80, tolerance)
+    assert p == pytest.approx(oracle.norm.sf(score), rel=1e-6)
+
+
 def outcomes(n):
     """All counts (lost, won) of n pairs."""
     return np.array([(b, c) for b in range(n + 1) for c in range(n + 1 - b)])
@@ -195,6 +205,8 @@ def test_interval_of_a_paired_change_covers_it(n):
 def test_counts_of_no_pairs_are_refused(counts):
     with pytest.raises(UsageError, match="need counts, lost"):
         statistics.paired_change(*counts)
+    with pytest.raises(UsageError, match="need counts, lost"):
+        statistics.noninferiority(*counts, 0.05)
 
 
 @pytest.mark.parametrize(

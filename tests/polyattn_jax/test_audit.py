@@ -137,9 +137,10 @@ def test_the_summary_can_be_computed_from_the_parquet_files(audited):
         active = own & (rows["status"] == Status.ACTIVE)
         assert (entry["rows"], entry["active_rows"]) == (own.sum(), active.sum())
         for p in (2, 4, 8, 16):
-            rate = entry["unsafe"][str(p)]
-            assert rate["estimate"] == pytest.approx(np.mean(rows[f"s_{p}"][active] >= 1))
-            assert rate["low"] <= rate["estimate"] <= rate["high"]
+            for name, of in (("unsafe", own), ("unsafe_active", active)):
+                rate = entry[name][str(p)]
+                assert rate["estimate"] == pytest.approx(np.mean(rows[f"s_{p}"][of] >= 1))
+                assert rate["low"] <= rate["estimate"] <= rate["high"]
     # The ranking: heads by median S_2 of induction at b_auto.
     induction = (rows["suite"] == "induction") & (rows["bias_kind"] == "auto")
     active = induction & (rows["target"] == "argmax") & (rows["status"] == Status.ACTIVE)
@@ -194,7 +195,6 @@ def test_recipes_of_other_degrees_and_biases_get_their_own_safe_share(run_audit,
     assert result["degrees"] == [2, 2.5, 3, 4, 8, 16]
     assert set(rows["bias_kind"]) == {"zero", "auto", "1"}
     needle = (rows["suite"] == "niah_64") & (rows["target"] == "argmax")
-    needle &= rows["status"] == Status.ACTIVE
     shares = {v["recipe"]: v["safe"] for v in result["verdicts"]}
     for recipe, kind, p in (("relu_p3_b1", "1", "3"), ("relu_p2.5_bauto", "auto", "2.5")):
         own = needle & (rows["bias_kind"] == kind)
@@ -205,6 +205,7 @@ def test_recipes_of_other_degrees_and_biases_get_their_own_safe_share(run_audit,
     safe = [row["s_own"] < 1 for row in own if row["suite"] == "niah_64"]
     assert shares["sigmoid_b1"]["estimate"] == pytest.approx(np.mean(safe))
     # S_3 is between S_2 and S_4 where each share r_j / r_* is below 1
+    needle &= rows["status"] == Status.ACTIVE
     assert (rows["s_3"][needle] <= rows["s_2"][needle]).all()
     assert (rows["s_4"][needle] <= rows["s_3"][needle]).all()
     page = (tmp_path / "run" / "report.html").read_text()
@@ -241,8 +242,9 @@ def test_a_recipe_with_a_bias_of_its_own_is_measured_at_it(run_audit, tmp_path):
         (rows["bias_kind"] == "0.25") & (rows["target"] == "argmax") & (rows["suite"] == "niah_64")
     )
     assert set(rows["bias"][own]) == {0.25}
-    active = own & (rows["status"] == Status.ACTIVE)
-    assert verdict["safe"]["estimate"] == pytest.approx(np.mean(rows["s_4"][active] < 1))
+    assert verdict["safe"]["estimate"] == pytest.approx(np.mean(rows["s_4"][own] < 1))
+    dead = rows["status"][own] == Status.DEAD
+    assert verdict["dead"]["estimate"] == pytest.approx(np.mean(dead))
     assert "b = 0.25" in (tmp_path / "run" / "report.html").read_text()
 
 

@@ -68,14 +68,15 @@ def test_a_hopeless_recipe_is_printed_with_intervals_and_a_paired_test(run_check
     assert printed["McNemar, exact, two-sided"] == ["p", "=", f"{p_value:.2g}"]
     # Every row of 3 layers, 4 heads and 64 queries is dead.
     assert printed["dead rows per prompt"] == [f"{3 * 4 * 64:.1f}"]
-    assert printed["all heads"] == ["no", "such", "row"]
+    # A dead row is no safe row.
+    assert printed["all heads"][0] == printed["dead, that is of no weight"][0] == "100.0"
     # Softmax concentrates some of these dead rows, and all of them are lost.
     assert printed["of all that it concentrates"][0] == "100.0"
     assert printed["only the recipe does: sharpened"][0] == "0.0"
     assert printed["median change of a head's output"][0] == "100.0"
     result = json.loads((tmp_path / "run" / "check.json").read_text())
     assert (result["verdict"], result["lost"]) == ("no-go", PROMPTS)
-    assert set(result["unsafe"].values()) == {None}
+    assert result["unsafe"]["recipe"]["estimate"] == result["unsafe"]["dead"]["estimate"] == 1.0
     recorded = json.loads((tmp_path / "run" / "provenance.json").read_text())
     assert result["provenance"].pop("config_hash") and result["provenance"] == recorded
 
@@ -117,16 +118,14 @@ def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path
     arguments = ["--recipe=relu:p=4,b=0.5", "--top_heads=3", f"--workdir={tmp_path / 'run'}"]
     printed = fields(run_check(*arguments).out)
     rows = pq.read_table(tmp_path / "run" / "rows").to_pylist()
-    active = [
-        row for row in rows if (row["bias"], row["target"], row["status"]) == (0.5, "argmax", 1)
-    ]
+    measured = [row for row in rows if (row["bias"], row["target"]) == (0.5, "argmax")]
     by_head = {}
-    for row in active:
+    for row in (row for row in measured if row["status"] == 1):
         if row["suite"] == "induction":
             by_head.setdefault((row["layer"], row["head"]), []).append(row["s_2"])
     assert len(by_head) == 3 * 4
     top = sorted(by_head, key=lambda head: -np.median(by_head[head]))[:3]
-    needle = [row for row in active if row["suite"] == "niah_64"]
+    needle = [row for row in measured if row["suite"] == "niah_64"]
     unsafe = [row["s_4"] >= 1 for row in needle]
     unsafe_top = [row["s_4"] >= 1 for row in needle if (row["layer"], row["head"]) in top]
     spread = [row["s_softmax"] >= 1 for row in needle]
@@ -144,11 +143,10 @@ def test_a_recipe_of_another_degree_is_measured_at_that_degree(run_check, tmp_pa
     unsafe = [
         row["s_3"] >= 1
         for row in rows
-        if (row["suite"], row["bias_kind"], row["target"], row["status"])
-        == ("niah_64", "auto", "argmax", 1)
+        if (row["suite"], row["bias_kind"], row["target"]) == ("niah_64", "auto", "argmax")
     ]
     assert unsafe and printed["all heads"][0] == f"{100 * np.mean(unsafe):.1f}"
-    assert "active rows with S_3 >= 1" in printed
+    assert "rows with S_3 >= 1, dead or not" in printed
 
 
 def test_own_prompts_are_answered_and_leave_the_exit_code_to_the_needles(

@@ -1,5 +1,6 @@
 """Shares of rows against float64 on synthetic scores; rows left open by rounding are counted."""
 
+import dataclasses
 import math
 
 import jax.numpy as jnp
@@ -90,17 +91,37 @@ def test_lost_and_sharpened_rows_are_those_of_float64(measured):
     assert results[16].sharpened.estimate > 0
 
 
-def test_prevalence_shows_softmax_on_the_same_active_rows(measured):
+def test_dead_rows_are_unsafe_and_the_paper_s_shares_are_of_active_rows(measured):
     rows, sums = measured
     (entry,) = concentration.prevalence(rows, CONFIG)
     active = np.isfinite(sums[:, 0])
-    assert entry.active_rows == active.sum()
-    assert entry.softmax.estimate == pytest.approx((sums[active, 4] >= 1).mean())
+    assert 0.05 < active.mean() < 0.95
+    assert (entry.rows, entry.active_rows) == (len(active), active.sum())
+    assert entry.dead.estimate == pytest.approx((~active).mean())
+    assert entry.softmax.estimate == pytest.approx((sums[:, 4] >= 1).mean())
+    assert entry.softmax_active.estimate == pytest.approx((sums[active, 4] >= 1).mean())
     for i, p in enumerate(DEGREES):
-        assert entry.unsafe[str(p)].estimate == pytest.approx((sums[active, i] >= 1).mean())
+        unsafe = sums[:, i] >= 1
+        assert unsafe[~active].all()
+        assert entry.unsafe[str(p)].estimate == pytest.approx(unsafe.mean())
+        assert entry.unsafe_active[str(p)].estimate == pytest.approx(unsafe[active].mean())
+        assert entry.unsafe[str(p)].estimate >= entry.dead.estimate
     safe = concentration.safe_fraction(rows, "synthetic", None, "auto", CONFIG, np.array([1]))
-    own = active & (rows["head"] == 1)
-    assert safe.estimate == pytest.approx((sums[own, 4] < 1).mean())
+    assert safe.estimate == pytest.approx((sums[rows["head"] == 1, 4] < 1).mean())
+
+
+def test_a_bias_that_kills_nearly_every_row_is_not_safe():
+    """Of 100 rows 90 are dead and 10 safe: 10 % are safe, not all."""
+    scores = np.full((100, 8), -3.0, np.float32)
+    scores[:, 0] = np.where(np.arange(100) < 90, -2.0, 6.0)
+    rows = table(scores, 0.0, np.arange(100).astype(str))
+    args = (rows, "synthetic", 2, "auto", CONFIG, None)
+    assert concentration.safe_fraction(*args).estimate == pytest.approx(0.1)
+    dead = concentration.dead_fraction(rows, "synthetic", "auto", CONFIG, None)
+    assert dead.estimate == pytest.approx(0.9)
+    (entry,) = concentration.prevalence(rows, CONFIG)
+    assert entry.unsafe["2"].estimate == pytest.approx(0.9)
+    assert entry.unsafe_active["2"].estimate == 0.0
 
 
 def boundary_rows(offsets, keys=16, p=2):
@@ -199,6 +220,25 @@ def test_one_prompt_tells_nothing_of_others():
         assert entry.balance.high == 1.0
 
 
+def test_windows_of_one_plain_text_are_one_text():
+    """Of a plain text there is no interval; the texts of a .jsonl file are independent."""
+    rows = table(scores_of(rows=80), 1.5, np.repeat(np.arange(8), 10).astype(str), suite="texts")
+    of_file = {
+        name: dataclasses.replace(CONFIG, text=f"a/speech.{name}") for name in ("txt", "jsonl")
+    }
+    assert of_file["txt"].one_document and not of_file["jsonl"].one_document
+    assert dataclasses.replace(CONFIG, text="essays").one_document and not CONFIG.one_document
+    for name, n in (("txt", 1), ("jsonl", 8)):
+        (entry,) = concentration.prevalence(rows, of_file[name])
+        assert entry.prompts == entry.dead.n == entry.unsafe["2"].n == n
+        assert ((entry.unsafe["2"].low, entry.unsafe["2"].high) == (0.0, 1.0)) == (n == 1)
+        (first, *_) = concentration.against_softmax(rows, of_file[name])
+        assert first.lost.n == first.balance.n == n
+    other = rows | {"suite": np.full(80, "niah_64")}
+    (entry,) = concentration.prevalence(other, of_file["txt"])
+    assert entry.prompts == 8
+
+
 def test_intervals_resample_whole_prompts():
     # Half of the prompts are lost in all of their rows: rows alone would give a narrow interval.
     scores = np.full((400, 8), -3.0, np.float32)
@@ -220,6 +260,7 @@ def test_rows_that_no_prompt_gives_are_left_out(measured):
     assert concentration.against_softmax(invalid, CONFIG) == ()
     (entry,) = concentration.prevalence(invalid, CONFIG)
     assert (entry.active_rows, entry.softmax, entry.unsafe) == (0, None, {})
+    assert (entry.softmax_active, entry.unsafe_active) == (None, {})
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

@@ -7,11 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kernels.attention.visibility import Visibility
 import lm_jax
 from lm_jax.errors import UsageError
+from lm_jax.model import attention
+import polyattn_jax
 from polyattn_jax import measure, row_maps
 from polyattn_jax.fused import by_kernels
-from polyattn_jax.probe import Probe
+from polyattn_jax.probe import DENSE, Probe
 from polyattn_jax.row_maps import RECIPES
 from polyattn_jax.substitute import GlobalRowMap, recipe, substitute
 from tests import rounding
@@ -105,10 +108,27 @@ def test_documents_stay_apart_where_there_is_padding_too(params, tokens_BT):
     wanted = rounding.expected(lambda: outputs(attend))
     for computed in (attend, by_kernels(attend)):
         rounding.assert_within(jax.jit(outputs)(computed), wanted)
-    queries_BQ = jnp.zeros((B, 1), jnp.int32)
-    probe = Probe(queries_BQ, queries_BQ, jnp.zeros(1))
-    with pytest.raises(UsageError, match="one document a row; pass the probe unfused"):
-        outputs(by_kernels(probe))
+    queries_BQ = jnp.array([[8, 22], [12, 36]])
+    probe = Probe(queries_BQ, jnp.maximum(queries_BQ - 3, 0), jnp.zeros(1))
+    wanted = rounding.expected(lambda: outputs(attention.fused(probe, DENSE)))
+    rounding.assert_within(jax.jit(outputs)(by_kernels(probe)), wanted)
+
+
+def test_all_reports_of_the_probe_read_the_same_scores(monkeypatch):
+    """S_p is compared with softmax's S row by row: neither is of scores of its own."""
+    q, k, v = (
+        jax.random.normal(key, (1, 4, 2, 8)) for key in jax.random.split(jax.random.key(3), 3)
+    )
+    scores_BNQS = jnp.array([[[[1.0, 3.0, 2.0, -jnp.inf]], [[2.0, 0.5, 0.0, -jnp.inf]]]])
+    monkeypatch.setattr(polyattn_jax.fused, "_scores", lambda *args: scores_BNQS)
+    probe = Probe(jnp.array([[2]]), jnp.array([[-1]]), jnp.zeros(1), degrees=(2,))
+    visibility = Visibility(True, jnp.zeros(1, jnp.int32), None, None, None)
+    run = functools.partial(polyattn_jax.fused._probe, visibility=visibility, scale=1.0, cap=None)
+    _, aux = jax.jit(run)(probe, q, k, v)
+    s_p = aux["rows"]["argmax"].s_p
+    np.testing.assert_allclose(s_p.ravel(), [5 / 9, 1 / 16], rtol=1e-6)
+    z = np.float64([[1, 2, -np.inf], [0.5, 0, -np.inf]]) - [[3], [2]]
+    np.testing.assert_allclose(aux["softmax"]["argmax"].ravel(), np.exp(z).sum(1), rtol=1e-6)
 
 
 def test_no_score_matrix_is_formed(params, tokens_BT):

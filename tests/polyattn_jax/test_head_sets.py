@@ -46,12 +46,18 @@ def test_the_fewest_draws_hold_chance_at_one_in_twenty():
     assert worst.mean() == pytest.approx(0.05, abs=0.006)
 
 
-def test_sizes_beyond_all_heads_are_all_heads():
-    ranking = np.array([4, 0, 5, 1, 3, 2])
+def test_top_and_bottom_have_no_head_in_common():
+    ranking = np.array([4, 0, 5, 1, 3, 2, 6])
     sets = head_sets.draw(ranking, (2, 80, 6), 1)
-    assert list(sets) == ["top-2", "bottom-2", "random-2-0", "top-6", "bottom-6", "random-6-0"]
+    assert list(sets) == ["top-2", "bottom-2", "random-2-0", "top-3", "bottom-3", "random-3-0"]
     assert list(sets["top-2"]) == [4, 0]
-    assert list(sets["bottom-2"]) == [3, 2]
+    assert list(sets["bottom-2"]) == [2, 6]
+    # Gemma 3 270M has 72 heads: 40 at either end would share 8.
+    for total in (1, 2, 72, 79, 80):
+        sets = head_sets.draw(np.arange(total), (20, 40), 0)
+        for size in {name.split("-")[1] for name in sets}:
+            assert not set(sets[f"top-{size}"]) & set(sets[f"bottom-{size}"])
+        assert max((len(heads) for heads in sets.values()), default=0) == min(40, total // 2)
 
 
 def test_single_heads_of_both_ends_are_named_by_their_place_in_the_model():

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from lm_jax.statistics import Interval, wilson
-from polyattn_jax import decision, paper
+from polyattn_jax import decision, head_types, paper
 from polyattn_jax.paper_study import claims
+from polyattn_jax.results import HeadTypes
 from tests.polyattn_jax.paper_audits import audit_of
 from tests.polyattn_jax.synthetic_report import condition
 
@@ -95,7 +96,7 @@ def test_a_recipe_without_normaliser_that_preserves_contradicts_the_paper(findin
 )
 def test_the_share_of_unsafe_rows_is_judged_by_its_interval(finding, share, wanted):
     entries = tuple(
-        dataclasses.replace(entry, unsafe={"2": share}) for entry in finding[0].prevalence
+        dataclasses.replace(entry, unsafe_active={"2": share}) for entry in finding[0].prevalence
     )
     audit = audit_of(finding, dataclasses.replace(finding[0], prevalence=entries))
     result = claims.mostly_unsafe(audit)
@@ -113,11 +114,10 @@ def test_the_share_of_unsafe_rows_is_judged_by_its_interval(finding, share, want
 )
 def test_the_screen_is_at_three_percent(finding, safe, verdict, low, high):
     (entry, *_) = finding[0].matched
-    measured = dataclasses.replace(entry.all, measured=Interval(safe, 0.0, 1.0, 200))
     audit = sweep_of(finding, **{entry.recipe: verdict})
-    summary = dataclasses.replace(
-        audit.summary, matched=(dataclasses.replace(entry, all=measured),)
-    )
+    (own,) = (one for one in audit.summary.verdicts if one.recipe == entry.recipe)
+    own = dataclasses.replace(own, safe=Interval(safe, 0.0, 1.0, 200))
+    summary = dataclasses.replace(audit.summary, matched=(entry,), verdicts=(own,))
     audit = dataclasses.replace(audit, summary=summary)
     assert claims.screen(audit).verdict == low
     assert claims.no_promise(audit).verdict == high
@@ -160,8 +160,37 @@ def test_a_ranking_is_judged_from_19_draws_on(finding):
 def test_the_share_over_length_is_flat_within_ten_points(finding, shares, wanted):
     (entry, *_) = (e for e in finding[0].prevalence if e.bias_kind == "zero")
     entries = tuple(
-        dataclasses.replace(entry, suite=f"induction_{length}", unsafe={"2": Interval(*share, 200)})
+        dataclasses.replace(
+            entry, suite=f"induction_{length}", unsafe_active={"2": Interval(*share, 200)}
+        )
         for length, share in shares.items()
     )
     audit = audit_of(finding, dataclasses.replace(finding[0], prevalence=entries))
     assert claims.flat_over_length(audit).verdict == wanted
+
+
+def test_top_and_bottom_heads_are_compared_only_where_they_do_not_overlap(finding):
+    """Of Gemma 3 270M's 72 heads 8 would be among the top and the bottom 40."""
+    entry = dataclasses.replace(finding[0].decisiveness[0], size=36, decisive=False)
+    features = {"type": np.full(80, "sink"), "rank": np.arange(80)}
+    for heads, wanted in ((72, "undecided"), (80, "fails")):
+        result = dataclasses.replace(
+            finding[0],
+            layers=heads // 4,
+            heads=4,
+            decisiveness=(dataclasses.replace(entry, size=40),),
+            head_types=HeadTypes(40, {}, {}, {}),
+        )
+        audit = audit_of((result, finding[1], {k: v[:heads] for k, v in features.items()}))
+        for claim in (claims.decisive, claims.diffuse_top):
+            judged = claim(audit)
+            assert judged.verdict == wanted
+            assert ("of 72 heads the top and the bottom 40 overlap" in judged.text) == (heads == 72)
+
+
+def test_both_ends_of_a_composition_have_half_of_the_heads_at_most():
+    types = np.array(["sink", "diffuse", "local", "sink", "sink"])
+    result = head_types.composition({"type": types, "rank": np.arange(5)}, 4)
+    assert result.size == 2
+    assert sum(result.top.values()) == sum(result.bottom.values()) == 2
+    assert (result.top["diffuse"], result.bottom["sink"]) == (1, 2)

@@ -21,7 +21,7 @@ from tests.polyattn_jax.test_report_paper import like_the_paper
 def suite(name, length, accuracy, n=200):
     """One suite at one length, with these accuracies by recipe."""
     entries = tuple(condition(recipe, share, n) for recipe, share in accuracy.items())
-    return SuiteResult(name, length, entries, {}, {})
+    return SuiteResult(name, length, entries, {}, {}, {})
 
 
 def numbers(audit, item):
@@ -68,7 +68,7 @@ def test_rows_of_prevalence_are_those_of_the_summary(finding):
     of_1, of_10 = numbers(audit, "Table 1"), numbers(audit, "Table 10")
     for p, theirs in ((2, 19.6), (4, 10.3), (8, 4.7)):
         row = of_1["induction", f"p = {p}, b = 0", "unsafe rows"]
-        assert row[:2] == (theirs, 100 * entry.unsafe[str(p)].estimate)
+        assert row[:2] == (theirs, 100 * entry.unsafe_active[str(p)].estimate)
     assert of_10["induction", "b = 0", "median S_2"][:2] == (0.107, entry.median.s_2)
     assert of_10["induction", "b = 0", "dead rows"][:2] == (0.0, 100 * entry.dead.estimate)
     assert numbers(audit, "Table 11")["mqar", "p = 2, b_auto", "unsafe rows"][0] == 71.3

@@ -98,8 +98,8 @@ def test_a_map_without_a_proved_bound_is_taken_as_computed():
     assert unsafe.possible.tolist() == [False, False, True, True]
 
 
-def test_dead_rows_are_lost_and_are_in_no_safe_share():
-    """Of four rows one is dead, as softmax concentrates it; the powers leave such rows out too."""
+def test_dead_rows_are_lost_and_are_not_safe():
+    """Of four rows one is dead, as softmax concentrates it: it counts, and as an unsafe one."""
     c = {
         "suite": np.full(4, "niah_64"),
         "recipe": np.full(4, "relu_p2_bauto_head"),
@@ -121,9 +121,10 @@ def test_dead_rows_are_lost_and_are_in_no_safe_share():
     )
     recipe = parse_recipe("relu:p=2,b=auto_head")
     safe, compared = recipe_rows.shares(c, audited, recipe, "niah_64")
-    assert (safe.recipe.estimate, safe.softmax.estimate) == (pytest.approx(2 / 3), 1 / 3)
+    assert (safe.recipe.estimate, safe.softmax.estimate) == (0.5, 0.5)
+    assert safe.dead.estimate == safe.dead_top.estimate == 0.25
     assert safe.recipe_top == safe.recipe and safe.softmax_top == safe.softmax
     assert (compared.rows, compared.lost.estimate, compared.sharpened.estimate) == (4, 0.25, 0.25)
     dead = c | {"status": np.full(4, Status.DEAD, np.int8), "s_own": np.full(4, np.float32(np.inf))}
     safe, compared = recipe_rows.shares(dead, audited, recipe, "niah_64")
-    assert safe.recipe is None and compared.lost.estimate == 0.5
+    assert (safe.recipe.estimate, safe.dead.estimate, compared.lost.estimate) == (0.0, 1.0, 0.5)

@@ -114,6 +114,23 @@ def test_one_recipe_that_preserves_is_the_answer():
     assert "lose less than 30 points" in result.text
 
 
+def test_of_many_recipes_one_preserves_only_after_holm():
+    """12 of 12 shows a loss below 30 points for one or two recipes tried, and not for three."""
+    settings = dataclasses.replace(SETTINGS, tolerance=0.3)
+    right = {"softmax": 12, "relu_p4_b0": 12, "sigmoid_b0": 0, "relu_p8_bauto": 0}
+    for tried, shown in ((2, True), (3, False)):
+        result, *_ = audit(settings, dict(list(right.items())[: tried + 1]))
+        first, *rest = result.verdicts
+        assert (first.recipe, first.verdict) == ("relu_p4_b0", "preserve")
+        assert first.loss_p < 0.025 and first.loss_p_holm == pytest.approx(tried * first.loss_p)
+        assert (first.loss_p_holm <= 0.025) == shown
+        assert all(one.loss_p_holm > 0.5 for one in rest)
+        found = findings.overall(result)
+        assert found.tone == ("good" if shown else "warn")
+        assert f"after Holm's correction for {tried} recipes" in found.text
+        assert ("1 would preserve: relu_p4_b0 (12 of 12" in found.text) != shown
+
+
 @pytest.mark.parametrize(
     ("softmax", "right", "recipe", "verdict", "reason"),
     [

@@ -47,7 +47,15 @@ def test_what_an_audit_did_not_measure_is_null(tmp_path):
     summary = load_result(FILES[0][0], AuditSummary)
     first, *others = summary.prevalence
     empty = dataclasses.replace(
-        first, active_rows=0, softmax=None, unsafe={}, ties={}, undecided={}, median=None
+        first,
+        active_rows=0,
+        softmax=None,
+        unsafe={},
+        softmax_active=None,
+        unsafe_active={},
+        ties={},
+        undecided={},
+        median=None,
     )
     loss = LossInterval(math.nan, 0.0, math.inf, 1)
     copy = dataclasses.replace(summary.controls.second_copy, loss=loss)

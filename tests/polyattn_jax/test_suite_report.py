@@ -32,7 +32,8 @@ def results(lengths=(64, 256)):
             conditions.append(dataclasses.replace(condition(name, 0.0, N), **changes))
             failures[name] = {"other": 2, "fake": N - right - 2} if right < N - 2 else {}
         safe = {"softmax": Interval(0.3, 0.2, 0.4, N), "relu_p4_b0": Interval(0.6, 0.5, 0.7, N)}
-        entries.append(SuiteResult("decoys", length, tuple(conditions), failures, safe))
+        dead = {"softmax": None, "relu_p4_b0": Interval(0.25, 0.2, 0.3, N)}
+        entries.append(SuiteResult("decoys", length, tuple(conditions), failures, safe, dead))
     return tuple(entries)
 
 
@@ -51,6 +52,7 @@ def test_a_suite_is_shown_over_its_lengths():
         want = [percent(RIGHT[length][name] / N) for length in (64, 256)]
         assert [cell.split("[")[0] for cell in row[1:3]] == want
     assert [cell.split("[")[0] for cell in own[3:]] == [percent(0.6), percent(0.6)]
+    assert all(cell.endswith(", 25.0 dead") for cell in own[3:])
     table = lines(tree, "decoys. Right")
     assert [row[1] for row in table] == ["64", "64", "256", "256"]
     assert table[-1][-1] == f"{N - 12 - 2} fake, 2 other" and table[0][-1] == ""

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax.errors import BadInputError
+from lm_jax.model.precision import exact_jit
 from lm_jax.run import progress
 from lm_jax.run.config import config_hash
 from lm_jax.run.files import storage_error
@@ -224,7 +225,7 @@ def _run(scorer: Scorer, batch: list[_Row]) -> Iterator[Score]:
         yield Score(float(total_B[b]), bool(greedy_B[b]))
 
 
-@jax.jit
+@exact_jit
 def _totals(
     logits_BTV: jax.Array, targets_BT: jax.Array, scored_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
