@@ -8,6 +8,7 @@ import jax
 import pytest
 
 import lm_jax
+from lm_jax.evaluate.judge import judge_inputs
 from lm_jax.model.config import DecoderConfig
 from lm_jax.run.identity import ModelIdentity, difference
 from lm_jax.text.tokenizer import Tokenizer
@@ -187,3 +188,13 @@ def test_identities_are_read_back_and_parts_that_are_not_known_not_compared(caps
     (line,) = capsys.readouterr().err.splitlines()
     assert "an old file" in line and "by its weights alone" in line
     assert difference("d" * 64, whole.text, where="an old file")
+
+
+def test_a_judge_is_another_with_another_chat_template(saved, model):
+    """A finished run that asked it is compared by `judge_inputs`."""
+    tiny.edit_json(model / "tokenizer_config.json", chat_template="{{ messages[0].content }}")
+    before, after = (
+        judge_inputs(f"local:{folder}")[f"judge local:{folder}"] for folder in (saved, model)
+    )
+    assert difference(before, after, where="x").startswith("chat template none, not ")
+    assert open_pretrained(model).identity.text == open_pretrained(saved).identity.text
