@@ -2,9 +2,11 @@
 
 The `api` of an operation holds one table, `IMPLEMENTATIONS`, of functions `run(config, call)` by
 name. A named one runs or raises; None takes the first that runs on the target, so a GPU falls back
-to XLA where no kernel supports the shape. The choice is made when the operation is traced, for
-the `Target` of that moment: the default backend, or the one named by `on`. A function that
-`jax.jit` has already traced keeps its choice.
+to XLA where no kernel supports the shape. That is never silent: a `FallbackWarning` gives each
+reason once, and `fallbacks` has all of them. On a CPU XLA is the usual choice.
+
+The choice is made when the operation is traced, for the `Target` of that moment: the default
+backend, or the one named by `on`. A function that `jax.jit` has already traced keeps its choice.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +16,10 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import logging
 import types
 from typing import Any
+import warnings
 
 import jax
 from jax.experimental import pallas as pl
@@ -24,6 +28,22 @@ from jax.experimental.pallas import triton as plt
 
 class UnavailableError(NotImplementedError):
     """The named implementation does not run on this target or for these arguments."""
+
+
+class FallbackWarning(UserWarning):
+    """A slower implementation runs in place of the kernel of this device; the message says why."""
+
+
+_log = logging.getLogger(__name__)
+_FALLBACKS: list[str] = []
+
+
+def fallbacks(since: int = 0) -> tuple[str, ...]:
+    """A sentence for every fallback of this process, in order, each time that one was traced.
+
+    Without the first `since` of them.
+    """
+    return tuple(_FALLBACKS[since:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +110,7 @@ def choose(op: str, wanted: str | None, reasons: Mapping[str, str]) -> str:
     if wanted is None:
         for name, reason in reasons.items():
             if not reason:
+                _tell_fallback(op, name, reasons)
                 return name
         text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise UnavailableError(f"{op}: no implementation runs here: {text}")
@@ -100,6 +121,23 @@ def choose(op: str, wanted: str | None, reasons: Mapping[str, str]) -> str:
     if reasons[wanted]:
         raise UnavailableError(f"{op}: implementation={wanted!r} {reasons[wanted]}")
     return wanted
+
+
+def _tell_fallback(op: str, chosen: str, reasons: Mapping[str, str]) -> None:
+    """Says once why no faster implementation than the `chosen` one runs, unless on a CPU."""
+    if target().platform == "cpu":
+        return
+    slower_than = list(reasons)[: list(reasons).index(chosen)]
+    # What a call that names an implementation could do instead is no help here.
+    why = [f"{name} {reasons[name].partition('; ')[0]}" for name in slower_than]
+    if not why:
+        return
+    text = f"{op}: {', '.join(why)}; {chosen} runs instead, which can be many times slower"
+    told = text in _FALLBACKS
+    _FALLBACKS.append(text)
+    if not told:
+        _log.info("%s", text)
+        warnings.warn(text, FallbackWarning, stacklevel=4)
 
 
 def lazy_module(name: str) -> Callable[[], types.ModuleType]:

@@ -1,6 +1,6 @@
 """Provenance of a run: code, packages, device, seeds and hashes, in a JSON file."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import datetime
@@ -69,6 +69,7 @@ class RunStart:
       seeds: every random seed, by the name of what uses it.
       data: sha256 of every data file or set, and `ModelIdentity.text` of every model, by name.
       tokenizer: sha256 of the tokenizer file.
+      fallbacks: why a slower implementation ran in place of a kernel, a sentence for each reason.
     """
 
     start: str
@@ -82,6 +83,7 @@ class RunStart:
     seeds: dict[str, int]
     data: dict[str, str]
     tokenizer: str | None
+    fallbacks: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +138,30 @@ def record_provenance(folder: Path, entry: RunStart) -> None:
     else:
         record = Provenance(**vars(entry))
     write_json(path, record)
+
+
+@contextlib.contextmanager
+def recording_fallbacks(folder: Path) -> Iterator[None]:
+    """Adds the kernels' fallbacks within the context to the latest start in `provenance.json`."""
+    before = len(_fallbacks(0))
+    try:
+        yield
+    finally:
+        found, path = tuple(dict.fromkeys(_fallbacks(before))), folder / PROVENANCE_FILE
+        if found and path.exists():
+            record = load_result(path, Provenance)
+            if record.restarts:
+                *earlier, last = record.restarts
+                restarts = (*earlier, dataclasses.replace(last, fallbacks=found))
+                write_json(path, dataclasses.replace(record, restarts=restarts))
+            else:
+                write_json(path, dataclasses.replace(record, fallbacks=found))
+
+
+def _fallbacks(since: int) -> tuple[str, ...]:
+    # As with JAX, a command that never loaded the kernels has used none.
+    dispatch = sys.modules.get("kernels.core.dispatch")
+    return () if dispatch is None else dispatch.fallbacks(since)
 
 
 def read_provenance(folder: Path) -> Provenance:

@@ -26,7 +26,7 @@ import filelock
 from lm_jax.errors import BadInputError, StorageError, UsageError, UserError, WorkdirInUseError
 from lm_jax.run.config import config_difference, to_plain
 from lm_jax.run.files import read_json, remove_draft, storage_error, write_json
-from lm_jax.run.provenance import PROVENANCE_FILE, utc_now
+from lm_jax.run.provenance import PROVENANCE_FILE, recording_fallbacks, utc_now
 
 CONFIG_FILE = "config.json"
 FINISHED_FILE = "finished.json"
@@ -96,7 +96,7 @@ def open_workdir(
             (folder / FINISHED_FILE).unlink(missing_ok=True)
         write_json(folder / CONFIG_FILE, settings)
         try:
-            with logging_to(folder / LOG_FILE):
+            with logging_to(folder / LOG_FILE), recording_fallbacks(folder):
                 log = logging.getLogger(__name__)
                 log.info("%s at %s", "started" if changes is None else "resumed", start)
                 for change in changes or ():

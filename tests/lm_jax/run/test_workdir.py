@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 
 import numpy as np
 import pytest
@@ -363,3 +364,21 @@ def test_the_device_is_named_only_where_jax_was_used(monkeypatch):
     assert collect_provenance().device.count == jax.device_count()
     monkeypatch.delitem(sys.modules, "jax")
     assert collect_provenance().device is None
+
+
+def test_the_fallbacks_of_a_run_are_in_its_provenance(tmp_path, monkeypatch):
+    from kernels.core import dispatch
+
+    monkeypatch.setattr(dispatch, "_FALLBACKS", ["of an earlier run"])
+    for start in range(2):
+        with open_workdir(tmp_path / "run", {"lr": 1}) as work:
+            record_provenance(work.path, collect_provenance())
+            with dispatch.on(dispatch.Target("gpu", "some")), warnings.catch_warnings():
+                warnings.simplefilter("ignore", dispatch.FallbackWarning)
+                for _ in range(1 + start):
+                    dispatch.choose("op", None, {"pallas": f"is out {start}; try xla", "xla": ""})
+    said = "op: pallas is out {}; xla runs instead, which can be many times slower"
+    stored = read_provenance(tmp_path / "run")
+    assert stored.fallbacks == (said.format(0),)
+    assert [each.fallbacks for each in stored.restarts] == [(said.format(1),)]
+    assert said.format(1) in (tmp_path / "run" / "log.txt").read_text()
