@@ -77,8 +77,8 @@ def read_prompts(files: Iterable[Path]) -> frozenset[str]:
     prompts: set[str] = set()
     for file in files:
         try:
-            with file.open(encoding="utf-8") as lines:
-                for line in lines:
+            with file.open(encoding="utf-8-sig") as lines:
+                for line in filter(str.strip, lines):
                     prompts.update(load_json(line).get("prompts", ()))
         except OSError as error:
             raise BadInputError(f"{file}: {error.strerror}; give a text of a pair") from error
