@@ -186,7 +186,7 @@ def format_diagnosis(result: DiagnosisResult) -> str:
                     f"{100 * own.change.estimate:.0f}" if own else "-",
                 )
             )
-        heads = ("unsafe, %", "all rows", "active rows", "lost", "sharpened", "change")
+        heads = ("% of rows", "unsafe", "of active", "lost", "sharpened", "change")
         lines.append(format_table(heads, rows))
     lines += ["", *_head_lines(result)]
     text = (
