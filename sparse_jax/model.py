@@ -1,11 +1,12 @@
 """A sparse model on disk: a pretrained folder with the parameters of its gates.
 
-    <folder>/                 what `lm_jax.load_pretrained` and `transformers` read: config.json,
-                              model.safetensors, the tokenizer (adapters are merged in)
+    <folder>/                 what `transformers` reads: config.json, model.safetensors, the
+                              tokenizer (adapters are merged in)
     <folder>/sparse.json      the gates, the digest of their weights, and numbers of the run
     <folder>/README.md        the model card
 
-Loaded without its gates, by another library, it is a dense model with changed weights.
+Loaded without its gates, by another library, it is a dense model with changed weights; so
+`lm_jax.load_pretrained` refuses it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,13 +28,14 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward
 from lm_jax.run.files import read_json, write_bytes, write_json
 from lm_jax.weights import card as cards
+from lm_jax.weights import hub
 from lm_jax.weights.load import Pretrained, load_pretrained
 from lm_jax.weights.safetensors import SINGLE
 from lm_jax.weights.save import save_pretrained
 from sparse_jax.attend import by_kernels, gated
 from sparse_jax.open_edges import open_edges
 
-SPARSE = "sparse.json"
+SPARSE = hub.GATES
 _FORMAT = 2
 
 
@@ -204,7 +206,7 @@ def load(
     """
     note, folder = read_note(folder), Path(folder)
     file = folder / SPARSE
-    base = load_pretrained(folder, dtype=dtype, mesh=mesh)
+    base = load_pretrained(folder, dtype=dtype, mesh=mesh, without_gates=True)
     gates = _gates(note)
     wanted, shape = (base.cfg.num_layers, base.cfg.num_heads), gates.bias_LN.shape
     if note["family"] != base.cfg.family or shape != wanted:
@@ -267,7 +269,6 @@ def card(family: str, gates: Gates, numbers: Mapping[str, Any]) -> str:
         f"{score} + bias > 0; a closed edge has weight 0, and {weights}.",
         {"family": family} | dict(numbers),
         'Load it with its gates: `sparse_jax.load("this folder")`, then `model.forward(tokens)`. '
-        "Without them (`transformers`, or `lm_jax.load_pretrained`) it is a dense model with "
-        "changed weights, and the numbers above do not hold. It inherits the licence and the "
-        "limits of its base.",
+        "Without them (`transformers`) it is a dense model with changed weights, and the numbers "
+        "above do not hold. It inherits the licence and the limits of its base.",
     )
