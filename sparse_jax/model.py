@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax import report
-from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model.attention import PerLayer
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward
@@ -103,19 +103,27 @@ class SparseModel:
         return dataclasses.replace(self, base=dataclasses.replace(self.base, params=params))
 
     def forward(
-        self, tokens_BT: jax.Array, *, valid_BT: jax.Array | None = None, **options: Any
+        self,
+        tokens_BT: jax.Array,
+        *,
+        mode: str = "threshold",
+        key: jax.Array | None = None,
+        valid_BT: jax.Array | None = None,
+        **options: Any,
     ) -> Output:
-        """The forward pass with deterministic gates, open where their logit is above 0.
+        """The forward pass with gates that are open where their logit is above 0.
 
         Args:
           tokens_BT: ids.
+          mode: "threshold", "expected" (an edge is open by its probability) or "sample".
+          key: of the samples; for "sample" alone.
           valid_BT: false where a token is padding.
           **options: of `lm_jax.forward`. Scores are only formed where `attn.scores` or
             `attn.pattern` is recorded or edited.
         """
-        return gated_forward(
-            self.params, tokens_BT, self.cfg, self.gates, valid_BT=valid_BT, **options
-        )
+        check_batch_axis(tokens_BT)
+        gates = {"mode": mode, "key": key, "valid_BT": valid_BT}
+        return gated_forward(self.params, tokens_BT, self.cfg, self.gates, **gates, **options)
 
     def open_edges(self, tokens_BT: jax.Array, *, valid_BT: jax.Array | None = None) -> pa.Table:
         """The open attention edges of all layers on given tokens, one row per edge.
@@ -132,8 +140,18 @@ class SparseModel:
           `weight` (the gated attention weight, float32), in this order; with more than one row,
           `batch` is the first column. Every open edge is in it.
         """
+        check_batch_axis(tokens_BT)
         attend = self.gates.attend(self.cfg, valid_BT=valid_BT)
         return open_edges(self.params, tokens_BT, self.cfg, attend)
+
+
+def check_batch_axis(tokens_BT: jax.Array) -> None:
+    """Raises UsageError for ids of another shape than rows of tokens."""
+    shape = np.shape(tokens_BT)
+    if len(shape) != 2:
+        raise UsageError(
+            f"tokens_BT has shape {shape}; give rows of ids [B, T], such as ids[None] for one row"
+        )
 
 
 def gated_forward(
@@ -142,11 +160,13 @@ def gated_forward(
     cfg: DecoderConfig,
     gates: Gates,
     *,
+    mode: str = "threshold",
+    key: jax.Array | None = None,
     valid_BT: jax.Array | None = None,
     **options: Any,
 ) -> Output:
     """The forward pass of `SparseModel.forward`, of weights that may be traced."""
-    on_scores = gates.attend(cfg, valid_BT=valid_BT)
+    on_scores = gates.attend(cfg, mode=mode, key=key, valid_BT=valid_BT)
     touched = {*(options.get("record") or ()), *(options.get("edits") or ())}
     formed = bool({"attn.scores", "attn.pattern"} & touched)
     attend = on_scores if formed else by_kernels(on_scores)

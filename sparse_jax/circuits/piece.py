@@ -218,13 +218,10 @@ class Measurement:
         return np.asarray(attributions(model or self._model, self._batch, **options))
 
     def _sample(self, component: str) -> np.ndarray:
-        """Edges of highest attribution and random ones."""
-        opened = self._opened(component).any(1)
-        size = np.abs(self._stored_attribution(component)).mean(1)[opened]
-        order = np.argsort(-size, kind="stable")
-        half = self._config.edge_sample // 2
-        random = self._rng(component).permutation(order[half:])[: self._config.edge_sample - half]
-        return np.argwhere(opened)[np.concatenate([order[:half], random])]
+        """Edges drawn uniformly among those with weight, so that no method is favoured."""
+        places = np.argwhere(self._opened(component).any(1))
+        drawn = self._rng(component).permutation(len(places))[: self._config.edge_sample]
+        return places[np.sort(drawn)]
 
     def _rng(self, *about: str) -> np.random.Generator:
         """Draws of one part, whichever parts this process measured before."""
