@@ -1,9 +1,11 @@
 """Intervals and paired tests for every rate and median that a report prints.
 
 Rates have Wilson intervals [1], which hold their coverage at 0 and n successes; rows that share a
-prompt have a bootstrap over whole prompts [2]; two recipes on the same prompts have the exact
-McNemar test [3] with Tango's score interval [4], because an unpaired comparison ignores the
-pairing. scipy does the statistics; this module adds validation, one result type and what scipy
+prompt have a bootstrap over whole prompts [2], whose percentiles are too near to each other where
+there are few: below `MANY_CLUSTERS` the interval is Student's t with the bootstrap's standard error
+[9], and below `FEWEST_CLUSTERS` `cluster_interval` gives none; two recipes on the same prompts have
+the exact McNemar test [3] with Tango's score interval [4], because an unpaired comparison ignores
+the pairing. scipy does the statistics; this module adds validation, one result type and what scipy
 lacks.
 
 [1] Wilson, JASA 1927.  [2] Field & Welsh, JRSS B 2007, cluster bootstrap.
@@ -12,29 +14,45 @@ lacks.
 [6] Holm, Scandinavian Journal of Statistics 1979.
 [7] MacKinnon & White, Journal of Econometrics 1985.
 [8] Zou & Donner, Statistics in Medicine 2008.
+[9] Hesterberg, American Statistician 2015: percentiles of a mean are near those of a normal
+    interval times sqrt((n - 1) / n), 18 % narrower than Student's at n = 10 and 47 % at n = 4.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
 import math
 import operator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
 from lm_jax.errors import UsageError
+from lm_jax.run.results import Real
+
+# Percentiles of a bootstrap over this many clusters hold their coverage.
+MANY_CLUSTERS = 30
+# A t interval of fewer rests on the shape of a distribution that nobody has seen.
+FEWEST_CLUSTERS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """An estimate, the ends of its two-sided interval (same unit) and the count it rests on."""
+    """An estimate, the ends of its two-sided interval (same unit) and the count it rests on.
+
+    The ends are -inf and inf where the data allow no interval (`bounded` is false).
+    """
 
     estimate: float
-    low: float
-    high: float
+    low: Real
+    high: Real
     n: int
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is an interval."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
@@ -76,15 +94,17 @@ def clustered_bootstrap(
     *,
     resamples: int = 1000,
     confidence: float = 0.95,
+    log: bool = False,
+    within: tuple[float, float] = (-math.inf, math.inf),
     seed: int,
 ) -> Interval:
-    """Returns the percentile interval of `statistic` when whole clusters are resampled.
+    """Returns the interval of `statistic` when whole clusters are resampled.
 
     `clusters` is 1-D and as long as `values`; rows of equal cluster id stay together. Values
     may have further axes after the rows if `statistic` is not the mean.
     `n` of the result counts clusters, since these are the independent units. Rows have equal
-    weights, so a large cluster counts for more than a small one. Fewer than about 30 clusters make
-    the interval too narrow.
+    weights, so a large cluster counts for more than a small one. The ends are those of
+    `resampled_interval`, of two clusters or more; `cluster_interval` gives none of too few.
     """
     values, clusters = np.asarray(values), np.asarray(clusters)
     axes_fit = values.ndim == 1 or (values.ndim > 1 and statistic is not np.mean)
@@ -109,9 +129,69 @@ def clustered_bootstrap(
     else:
         rows = np.split(values[np.argsort(cluster_of_row, kind="stable")], np.cumsum(sizes)[:-1])
         replicates = [statistic(np.concatenate([rows[i] for i in picks])) for picks in drawn]
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(replicates, [tail, 1 - tail])
-    return Interval(float(statistic(values)), float(low), float(high), sizes.size)
+    return resampled_interval(
+        float(statistic(values)),
+        replicates,
+        sizes.size,
+        confidence=confidence,
+        log=log,
+        within=within,
+    )
+
+
+def cluster_interval(
+    values: ArrayLike,
+    clusters: ArrayLike,
+    statistic: Callable[[np.ndarray], float] = np.mean,
+    **options: Any,
+) -> Interval:
+    """Returns `clustered_bootstrap`, with no ends where there are fewer than `FEWEST_CLUSTERS`."""
+    n = np.unique(np.asarray(clusters)).size
+    if n >= FEWEST_CLUSTERS:
+        return clustered_bootstrap(values, clusters, statistic, **options)
+    values = _finite("cluster_interval: values", values)
+    return Interval(float(statistic(values)), -math.inf, math.inf, n)
+
+
+def resampled_interval(
+    estimate: float,
+    replicates: ArrayLike,
+    n: int,
+    *,
+    confidence: float = 0.95,
+    log: bool = False,
+    within: tuple[float, float] = (-math.inf, math.inf),
+) -> Interval:
+    """Returns the interval of an estimate from its values on bootstrap samples of n clusters.
+
+    From `MANY_CLUSTERS` on the ends are percentiles of the replicates. Below, they are
+    estimate -+ t s sqrt(n / (n - 1)) with the replicates' standard deviation s and Student's t of
+    n - 1 degrees of freedom; of a mean this is Student's interval, but for the noise of s.
+
+    Args:
+      estimate: of the sample.
+      replicates: of the resamples; the ends are NaN where one of them is not finite.
+      n: number of clusters, 2 or more.
+      confidence: between 0 and 1.
+      log: whether the t interval is of the logarithm, as that of a ratio is; all must be above 0,
+        or the ends are NaN.
+      within: the values that the statistic may have, which the ends do not leave.
+    """
+    replicates = np.asarray(replicates, float)
+    # What is not finite is for the caller, not for a warning.
+    with np.errstate(all="ignore"):
+        if n >= MANY_CLUSTERS:
+            tail = (1 - confidence) / 2
+            ends = np.quantile(replicates, [tail, 1 - tail])
+        else:
+            centre, spread = np.asarray(estimate, float), replicates
+            if log:
+                centre, spread = np.log(centre), np.log(spread)
+            error = np.std(spread) * math.sqrt(n / (n - 1))
+            reach = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * error
+            ends = np.array([centre - reach, centre + reach])
+            ends = np.clip(np.exp(ends) if log else ends, *within)
+    return Interval(estimate, float(ends[0]), float(ends[1]), n)
 
 
 def clustered_ratio(

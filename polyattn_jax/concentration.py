@@ -134,7 +134,7 @@ def share(
     if span == (0.0, 1.0) and values.min() == values.max() and values[0] in (0.0, 1.0):
         return statistics.wilson(n * int(values[0]), n)
     return statistics.clustered_bootstrap(
-        values, prompts, resamples=config.resamples, seed=config.seed
+        values, prompts, resamples=config.resamples, within=span, seed=config.seed
     )
 
 

@@ -1,11 +1,12 @@
 """A sparse model on disk: a pretrained folder with the parameters of its gates.
 
-    <folder>/                 what `lm_jax.load_pretrained` and `transformers` read: config.json,
-                              model.safetensors, the tokenizer (adapters are merged in)
+    <folder>/                 what `transformers` reads: config.json, model.safetensors, the
+                              tokenizer (adapters are merged in)
     <folder>/sparse.json      the gates, the digest of their weights, and numbers of the run
     <folder>/README.md        the model card
 
-Loaded without its gates, by another library, it is a dense model with changed weights.
+Loaded without its gates, by another library, it is a dense model with changed weights; so
+`lm_jax.load_pretrained` refuses it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,20 +22,21 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax import report
-from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model.attention import PerLayer
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward
 from lm_jax.run.files import read_json, write_bytes, write_json
 from lm_jax.run.identity import ModelIdentity, difference
 from lm_jax.weights import card as cards
+from lm_jax.weights import hub
 from lm_jax.weights.identity import config_digest
 from lm_jax.weights.load import OpenedModel, Pretrained, load_pretrained, open_pretrained
 from lm_jax.weights.save import save_pretrained
 from sparse_jax.attend import by_kernels, gated
 from sparse_jax.open_edges import open_edges
 
-SPARSE = "sparse.json"
+SPARSE = hub.GATES
 _FORMAT = 2
 
 
@@ -107,19 +109,27 @@ class SparseModel:
         return dataclasses.replace(self, base=dataclasses.replace(self.base, params=params))
 
     def forward(
-        self, tokens_BT: jax.Array, *, valid_BT: jax.Array | None = None, **options: Any
+        self,
+        tokens_BT: jax.Array,
+        *,
+        mode: str = "threshold",
+        key: jax.Array | None = None,
+        valid_BT: jax.Array | None = None,
+        **options: Any,
     ) -> Output:
-        """The forward pass with deterministic gates, open where their logit is above 0.
+        """The forward pass with gates that are open where their logit is above 0.
 
         Args:
           tokens_BT: ids.
+          mode: "threshold", "expected" (an edge is open by its probability) or "sample".
+          key: of the samples; for "sample" alone.
           valid_BT: false where a token is padding.
           **options: of `lm_jax.forward`. Scores are only formed where `attn.scores` or
             `attn.pattern` is recorded or edited.
         """
-        return gated_forward(
-            self.params, tokens_BT, self.cfg, self.gates, valid_BT=valid_BT, **options
-        )
+        check_batch_axis(tokens_BT)
+        gates = {"mode": mode, "key": key, "valid_BT": valid_BT}
+        return gated_forward(self.params, tokens_BT, self.cfg, self.gates, **gates, **options)
 
     def open_edges(self, tokens_BT: jax.Array, *, valid_BT: jax.Array | None = None) -> pa.Table:
         """The open attention edges of all layers on given tokens, one row per edge.
@@ -136,8 +146,18 @@ class SparseModel:
           `weight` (the gated attention weight, float32), in this order; with more than one row,
           `batch` is the first column. Every open edge is in it.
         """
+        check_batch_axis(tokens_BT)
         attend = self.gates.attend(self.cfg, valid_BT=valid_BT)
         return open_edges(self.params, tokens_BT, self.cfg, attend)
+
+
+def check_batch_axis(tokens_BT: jax.Array) -> None:
+    """Raises UsageError for ids of another shape than rows of tokens."""
+    shape = np.shape(tokens_BT)
+    if len(shape) != 2:
+        raise UsageError(
+            f"tokens_BT has shape {shape}; give rows of ids [B, T], such as ids[None] for one row"
+        )
 
 
 def gated_forward(
@@ -146,11 +166,13 @@ def gated_forward(
     cfg: DecoderConfig,
     gates: Gates,
     *,
+    mode: str = "threshold",
+    key: jax.Array | None = None,
     valid_BT: jax.Array | None = None,
     **options: Any,
 ) -> Output:
     """The forward pass of `SparseModel.forward`, of weights that may be traced."""
-    on_scores = gates.attend(cfg, valid_BT=valid_BT)
+    on_scores = gates.attend(cfg, mode=mode, key=key, valid_BT=valid_BT)
     touched = {*(options.get("record") or ()), *(options.get("edits") or ())}
     formed = bool({"attn.scores", "attn.pattern"} & touched)
     attend = on_scores if formed else by_kernels(on_scores)
@@ -212,7 +234,7 @@ def load(
     """
     note, folder = read_note(folder), Path(folder)
     file = folder / SPARSE
-    base = load_pretrained(folder, dtype=dtype, mesh=mesh)
+    base = load_pretrained(folder, dtype=dtype, mesh=mesh, without_gates=True)
     gates = _gates(note)
     wanted, shape = (base.cfg.num_layers, base.cfg.num_heads), gates.bias_LN.shape
     if note["family"] != base.cfg.family or shape != wanted:
@@ -236,7 +258,8 @@ def open_identity(folder: str | Path) -> ModelIdentity:
     Raises:
       BadInputError, CorruptError: as `load`.
     """
-    return _identity(open_pretrained(folder), _gates(read_note(folder)))
+    opened = open_pretrained(folder, without_gates=True)
+    return _identity(opened, _gates(read_note(folder)))
 
 
 def _identity(base: Pretrained | OpenedModel, gates: Gates) -> ModelIdentity:
@@ -290,7 +313,6 @@ def card(family: str, gates: Gates, numbers: Mapping[str, Any]) -> str:
         f"{score} + bias > 0; a closed edge has weight 0, and {weights}.",
         {"family": family} | dict(numbers),
         'Load it with its gates: `sparse_jax.load("this folder")`, then `model.forward(tokens)`. '
-        "Without them (`transformers`, or `lm_jax.load_pretrained`) it is a dense model with "
-        "changed weights, and the numbers above do not hold. It inherits the licence and the "
-        "limits of its base.",
+        "Without them (`transformers`) it is a dense model with changed weights, and the numbers "
+        "above do not hold. It inherits the licence and the limits of its base.",
     )

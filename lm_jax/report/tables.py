@@ -171,6 +171,9 @@ def _side(cells: Sequence[Cell]) -> str:
 
 
 def _interval(interval: Interval, spec: str, scale: float) -> str:
+    if not interval.bounded:
+        estimate = number(_times(interval.estimate, scale), spec)
+        return f"{estimate} (n = {interval.n}: no interval)"
     ends = (interval.estimate, interval.low, interval.high)
     estimate, low, high = (number(_times(end, scale), spec) for end in ends)
     return f"{estimate} [{low}, {high}]"

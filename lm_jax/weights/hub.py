@@ -2,7 +2,7 @@
 
 The cache is that of `huggingface_hub` (HF_HOME or HF_HUB_CACHE moves it). It is looked into first;
 the network is only used where a download was asked for (`lm_jax.run.downloads`), and then fetches
-the config, the safetensors and the tokenizer: no pickles, and no code.
+the config, the safetensors, the gates and the tokenizer: no pickles, and no code.
 """
 
 import contextlib
@@ -16,8 +16,10 @@ from lm_jax.text.tokenizer import GENERATION_CONFIG
 from lm_jax.weights.safetensors import CONFIG, INDEX, SINGLE, weight_map
 
 NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@((?!.*\.\.)[\w.-][\w./-]*))?")
+# The gates of a sparse model of `sparse_jax`; without them its weights are another model.
+GATES = "sparse.json"
 _FILES = (
-    *(CONFIG, "model*.safetensors", INDEX, GENERATION_CONFIG),
+    *(CONFIG, "model*.safetensors", INDEX, GENERATION_CONFIG, GATES),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
 )
 

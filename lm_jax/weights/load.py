@@ -36,7 +36,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights import hub, table
+from lm_jax.weights import hub, runs, table
 from lm_jax.weights.families import FAMILIES
 from lm_jax.weights.identity import identify, weights_digest
 from lm_jax.weights.safetensors import CONFIG, SafetensorsSource, read_family, read_hf_config
@@ -126,6 +126,7 @@ def load_pretrained(
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
     download: bool = False,
+    without_gates: bool = False,
 ) -> Pretrained:
     """Loads a pretrained model: config, weights and tokenizer.
 
@@ -135,31 +136,39 @@ def load_pretrained(
       dtype: of the parameters, float32 or bfloat16.
       mesh: where to put them, sharded by `sharding.RULES`; None is the default device.
       download: fetch what the hub's cache lacks; without it nothing is ever fetched.
+      without_gates: reads the weights of a folder whose attention has gates (`hub.GATES`), which
+        the caller applies. Without their gates they are another model, so it is refused.
 
     Raises:
-      BadInputError: if there is no such source, its family or a setting is not supported, or any
-        tensor is missing, unused, misshapen or not finite (all listed at once).
+      BadInputError: if there is no such source, its family or a setting is not supported, any
+        tensor is missing, unused, misshapen or not finite (all listed at once), it has gates, or
+        it is a trained run of another library.
       CorruptError: if a converted folder does not match its manifest.
       StorageError: if a download cannot be written.
       UsageError: for another dtype.
     """
-    return open_pretrained(source, download=download).load(dtype=dtype, mesh=mesh)
+    opened = open_pretrained(source, download=download, without_gates=without_gates)
+    return opened.load(dtype=dtype, mesh=mesh)
 
 
-def open_pretrained(source: str | Path, *, download: bool = False) -> OpenedModel:
+def open_pretrained(
+    source: str | Path, *, download: bool = False, without_gates: bool = False
+) -> OpenedModel:
     """Reads config and tokenizer of a model, so that they can be checked before its weights.
 
     Args:
-      source, download: as of `load_pretrained`.
+      source, download, without_gates: as of `load_pretrained`.
 
     Raises:
-      BadInputError: if there is no such source, its family or a setting is not supported, or its
-        tokenizer has ids beyond its embedding that are not a few added tokens.
+      BadInputError: if there is no such source, its family or a setting is not supported, its
+        tokenizer has ids beyond its embedding that are not a few added tokens, it has gates, or it
+        is a trained run.
       CorruptError: if a converted folder does not match its manifest.
       StorageError: if a download cannot be written.
     """
     with downloads.allowed(download):
         path = resolve(source)
+    _check_whole_model(path, without_gates)
     if (path / MANIFEST).exists() or (path / ARRAYS).is_dir():
         opened = _open_converted(path)
     elif path.is_dir():
@@ -169,6 +178,23 @@ def open_pretrained(source: str | Path, *, download: bool = False) -> OpenedMode
     else:
         raise BadInputError(f"{path} is neither a Hugging Face folder nor a .gguf file; name one")
     return dataclasses.replace(opened, tokenizer=_fitted(path, opened.tokenizer, opened.cfg))
+
+
+def _check_whole_model(path: Path, without_gates: bool) -> None:
+    """Refuses a folder whose weights alone are not the model that it holds."""
+    if (path / hub.GATES).is_file() and not without_gates:
+        raise BadInputError(
+            f"{path} is a sparse model, whose gates are in {hub.GATES} and are not applied here: "
+            "without them its weights are another model; read it with sparse_jax.load, or name it "
+            "in a command of iaj sparse that takes one (circuits, graph, transcoder, choices "
+            "--config.sparse)"
+        )
+    if runs.is_run(path):
+        raise BadInputError(
+            f"{path} is a run or an export of iaj protot, which is not read here; read it with "
+            "protot_jax.load_run, with --run of the commands of iaj protot, or with --config.model "
+            "of iaj sparse transcoder and graph"
+        )
 
 
 def _open_folder(path: Path) -> OpenedModel:

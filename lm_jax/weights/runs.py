@@ -9,6 +9,7 @@ from collections.abc import Callable
 import dataclasses
 import os
 from pathlib import Path
+import re
 from typing import Any, Protocol
 
 import jax
@@ -16,6 +17,7 @@ import jax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
 from lm_jax.run.identity import ModelIdentity
+from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.tokenizer import Tokenizer
 
 
@@ -53,12 +55,29 @@ class RunReader:
     read: Callable[[Path, jax.sharding.Mesh | None], TrainedRun]
 
 
+_EXPORT, _CHECKPOINTS = "export.json", "checkpoints"
+_SEED = re.compile(r"seed_(\d+)")
+
 _READERS: dict[str, RunReader] = {}
 
 
 def register(library: str, reader: RunReader) -> None:
     """Makes the runs of a library readable in this process; again replaces its reader."""
     _READERS[library] = reader
+
+
+def is_run(source: str | os.PathLike[str]) -> bool:
+    """Whether a folder is a run of `iaj protot pretrain`, that of one of its seeds, or an export.
+
+    It is for whoever must not take one for a pretrained model; no reader needs to be registered.
+    """
+    folder = Path(source)
+    if (folder / _EXPORT).is_file():
+        return (folder / CONFIG_FILE).is_file()
+    run = folder.parent if _SEED.fullmatch(folder.name) else folder
+    return (run / CONFIG_FILE).is_file() and any(
+        (each / _CHECKPOINTS).is_dir() and _SEED.fullmatch(each.name) for each in run.glob("seed_*")
+    )
 
 
 def read_run(

@@ -99,5 +99,10 @@ def rank_correlation(
         return float(stats.spearmanr(rows[:, 0], rows[:, 1]).statistic)
 
     return statistics.clustered_bootstrap(
-        pairs, np.arange(len(pairs)), spearman, resamples=config.resamples, seed=config.seed
+        pairs,
+        np.arange(len(pairs)),
+        spearman,
+        resamples=config.resamples,
+        within=(-1.0, 1.0),
+        seed=config.seed,
     )

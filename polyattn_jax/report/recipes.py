@@ -31,7 +31,7 @@ from polyattn_jax.suites import named
 
 _PROSE = Prose("polyattn_jax.report")
 
-# A percentile bootstrap over fewer prompts is too narrow (`lm_jax.statistics.clustered_bootstrap`).
+# Intervals over fewer prompts are Student's (`lm_jax.statistics.clustered_bootstrap`).
 FEW_PROMPTS = 30
 _OF_SETS = ("K", "Highest S₂", "Lowest S₂", "Random, worst to best", "Worse than", "Decisive")
 

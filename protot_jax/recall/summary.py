@@ -91,7 +91,10 @@ def _of_model(
 def _of_seed(rows: Columns, seed: int) -> SeedAccuracy:
     # All sequences of a condition have as many queries, so that the mean of shares is the share.
     shares = rows["right"] / rows["asked"]
-    return SeedAccuracy(seed, statistics.clustered_bootstrap(shares, rows["sequence"], seed=seed))
+    interval = statistics.clustered_bootstrap(
+        shares, rows["sequence"], within=(0.0, 1.0), seed=seed
+    )
+    return SeedAccuracy(seed, interval)
 
 
 def _accuracy(rows: Columns) -> float:

@@ -47,7 +47,7 @@ def rate(hits: ArrayLike) -> Interval:
 
 def mean(values_P: np.ndarray, seed: int) -> Interval:
     """Mean over problems, with its bootstrap interval."""
-    return statistics.clustered_bootstrap(values_P, np.arange(len(values_P)), seed=seed)
+    return statistics.cluster_interval(values_P, np.arange(len(values_P)), seed=seed)
 
 
 def accuracy(trace: AttentionTrace, numbers_P: np.ndarray) -> Accuracy:

@@ -218,7 +218,7 @@ def _with_chance(share: Interval, chance: float) -> Cell:
 
 
 def _mean(interval: Interval) -> Cell:
-    note = f"[{interval.low:.2f}, {interval.high:.2f}]"
+    note = f"[{interval.low:.2f}, {interval.high:.2f}]" if interval.bounded else "no interval"
     return cell(interval.estimate, note=note, spec=".2f")
 
 

@@ -9,6 +9,7 @@ are of bootstrap samples of the components that were compared, for the given mod
 """
 
 import dataclasses
+import math
 from typing import Literal, get_args
 
 import jax
@@ -17,13 +18,20 @@ import numpy as np
 from scipy import stats
 
 from lm_jax.errors import UsageError, nearest
-from lm_jax.statistics import Interval, clustered_bootstrap
+from lm_jax.statistics import (
+    FEWEST_CLUSTERS,
+    Interval,
+    cluster_interval,
+    resampled_interval,
+)
 from sparse_jax.circuits.components import component_effects
 from sparse_jax.circuits.discover import component_edges, visible_edges
 from sparse_jax.circuits.patching import Direction, edge_effects, head_effects
 from sparse_jax.circuits.runs import Batch, CircuitModel
 
 Kind = Literal["heads", "token_edges", "component_edges"]
+# Of a correlation.
+_RANGE = (-1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +55,7 @@ class RankAgreement:
 def rank_correlation(
     first: np.ndarray, second: np.ndarray, *, clusters: np.ndarray | None = None, seed: int = 0
 ) -> Interval | None:
-    """Spearman correlation of two `[C]` arrays with its 95 % bootstrap interval over components.
+    """Spearman correlation of two `[C]` arrays with its 95 % interval over components.
 
     Pairs are resampled, or whole clusters of them. A resample in which one side is constant has no
     ranks to compare and counts as 0. None where one side is constant to begin with, or there is one
@@ -64,9 +72,16 @@ def rank_correlation(
         if np.ptp(clusters) == 0:
             return None
         pairs_C2 = np.stack([first, second], 1)
-        return clustered_bootstrap(
-            pairs_C2, clusters, lambda some: float(_spearman(some[:, 0], some[:, 1])), seed=seed
+        return cluster_interval(
+            pairs_C2,
+            clusters,
+            lambda some: float(_spearman(some[:, 0], some[:, 1])),
+            within=_RANGE,
+            seed=seed,
         )
+    estimate, n = float(_spearman(first, second)), len(first)
+    if n < FEWEST_CLUSTERS:
+        return Interval(estimate, -math.inf, math.inf, n)
     result = stats.bootstrap(
         (first, second),
         _spearman,
@@ -77,8 +92,7 @@ def rank_correlation(
         method="percentile",
         rng=np.random.default_rng(seed),
     )
-    low, high = result.confidence_interval
-    return Interval(float(_spearman(first, second)), float(low), float(high), len(first))
+    return resampled_interval(estimate, result.bootstrap_distribution, n, within=_RANGE)
 
 
 def _spearman(first: np.ndarray, second: np.ndarray, axis: int = -1) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Numbers of the circuit study, computed from its rows.
 
-Intervals resample prompts (`lm_jax.statistics.clustered_bootstrap`). A ratio of two models' sizes
-resamples the prompts of both together, because they are the same prompts.
+Intervals resample prompts (`lm_jax.statistics.cluster_interval`; none of fewer than five). A ratio
+of two models' sizes resamples the prompts of both together, because they are the same prompts. Both
+are of one pair of models: no interval holds what another training run would change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from scipy import stats
 
-from lm_jax.statistics import Interval, clustered_bootstrap, wilson
+from lm_jax.statistics import FEWEST_CLUSTERS, Interval, cluster_interval, wilson
 from sparse_jax.circuits import curves
 from sparse_jax.circuits.agreement import rank_correlation
 from sparse_jax.circuits.config import CircuitConfig
@@ -67,8 +68,8 @@ def task_result(config: CircuitConfig, table: pa.Table, task: str, model: str) -
 
 
 def mean(config: CircuitConfig, values_B: np.ndarray) -> Interval:
-    """Mean over prompts with its bootstrap interval."""
-    return clustered_bootstrap(
+    """Mean over prompts with its interval."""
+    return cluster_interval(
         values_B, np.arange(len(values_B)), resamples=config.resamples, seed=config.seed
     )
 
@@ -126,7 +127,7 @@ def crossings(
       measured: sizes, metric, empty and whole of each curve, on the same prompts.
 
     Returns:
-      None where a curve does not reach the fraction.
+      None where a curve does not reach the fraction, for all prompts or some resample of them.
     """
     prompts = len(measured[0][3])
     stacked = [np.stack([empty, whole, *metric], 1) for _, metric, empty, whole in measured]
@@ -141,15 +142,17 @@ def crossings(
             crossings.append(curves.crossing(taken, explained, config.fraction))
         return crossings[0] / crossings[1] if len(crossings) > 1 else crossings[0]
 
-    result = clustered_bootstrap(
+    result = cluster_interval(
         np.concatenate(stacked, 1),
         np.arange(prompts),
         statistic,
         resamples=config.resamples,
+        # Sizes are above 0, and compared by how many times more one is.
+        log=True,
         seed=config.seed,
     )
     ends = (result.estimate, result.low, result.high)
-    return result if all(map(math.isfinite, ends)) else None
+    return None if any(map(math.isnan, ends)) else result
 
 
 def agreements(table: pa.Table) -> Iterator[Agreement]:
@@ -191,8 +194,12 @@ def ratios(
                 if curve.ranking == "random":
                     continue
                 labels = {key: getattr(curve, key) for key in _KEYS}
-                pair = [_measured(table, each, labels) for each in (other, result)]
-                why = _no_ratio(config, (other, result), pair)
+                chance = labels | {"ranking": "random", "scope": "prompt"}
+                pair, random = (
+                    [_measured(table, each, some) for each in (other, result)]
+                    for some in (labels, chance)
+                )
+                why = _no_ratio(config, (other, result), pair, random)
                 ratio = None if why else crossings(config, pair)
                 if not (ratio or why):
                     why = "a circuit of some bootstrap sample of the prompts explains too little"
@@ -205,6 +212,7 @@ def ratios(
                     model=result.model,
                     reference=reference,
                     ratio=ratio,
+                    random=crossings(config, random),
                     why=why,
                 )
 
@@ -213,8 +221,19 @@ def _no_ratio(
     config: CircuitConfig,
     results: Sequence[TaskResult],
     measured: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+    random: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
 ) -> str:
-    """Why no ratio of these curves is claimed; "" where one may be."""
+    """Why no ratio of these curves is claimed; "" where one may be.
+
+    Args:
+      config: of the study.
+      results: of the two models.
+      measured: of their curves, as of `crossings`.
+      random: of their curves of random orders.
+    """
+    prompts = len(measured[0][3])
+    if prompts < FEWEST_CLUSTERS:
+        return f"{prompts} prompts allow no interval, which needs {FEWEST_CLUSTERS}"
     if unsolved := [each.model for each in results if not each.solved]:
         return f"{' and '.join(unsolved)} did not solve the task"
     # Explained effect is a share of this change; one of either sign divides by noise.
@@ -222,12 +241,31 @@ def _no_ratio(
     unchanged = [
         each.model for each, change in zip(results, changes, strict=True) if not change.low > 0
     ]
-    if not unchanged:
-        return ""
-    return (
-        f"ablating all components of {' and '.join(unchanged)} does not reliably lower the metric "
-        "(the 95 % interval of m(model) - m(empty) is not above 0)"
-    )
+    if unchanged:
+        return (
+            f"ablating all components of {' and '.join(unchanged)} does not reliably lower the "
+            "metric (the 95 % interval of m(model) - m(empty) is not above 0)"
+        )
+    # A circuit cannot be smaller than the first size, so that a ratio to one says nothing of it.
+    floor = [
+        each.model
+        for each, own in zip(results, measured, strict=True)
+        if (size := crossings(config, [own])) and size.estimate <= own[0][0]
+    ]
+    if floor:
+        return f"the circuit of {' and '.join(floor)} is one component, the least there is"
+    # Open edges come first in both orders: then a ratio would be that of how many are open.
+    by_chance = [
+        each.model
+        for each, own, other in zip(results, measured, random, strict=True)
+        if not ((gain := crossings(config, [other, own])) and gain.low > 1)
+    ]
+    if by_chance:
+        return (
+            f"the circuit of {' and '.join(by_chance)} is not reliably smaller than that of random "
+            "order (the 95 % interval of how many times is not above 1)"
+        )
+    return ""
 
 
 def _measured(
@@ -256,7 +294,7 @@ def transfer(
     shared = size * size / first_LN.size
 
     def explained(values: np.ndarray) -> Interval:
-        return clustered_bootstrap(
+        return cluster_interval(
             values,
             np.arange(len(values)),
             lambda rows: float(curves.explained(rows[:, :1].T, rows[:, 1], rows[:, 2])[0]),

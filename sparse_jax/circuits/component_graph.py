@@ -131,7 +131,10 @@ class ComponentGraph:
         return np.append((starts + layer).ravel(), self.num_writers)
 
     def expand(self, values_XR: np.ndarray) -> np.ndarray:
-        """Values of readers of this graph for those of `ungrouped`, the last axis."""
+        """Choices of readers of this graph, such as a circuit, for those of `ungrouped`, last axis.
+
+        A score of a shared reader is the sum over its query heads, and so no score of each.
+        """
         return np.asarray(values_XR)[..., self._group_of_ungrouped()]
 
     def _group_of_ungrouped(self) -> np.ndarray:

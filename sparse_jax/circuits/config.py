@@ -54,8 +54,8 @@ class CircuitConfig:
         the task, so that no ratio is claimed.
       points: sizes of circuits, near to even in the logarithm; those of MIB come in addition.
       random_draws: random rankings per curve, whose mean is drawn.
-      edge_sample: edges of each kind that are also patched exactly, half of them those of highest
-        attribution.
+      edge_sample: edges of each kind that are also patched exactly, drawn uniformly among those
+        that carry weight.
       ig_steps: steps of the integrated gradients by which component edges are ranked.
       shown: index of the prompt whose patterns and edges are drawn.
       at_once: patches or circuits run side by side, which bounds the memory.

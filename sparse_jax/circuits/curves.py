@@ -11,6 +11,9 @@ from collections.abc import Sequence
 import math
 
 import numpy as np
+from scipy import stats
+
+from lm_jax.statistics import FEWEST_CLUSTERS, MANY_CLUSTERS
 
 Floats = Sequence[float] | np.ndarray
 
@@ -31,15 +34,23 @@ def explained_intervals(
     seed: int = 0,
     resamples: int = 2_000,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Standard error of f over prompts, `[K]`, and its 95 % bootstrap interval, `[K, 2]`.
+    """Standard error of f over prompts, `[K]`, and its 95 % interval, `[K, 2]`.
 
-    The error is that of a ratio of means, to first order: the spread over prompts of the numerator
-    less f times the denominator. The standard deviation of the resamples has no bound where some of
-    them have hardly an effect to explain.
+    The interval has the percentiles of a bootstrap from `MANY_CLUSTERS` prompts on, Student's t and
+    the error below, and no ends below `FEWEST_CLUSTERS`, as in `lm_jax.statistics`. The error is
+    that of a ratio of means, to first order: the spread over prompts of the numerator less f times
+    the denominator. The standard deviation of the resamples has no bound where some of them have
+    hardly an effect to explain.
     """
     change_B = whole_B - empty_B
     residual_KB = metric_KB - empty_B - explained(metric_KB, empty_B, whole_B)[:, None] * change_B
     error_K = residual_KB.std(1, ddof=1) / math.sqrt(len(change_B)) / abs(change_B.mean())
+    if (n := len(empty_B)) < MANY_CLUSTERS:
+        t = stats.t.ppf(0.975, n - 1) if n >= FEWEST_CLUSTERS else math.inf
+        f_K = explained(metric_KB, empty_B, whole_B)
+        # No error times infinity is no number.
+        reach_K = np.full_like(error_K, t) if math.isinf(t) else t * error_K
+        return error_K, np.stack([f_K - reach_K, f_K + reach_K], 1)
     index = np.random.default_rng(seed).integers(0, len(empty_B), (resamples, len(empty_B)))
     drawn = np.stack(
         [explained(metric_KB[:, rows], empty_B[rows], whole_B[rows]) for rows in index]

@@ -76,6 +76,7 @@ _IOI_REPHRASED = {
     "friends": "The friends {b} and {a} met at the {place}. Soon {s} handed the {thing} to",
     "working": "While {b} and {a} were working at the {place}, {s} passed a {thing} to",
 }
+# In our own words, so that their circuits are not compared with those of the paper's long prompts.
 _IOI_LONG = {
     "months": (
         "After many months in which they could not meet, because one was abroad and the other ill, "

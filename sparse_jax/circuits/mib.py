@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model.precision import exact_jit
 from lm_jax.run.files import load_json, write_bytes
 from lm_jax.text import lines
@@ -103,35 +103,39 @@ def save_graph(
     scores_UR: np.ndarray,
     kept_UR: np.ndarray | None = None,
 ) -> None:
-    """Writes scores of component edges; a shared key's score is that of each of its query heads.
+    """Writes scores of component edges, those of keys and values for each query head.
 
     Args:
       path: a .json file.
-      graph: of the model.
+      graph: that of `components.ungrouped(model)`.
       scores_UR: of its edges, higher for those that matter more; NaN for edges without a score.
       kept_UR: the circuit; None keeps every edge.
 
     Raises:
+      UsageError: query heads share keys, whose score is the sum over them and none of theirs.
       StorageError: it cannot be written.
     """
-    kept_UR = graph.mask_UR if kept_UR is None else np.asarray(kept_UR)
-    wide = graph.ungrouped()
-    scores, kept = graph.expand(scores_UR), graph.expand(kept_UR) & wide.mask_UR
-    connected = nodes_in_circuit(wide, kept)
-    names = (*wide.writer_names, "logits")
+    if graph != graph.ungrouped():
+        raise UsageError(
+            f"graph: {graph.num_heads} query heads share {graph.num_kv_heads} key heads, whose "
+            "scores are sums over query heads; give graph and scores of components.ungrouped(model)"
+        )
+    kept = graph.mask_UR if kept_UR is None else np.asarray(kept_UR) & graph.mask_UR
+    connected = nodes_in_circuit(graph, kept)
+    names = (*graph.writer_names, "logits")
     content = {
         "cfg": {
-            "n_layers": wide.num_layers,
-            "n_heads": wide.num_heads,
-            "parallel_attn_mlp": wide.parallel,
-            "d_model": wide.hidden_size,
+            "n_layers": graph.num_layers,
+            "n_heads": graph.num_heads,
+            "parallel_attn_mlp": graph.parallel,
+            "d_model": graph.hidden_size,
         },
         "nodes": {
             name: {"in_graph": bool(each)} for name, each in zip(names, connected, strict=True)
         },
         "edges": {
-            name: {"score": float(scores[place]), "in_graph": bool(kept[place])}
-            for name, place in edge_names(wide).items()
+            name: {"score": float(scores_UR[place]), "in_graph": bool(kept[place])}
+            for name, place in edge_names(graph).items()
         },
     }
     write_bytes(Path(path), json.dumps(content).encode())
@@ -264,8 +268,8 @@ def evaluate(
     Args:
       model: dense or sparse.
       batch: the prompts.
-      scores_UR: of the edges with readers for each query head (`ScoredGraph.scores_UR`, or
-        `ComponentGraph.expand` of scores of the model's own graph); higher is kept first.
+      scores_UR: of the edges with readers for each query head (`ScoredGraph.scores_UR`, or those
+        of `components.ungrouped(model)`); higher is kept first.
       absolute: rank by the absolute score; give both rankings, and the areas of each.
       ablation: of `ablation.Ablation`.
       key: for "resample".

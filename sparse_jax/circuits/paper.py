@@ -2,7 +2,8 @@
 
 Ratios at 90 % of the logit difference over 20 prompts, as printed in Figs 4, 5, 13 and 14; the
 figures have no intervals for them. For every model the paper takes zero or mean ablation, whichever
-yields the smaller circuit.
+yields the smaller circuit. Our long IOI prompts have other wordings than its own, so that their
+ratio is not put beside the paper's (`OTHER_WORDINGS`).
 """
 
 from typing import NamedTuple
@@ -19,6 +20,8 @@ class PublishedRatio(NamedTuple):
     figure: int
 
 
+# Tasks of ours whose prompts say something else than the paper's.
+OTHER_WORDINGS = ("ioi_long",)
 _GPT2, _OLMO = "GPT-2, 0.22 % of edges open", "OLMo-7B, 0.44 % of edges open"
 _TASKS = (("greater_than", _GPT2), ("ioi", _GPT2), ("docstring", _OLMO), ("ioi_long", _OLMO))
 _FIGURES = (
@@ -39,7 +42,9 @@ RATIOS = (
 
 
 def published(task: str, component: str, scope: str) -> PublishedRatio | None:
-    """The paper's ratio for a task and a kind of component, if it has one."""
+    """The paper's ratio for a task and a kind of component, if it has one on such prompts."""
+    if task in OTHER_WORDINGS:
+        return None
     for each in RATIOS:
         if (each.task, each.component, each.scope) == (task, component, scope):
             return each

@@ -21,7 +21,11 @@ import pyarrow as pa
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import curves, discover, parts, patching
 from sparse_jax.circuits.component_graph import ComponentGraph
-from sparse_jax.circuits.components import component_attributions, component_effects
+from sparse_jax.circuits.components import (
+    component_attributions,
+    component_effects,
+    ungrouped,
+)
 from sparse_jax.circuits.config import CircuitConfig
 from sparse_jax.circuits.discover import Curve
 from sparse_jax.circuits.measurements import array, head_importance, importance, rows
@@ -191,8 +195,18 @@ class Measurement:
             tables.append(table(estimates, method=method, rules=rules))
         return tables
 
-    def _estimates(self, component: str, direction: Any, method: Any, rules: str) -> np.ndarray:
-        """Effects of all components of a kind by one method of `parts.METHODS`."""
+    def _estimates(
+        self,
+        component: str,
+        direction: Any,
+        method: Any,
+        rules: str,
+        model: CircuitModel | None = None,
+    ) -> np.ndarray:
+        """Effects of all components of a kind by one method of `parts.METHODS`.
+
+        `model` is the one of this measurement where it is None.
+        """
         options: dict[str, Any] = {"direction": direction, "rules": find_rules(rules)}
         attributions: Callable[..., jax.Array] = patching.head_attributions
         if component == "token_edges":
@@ -201,16 +215,13 @@ class Measurement:
         if component == "component_edges":
             attributions = component_attributions
             options |= {"method": method, "steps": self._config.ig_steps}
-        return np.asarray(attributions(self._model, self._batch, **options))
+        return np.asarray(attributions(model or self._model, self._batch, **options))
 
     def _sample(self, component: str) -> np.ndarray:
-        """Edges of highest attribution and random ones."""
-        opened = self._opened(component).any(1)
-        size = np.abs(self._stored_attribution(component)).mean(1)[opened]
-        order = np.argsort(-size, kind="stable")
-        half = self._config.edge_sample // 2
-        random = self._rng(component).permutation(order[half:])[: self._config.edge_sample - half]
-        return np.argwhere(opened)[np.concatenate([order[:half], random])]
+        """Edges drawn uniformly among those with weight, so that no method is favoured."""
+        places = np.argwhere(self._opened(component).any(1))
+        drawn = self._rng(component).permutation(len(places))[: self._config.edge_sample]
+        return places[np.sort(drawn)]
 
     def _rng(self, *about: str) -> np.random.Generator:
         """Draws of one part, whichever parts this process measured before."""
@@ -313,7 +324,17 @@ class Measurement:
         return tables
 
     def scores_UR(self) -> np.ndarray:
-        """Mean importance of component edges, 0 where there is none."""
+        """Mean importance of component edges of the ungrouped model, 0 where there is none.
+
+        The stored score of a key that query heads share is the sum over these, so that such models
+        are measured again with a key for each query head.
+        """
+        cfg, direction = self._model.cfg, self._config.direction
+        if cfg.num_kv_heads < cfg.num_heads:
+            method, rules = parts.ranked_by(self._config, "component_edges")
+            wide = ungrouped(self._model)
+            estimates = self._estimates("component_edges", direction, method, rules, wide)
+            return importance(estimates.astype(np.float64), direction).mean(1)
         values_UBR = self._stored_importance("component_edges")
         return np.where(np.isfinite(values_UBR), values_UBR, 0.0).mean(1)
 

@@ -21,6 +21,7 @@ from sparse_jax.circuits.report_text import (
     SCOPE,
     count_spec,
     format_interval,
+    format_random,
     format_size,
 )
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt
@@ -118,7 +119,7 @@ def solved(summary: CircuitSummary) -> Section:
         table(
             ["Task", "Model", "Right, %", "Solved", "Metric, clean", "Metric, corrupt", "Change"],
             rows,
-            caption="Accuracy and mean metric, with Wilson and bootstrap intervals.",
+            caption="Accuracy with Wilson intervals, and mean metric with intervals over prompts.",
         ),
     )
 
@@ -164,7 +165,7 @@ def sizes(summary: CircuitSummary) -> Section:
                 ["Task", "Components", "Ablation", "Ranked", "Models", "Times smaller"],
                 ratios,
                 caption="Size of one model's circuit over that of another's; above 1 where the "
-                "second is smaller.",
+                "second is smaller. Below each, the same in random order.",
             )
         )
     return section(
@@ -226,8 +227,8 @@ def agreement(summary: CircuitSummary) -> Section:
                 *("Ranks circuits", "Compared", "Spearman"),
             ],
             rows,
-            caption="Rank correlation of effects, averaged over prompts, with 95\u00a0% bootstrap "
-            "intervals over the components compared.",
+            caption="Rank correlation of effects, averaged over prompts, with 95\u00a0% intervals "
+            "over the components compared.",
         ),
     )
 
@@ -298,7 +299,7 @@ def published(summary: CircuitSummary) -> Section:
         if (each.model, each.ablation) == ("sparse", first[each.component]):
             by_reference = own.setdefault((each.task, each.component, each.ranking, each.scope), {})
             ratio = format_interval(each.ratio, ".2f") if each.ratio else f"none: {each.why}"
-            by_reference[each.reference] = ratio
+            by_reference[each.reference] = f"{ratio} (random order: {format_random(each)})"
     known = set().union(*own.values())
     references = [name for name in ("dense", "control") if name in known]
     rows = []
@@ -309,7 +310,11 @@ def published(summary: CircuitSummary) -> Section:
                 task,
                 COMPONENT[component],
                 _ranked(ranking, scope),
-                f"{printed.ratio:.3g} (Fig. {printed.figure}, {printed.model})" if printed else "–",
+                f"{printed.ratio:.3g} (Fig. {printed.figure}, {printed.model})"
+                if printed
+                else "not compared: other wordings"
+                if task in paper.OTHER_WORDINGS
+                else "–",
                 *(by_reference.get(name, "–") for name in references),
                 first[component],
             ]

@@ -12,10 +12,23 @@ from sparse_jax.circuits.report_text import (
     curve,
     format_count,
     format_interval,
+    format_random,
     format_size,
     unsolved,
 )
-from sparse_jax.circuits.results import CircuitSummary, Ratio
+from sparse_jax.circuits.results import CircuitSummary, Ranking, Ratio
+
+_RANKINGS: dict[Ranking, str] = {
+    "signed": "effect",
+    "absolute": "absolute effect",
+    "random": "random order",
+}
+# What the answer says of a size by each ranking.
+_SAID: dict[Ranking, str] = {
+    "signed": "",
+    "absolute": " by absolute effect",
+    "random": " in random order",
+}
 
 
 def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
@@ -27,16 +40,22 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     roles = [model.role for model in summary.models]
     results = {(each.task, each.model): each for each in summary.results}
     sizes = {
-        (task, component, role): each.crossing
-        for task, component, role in itertools.product(tasks, config.components, roles)
+        (task, component, ranking, role): each.crossing
+        for task, component, ranking, role in itertools.product(
+            tasks, config.components, _RANKINGS, roles
+        )
         if results[task, role].solved
-        and (each := curve(results[task, role], component, config.ablations_of(component)[0]))
+        and (
+            each := curve(
+                results[task, role], component, config.ablations_of(component)[0], ranking
+            )
+        )
     }
     ratios = {
-        (each.task, each.component, each.reference): each
+        (each.task, each.component, each.ranking, each.reference): each
         for each in summary.ratios
         if each.model == "sparse"
-        and (each.ranking, each.scope) == ("signed", "prompt")
+        and each.scope == "prompt"
         and each.ablation == config.ablations_of(each.component)[0]
     }
     component = "token_edges" if "token_edges" in config.components else config.components[0]
@@ -46,16 +65,22 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
         [
             task,
             COMPONENT[kind],
+            _RANKINGS[ranking],
             *(
-                cell(format_size(sizes[task, kind, role]))
+                cell(format_size(sizes.get((task, kind, ranking, role))))
                 if results[task, role].solved
                 else cell("–", note="not solved")
                 for role in roles
             ),
-            *(ratio_cell(ratios.get((task, kind, role))) for role in references),
+            *(
+                ratio_cell(ratios.get((task, kind, ranking, role)))
+                for role in references * (ranking != "random")
+            ),
+            *[None] * (len(references) * (ranking == "random")),
         ]
         for task in tasks
         for kind in config.components
+        for ranking in _RANKINGS
     ]
     reasons = [text for task in tasks for text in unsolved(summary, task)]
     prompts = {task: results[task, roles[0]].clean.n for task in tasks}
@@ -63,9 +88,13 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     parts = []
     for task in tasks:
         needed = {
-            role: _count(sizes[task, component, role])
+            role: ", ".join(
+                f"{_count(sizes[place])}{said}"
+                for ranking, said in _SAID.items()
+                if (place := (task, component, ranking, role)) in sizes
+            )
             for role in roles
-            if (task, component, role) in sizes
+            if (task, component, "signed", role) in sizes
         }
         of = f"of {results[task, roles[0]].components[component]:,}"
         if not needed:
@@ -73,8 +102,8 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
         elif len(roles) == 1:
             parts.append(f"{needed[roles[0]]} {of} on {task}")
         else:
-            counts = ", ".join(f"{role} {count}" for role, count in needed.items())
-            parts.append(f"{task} {counts} {of}")
+            counts = "; ".join(f"{role} {count}" for role, count in needed.items())
+            parts.append(f"{task}: {counts}; {of}")
     answer = f"{what}: {'; '.join(parts)}."
     fewer = ", and how many times fewer the sparse model needs" if references else ""
     return [
@@ -84,10 +113,10 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
             tone="warn" if reasons else "none",
         ),
         table(
-            ["Task", "Components", *roles, *(f"{role} : sparse" for role in references)],
+            ["Task", "Components", "Ranked by", *roles, *(f"{r} : sparse" for r in references)],
             rows,
             caption=f"Components that explain {explained} of a prompt's metric, each prompt ranked "
-            f"by itself{fewer}. 95\u00a0% intervals over prompts.",
+            f"by itself{fewer}. 95\u00a0% intervals over prompts, of one pair of models.",
             n=", ".join(f"{n} prompts of {task}" for task, n in prompts.items()),
         ),
     ]
@@ -98,10 +127,13 @@ def _count(interval: Interval | None) -> str:
 
 
 def ratio_cell(ratio: Ratio | None) -> Cell:
-    """A ratio with its interval, or why there is none."""
-    if ratio is None or ratio.ratio is None:
-        return cell("–", note=ratio.why if ratio else "")
-    return interval_cell(ratio.ratio, ".2f")
+    """A ratio with its interval and that of random orders, or why there is none."""
+    if ratio is None:
+        return cell("–")
+    chance = f"random order {format_random(ratio)}"
+    if ratio.ratio is None:
+        return cell("–", note=f"{ratio.why}; {chance}")
+    return cell(format_interval(ratio.ratio, ".2f"), note=chance)
 
 
 def interval_cell(interval: Interval | None, spec: str = "") -> Cell:

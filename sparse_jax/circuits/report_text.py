@@ -70,12 +70,19 @@ def format_count(count: float) -> str:
 
 
 def format_interval(interval: Interval | None, spec: str = "") -> str:
-    """An estimate with its interval."""
+    """An estimate with its interval, or with its n where that allows none."""
     if interval is None:
         return "–"
+    if not interval.bounded:
+        return f"{number(interval.estimate, spec)} (n = {interval.n}: no interval)"
     ends = (number(end, spec) for end in (interval.estimate, interval.low, interval.high))
     estimate, low, high = ends
     return f"{estimate} [{low}, {high}]"
+
+
+def format_random(ratio: Ratio) -> str:
+    """The ratio of random orders, to be read beside that of the ranked circuits."""
+    return "–" if ratio.random is None else number(ratio.random.estimate, ".2f")
 
 
 def format_size(interval: Interval | None) -> str:
@@ -98,22 +105,28 @@ def unsolved(summary: CircuitSummary, task: str) -> Iterator[str]:
 def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
     config = summary.config
     results = [each for each in summary.results if each.task == task]
+    n = results[0].clean.n
     yield from unsolved(summary, task)
     for component in config.components:
         ablation = config.ablations_of(component)[0]
         parts = []
         for each in results:
-            own = curve(each, component, ablation)
-            random = curve(each, component, ablation, "random")
-            assert own is not None and random is not None, "measured for every component"
+            signed, absolute, random = (
+                curve(each, component, ablation, ranking)
+                for ranking in ("signed", "absolute", "random")
+            )
+            assert signed is not None and absolute is not None and random is not None, (
+                "measured for every component"
+            )
             chance = "–" if random.crossing is None else format_count(random.crossing.estimate)
             parts.append(
-                f"{each.model} {format_size(own.crossing)} of "
-                f"{number(each.components[component])} (random order: {chance})"
+                f"{each.model} {format_size(signed.crossing)} of "
+                f"{number(each.components[component])} (by absolute effect: "
+                f"{format_size(absolute.crossing)}; random order: {chance})"
             )
         yield (
             f"{task}, {COMPONENT[component]} that explain {100 * config.fraction:g} % of a "
-            f"prompt's metric: {'; '.join(parts)}."
+            f"prompt's metric, n = {n} prompts: {'; '.join(parts)}."
         )
         ratios = [
             each
@@ -135,5 +148,20 @@ def ratio_sentences(subject: str, ratios: Sequence[Ratio]) -> Iterator[str]:
             for each in own
             if each.ratio
         ]
-        missing = dict.fromkeys(f"no ratio, as {each.why}" for each in own if not each.ratio)
-        yield f"{subject}, {' : '.join(pair)}: {'; '.join([*ranked, *missing])}."
+        if ranked:
+            n = next(each.ratio.n for each in own if each.ratio)
+            ranked.append(f"{format_random(own[0])} in random order")
+            ranked.append(f"n = {n} prompts of one pair of models")
+        missing: dict[str, list[str]] = {}
+        for each in own:
+            if not each.ratio:
+                missing.setdefault(each.why, []).append(_RANKED[each.ranking, each.scope])
+        reasons = [
+            f"no ratio{f' {_listed(names)}' * (len(names) < len(own))}, as {why}"
+            for why, names in missing.items()
+        ]
+        yield f"{subject}, {' : '.join(pair)}: {'; '.join([*ranked, *reasons])}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return "ranked " + ", ".join(names)

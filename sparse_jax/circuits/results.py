@@ -4,8 +4,9 @@
     drawn/<task>_<model>.json DrawnPrompt: patterns and edges of one prompt
 
 Everything in the summary but the facts of models and tasks is computed from `rows.parquet`
-(`analysis`). Intervals are at 95 %, of bootstrap samples of the prompts, and hold for the one model
-that was trained; accuracies have Wilson intervals, and rank correlations resample components.
+(`analysis`). Intervals are at 95 %, over prompts, as `lm_jax.statistics.cluster_interval` makes
+them, and hold for the one pair of models that was trained; accuracies have Wilson intervals, and
+rank correlations resample components.
 """
 
 import dataclasses
@@ -165,9 +166,12 @@ class Ratio:
     Attributes:
       ranking: of both curves; never random.
       model, reference: the size of the reference's circuit is divided by that of the model's.
-      ratio: null where one of the two does not solve the task, keeps its metric with all components
-        ablated (the interval of the mean change is not above 0), or has no crossing.
-      why: the reason for that, else "".
+      ratio: null where there are too few prompts for an interval, or one of the two does not solve
+        the task, keeps its metric with all components ablated (the interval of the mean change is
+        not above 0), has a circuit of one component, the least there is, or one that is not
+        reliably smaller than that of random order, or has no crossing.
+      random: the same of random orders, for comparison; null where they have no crossing.
+      why: the reason for that of `ratio`, else "".
     """
 
     task: str
@@ -178,6 +182,7 @@ class Ratio:
     model: str
     reference: str
     ratio: Interval | None
+    random: Interval | None
     why: str
 
 

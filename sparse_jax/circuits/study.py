@@ -50,7 +50,7 @@ from sparse_jax.pair.corpus import read_prompts
 ROWS, DRAWN, MIB = "rows.parquet", "drawn", "mib"
 SUMMARY, REPORT = "summary.json", "report.html"
 # Of rows, whose meaning may change with the program.
-_FORMAT = 5
+_FORMAT = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +218,8 @@ def draw(
             raise storage_error(file.parent, error) from error
     write_json(path, measurement.drawn(model.tokenizer))
     if scored:
-        save_graph(exported, ComponentGraph.of(model.opened.cfg), measurement.scores_UR())
+        wide = ComponentGraph.of(model.opened.cfg).ungrouped()
+        save_graph(exported, wide, measurement.scores_UR())
     return SCHEMA.empty_table()
 
 
@@ -247,7 +248,8 @@ def open_model(role: str, source: str) -> StudyModel:
         (each for each in (Path(source), Path(source, "model")) if (each / SPARSE).is_file()), None
     )
     try:
-        opened = open_pretrained(source if folder is None else folder)
+        named = source if folder is None else folder
+        opened = open_pretrained(named, without_gates=folder is not None)
     except BadInputError as error:
         raise BadInputError(
             f"--{role}={source}: {error}; it takes a Hugging Face folder, a .gguf file, a folder "

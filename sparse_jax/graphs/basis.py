@@ -20,6 +20,11 @@ class Features(Protocol):
         """Whether activations may be below 0."""
         ...
 
+    @property
+    def skip_start(self) -> int:
+        """First tokens of a prompt that have no features; their MLP outputs are errors."""
+        ...
+
     def check(self, cfg: DecoderConfig) -> None:
         """Raises where they are not of such a model.
 

@@ -1,6 +1,8 @@
 """Two models by the mass of what mediates their edges, with intervals over prompts.
 
-Every prompt has the same weight. Curves of shorter prompts, which have fewer pairs, end at 1.
+A comparison counts prompts that both models answer rightly, whose graphs explain one token; the
+others are named with the reason (`results.ComparedPrompt`). Every one that counts has
+the same weight. Curves of shorter prompts, which have fewer pairs, end at 1.
 """
 
 from collections.abc import Sequence
@@ -10,15 +12,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lm_jax.statistics import Interval, clustered_bootstrap
+from lm_jax.statistics import Interval, cluster_interval
 from sparse_jax.graphs import mass
 from sparse_jax.graphs.config import COMPARED, GraphConfig
 from sparse_jax.graphs.mass import KINDS, Kind
-from sparse_jax.graphs.results import EdgeCounts, MassRatio, RoleMass
+from sparse_jax.graphs.results import ComparedPrompt, EdgeCounts, MassRatio, RoleMass
 
 # How many times fewer the sparse GPT-2 needs for 90 % (Fig. 6): absolute scores, of each edge in
 # the graph.
 PAPER = {Kind("heads", "absolute", "any"): 3.4, Kind("pairs", "absolute", "any"): 16.1}
+
+
+def counted(table: pa.Table, compared: Sequence[ComparedPrompt]) -> pa.Table:
+    """The rows of prompts that count; all of them for a model by itself."""
+    if not compared:
+        return table
+    slugs = [each.slug for each in compared if not each.why]
+    return table.filter(pc.is_in(table["slug"], value_set=pa.array(slugs, pa.string())))
 
 
 def _rows(table: pa.Table, kind: Kind) -> list[dict[str, Any]]:
@@ -105,18 +115,20 @@ def ratios(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> list[M
                 *kind,
                 dense=edge_counts(table, COMPARED[0], kind),
                 sparse=edge_counts(table, COMPARED[1], kind),
-                of_mean=interval(config, mass_PRC, of_mean),
-                per_edge=interval(config, needed_PR, per_edge),
+                of_mean=interval(config, mass_PRC, of_mean, log=True),
+                per_edge=interval(config, needed_PR, per_edge, log=True),
                 paper=PAPER.get(kind) if config.fraction == 0.9 else None,
             )
         )
     return results
 
 
-def interval(config: GraphConfig, rows: np.ndarray, statistic) -> Interval | None:
-    """95 % bootstrap interval over rows, of prompts or of meanings; None of fewer than two."""
-    if len(rows) < 2:
+def interval(
+    config: GraphConfig, rows: np.ndarray, statistic, *, log: bool = False
+) -> Interval | None:
+    """95 % interval over rows, of prompts or of meanings; None of none."""
+    if not len(rows):
         return None
-    return clustered_bootstrap(
-        rows, np.arange(len(rows)), statistic, resamples=config.resamples, seed=config.seed
+    return cluster_interval(
+        rows, np.arange(len(rows)), statistic, resamples=config.resamples, log=log, seed=config.seed
     )

@@ -60,6 +60,8 @@ class GraphConfig:
         "local:FOLDER" for a language model, "cached:FILE" for stored answers
         (`lm_jax.evaluate.judge`).
       unknown_origin: accept transcoders that do not say of which model they are.
+      skip_start: first tokens of a prompt that have no features; -1 for as many as the transcoder's
+        file says that training left out. circuit-tracer leaves out one.
       resamples: bootstrap samples of the prompts.
       seed: random seed of the bootstrap samples.
     """
@@ -93,6 +95,7 @@ class GraphConfig:
     sparse_labels: str = ""
     judge: str = "null"
     unknown_origin: bool = False
+    skip_start: int = -1
     resamples: int = 2_000
     seed: int = 0
 
@@ -100,6 +103,7 @@ class GraphConfig:
         problems = [*self._models(), *self._prompts()]
         wanted = {
             "max_features": (self.max_features >= 0, "at least 0"),
+            "skip_start": (self.skip_start >= -1, "at least 0, or -1 for the transcoder's own"),
             "context": (self.context >= 1, "at least 1"),
             "examples": (self.examples >= 1, "at least 1"),
             "mediated": (self.mediated >= 0, "at least 0"),

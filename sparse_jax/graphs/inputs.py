@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -25,7 +26,7 @@ from sparse_jax.graphs.labels import Labels, read_labels
 from sparse_jax.graphs.neurons import Neurons
 from sparse_jax.graphs.prompts import FINDINGS, EncodedPrompt, Prompt
 from sparse_jax.graphs.replacement import check
-from sparse_jax.graphs.results import ModelFacts
+from sparse_jax.graphs.results import ComparedPrompt, ModelFacts
 from sparse_jax.source_model import SourceModel, open_identity
 from sparse_jax.transcoders import files
 from sparse_jax.transcoders.transcoder import Transcoder
@@ -48,6 +49,7 @@ class Inputs:
       models: by role.
       prompts: the same for all models.
       prompts_sha256: their digest.
+      compared: which of them count in the comparison of two models; those that do have one target.
       labels: of features, by role.
     """
 
@@ -55,6 +57,7 @@ class Inputs:
     prompts: tuple[EncodedPrompt, ...]
     prompts_sha256: str
     labels: Mapping[str, Labels]
+    compared: tuple[ComparedPrompt, ...] = ()
 
 
 def read(config: GraphConfig) -> Inputs:
@@ -70,7 +73,7 @@ def read(config: GraphConfig) -> Inputs:
     models = {
         role: _with_neurons(role, source)
         if config.neurons
-        else _load(role, source, transcoder, config.unknown_origin)
+        else _load(role, source, transcoder, config)
         for role, (source, transcoder) in config.sources.items()
     }
     tokenizers = {each.source.tokenizer.sha256 for each in models.values()}
@@ -96,7 +99,64 @@ def read(config: GraphConfig) -> Inputs:
     files_of_labels = {role: getattr(config, labels_field(role)) for role in models}
     labels = {role: read_labels(file) if file else {} for role, file in files_of_labels.items()}
     check_judge(config.judge)
-    return Inputs(models, tuple(encoded), prompt_files.digest(wanted), labels)
+    compared: tuple[ComparedPrompt, ...] = ()
+    if tuple(models) == COMPARED:
+        encoded, compared = choose_targets(models, encoded)
+    return Inputs(models, tuple(encoded), prompt_files.digest(wanted), labels, compared)
+
+
+def choose_targets(
+    models: Mapping[str, GraphModel], prompts: Sequence[EncodedPrompt]
+) -> tuple[list[EncodedPrompt], tuple[ComparedPrompt, ...]]:
+    """Prompts that all models answer rightly, with one target; why the others do not count.
+
+    The target is the right answer that the models together find most probable: that of the largest
+    product of their probabilities. Prompts that do not count keep their own targets.
+    """
+    logp = {role: _next_log_probabilities(each, prompts) for role, each in models.items()}
+    decode = next(iter(models.values())).source.tokenizer.decode
+    chosen, compared = [], []
+    for b, prompt in enumerate(prompts):
+        first = {role: int(logp_BV[b].argmax()) for role, logp_BV in logp.items()}
+        answers = {role: decode([token]) for role, token in first.items()}
+        wrong = [
+            f"{role} answers {answers[role]!r}"
+            for role, token in first.items()
+            if token not in prompt.right
+        ]
+        target, why = "", " and ".join(wrong)
+        if not prompt.right:
+            why = "it has no right answer of one token (answers in the file of prompts)"
+        if not why:
+            total_V = np.sum([logp_BV[b] for logp_BV in logp.values()], 0)
+            best = max(prompt.right, key=lambda token: total_V[token])
+            target = decode([best])
+            prompt = dataclasses.replace(prompt, targets=(best,))
+        chosen.append(prompt)
+        compared.append(ComparedPrompt(prompt.slug, answers, target, why))
+    return chosen, tuple(compared)
+
+
+def _next_log_probabilities(model: GraphModel, prompts: Sequence[EncodedPrompt]) -> np.ndarray:
+    """Log-probabilities of the token after each prompt by the model itself, `[B, V]`."""
+    tokens_BT, valid_BT = _padded(prompts)
+    last_B1 = valid_BT.sum(1, keepdims=True) - 1
+    logits = _forward_at(model.source.model, tokens_BT, valid_BT, last_B1)
+    return np.asarray(jax.nn.log_softmax(logits[:, 0].astype(jnp.float32)))
+
+
+@exact_jit
+def _forward_at(model, tokens_BT, valid_BT, at_B1):
+    return model.forward(tokens_BT, valid_BT, logits_at=at_B1).logits
+
+
+def _padded(prompts: Sequence[EncodedPrompt]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of all prompts, padded on the right, and where they are no padding."""
+    tokens_BT = np.zeros((len(prompts), max(len(each.ids) for each in prompts)), np.int32)
+    valid_BT = np.zeros(tokens_BT.shape, bool)
+    for b, each in enumerate(prompts):
+        tokens_BT[b, : len(each.ids)], valid_BT[b, : len(each.ids)] = each.ids, True
+    return tokens_BT, valid_BT
 
 
 def identify(config: GraphConfig) -> dict[str, str]:
@@ -160,11 +220,13 @@ def _facts(role: str, source: str, model: SourceModel) -> ModelFacts:
     )
 
 
-def _load(role: str, source: str, folder: str, unknown_origin: bool) -> GraphModel:
+def _load(role: str, source: str, folder: str, config: GraphConfig) -> GraphModel:
     flag = "--transcoder" if role not in COMPARED else f"--{role}_transcoder"
     transcoder, origin = files.load(folder)
+    if config.skip_start >= 0:
+        transcoder = dataclasses.replace(transcoder, skip_start=config.skip_start)
     model = SourceModel.load(source)
-    if not origin.model_sha256 and not unknown_origin:
+    if not origin.model_sha256 and not config.unknown_origin:
         raise BadInputError(
             f"{flag}={folder} does not say of which model it is; give one that iaj sparse "
             "transcoder wrote, or add --unknown_origin"
@@ -188,16 +250,14 @@ def _load(role: str, source: str, folder: str, unknown_origin: bool) -> GraphMod
         kind=transcoder.cfg.kind,
         features=transcoder.cfg.features,
         window=transcoder.cfg.window,
+        skip_start=transcoder.skip_start,
     )
     return GraphModel(facts, model, transcoder)
 
 
 def _check_active(model: GraphModel, prompts: Sequence[EncodedPrompt]) -> None:
     """Raises where no feature is active on a prompt; one run for all, padded on the right."""
-    tokens_BT = np.zeros((len(prompts), max(len(each.ids) for each in prompts)), np.int32)
-    valid_BT = np.zeros(tokens_BT.shape, bool)
-    for b, each in enumerate(prompts):
-        tokens_BT[b, : len(each.ids)], valid_BT[b, : len(each.ids)] = each.ids, True
+    tokens_BT, valid_BT = _padded(prompts)
     active_B = np.asarray(_active(model.source.model, model.features, tokens_BT, valid_BT))
     for each, active in zip(prompts, active_B, strict=True):
         if not active:
@@ -214,7 +274,8 @@ def _active(model, transcoder, tokens_BT, valid_BT):
     L, B, T, D = input_LBTD.shape
     feature_LXF = transcoder.encode(input_LBTD.reshape(L, B * T, D).astype(jnp.float32))
     any_LBT = (feature_LXF > 0).any(-1).reshape(L, B, T)
-    return (any_LBT & valid_BT[None]).any((0, 2))
+    counted_BT = valid_BT & (jnp.arange(T) >= transcoder.skip_start)[None]
+    return (any_LBT & counted_BT[None]).any((0, 2))
 
 
 def _can_write(transcoder: Transcoder) -> bool:

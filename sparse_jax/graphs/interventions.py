@@ -247,14 +247,17 @@ class ScaledActivations(StatefulEdit):
     Attributes:
       row_X, position_X, feature_X: which; an index beyond F is of another layer.
       factor_X: the multiples.
+      skip_start: first tokens without features (`basis.Features.skip_start`).
     """
 
     row_X: jax.Array
     position_X: jax.Array
     feature_X: jax.Array
     factor_X: jax.Array
+    skip_start: int = struct.field(pytree_node=False, default=0)
 
     def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        x = x.at[:, : self.skip_start].set(0.0)
         clean_X = x[0].at[self.position_X, self.feature_X].get(mode="fill", fill_value=0.0)
         at = x.at[self.row_X, self.position_X, self.feature_X]
         return at.set(self.factor_X * clean_X, mode="drop"), state
@@ -272,7 +275,8 @@ def _scaled(
     own_LX = (np.arange(L)[:, None] == layer_X) & (graph.kinds[node_X] == FEATURE)
     feature_LX = np.where(own_LX, feature_X, np.iinfo(np.int32).max)
     leaves = (row_X, position_X, feature_LX, factor_X)
-    return ScaledActivations(*(jnp.asarray(np.broadcast_to(leaf, own_LX.shape)) for leaf in leaves))
+    arrays = (jnp.asarray(np.broadcast_to(leaf, own_LX.shape)) for leaf in leaves)
+    return ScaledActivations(*arrays, skip_start=graph.transcoder.skip_start)
 
 
 @functools.partial(exact_jit, static_argnames=("mode", "size"))

@@ -76,6 +76,11 @@ class Neurons:
         return cls(params, None, None, model.cfg.activation, "ln2_post" in model.cfg.norm_names)
 
     @property
+    def skip_start(self) -> int:
+        """0: neurons are those of the model at every token."""
+        return 0
+
+    @property
     def signed(self) -> bool:
         """True: of a gated MLP, or of GELU, activations are below 0 on many tokens."""
         return True

@@ -1,12 +1,13 @@
 """Prompts of attribution graphs: read from a file or the command line, as ids of a tokenizer.
 
 A line of a .jsonl file is {"prompt": "..."}, with "targets" (texts of one token each, written with
-their leading space), "kind", "slug" and "meaning" if wanted. Two files come with the package,
-whose digests are recorded here: `FINDINGS`, ten prompts of four kinds, and `REPHRASINGS`, eight
-meanings of two kinds in three to five wordings each, 32 prompts.
+their leading space), "answers" (right next tokens), "kind", "slug" and "meaning" if wanted. Two
+files come with the package, whose digests are recorded here: `FINDINGS`, ten prompts of four kinds,
+and `REPHRASINGS`, eight meanings of two kinds in three to five wordings each, 32 prompts.
 """
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import hashlib
 import importlib.resources
@@ -24,8 +25,8 @@ from sparse_jax.circuits.encoding import continuation_token
 
 FINDINGS, REPHRASINGS = "findings", "rephrasings"
 SHA256 = {
-    FINDINGS: "3714ed7752398596a48a8687968351a4fc7faf93b0687d7f70ca235609e485a9",
-    REPHRASINGS: "5c8c853c409215c53b7c8750f57556fd3e863e9dd29ac727d0e73fee7a89d308",
+    FINDINGS: "fbe6a81a03fae86de63e57797bc667362c160c5548ebbfe4bdf8f4319a98ec69",
+    REPHRASINGS: "5f1ff6a2ef2cf1230cce937ae01bc7a469a81af519701f5b757c9cdd2c252de5",
 }
 _LONGEST_SLUG = 60
 
@@ -40,6 +41,8 @@ class Prompt:
       kind: of the prompt, such as "ioi".
       slug: name of its files, of letters, digits, `-` and `_`; "" makes one of the text.
       meaning: prompts that share it say the same in other words (`stability`); "" for none.
+      answers: texts of one token each that go on rightly; a comparison counts prompts that both
+        models answer so. Where it is empty, the first of `targets` is the right one.
     """
 
     prompt: str
@@ -47,6 +50,12 @@ class Prompt:
     kind: str = ""
     slug: str = ""
     meaning: str = ""
+    answers: tuple[str, ...] = ()
+
+    @property
+    def right(self) -> tuple[str, ...]:
+        """Right answers; empty where none is given."""
+        return self.answers or self.targets[:1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +70,7 @@ class EncodedPrompt:
       tokens: the ids as text, one by one.
       targets: ids of the logit nodes; None for the most probable tokens.
       meaning: as in `Prompt`.
+      right: ids of right answers, of those that are one token.
     """
 
     slug: str
@@ -70,6 +80,7 @@ class EncodedPrompt:
     tokens: tuple[str, ...]
     targets: tuple[int, ...] | None
     meaning: str = ""
+    right: tuple[int, ...] = ()
 
 
 def read_prompts(source: str) -> tuple[Prompt, ...]:
@@ -153,9 +164,20 @@ def encode(
                 tokens,
                 targets or None,
                 prompt.meaning,
+                _right(prompt, tokenizer),
             )
         )
     return encoded
+
+
+def _right(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids of those right answers that are one token; a prompt without any is not compared."""
+    ids = []
+    for text in prompt.right:
+        # Of numbers, a tokenizer may have some alone.
+        with contextlib.suppress(BadInputError):
+            ids.append(continuation_token(tokenizer, prompt.prompt, text))
+    return tuple(dict.fromkeys(ids))
 
 
 def _check_kinds(prompts: Sequence[Prompt]) -> None:

@@ -133,7 +133,9 @@ def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Repl
     if cfg.rope is None:
         position_TD = rows(params["embed"]["positions"], jnp.arange(tokens_T.size))
     features = features.for_prompt(records["mlp.in"])
-    feature_LTF = features.encode(records["mlp.in"])
+    # Of the first tokens, where attention sinks are, a transcoder may not have been trained.
+    has_features_T = jnp.arange(tokens_T.size) >= features.skip_start
+    feature_LTF = jnp.where(has_features_T[:, None], features.encode(records["mlp.in"]), 0.0)
     return Replacement(
         layers=layers,
         read_LTD=read_LTD,

@@ -47,6 +47,8 @@ def build(summary: GraphSummary, rows: pa.Table, *, provenance: Mapping[str, Any
         parts.append(one_prompt(summary))
     if any(each.supernodes for each in summary.graphs):
         parts.append(supernodes(summary))
+    if summary.compared:
+        parts.insert(0, compared_prompts(summary))
     lead = [conclusion(summary)] if summary.ratios else []
     return report.page(what, parts, provenance=facts(provenance), lead=lead)
 
@@ -58,7 +60,39 @@ def conclusion(summary: GraphSummary) -> Markup:
         for each in summary.ratios
         if (each.sign, each.positions) == ("absolute", "any")
     ]
-    return report.verdict(*sentences, tone="none")
+    return report.verdict(format_counted(summary), *sentences, tone="none")
+
+
+def format_counted(summary: GraphSummary) -> str:
+    """How many prompts a comparison counts, and of how many models."""
+    right = sum(not each.why for each in summary.compared)
+    return (
+        f"Compared on {right} of {len(summary.compared)} prompts, which both models answer rightly "
+        "and whose graphs explain the same token; one pair of models."
+    )
+
+
+def compared_prompts(summary: GraphSummary) -> Section:
+    """Prompts that count in the comparison, and why others do not."""
+    roles = [each.role for each in summary.models]
+    return section(
+        "Which prompts are compared?",
+        _PROSE("compared"),
+        table(
+            ["Prompt", *(f"{role.capitalize()} answers" for role in roles), "Target", "Left out"],
+            [
+                [
+                    each.slug,
+                    *(f"{each.answers[role]!r}" for role in roles),
+                    f"{each.target!r}" if each.target else "–",
+                    each.why or "–",
+                ]
+                for each in summary.compared
+            ],
+            caption="The most probable next token of each model, and the token explained.",
+            n=f"{number(len(summary.compared))} prompts",
+        ),
+    )
 
 
 def format_ratio(ratio: MassRatio) -> str:
@@ -69,7 +103,7 @@ def format_ratio(ratio: MassRatio) -> str:
         f"model, {format_left_out(ratio.sparse)} of the sparse one"
     )
     if ratio.of_mean is None:
-        return f"{what}: no ratio, as fewer than two prompts have edges in both models; {left_out}."
+        return f"{what}: no ratio, as no counted prompt has edges in both models; {left_out}."
     paper = "" if ratio.paper is None else f"; the paper's is {ratio.paper:g}"
     return (
         f"Of {what} the dense model needs {format_interval(ratio.of_mean)} times as many as the "
@@ -83,9 +117,11 @@ def format_left_out(edges: EdgeCounts) -> str:
 
 
 def format_interval(interval: Interval | None) -> str:
-    """An estimate with its interval."""
+    """An estimate with its interval, or with its n where that allows none."""
     if interval is None:
         return "–"
+    if not interval.bounded:
+        return f"{number(interval.estimate, '.2f')} (n = {interval.n}: no interval)"
     estimate, low, high = (
         number(x, ".2f") for x in (interval.estimate, interval.low, interval.high)
     )

@@ -2,7 +2,12 @@
 
 from collections.abc import Iterator
 
-from sparse_jax.graphs.report import format_interval, format_ratio, strongest_supernode
+from sparse_jax.graphs.report import (
+    format_counted,
+    format_interval,
+    format_ratio,
+    strongest_supernode,
+)
 from sparse_jax.graphs.results import GraphResult, GraphSummary
 
 
@@ -25,7 +30,10 @@ def format_summary(summary: GraphSummary) -> str:
         f"{format_interval(each.across)}"
         for each in summary.stability
     ]
-    return "\n".join([*lines, *labels, *map(format_ratio, summary.ratios), *stable])
+    compared = [format_counted(summary)] if summary.compared else []
+    compared += [f"  left out: {each.slug}, as {each.why}" for each in summary.compared if each.why]
+    ratios = map(format_ratio, summary.ratios)
+    return "\n".join([*lines, *labels, *compared, *ratios, *stable])
 
 
 def _by_layer(graph: GraphResult) -> list[str]:

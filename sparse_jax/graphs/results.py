@@ -25,6 +25,7 @@ class ModelFacts:
       transcoder_sha256: digest of its files.
       same_model: whether the transcoder says that it is of this model; false where it says nothing.
       kind, features, window: of the transcoder; of neurons "neurons", and how many a layer has.
+      skip_start: first tokens of a prompt that have no features.
     """
 
     role: str
@@ -40,6 +41,7 @@ class ModelFacts:
     kind: str
     features: Count
     window: int | None
+    skip_start: Count = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,8 +284,8 @@ class RoleMass:
       role: of the model.
       component, sign, positions: as in `mass`.
       edges: how many, and how many of them are left out.
-      needed: mean number of components per edge, with its interval over prompts; None of fewer
-        than two prompts.
+      needed: mean number of components per edge, with its interval over prompts; None where
+        no prompt counts.
       needed_of_mean: where the mean curve has the mass, with its interval.
     """
 
@@ -326,8 +328,8 @@ class Stability:
     Attributes:
       role: of the model, or "sparse minus dense".
       kind: of the prompts; "" for all.
-      within: mean overlap of graphs of one meaning, with its interval over meanings; None of fewer
-        than two.
+      within: mean overlap of graphs of one meaning, with its interval over meanings; None
+        without any.
       across: the same of each with graphs of other kinds of prompts; None without any.
     """
 
@@ -335,6 +337,23 @@ class Stability:
     kind: str
     within: Interval | None
     across: Interval | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedPrompt:
+    """Whether a prompt counts in the comparison of two models.
+
+    Attributes:
+      slug: of the prompt.
+      answers: the most probable next token of each model, by role.
+      target: the one token that both graphs explain; "" where the prompt does not count.
+      why: it does not; "" where it does.
+    """
+
+    slug: str
+    answers: dict[str, str]
+    target: str
+    why: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,9 +367,11 @@ class GraphSummary:
       graphs: by model, then prompt.
       features: text of each model's features.
       masses: by model; over prompts.
-      ratios: of a comparison.
+      ratios: of a comparison, over the prompts that count in it.
       device: that it was computed on.
       stability: under rephrasing; empty where no two prompts share a meaning.
+      compared: which prompts count in masses and ratios of a comparison, in order; empty for a
+        model by itself, of which all count.
     """
 
     config: GraphConfig
@@ -362,3 +383,4 @@ class GraphSummary:
     ratios: tuple[MassRatio, ...]
     device: str
     stability: tuple[Stability, ...] = ()
+    compared: tuple[ComparedPrompt, ...] = ()

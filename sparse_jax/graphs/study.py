@@ -71,7 +71,7 @@ SCHEMA = pa.schema(
     ]
 )
 # Of rows, whose meaning may change with the program.
-_FORMAT = 3
+_FORMAT = 4
 
 
 def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
@@ -125,19 +125,21 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
         corpora.append(dataclasses.replace(corpus, labelled=len(shown), judge=judge.name))
         decoders |= {role: features.decoders(inputs.models[role].features, list(data[role]))}
     roles = list(inputs.models)
+    counted = comparison.counted(table, inputs.compared)
     summary = GraphSummary(
         config=config,
         models=facts,
         prompts_sha256=inputs.prompts_sha256,
         graphs=results,
         features=tuple(corpora),
-        masses=tuple(comparison.role_masses(config, table, roles)),
-        ratios=tuple(comparison.ratios(config, table, roles)),
+        masses=tuple(comparison.role_masses(config, counted, roles)),
+        ratios=tuple(comparison.ratios(config, counted, roles)),
         device=jax.devices()[0].device_kind,
         stability=stability.measure(config, results, roles),
+        compared=inputs.compared,
     )
     write_json(folder / SUMMARY, summary)
-    _write_pages(folder, summary, table, documents, data, decoders)
+    _write_pages(folder, summary, counted, documents, data, decoders)
     return summary
 
 

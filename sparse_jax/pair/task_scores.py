@@ -15,7 +15,7 @@ import numpy as np
 from lm_jax.errors import BadInputError
 from lm_jax.model.precision import exact_jit
 from lm_jax.run import processes, stop
-from lm_jax.statistics import clustered_bootstrap, wilson
+from lm_jax.statistics import cluster_interval, wilson
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import load_pretrained
 from sparse_jax import model as sparse_model
@@ -111,7 +111,7 @@ def _score(
                 model=named,
                 metric=manifest.metric,
                 accuracy=wilson(int(right_B.sum()), len(right_B)),
-                change=clustered_bootstrap(change_B, np.arange(len(change_B)), seed=0),
+                change=cluster_interval(change_B, np.arange(len(change_B)), seed=0),
             )
         )
     return results

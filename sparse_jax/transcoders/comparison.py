@@ -1,6 +1,6 @@
 """A transcoder against its controls: replacement scores prompt by prompt, errors at equal activity.
 
-Intervals are of 95 %, a bootstrap over prompts; with fewer than about 30 they are too narrow.
+Intervals are of 95 %, over prompts (`lm_jax.statistics.cluster_interval`).
 """
 
 from collections.abc import Sequence
@@ -48,4 +48,4 @@ def better_control(summary: TranscoderSummary) -> Control | None:
 def _over_prompts(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None
-    return statistics.clustered_bootstrap(values, np.arange(len(values)), seed=0)
+    return statistics.cluster_interval(values, np.arange(len(values)), seed=0)

@@ -5,7 +5,8 @@
     W_dec_<s>.safetensors     W_dec_<s> [F, L - s, D]: axis 1 begins at the layer itself, and is
                               zero beyond the window
     transcoder.json           what that layout has no place for: our sizes with the window, the
-                              digest of the model, numbers of the run; written last
+                              digest of the model, numbers of the run, the first tokens that
+                              training left out; written last
 
 Features without a threshold are ReLU. A folder without `transcoder.json` comes from elsewhere and
 is read too, as it has no digest, for any model of its sizes. Its features must read the input of an
@@ -26,7 +27,7 @@ import yaml
 
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.files import new_folder, read_json, write_bytes, write_json
-from lm_jax.run.results import InvalidError, parse_result
+from lm_jax.run.results import Count, InvalidError, parse_result
 from sparse_jax.transcoders.transcoder import (
     BARE_INPUT,
     BARE_OUTPUT,
@@ -70,13 +71,17 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Note:
-    """`transcoder.json`: sizes, and the fields of `Origin`."""
+    """`transcoder.json`: sizes, the fields of `Origin`, and `Transcoder.skip_start`.
+
+    Files of earlier versions do not say which first tokens were left out: then it is 0.
+    """
 
     format: int
     config: TranscoderConfig
     model_name: str
     model_sha256: str
     numbers: dict[str, Any]
+    skip_start: Count = 0
 
 
 def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin) -> None:
@@ -123,7 +128,8 @@ def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin)
         }
         write_bytes(draft / CONFIG, yaml.safe_dump(description, sort_keys=False).encode())
         numbers = dict(origin.numbers)
-        note = Note(_FORMAT, cfg, origin.model_name, origin.model_sha256, numbers)
+        names = origin.model_name, origin.model_sha256
+        note = Note(_FORMAT, cfg, *names, numbers, transcoder.skip_start)
         write_json(draft / NOTE, note)
 
 
@@ -151,8 +157,9 @@ def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
         raise CorruptError(f"{folder} has encoders of layers {layers}; copy the whole folder")
     encoders = [_read(folder / f"W_enc_{layer}.safetensors") for layer in layers]
     decoders = [_read(folder / f"W_dec_{layer}.safetensors") for layer in layers]
-    cfg, origin, hooks = _described(folder, description, encoders, decoders)
-    return Transcoder(_params(folder, cfg, encoders, decoders), cfg, hooks), origin
+    cfg, origin, hooks, skip_start = _described(folder, description, encoders, decoders)
+    params = _params(folder, cfg, encoders, decoders)
+    return Transcoder(params, cfg, hooks, skip_start), origin
 
 
 def _hooks(file: Path, description: Mapping[str, Any]) -> tuple[str, str]:
@@ -183,14 +190,15 @@ def _described(
     description: Mapping[str, Any],
     encoders: list[dict[str, np.ndarray]],
     decoders: list[dict[str, np.ndarray]],
-) -> tuple[TranscoderConfig, Origin, tuple[str, str]]:
+) -> tuple[TranscoderConfig, Origin, tuple[str, str], int]:
     file = folder / NOTE
     if file.is_file():
         note = _note(file, len(encoders))
         hooks = HOOKS
         if note.format != _OTHER_HOOKS:
             hooks = _hooks(folder / CONFIG, description)
-        return note.config, Origin(note.model_name, note.model_sha256, note.numbers), hooks
+        origin = Origin(note.model_name, note.model_sha256, note.numbers)
+        return note.config, origin, hooks, note.skip_start
     hooks = _hooks(folder / CONFIG, description)
     try:
         features, hidden = encoders[0]["W_enc_0"].shape
@@ -205,7 +213,7 @@ def _described(
         kind="jumprelu" if "threshold_0" in encoders[0] else "relu",
         window=None if written == layers else written,
     )
-    return cfg, Origin(model_name=str(description.get("model_name", ""))), hooks
+    return cfg, Origin(model_name=str(description.get("model_name", ""))), hooks, 0
 
 
 def _note(file: Path, layers: int) -> Note:

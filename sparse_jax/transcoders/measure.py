@@ -153,8 +153,9 @@ class Measurements:
         return Transcoder(trained.params, dataclasses.replace(trained.cfg, kind="jumprelu"))
 
     def folded(self, scaled: Transcoder) -> Transcoder:
-        """The transcoder of raw activations."""
-        return scaled.folded(self.frozen.scales.input_L, self.frozen.scales.output_L)
+        """The transcoder of raw activations, with the first tokens that training left out."""
+        own = scaled.folded(self.frozen.scales.input_L, self.frozen.scales.output_L)
+        return dataclasses.replace(own, skip_start=self.config.skip_start)
 
     def evaluated(self, scaled: Transcoder) -> Evaluation:
         """The sums of `Transcoding.evaluate` on held-out text."""

@@ -158,7 +158,8 @@ def _mean(graphs: Sequence[GraphScores]) -> GraphScores:
 def _active(model: CircuitModel, transcoder: Transcoder, tokens_BT: jax.Array) -> jax.Array:
     """Whether any feature is active, by prompt."""
     z_LXF = transcoder.encode(_inputs(model, tokens_BT))
-    return (z_LXF.reshape(len(z_LXF), len(tokens_BT), -1) > 0).any((0, 2))
+    z_LBTF = z_LXF.reshape(len(z_LXF), *tokens_BT.shape, -1)
+    return (z_LBTF[:, :, transcoder.skip_start :] > 0).any((0, 2, 3))
 
 
 @functools.partial(exact_jit, static_argnames=("active", "skip_start"))

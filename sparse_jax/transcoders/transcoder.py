@@ -159,12 +159,14 @@ class Transcoder:
     """Parameters as in `spec(cfg)`; a pytree.
 
     One that is not in training has `threshold` in place of its logarithm. `hooks` are the names of
-    its inputs and outputs in circuit-tracer; others than `HOOKS` come from files alone.
+    its inputs and outputs in circuit-tracer; others than `HOOKS` come from files alone. Training
+    left out the first `skip_start` tokens of a row, and graphs have no features there.
     """
 
     params: ParamTree
     cfg: TranscoderConfig = struct.field(pytree_node=False)
     hooks: tuple[str, str] = struct.field(pytree_node=False, default=HOOKS)
+    skip_start: int = struct.field(pytree_node=False, default=0)
 
     @property
     def theta_LF(self) -> jax.Array:

@@ -10,6 +10,8 @@ from scipy import stats as oracle
 
 from lm_jax import statistics
 from lm_jax.errors import UsageError
+from lm_jax.run.files import write_json
+from lm_jax.run.results import load_result
 
 
 def _wilson_formula(successes, n, z):
@@ -107,6 +109,77 @@ def test_bootstrap_is_reproducible_and_follows_the_seed():
     )
     assert first == again
     assert first != other
+
+
+@pytest.mark.parametrize("n", [2, 5, 12, 29])
+def test_of_few_clusters_the_interval_of_a_mean_is_students(n):
+    """But for the noise of the bootstrap's standard error, whose relative size is 1 / sqrt(2 B)."""
+    values, B = np.random.default_rng(n).normal(size=n), 4000
+    own = statistics.clustered_bootstrap(values, np.arange(n), resamples=B, seed=0)
+    wanted = statistics.student_interval(values)
+    # Five of these errors, or twice that for two values, whose resamples have a spread of 0 or 1.
+    assert own.high - own.low == pytest.approx(wanted.high - wanted.low, rel=10 / math.sqrt(2 * B))
+    assert own.low + own.high == pytest.approx(2 * own.estimate)
+    many = np.random.default_rng(n).normal(size=30)
+    percentile = statistics.clustered_bootstrap(many, np.arange(30), seed=0)
+    assert percentile.low + percentile.high != pytest.approx(2 * percentile.estimate, abs=1e-12)
+
+
+def test_of_six_clusters_the_interval_covers_and_percentiles_would_not():
+    rng, runs = np.random.default_rng(0), 400
+    covered = percentile = 0
+    for run in range(runs):
+        values = rng.normal(size=6)
+        covered += 0.0 in statistics.clustered_bootstrap(
+            values, np.arange(6), resamples=300, seed=run
+        )
+        means = values[rng.integers(6, size=(300, 6))].mean(1)
+        low, high = np.quantile(means, [0.025, 0.975])
+        percentile += low <= 0 <= high
+    # Three standard errors of 400 draws at 0.95 are 0.033.
+    assert covered / runs >= 0.95 - 0.033 > percentile / runs
+
+
+def test_of_too_few_clusters_there_is_no_interval():
+    """Such as "0.71 [0.71, 0.71]" of two sources."""
+    for n in range(1, statistics.FEWEST_CLUSTERS):
+        few = statistics.cluster_interval([0.71] * n, np.arange(n), seed=0)
+        assert few == statistics.Interval(pytest.approx(0.71), -math.inf, math.inf, n)
+        assert not few.bounded and 0.0 in few
+    values = np.arange(float(statistics.FEWEST_CLUSTERS))
+    result = statistics.cluster_interval(values, np.arange(len(values)), seed=0)
+    assert result.bounded and result.n == len(values) == 5
+    # Rows of one cluster are no further clusters.
+    assert not statistics.cluster_interval(values, values // 2, seed=0).bounded
+
+
+def test_an_interval_without_ends_is_stored_and_read(tmp_path):
+    few = statistics.cluster_interval([1.0, 2.0], [0, 1], seed=0)
+    write_json(tmp_path / "interval.json", few)
+    assert load_result(tmp_path / "interval.json", statistics.Interval) == few
+
+
+def test_the_interval_of_a_ratio_is_one_of_its_logarithm():
+    values = np.exp(np.random.default_rng(1).normal(size=8))
+
+    def ratio(rows):
+        return float(rows[:, 0].mean() / rows[:, 1].mean())
+
+    pairs = np.stack([values, values[::-1]], 1)
+    own = statistics.cluster_interval(pairs, np.arange(8), ratio, log=True, seed=0)
+    other = statistics.cluster_interval(pairs[:, ::-1], np.arange(8), ratio, log=True, seed=0)
+    assert own.low * own.high == pytest.approx(own.estimate**2)
+    # Whichever of the two is above the line.
+    assert (1 / own.high, 1 / own.low) == pytest.approx((other.low, other.high))
+    negative = statistics.cluster_interval(values - 1, np.arange(8), log=True, seed=0)
+    assert not negative.bounded
+
+
+def test_an_interval_stays_within_what_its_statistic_may_be():
+    shares = [1.0, 1.0, 1.0, 1.0, 0.0]
+    own = statistics.cluster_interval(shares, np.arange(5), within=(0.0, 1.0), seed=0)
+    assert own.estimate == 0.8 and 0 < own.low < own.high == 1.0
+    assert statistics.clustered_bootstrap(shares, np.arange(5), seed=0).high > 1.0
 
 
 @pytest.mark.parametrize(

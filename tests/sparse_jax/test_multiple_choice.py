@@ -35,6 +35,7 @@ def folders(tmp_path_factory):
     cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=64, family="llama")
     params = jax.tree.map(lambda x: 3.0 * x, lm_jax.init_params(jax.random.key(0), cfg))
     lm_jax.save_pretrained(folder / "dense", cfg, params, tokenizer)
+    lm_jax.save_pretrained(folder / "control", cfg, params, tokenizer)
     base = lm_jax.load_pretrained(folder / "dense")
     for name, bias in (("open", 1e6), ("closed", -1e6)):
         gates = sparse_model.constant_gates(cfg, bias)
@@ -151,8 +152,7 @@ def test_models_are_shown_by_the_end_of_their_paths_where_these_differ():
 
 
 def test_a_control_answers_as_a_dense_model(folders, tmp_path):
-    """The folder of a sparse model holds dense weights, and as a control has no gates."""
-    control, opened = (str(folders / name) for name in ("closed", "open"))
+    control, opened = (str(folders / name) for name in ("control", "open"))
     summary = command(config_of(folders, "open", controls=(control,)), tmp_path / "run")
     metric = summary["tasks"][TRUTHFULQA]["metrics"]["acc"]
     assert list(metric["accuracy"]) == [DENSE, control, opened]
@@ -163,6 +163,15 @@ def test_a_control_answers_as_a_dense_model(folders, tmp_path):
     assert metric["accuracy"][control] == metric["accuracy"][DENSE]
     assert metric["paired"][control]["lost"] == metric["paired"][control]["gained"] == 0
     assert list(summary["edges"]) == [str(folders / "open")]
+
+
+@pytest.mark.parametrize("role", ["dense", "controls"])
+def test_a_sparse_model_is_no_dense_one(folders, tmp_path, role):
+    """Its gates would be left out."""
+    closed = str(folders / "closed")
+    changes = {role: closed if role == "dense" else (closed,)}
+    with pytest.raises(BadInputError, match=r"closed is a sparse model.*--config\.sparse"):
+        command(config_of(folders, "open", **changes), tmp_path / "run")
 
 
 def test_the_summary_is_read_as_it_was_written_and_a_broken_one_is_refused(folders, tmp_path):

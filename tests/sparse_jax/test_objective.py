@@ -19,6 +19,8 @@ from lm_jax.parallel import sharding
 from lm_jax.train import optim, state, step
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import ignore_index_batch, nll
+from lm_jax.weights.load import Pretrained
+from sparse_jax import export
 from sparse_jax.attend import gated
 from sparse_jax.geco import GecoConfig
 from sparse_jax.objective import Sparsifying
@@ -239,6 +241,32 @@ def test_a_learned_bias_is_trained_per_head_without_weight_decay():
     # Adam's first step has the size of the learning rate wherever there is a gradient.
     moved_LN = np.abs(np.asarray(after.params["gate_bias"]) - 0.5)
     np.testing.assert_allclose(moved_LN, 1e-2, rtol=1e-3)
+
+
+def test_what_was_trained_is_in_the_exported_model():
+    """The learned biases, the kind of gate, and adapters times their strength."""
+    objective = Sparsifying(
+        CFG, FIXED, adapters=LORA, bias=0.5, learn_bias=True, raw_gate=True, renormalise=True
+    )
+    params = drawn(objective)
+    bias_LN = np.linspace(-1, 1, CFG.num_layers * CFG.num_heads, dtype=np.float32)
+    params["gate_bias"] = jnp.asarray(bias_LN.reshape(CFG.num_layers, CFG.num_heads))
+    params["weights"] = jax.tree.map(lambda x: x + 0.1, params["weights"])
+    merged = export.merge(Pretrained(CFG, dense(), None, ()), objective, params)
+    np.testing.assert_array_equal(merged.gates.bias_LN, params["gate_bias"])
+    assert merged.gates.raw_gate and merged.gates.renormalise
+    leaves = params_lib.by_path(params["weights"])
+    down, up = (np.asarray(leaves[f"blocks/mixer/k/{name}"], np.float64) for name in ("down", "up"))
+    # alpha / rank, of a sum of two products of three numbers below 1.
+    wanted = 2.0 * np.einsum("LDr,LrNH->LDNH", down, up)
+    change = np.float64(merged.params["blocks"]["mixer"]["k"]) - dense()["blocks"]["mixer"]["k"]
+    size = np.abs(np.asarray(merged.params["blocks"]["mixer"]["k"])).max()
+    np.testing.assert_allclose(change, wanted, rtol=0, atol=8 * U * size)
+    fixed = dataclasses.replace(objective, learn_bias=False)
+    constant = export.merge(
+        Pretrained(CFG, dense(), None, ()), fixed, {"weights": params["weights"]}
+    )
+    np.testing.assert_array_equal(constant.gates.bias_LN, np.full(bias_LN.size, 0.5).reshape(2, -1))
 
 
 def test_a_fixed_strength_stays_and_a_bound_moves_it():

@@ -149,3 +149,32 @@ def test_a_drawing_names_what_it_lacks(table, options, message):
     many = pa.concat_tables([table.filter(pa.compute.equal(table["batch"], 0))] * 400)
     with pytest.raises(UsageError, match="too many for a page of at most 20,000"):
         draw_open_edges(many, ["a"] * 11, batch=0)
+
+
+@pytest.mark.parametrize("method", ["open_edges", "forward"])
+def test_a_row_without_a_batch_axis_is_refused_in_a_sentence(model, method):
+    with pytest.raises(UsageError, match=r"tokens_BT has shape \(11,\); give rows of ids \[B, T\]"):
+        getattr(model, method)(jnp.asarray(TOKENS_BT[0]))
+
+
+def test_a_forward_pass_takes_the_mode_of_its_gates(model):
+    """Over an open edge the weight is the threshold's; expected, it is times the probability."""
+    tokens = jnp.asarray(TOKENS_BT)
+    record = {PATTERN: lm_jax.keep, "attn.scores": lm_jax.keep}
+    runs = {
+        "threshold": model.forward(tokens, record=record),
+        "expected": model.forward(tokens, mode="expected", record=record),
+        "sample": model.forward(tokens, mode="sample", key=jax.random.key(0), record=record),
+    }
+    pattern = {mode: np.asarray(run.records[PATTERN], np.float64)[0] for mode, run in runs.items()}
+    logit_BNTS = np.asarray(runs["threshold"].records["attn.scores"], np.float64)[0]
+    logit_BNTS = logit_BNTS + np.asarray(model.gates.bias_LN)[0, :, None, None]
+    open_BNTS = pattern["threshold"] > 0
+    # Of the first layer, which reads the same in all of them.
+    share = pattern["expected"][open_BNTS] / pattern["threshold"][open_BNTS]
+    np.testing.assert_allclose(share, 1 / (1 + np.exp(-logit_BNTS[open_BNTS])), rtol=1e-5)
+    assert (pattern["sample"][~open_BNTS] > 0).any() and (pattern["sample"][open_BNTS] == 0).any()
+    with pytest.raises(UsageError, match=r"mode = 'expect' is no mode.*'expected'"):
+        model.forward(tokens, mode="expect")
+    with pytest.raises(UsageError, match="'sample' needs a key"):
+        model.forward(tokens, mode="sample")

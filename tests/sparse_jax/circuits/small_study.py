@@ -13,7 +13,7 @@ from sparse_jax import model as sparse_model
 from tests import tiny
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
 
-LAYERS, HEADS, COUNT = 2, 4, 4
+LAYERS, HEADS, COUNT = 2, 4, 5
 SMALL = {"count": COUNT, "points": 3, "random_draws": 2, "edge_sample": 6, "resamples": 200}
 
 

@@ -9,41 +9,54 @@ from sparse_jax.circuits.config import CircuitConfig
 from sparse_jax.circuits.measurements import rows
 
 PROMPTS = np.arange(8)
-SIZES = np.array([0, 1, 2, 4])
+SIZES = np.array([0, 1, 2, 3, 4, 8, 16])
 CONFIG = CircuitConfig(components=("heads",), resamples=200)
 # Explained effect at each size.
-DENSE, SPARSE = np.array([0.0, 0.2, 0.5, 1.0]), np.array([0.0, 0.95, 0.97, 1.0])
+DENSE = np.array([0.0, 0.2, 0.3, 0.4, 0.5, 1.0, 1.0])
+SPARSE = np.array([0.0, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0])
+# Of random orders.
+DENSE_BY_CHANCE = np.array([0.0, 0.0, 0.1, 0.2, 0.3, 0.8, 1.0])
+SPARSE_BY_CHANCE = np.array([0.0, 0.0, 0.5, 0.8, 1.0, 1.0, 1.0])
 
 
-def piece(model, explained_K, change_B, corrupt=-1.0):
+def piece(model, explained_K, change_B, corrupt=-1.0, chance=None):
     """Rows of one model whose metric is 2, and 2 minus the change with every head ablated."""
     names = {"task": "ioi", "model": model}
-    whole_B = np.full(len(PROMPTS), 2.0)
-    metric_KB = whole_B - (1 - explained_K[:, None]) * change_B
-    kind = {"component": "heads", "ablation": "counterfactual", "ranking": "signed"}
+    whole_B = np.full(len(change_B), 2.0)
+    prompts = np.arange(len(change_B))
+    if chance is None:
+        chance = {"dense": DENSE_BY_CHANCE, "sparse": SPARSE_BY_CHANCE}[model]
+    metric_KB, chance_KB = (
+        whole_B - (1 - f.reshape(len(SIZES), -1)) * change_B for f in (explained_K, chance)
+    )
+    kind = {"component": "heads", "ablation": "counterfactual"}
     return [
-        rows(whole_B, {"prompt": PROMPTS}, quantity="metric", method="clean", **names),
+        rows(whole_B, {"prompt": prompts}, quantity="metric", method="clean", **names),
         rows(
-            np.full(len(PROMPTS), corrupt),
-            {"prompt": PROMPTS},
+            np.full(len(prompts), corrupt),
+            {"prompt": prompts},
             quantity="metric",
             method="corrupt",
             **names,
         ),
         rows(
-            np.full(len(PROMPTS), 4),
-            {"prompt": PROMPTS},
+            np.full(len(prompts), 16),
+            {"prompt": prompts},
             quantity="open",
             component="heads",
             **names,
         ),
-        rows(
-            metric_KB[None],
-            {"draw": [0], "size": SIZES, "prompt": PROMPTS},
-            quantity="curve",
-            scope="prompt",
-            **kind,
-            **names,
+        *(
+            rows(
+                values_KB[None],
+                {"draw": [0], "size": SIZES, "prompt": prompts},
+                quantity="curve",
+                scope="prompt",
+                ranking=ranking,
+                **kind,
+                **names,
+            )
+            for ranking, values_KB in (("signed", metric_KB), ("random", chance_KB))
         ),
     ]
 
@@ -65,8 +78,41 @@ NOISE_B = np.array([1.0, -0.9, 0.8, -0.7, 0.6, -0.8, 0.3, 0.1])
 def test_a_ratio_is_that_of_the_crossings():
     steady_B = np.linspace(2.5, 3.5, len(PROMPTS))
     result = ratio(piece("dense", DENSE, steady_B), piece("sparse", SPARSE, steady_B))
-    # Between sizes 2 and 4, linear in the logarithm; and the first size.
-    assert result.ratio.estimate == pytest.approx(2 ** (1 + 0.4 / 0.5)) and result.why == ""
+    # Between sizes 4 and 8, and 1 and 2, linear in the logarithm.
+    assert result.ratio.estimate == pytest.approx(2 ** (2 + 0.4 / 0.5 - 0.5)) and result.why == ""
+    assert result.ratio.n == len(PROMPTS)
+    # Between sizes 8 and 16, and 3 and 4.
+    assert result.random.estimate == pytest.approx(2**3.5 / np.sqrt(12))
+
+
+def test_no_ratio_is_claimed_to_the_least_circuit_there_is():
+    steady_B = np.linspace(2.5, 3.5, len(PROMPTS))
+    least = np.array([0.0, 0.95, 0.97, 1.0, 1.0, 1.0, 1.0])
+    result = ratio(piece("dense", DENSE, steady_B), piece("sparse", least, steady_B))
+    assert result.ratio is None
+    assert result.why == "the circuit of sparse is one component, the least there is"
+
+
+@pytest.mark.parametrize("by_chance", [("dense",), ("sparse",), ("dense", "sparse")])
+def test_no_ratio_is_claimed_of_a_ranking_that_is_no_better_than_random_order(by_chance):
+    """The ratio would be that of how many components carry weight, which both orders take first."""
+    # Of the same sizes, but for what differs by prompt.
+    noise_KB = 0.3 * np.isin(SIZES, SIZES[1:-1])[:, None] * NOISE_B
+    steady_B = np.linspace(2.5, 3.5, len(PROMPTS))
+    pieces = [
+        piece(name, f_K, steady_B, chance=f_K[:, None] + noise_KB if name in by_chance else None)
+        for name, f_K in (("dense", DENSE), ("sparse", SPARSE))
+    ]
+    result = ratio(*pieces)
+    assert result.ratio is None and result.random is not None
+    wanted = f"the circuit of {' and '.join(by_chance)} is not reliably smaller than that of random"
+    assert result.why.startswith(wanted)
+
+
+def test_no_ratio_is_claimed_of_too_few_prompts():
+    steady_B = np.linspace(2.5, 3.5, 4)
+    result = ratio(piece("dense", DENSE, steady_B), piece("sparse", SPARSE, steady_B))
+    assert result.ratio is None and result.why == "4 prompts allow no interval, which needs 5"
 
 
 @pytest.mark.parametrize("noisy", [("dense",), ("sparse",), ("dense", "sparse")])

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from sparse_jax.circuits import paper
 from sparse_jax.circuits.generators import GENERATORS, words
 from tests.sparse_jax.circuits.word_tokenizer import KINDS
 
@@ -87,3 +88,10 @@ def test_a_seed_gives_the_same_examples_and_another_gives_others(name):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_word_is_twice_in_a_list(kind):
     assert len(set(words(kind))) == len(words(kind)) >= 10
+
+
+def test_long_prompts_of_other_wordings_have_no_ratio_of_the_paper():
+    assert paper.published("ioi", "heads", "prompt").ratio == 2.2
+    assert "ioi_long" in {each.task for each in paper.RATIOS}
+    for component in ("heads", "token_edges"):
+        assert paper.published("ioi_long", component, "prompt") is None

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from sparse_jax.circuits import components, curves, discover, mib
 from sparse_jax.circuits.component_ablation import ablate_edges
 from sparse_jax.circuits.component_graph import ComponentGraph
@@ -15,7 +15,8 @@ from tests import rounding, tiny
 from tests.sparse_jax.circuits import oracle
 from tests.sparse_jax.circuits.small_models import circuit_model, ioi_batch
 
-CFG = tiny.decoder(num_layers=3, num_heads=4, num_kv_heads=2)
+CFG = tiny.decoder(num_layers=3, num_heads=4, num_kv_heads=4)
+SHARED = ComponentGraph.of(tiny.decoder(num_layers=3, num_heads=4, num_kv_heads=2))
 
 
 @pytest.fixture
@@ -28,14 +29,14 @@ def scores(graph):
     return np.where(graph.mask_UR, np.random.default_rng(0).normal(size=graph.mask_UR.shape), 0.0)
 
 
-def test_a_round_trip_expands_shared_keys(tmp_path, graph, scores):
+def test_a_round_trip(tmp_path, graph, scores):
     scores[0, 0] = np.nan
     kept = graph.mask_UR & (np.nan_to_num(scores) > 0.3)
     mib.save_graph(tmp_path / "graph.json", graph, scores, kept)
     result = mib.load_graph(tmp_path / "graph.json")
-    assert result.graph == graph.ungrouped()
-    np.testing.assert_array_equal(result.scores_UR, graph.expand(scores) * result.graph.mask_UR)
-    np.testing.assert_array_equal(result.kept_UR, graph.expand(kept))
+    assert result.graph == graph
+    np.testing.assert_array_equal(result.scores_UR, scores)
+    np.testing.assert_array_equal(result.kept_UR, kept)
     content = json.loads((tmp_path / "graph.json").read_text())
     assert content["cfg"] == {
         "n_layers": 3,
@@ -43,13 +44,18 @@ def test_a_round_trip_expands_shared_keys(tmp_path, graph, scores):
         "parallel_attn_mlp": False,
         "d_model": CFG.hidden_size,
     }
-    assert len(content["edges"]) == graph.ungrouped().num_edges
+    assert len(content["edges"]) == graph.num_edges
     assert len(content["nodes"]) == graph.num_writers + 1
-    for head in (2, 3):
-        edge = content["edges"][f"a0.h1->a1.h{head}<k>"]
-        reader = graph.reader_names.index("a1.h2-3<k>")
-        assert edge["score"] == scores[graph.writer_names.index("a0.h1"), reader]
+    edge = content["edges"]["a0.h1->a1.h3<k>"]
+    place = graph.writer_names.index("a0.h1"), graph.reader_names.index("a1.h3<k>")
+    assert edge["score"] == scores[place]
     assert np.isnan(content["edges"]["input->a0.h0<q>"]["score"])
+
+
+def test_scores_of_keys_that_query_heads_share_are_refused(tmp_path):
+    """They are sums over the query heads, and so scores of none of them."""
+    with pytest.raises(UsageError, match=r"4 query heads share 2 key heads.*components\.ungrouped"):
+        mib.save_graph(tmp_path / "graph.json", SHARED, np.where(SHARED.mask_UR, 1.0, 0.0))
 
 
 def wrong_type(content):
@@ -173,7 +179,6 @@ def test_pruning_leaves_what_is_on_a_path(graph, share):
 
 def test_the_top_edges_are_ranked_by_either_score_and_unscored_ones_stay(graph, scores):
     wide = graph.ungrouped()
-    scores = graph.expand(scores)
     scores[0, 3] = np.nan
     for absolute in (False, True):
         kept = mib.top_edges(wide, scores, 10, absolute=absolute)
@@ -206,8 +211,9 @@ def test_ten_sizes_of_a_ranking():
     model = circuit_model("llama", num_layers=6)
     graph = ComponentGraph.of(model.cfg)
     scores = -np.asarray(components.component_attributions(model, batch)).mean(1)
-    expanded = graph.expand(scores)
-    results = [mib.evaluate(model, batch, expanded, absolute=each) for each in (False, True)]
+    single = components.component_attributions(components.ungrouped(model), batch)
+    own = -np.asarray(single).mean(1)
+    results = [mib.evaluate(model, batch, own, absolute=each) for each in (False, True)]
     wide = graph.ungrouped()
 
     def ends(model):

@@ -53,6 +53,28 @@ def test_the_drawn_prompt_begins_with_a_first_token_of_id_0():
     assert drawn.tokens == tuple(tokenizer.decode([each]) for each in ids)
 
 
+def test_edges_that_are_patched_exactly_are_drawn_uniformly(monkeypatch):
+    """Whatever their attribution is, so that no method is judged on its own choice."""
+    opened = np.zeros((3, 2, 4), bool)
+    opened[:, 0] = opened[1, 1, 2] = True
+    opened[0, 0, 0] = False
+    places = {tuple(place) for place in np.argwhere(opened.any(1)).tolist()}
+    counts, draws, size = dict.fromkeys(places, 0), 600, 4
+    for seed in range(draws):
+        config = CircuitConfig(components=("component_edges",), edge_sample=size, seed=seed)
+        measurement = object.__new__(Measurement)
+        measurement._config = config
+        monkeypatch.setattr(measurement, "_opened", lambda component: opened, raising=False)
+        sample = measurement._sample("component_edges").tolist()
+        assert len(set(map(tuple, sample))) == size and sample == sorted(sample)
+        for place in sample:
+            counts[tuple(place)] += 1
+    share = size / len(places)
+    # Four standard errors of as many draws.
+    reach = 4 * np.sqrt(draws * share * (1 - share))
+    assert all(abs(count - draws * share) < reach for count in counts.values())
+
+
 def _planted(monkeypatch, component):
     """A measurement, of a circuit of two components, where three edges of as many heads are open.
 

@@ -31,9 +31,17 @@ def result(role, *, solved):
     points = tuple(CurvePoint(size, effect, effect / 10, effect, effect) for size in (1, 64))
     curves = tuple(
         CurveResult(
-            "heads", "counterfactual", ranking, "prompt", points, interval(SIZES[role]), 1, 0, 1
+            "heads",
+            "counterfactual",
+            ranking,
+            "prompt",
+            points,
+            interval(60.0 if ranking == "random" else SIZES[role]),
+            1,
+            0,
+            1,
         )
-        for ranking in ("signed", "random")
+        for ranking in ("signed", "absolute", "random")
     )
     of = {"heads": 64}
     return TaskResult(
@@ -62,18 +70,30 @@ def summary(solving, roles=tuple(SIZES)):
         (
             ("dense", "control", "sparse"),
             tuple(SIZES),
-            "ioi dense 20.0, control 8.00, sparse 2.00 of 64.",
+            "ioi: dense 20.0, 20.0 by absolute effect, 60.0 in random order; control 8.00, 8.00 by "
+            "absolute effect, 60.0 in random order; sparse 2.00, 2.00 by absolute effect, 60.0 in "
+            "random order; of 64.",
         ),
-        (("control", "sparse"), tuple(SIZES), "ioi control 8.00, sparse 2.00 of 64."),
+        (
+            ("control", "sparse"),
+            tuple(SIZES),
+            "ioi: control 8.00, 8.00 by absolute effect, 60.0 in random order; sparse 2.00, 2.00 "
+            "by absolute effect, 60.0 in random order; of 64.",
+        ),
         ((), tuple(SIZES), "ioi is solved by no model."),
-        (("dense",), ("dense",), "20.0 of 64 on ioi."),
+        (
+            ("dense",),
+            ("dense",),
+            "20.0, 20.0 by absolute effect, 60.0 in random order of 64 on ioi.",
+        ),
         ((), ("dense",), "ioi is solved by no model."),
     ],
 )
 def test_the_answer_has_sizes_of_models_that_solve_the_task(solving, roles, sizes):
     answer, table = lead(summary(solving, roles), ["ioi"])
     assert f"of a prompt's metric: {sizes}" in answer.unescape()
-    assert len(re.findall("not solved", table)) == len(roles) - len(solving)
+    # A row for each ranking.
+    assert len(re.findall("not solved", table)) == 3 * (len(roles) - len(solving))
 
 
 def test_curves_have_the_axis_of_models_that_solve_the_task():

@@ -1,10 +1,16 @@
 """Sentences on the ratios of circuits."""
 
 import itertools
+import math
 import types
 
 from lm_jax.statistics import Interval
-from sparse_jax.circuits.report_text import format_count, left_out, ratio_sentences
+from sparse_jax.circuits.report_text import (
+    format_count,
+    format_size,
+    left_out,
+    ratio_sentences,
+)
 from sparse_jax.circuits.results import Ratio
 
 MODELS = ("dense", "control", "sparse")
@@ -19,7 +25,8 @@ RANKINGS = (
 def ratio(reference, model, ranking, scope, value):
     interval = None if value is None else Interval(value, value - 0.5, value + 0.5, 20)
     why = "" if value else "control does not solve copy"
-    return Ratio("copy", "heads", "zero", ranking, scope, model, reference, interval, why)
+    random = Interval(2.06, 1.5, 2.5, 20)
+    return Ratio("copy", "heads", "zero", ranking, scope, model, reference, interval, random, why)
 
 
 def test_counts_are_whole_from_a_hundred_on_and_means_have_three_digits():
@@ -41,7 +48,8 @@ def test_one_sentence_for_each_pair_with_the_sparse_model():
         "copy, heads, dense : sparse: 2.00 [1.50, 2.50] ranked per prompt; "
         "3.00 [2.50, 3.50] ranked per task; "
         "4.00 [3.50, 4.50] ranked per prompt by absolute effect; "
-        "5.00 [4.50, 5.50] ranked per task by absolute effect.",
+        "5.00 [4.50, 5.50] ranked per task by absolute effect; 2.06 in random order; "
+        "n = 20 prompts of one pair of models.",
         "copy, heads, control : sparse: no ratio, as control does not solve copy.",
     ]
 
@@ -49,7 +57,8 @@ def test_one_sentence_for_each_pair_with_the_sparse_model():
 def test_without_a_sparse_model_all_pairs_are_named():
     ratios = [ratio("dense", "control", "signed", "prompt", 1.0)]
     assert list(ratio_sentences("copy, heads", ratios)) == [
-        "copy, heads, dense : control: 1.00 [0.50, 1.50] ranked per prompt."
+        "copy, heads, dense : control: 1.00 [0.50, 1.50] ranked per prompt; 2.06 in random order; "
+        "n = 20 prompts of one pair of models."
     ]
 
 
@@ -61,3 +70,20 @@ def test_what_was_left_out_of_a_task_is_said():
     assert left_out(types.SimpleNamespace(tasks=(whole, partly))) == [
         "years: 1,141 examples drawn and 1,000 kept; left out were 122 x its year, 19 x seen"
     ]
+
+
+def test_rankings_without_a_ratio_are_named_with_the_reason():
+    ratios = [
+        ratio("dense", "sparse", "signed", "prompt", None),
+        ratio("dense", "sparse", "absolute", "prompt", 3.0),
+    ]
+    assert list(ratio_sentences("copy, heads", ratios)) == [
+        "copy, heads, dense : sparse: 3.00 [2.50, 3.50] ranked per prompt by absolute effect; "
+        "2.06 in random order; n = 20 prompts of one pair of models; no ratio ranked per prompt, "
+        "as control does not solve copy."
+    ]
+
+
+def test_an_estimate_of_too_few_prompts_has_no_interval():
+    few = Interval(2.5, -math.inf, math.inf, 4)
+    assert format_size(few) == "2.50 (n = 4: no interval)"

@@ -8,11 +8,13 @@ import math
 import re
 import shutil
 
+import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
+import lm_jax
 from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
 from lm_jax.run import stop
 from lm_jax.run.config import from_plain
@@ -20,12 +22,13 @@ from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import LOG_FILE, open_workdir
 from lm_jax.statistics import Interval
-from sparse_jax.circuits import report, study
+from sparse_jax.circuits import components, report, study
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.config import COMPONENTS, CircuitConfig, experiment
 from sparse_jax.circuits.mib import load_graph
 from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt
 from sparse_jax.circuits.rules import RULES
+from sparse_jax.circuits.runs import Batch, CircuitModel
 from tests.sparse_jax.circuits.small_study import (
     COUNT,
     HEADS,
@@ -208,12 +211,35 @@ def test_component_edges_are_exported_with_the_scores_of_the_rows(done):
     scores = by(rows, "writer", "reader")
     assert len(scores) == SMALL["edge_sample"]
     wide = own.expand(np.arange(own.num_writers * own.num_readers).reshape(own.mask_UR.shape))
+    size = np.abs(graph.scores_UR).max()
     for (writer, reader), score in scores.items():
-        place = np.argwhere(wide == writer * own.num_readers + reader)
-        assert len(place)
-        for u, r in place:
-            assert graph.scores_UR[u, r] == pytest.approx(-score)
+        places = np.argwhere(wide == writer * own.num_readers + reader)
+        assert len(places)
+        # Query heads that share a key add up to its score.
+        total = sum(graph.scores_UR[u, r] for u, r in places)
+        assert total == pytest.approx(-score, abs=1e-5 * size)
     assert max(map(abs, scores.values())) > 1e-3
+
+
+def test_exported_scores_are_those_of_the_model_with_its_keys_repeated(done, models):
+    """EAP-IG of a model that has a key head for each query head, made here from the weights."""
+    config, model = settings(models), lm_jax.load_pretrained(models / "dense")
+    opened = {"dense": study.open_model("dense", str(models / "dense"))}
+    task = study.read_tasks(from_plain(config, CircuitConfig), opened)["ioi"]
+    blocks = model.params["blocks"]
+    mixer = blocks["mixer"] | {
+        name: jnp.repeat(blocks["mixer"][name], 2, axis=2) for name in ("k", "v")
+    }
+    repeated = CircuitModel(
+        model.params | {"blocks": blocks | {"mixer": mixer}},
+        dataclasses.replace(model.cfg, num_kv_heads=HEADS),
+    )
+    effects = components.component_attributions(repeated, Batch.of(task))
+    wanted = -np.asarray(effects, np.float64).mean(1)
+    graph = load_graph(done / study.MIB / "ioi_dense.json")
+    np.testing.assert_allclose(graph.scores_UR, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    shared = graph.graph.reader_names.index("a1.h0<k>")
+    assert np.abs(np.diff(wanted[:, shared : shared + 2])).max() > 1e-3 * np.abs(wanted).max()
 
 
 def test_one_planted_head_is_a_circuit_of_one(done):

@@ -29,7 +29,7 @@ def save_all(folder):
     for k, text in enumerate(texts()):
         (folder / "text" / f"{k:02d}.txt").write_text(text, "utf-8")
     for role, model, seed in (("dense", "dense", 3), ("sparse", "sparse/model", 4)):
-        loaded = lm_jax.load_pretrained(folder / model)
+        loaded = lm_jax.load_pretrained(folder / model, without_gates=True)
         known = open_identity(folder / model).text
         save_transcoder(folder / f"{role}_clt", loaded, seed=seed, sha256=known)
     return folder

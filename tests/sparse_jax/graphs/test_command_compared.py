@@ -4,6 +4,7 @@ import html
 import json
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -49,36 +50,62 @@ def check_key_edge(graph, pruned, key_edge):
         assert each.needed == 1 + np.argmax(reached)
 
 
-def written(folder):
-    """A file of the prompts, as if the two said the same."""
-    lines = [{"prompt": text, "meaning": "a gift", "kind": "ioi"} for text in PROMPTS]
+# As many tokens as the first.
+UNANSWERED = "After the lunch , Tom and Anna went to the park . Tom gave a ball to"
+
+
+def written(folder, sources):
+    """A file of the prompts, as if two said the same, and the token that both graphs explain.
+
+    Right is whatever either model answers, of the third nothing.
+    """
+    lines, targets = [], {}
+    for text in PROMPTS:
+        logits = {role: next_logits(model, text) for role, model in sources.items()}
+        right = sorted({int(logits_V.argmax()) for logits_V in logits.values()})
+        both = sum(jax.nn.log_softmax(logits_V) for logits_V in logits.values())
+        targets[text] = max(right, key=lambda token: both[token])
+        decode = sources["dense"].tokenizer.decode
+        answers = [f" {decode([token])}" for token in right]
+        lines.append({"prompt": text, "meaning": "a gift", "kind": "ioi", "answers": answers})
+    lines.append({"prompt": UNANSWERED, "slug": "unanswered"})
     path = folder / "mine.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
-    return path
+    return path, targets
+
+
+def next_logits(model, text):
+    tokens = np.asarray([model_tokens(model, text)])
+    if hasattr(model, "base"):
+        return model.forward(tokens).logits[0, -1]
+    return lm_jax.forward(model.params, tokens, model.cfg).logits[0, -1]
 
 
 def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys):
     folder = tmp_path / "run"
     asked = [f"--dense={models / 'dense'}", f"--dense_transcoder={models / 'dense_clt'}"]
     asked += [f"--sparse={models / 'sparse'}", f"--sparse_transcoder={models / 'sparse_clt'}"]
-    asked += [f"--prompts={written(tmp_path)}"]
+    sources = {
+        "dense": lm_jax.load_pretrained(models / "dense"),
+        "sparse": sparse_model.load(models / "sparse" / "model"),
+    }
+    file, targets = written(tmp_path, sources)
+    asked += [f"--prompts={file}"]
     asked += [*small(models), "--config.corpus.source=", "--config.mediated=0"]
     asked += ["--config.supernodes=0"]
     assert run(*asked, at(folder)) == 0
     out = capsys.readouterr().out
     summary = load_result(folder / study.SUMMARY, GraphSummary)
     assert [each.gated for each in summary.models] == [False, True]
-    sources = {
-        "dense": lm_jax.load_pretrained(models / "dense"),
-        "sparse": sparse_model.load(models / "sparse" / "model"),
-    }
+    check_compared(summary, sources, targets)
     counts, means, made, edges, apart_counts, heads = {}, {}, {}, {}, {}, {}
     for role, model in sources.items():
         transcoder, _ = transcoders.load(models / f"{role}_clt")
         mass_PC, count_P, apart_P = [], [], []
         edges |= {(role, each): np.zeros(2, int) for each in ("any", "different")}
         for text in PROMPTS:
-            graph = attribute(model, transcoder, model_tokens(model, text))
+            tokens = model_tokens(model, text)
+            graph = attribute(model, transcoder, tokens, targets=(targets[text],))
             made[role, text] = graph
             pruned = graph.prune()
             rows, columns = np.nonzero(pruned.kept_RS)
@@ -118,9 +145,7 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
             counted = getattr(each, role)
             assert [counted.total, counted.unmediated] == edges[role, each.positions].tolist()
     assert ratio.sparse.unmediated > 0
-    # Two prompts have three samples: the interval is between the ratios of either.
-    own = counts["dense"] / counts["sparse"]
-    assert min(own) - 1e-12 <= ratio.per_edge.low <= ratio.per_edge.high <= max(own) + 1e-12
+    assert not ratio.per_edge.bounded and "(n = 2: no interval)" in out
     # Between the counts whose masses are below and above.
     reached = {role: int(np.argmax(mean_C >= 0.9)) for role, mean_C in means.items()}
     masses = {
@@ -133,7 +158,7 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     np.testing.assert_allclose(
         ratio.of_mean.estimate, masses["dense"] / masses["sparse"], rtol=1e-12
     )
-    for result in summary.graphs:
+    for result in (each for each in summary.graphs if each.slug != "unanswered"):
         graph = made[result.role, result.prompt]
         check_key_edge(graph, graph.prune(), result.key_edge)
         share_C = heads[result.role, result.prompt]
@@ -149,13 +174,31 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     assert re.search(rf"Heads with 80% of the key edge\s+{counts[0]}\s+{counts[1]}\s+> 40", cells)
     assert "16.1" in page and "graph/sparse-" in page
     assert "times as many as the sparse one" in out
-    # One meaning has no interval.
+    # One meaning has a mean and no interval.
     assert [each.role for each in summary.stability] == [*COMPARED, "sparse minus dense"]
-    assert all(each.within is None for each in summary.stability)
-    assert "The same in other words</h2>" in page and "graphs of one meaning overlap by –" in out
+    assert not any(each.within.bounded for each in summary.stability)
+    assert (
+        "The same in other words</h2>" in page
+        and "(n = 1: no interval) in the mass of heads" in out
+    )
     left_out = f"{ratio.sparse.unmediated:,} of {ratio.sparse.total:,}"
     assert f"edges of the dense model, {left_out} of the sparse one" in out and left_out in page
     check_labels(summary, folder, tmp_path, [*asked, at(folder), "--resume=force"])
+
+
+def check_compared(summary, sources, targets):
+    """Prompts that both models answer rightly count, by graphs of one token."""
+    decode = sources["dense"].tokenizer.decode
+    *counted, unanswered = summary.compared
+    assert [each.target for each in counted] == [decode([targets[text]]) for text in PROMPTS]
+    for each, text in zip(counted, PROMPTS, strict=True):
+        assert not each.why
+        for role, model in sources.items():
+            assert each.answers[role] == decode([int(next_logits(model, text).argmax())])
+    assert unanswered.why.startswith("it has no right answer") and not unanswered.target
+    for each in summary.graphs:
+        if each.slug != "unanswered":
+            assert [node.id for node in each.logits] == [targets[each.prompt]]
 
 
 def check_labels(summary, folder, files, asked):

@@ -1,0 +1,86 @@
+"""No command takes a part of a model for the model: gates and trained runs are read or refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iaj import convert
+import lm_jax
+from lm_jax.errors import BadInputError
+from lm_jax.evaluate import judge
+from lm_jax.weights import hub, runs
+from lm_jax.weights.load import open_pretrained
+from polyattn_jax import audit
+from polyattn_jax.config import AuditConfig
+import sparse_jax
+from sparse_jax import task
+from sparse_jax.circuits import study
+from sparse_jax.config import PosttrainConfig
+from sparse_jax.source_model import SourceModel
+from tests.sparse_jax.circuits.small_study import save_models
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory):
+    """A folder of a sparse model, about half of whose edges are closed."""
+    return save_models(tmp_path_factory.mktemp("models")) / "sparse" / "model"
+
+
+WAYS = {
+    "load_pretrained": lm_jax.load_pretrained,
+    "open_pretrained": open_pretrained,
+    "convert": lambda source: convert.convert(source, Path(source).parent / "converted"),
+    "audit": lambda source: audit.load(AuditConfig(model=str(source))),
+    "judge": lambda source: judge.check_judge(f"local:{source}"),
+    "posttrain": lambda source: task.open_model(PosttrainConfig(model=str(source))),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sparse_model_is_refused_where_its_gates_would_be_lost(way, gated):
+    with pytest.raises(BadInputError, match=r"a sparse model, whose gates .* sparse_jax\.load"):
+        WAYS[way](gated)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["llama_small", "mamba_small"])
+def test_an_exported_run_is_refused_by_what_reads_it(way, name):
+    with pytest.raises(BadInputError, match=r"export of iaj protot.* protot_jax\.load_run"):
+        WAYS[way](MODELS / name)
+
+
+def test_commands_that_take_sparse_models_apply_their_gates(gated):
+    tokens = np.arange(12)[None] % 20
+    own = sparse_jax.load(gated)
+    wanted = own.forward(tokens).logits
+    dense = lm_jax.forward(own.params, tokens, own.cfg).logits
+    assert np.abs(wanted - dense).max() > 0.1
+    valid = np.ones(tokens.shape, bool)
+    for model in (
+        study.open_model("dense", str(gated)).load("float32"),
+        SourceModel.load(str(gated)).model,
+    ):
+        assert model.gates is not None
+        np.testing.assert_allclose(model.forward(tokens, valid).logits, wanted, atol=1e-4)
+
+
+def test_a_caller_that_applies_the_gates_gets_the_weights(gated):
+    model = lm_jax.load_pretrained(gated, without_gates=True)
+    assert model.sha256 == sparse_jax.load(gated).base.sha256
+
+
+def test_gates_are_downloaded_with_the_weights():
+    assert "sparse.json" in hub._FILES
+
+
+def test_folders_of_runs_are_known(tmp_path):
+    run = tmp_path / "run"
+    (run / "seed_3" / "checkpoints").mkdir(parents=True)
+    assert not runs.is_run(run)
+    (run / "config.json").write_text("{}")
+    assert runs.is_run(run) and runs.is_run(run / "seed_3") and not runs.is_run(run / "data")
+    with pytest.raises(BadInputError, match="is a run or an export of iaj protot"):
+        lm_jax.load_pretrained(run)
