@@ -275,7 +275,7 @@ def main(arguments: cli.Arguments) -> None:
     given = {
         "model": model.identity.text,
         **{f"{one.kind} of {one.name}": one.model.identity.text for one in compared},
-        **file_inputs({"documents": run / DATA / MANIFEST}),
+        **file_inputs({"prepared text": run / DATA / MANIFEST}),
         **judge.judge_inputs(named),
     }
     with open_workdir(folder, config, resume=arguments.resume) as work:

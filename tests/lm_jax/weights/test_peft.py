@@ -261,7 +261,7 @@ def test_an_adapter_of_another_base_is_refused(base, tmp_path, monkeypatch):
     save_peft(tmp_path / "ours", base, *load_peft(tmp_path / "adapter", base))
     changed = dict(base.params) | {"final": {"scale": 2 * base.params["final"]["scale"]}}
     lm_jax.save_pretrained(tmp_path / "changed", base.cfg, changed)
-    with pytest.raises(BadInputError, match="was trained on the base"):
+    with pytest.raises(BadInputError, match="was trained on a base with weights"):
         load_peft(tmp_path / "ours", lm_jax.load_pretrained(tmp_path / "changed"))
 
 
