@@ -143,7 +143,8 @@ def test_a_ranking_is_judged_from_19_draws_on(finding):
         for flag in (True, False, None)
     }
     for flag, wanted in ((True, "holds"), (False, "fails"), (None, "undecided")):
-        result = dataclasses.replace(finding[0], decisiveness=(entries[flag],))
+        large = {"layers": 20, "heads": 4}
+        result = dataclasses.replace(finding[0], decisiveness=(entries[flag],), **large)
         assert claims.decisive(audit_of(finding, result)).verdict == wanted
 
 
@@ -171,14 +172,14 @@ def test_the_share_over_length_is_flat_within_ten_points(finding, shares, wanted
 
 def test_top_and_bottom_heads_are_compared_only_where_they_do_not_overlap(finding):
     """Of Gemma 3 270M's 72 heads 8 would be among the top and the bottom 40."""
-    entry = dataclasses.replace(finding[0].decisiveness[0], size=36, decisive=False)
+    entry = dataclasses.replace(finding[0].decisiveness[0], size=40, decisive=False)
     features = {"type": np.full(80, "sink"), "rank": np.arange(80)}
     for heads, wanted in ((72, "undecided"), (80, "fails")):
         result = dataclasses.replace(
             finding[0],
             layers=heads // 4,
             heads=4,
-            decisiveness=(dataclasses.replace(entry, size=40),),
+            decisiveness=(entry,),
             head_types=HeadTypes(40, {}, {}, {}),
         )
         audit = audit_of((result, finding[1], {k: v[:heads] for k, v in features.items()}))
