@@ -31,7 +31,7 @@ MAY_IMPORT = {
 # The same inside lm_jax, for its packages and the modules beside them.
 PACKAGE_MAY_IMPORT = {
     "errors": set(),
-    "statistics": {"errors"},
+    "statistics": {"errors", "run"},
     "model": {"errors"},
     "run": {"errors"},
     "report": {"errors", "statistics"},

@@ -126,8 +126,8 @@ def ratios(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> list[M
 def interval(
     config: GraphConfig, rows: np.ndarray, statistic, *, log: bool = False
 ) -> Interval | None:
-    """95 % interval over rows, of prompts or of meanings; None of none."""
-    if not len(rows):
+    """95 % interval over rows, of prompts or of meanings; None of fewer than two."""
+    if len(rows) < 2:
         return None
     return cluster_interval(
         rows, np.arange(len(rows)), statistic, resamples=config.resamples, log=log, seed=config.seed

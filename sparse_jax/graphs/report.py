@@ -103,7 +103,8 @@ def format_ratio(ratio: MassRatio) -> str:
         f"model, {format_left_out(ratio.sparse)} of the sparse one"
     )
     if ratio.of_mean is None:
-        return f"{what}: no ratio, as no counted prompt has edges in both models; {left_out}."
+        why = "fewer than two of these prompts have edges in both models"
+        return f"{what}: no ratio, as {why}; {left_out}."
     paper = "" if ratio.paper is None else f"; the paper's is {ratio.paper:g}"
     return (
         f"Of {what} the dense model needs {format_interval(ratio.of_mean)} times as many as the "

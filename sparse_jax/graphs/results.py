@@ -284,8 +284,8 @@ class RoleMass:
       role: of the model.
       component, sign, positions: as in `mass`.
       edges: how many, and how many of them are left out.
-      needed: mean number of components per edge, with its interval over prompts; None where
-        no prompt counts.
+      needed: mean number of components per edge, with its interval over prompts; None of fewer
+        than two prompts.
       needed_of_mean: where the mean curve has the mass, with its interval.
     """
 
@@ -328,8 +328,8 @@ class Stability:
     Attributes:
       role: of the model, or "sparse minus dense".
       kind: of the prompts; "" for all.
-      within: mean overlap of graphs of one meaning, with its interval over meanings; None
-        without any.
+      within: mean overlap of graphs of one meaning, with its interval over meanings; None of fewer
+        than two.
       across: the same of each with graphs of other kinds of prompts; None without any.
     """
 

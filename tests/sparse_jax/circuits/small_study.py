@@ -14,7 +14,7 @@ from tests import tiny
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
 
 LAYERS, HEADS, COUNT = 2, 4, 5
-SMALL = {"count": COUNT, "points": 3, "random_draws": 2, "edge_sample": 6, "resamples": 200}
+SMALL = {"count": COUNT, "points": 3, "random_draws": 2, "edge_sample": 24, "resamples": 200}
 
 
 def save_models(folder):
@@ -37,7 +37,10 @@ def save_models(folder):
     planted = params | {"blocks": params["blocks"] | {"mixer": mixer}}
     lm_jax.save_pretrained(folder / "planted", cfg, planted, tokenizer)
     names = [("Mary", "John", "Anna"), ("Tom", "Alice", "Robert"), ("James", "Sarah", "Laura")]
-    write_lines(folder / "mine.jsonl", *(example(*each) for each in (*names, names[0][::-1])))
+    write_lines(
+        folder / "mine.jsonl",
+        *(example(*each) for each in (*names, *(each[::-1] for each in names[:2]))),
+    )
     return folder
 
 

@@ -174,13 +174,10 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     assert re.search(rf"Heads with 80% of the key edge\s+{counts[0]}\s+{counts[1]}\s+> 40", cells)
     assert "16.1" in page and "graph/sparse-" in page
     assert "times as many as the sparse one" in out
-    # One meaning has a mean and no interval.
+    # One meaning has no interval.
     assert [each.role for each in summary.stability] == [*COMPARED, "sparse minus dense"]
-    assert not any(each.within.bounded for each in summary.stability)
-    assert (
-        "The same in other words</h2>" in page
-        and "(n = 1: no interval) in the mass of heads" in out
-    )
+    assert all(each.within is None for each in summary.stability)
+    assert "The same in other words</h2>" in page and "graphs of one meaning overlap by –" in out
     left_out = f"{ratio.sparse.unmediated:,} of {ratio.sparse.total:,}"
     assert f"edges of the dense model, {left_out} of the sparse one" in out and left_out in page
     check_labels(summary, folder, tmp_path, [*asked, at(folder), "--resume=force"])
