@@ -7,6 +7,7 @@ where its numbers come from:
 """
 
 from tools.page_blocks.kernels import kernel_checks, kernel_times
+from tools.page_blocks.ledger import ledger
 from tools.page_blocks.pairs import pair
 from tools.page_blocks.timings import (
     cpu_decoding,
@@ -26,6 +27,7 @@ __all__ = [
     "gpu_forward",
     "kernel_checks",
     "kernel_times",
+    "ledger",
     "pair",
     "paper_steps",
     "ten_epochs",

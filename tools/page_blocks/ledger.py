@@ -1,0 +1,123 @@
+"""The ledger of claims: docs/claims.md from published/*.toml.
+
+A claim whose `results` name stored results has a Jinja template in `ours`, with the functions of
+`_FUNCTIONS`; a number of any other is text that no data of the repository support, and is marked.
+"""
+
+from typing import Any
+
+import jinja2
+
+from lm_jax.statistics import student_interval
+from tools.bench.timing import ratio
+from tools.page_blocks import kernels
+from tools.page_blocks.sources import published, summary, table
+
+UNSUPPORTED = "†"
+_MEASURED = ("measured", "in small")
+_REFERENCES = ("as ", "see ", "those of ", "drawn in ")
+
+
+def ledger(paper: str) -> str:
+    """Every table and figure of a paper: its claim, our command, our value and the verdict."""
+    return table(
+        (
+            "item",
+            "what it shows",
+            "claim of the paper",
+            "command",
+            "ours, n, 95 % interval",
+            "verdict, cause of difference",
+            "state",
+        ),
+        (
+            (
+                claim["item"],
+                claim["shows"],
+                claim["claim"],
+                claim["command"],
+                our_value(claim),
+                claim["verdict"],
+                claim["state"],
+            )
+            for claim in published(paper)["claim"]
+        ),
+    )
+
+
+def our_value(claim: dict[str, Any]) -> str:
+    """Our value of a claim, rendered where data support it, else marked as unsupported.
+
+    Raises:
+      jinja2.UndefinedError: its template asks for what a result does not have.
+    """
+    if claim.get("results"):
+        return _TEMPLATES.from_string(claim["ours"]).render()
+    ours = claim["ours"]
+    measured = claim["state"].startswith(_MEASURED) and not ours.startswith(_REFERENCES)
+    return f"{ours} {UNSUPPORTED}" if measured else ours
+
+
+def _interval(value: dict[str, float], spec: str, scale: float = 1.0) -> str:
+    low, high = (f"{scale * value[end]:{spec.lstrip('+')}}" for end in ("low", "high"))
+    return f"{scale * value['estimate']:{spec}} [{low}, {high}]"
+
+
+def _sparse_run(name: str) -> dict[str, Any]:
+    return summary(name)["variants"][0]["runs"][0]
+
+
+def _test_perplexities(name: str, model: str) -> list[float]:
+    """Test perplexities of a model by run, in the order of the seeds of the study."""
+    order = (234, 124, 325)
+    runs = [run for run in summary(name)["finished"] if run["model"] == model]
+    runs.sort(key=lambda run: order.index(run["seed"]))
+    return [run["test_perplexity"] for run in runs]
+
+
+def _each_run(name: str, model: str) -> str:
+    return " and ".join(f"{value:.1f}" for value in _test_perplexities(name, model))
+
+
+def _over_seeds(name: str, model: str) -> str:
+    mean = student_interval(_test_perplexities(name, model))
+    return f"{mean.estimate:.1f} [{mean.low:.1f}, {mean.high:.1f}]"
+
+
+def _step_ratio(name: str, over: str, under: str) -> str:
+    seconds = summary(name)["step"]["seconds"]
+    return _range(ratio(seconds[over], seconds[under]))
+
+
+def _forward_ratio(name: str, length: int, over: str) -> str:
+    seconds = summary(name)["forward"][str(length)]
+    return _range(ratio(seconds[over], seconds["protot"]))
+
+
+def _range(value: Any) -> str:
+    return f"{value.median:.2f} ({value.low:.2f} to {value.high:.2f})"
+
+
+def _kernel_speed(name: str, case: str, what: str, baseline: str) -> str:
+    rows = [
+        row
+        for row in summary(name)["rows"]
+        if (row["case"], row["what"], row["baseline"]) == (case, what, baseline)
+    ]
+    if len(rows) != 1:
+        raise ValueError(f"{name} has {len(rows)} rows of {case}, {what}, {baseline}, not one")
+    return kernels.speed(rows[0])
+
+
+_TEMPLATES = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+_FUNCTIONS = {
+    "each_run": _each_run,
+    "forward_ratio": _forward_ratio,
+    "interval": _interval,
+    "kernel_speed": _kernel_speed,
+    "over_seeds": _over_seeds,
+    "sparse_run": _sparse_run,
+    "step_ratio": _step_ratio,
+    "summary": summary,
+}
+_TEMPLATES.globals.update(_FUNCTIONS)
