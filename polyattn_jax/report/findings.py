@@ -395,6 +395,6 @@ def resolution(summary: AuditSummary) -> str:
         f"Softmax gets {counted(base.accuracy)} prompts right; only these can be lost. Even "
         f"where none is, a loss of up to {reach:.1f} points stays possible; “preserve” within "
         f"{100 * tolerance:g} points takes {decision.least_prompts(tolerance)} prompts or more"
-        f"{f', of one of {tried} recipes after Holm {least}' if tried > 1 else ''}. "
+        f"{f', {least} after Holm for {tried} recipes' if tried > 1 else ''}. "
         f"With the {n:,} of this run {result} ends in “no-go” four times of five."
     )
