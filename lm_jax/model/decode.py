@@ -347,7 +347,7 @@ def _generate(
 
     def extend(state):
         count, cache, last_B, window_BW, new_BT, done_B = state
-        out = run(last_B[:, None], cache=cache)
+        out: Any = run(last_B[:, None], cache=cache)
         logits_BV, cache = out.logits[:, 0], out.cache
         if widest:
             anew_B = decoder.rotates_anew(cfg, cache.length_B) & ~done_B
@@ -383,7 +383,7 @@ def _reread(run, anew_B, logits_BV, cache, text_BT):
             axes = [axis for axis in range(again.ndim) if axis != batch_axis]
             return jnp.where(jnp.expand_dims(anew_B, axes), again, before)
 
-        layers = jax.tree.map(lambda *x: chosen(*x, 1), again.layers, cache.layers)
+        layers = jax.tree.map(functools.partial(chosen, batch_axis=1), again.layers, cache.layers)
         return chosen(again_BV, logits_BV, 0), cache.replace(layers=layers)
 
     return jax.lax.cond(anew_B.any(), read_again, lambda: (logits_BV, cache))

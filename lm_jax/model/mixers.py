@@ -186,8 +186,10 @@ class AttentionMixer:
             heads = _lent(cfg, layer)
         elif cache is not None:
             if layer.cache_rope is not None:
-                edited = layer.rope is not None and "attn.rot_k" in scope.edits
-                heads["k"] = rotate_back(heads["k"], layer.rope) if edited else unrotated
+                if layer.rope is not None and "attn.rot_k" in scope.edits:
+                    heads["k"] = rotate_back(heads["k"], layer.rope)
+                elif unrotated is not None:
+                    heads["k"] = unrotated
             rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
             cache = {
                 name: cache[name].write_at((rows_B1, slice(None), positions_BT), new)

@@ -110,7 +110,7 @@ def _kernel_speed(name: str, case: str, what: str, baseline: str) -> str:
 
 
 _TEMPLATES = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Any] = {
     "each_run": _each_run,
     "forward_ratio": _forward_ratio,
     "interval": _interval,
