@@ -277,7 +277,7 @@ def test_prompts_of_a_file_are_used(runs, tmp_path, capsys):
         (("--top_p=2",), "top_p = 2.0"),
         (("--prompt_tokens=500",), "too short; give at least 2"),
         (("--prompts=absent.jsonl",), "absent.jsonl: No such file or directory; give a readable"),
-        (("--prompts={broken}",), "line 2: prompt and reference must be strings"),
+        (("--prompts={broken}",), "broken:2: prompt and reference must be strings"),
         (("--prompts={single}",), "1 can be used and 0 are too short"),
         (("--run={run}",), "is the same model as"),
         (("--judge=perplexity:{copy}",), "would prefer itself"),
