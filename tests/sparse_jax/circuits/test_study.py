@@ -169,13 +169,16 @@ def test_the_summary_is_that_of_its_rows(done):
             assert agreement.spearman.low <= agreement.spearman.high <= 1
             assert agreement.spearman.estimate in agreement.spearman
         found = [each.spearman.estimate for each in result.agreements if each.spearman]
-        assert len(found) > 20 and len(set(found)) > 5
+        # Where one head alone writes, estimates mostly have the order of the effects.
+        least = 1 if result.model == "control" else 5
+        assert len(found) > 20 and len(set(found)) > least
     assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 40
     for ratio in summary.ratios:
         kind = (ratio.component, ratio.ablation, ratio.ranking, ratio.scope)
         dense, control = (crossings[(ratio.task, model, *kind)] for model in ("dense", "control"))
         if ratio.ratio is None:
-            assert ratio.why.endswith(("did not solve the task", "is not above 0)"))
+            reasons = ("not solve the task", "is not above 0)", "least there is", "not above 1)")
+            assert ratio.why.endswith((*reasons, "explains too little"))
         else:
             assert ratio.ratio.estimate == pytest.approx(dense / control)
 
