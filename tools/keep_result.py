@@ -71,6 +71,7 @@ def keep(run: Path, name: str, *, title: str, minutes: float, device: str, rows:
     command = re.sub(
         r"^python -m (\S+?)(?:\.__main__)? ", r"python -m \1 ", read_provenance(run).command
     )
+    command = re.sub(r" --resume(?:=\S+)?(?= |$)", "", command)
     command, count = re.subn(r"--workdir[= ]\S+", "--workdir={workdir}", command)
     if not count:
         command += " --workdir={workdir}"
@@ -82,8 +83,17 @@ def keep(run: Path, name: str, *, title: str, minutes: float, device: str, rows:
         f"title = {json.dumps(title, ensure_ascii=False)}\n\n[reproduce]\n"
         f"command = {json.dumps(command)}\nminutes = {minutes:g}\ndevice = {json.dumps(device)}\n\n"
     )
-    write_text(folder / RESULT_FILE, text + files_section(digests(folder, files)))
+    tolerances = "".join(f"{each}\n\n" for each in _tolerances(folder / RESULT_FILE))
+    write_text(folder / RESULT_FILE, text + tolerances + files_section(digests(folder, files)))
     return folder
+
+
+def _tolerances(file: Path) -> list[str]:
+    """The sections `[[tolerance]]` that a result has already, as they were written by hand."""
+    if not file.exists():
+        return []
+    sections = re.split(r"\n(?=\[)", file.read_text("utf-8"))
+    return [each.strip() for each in sections if each.startswith("[[tolerance]]")]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -34,6 +34,8 @@ def test_a_changed_digit_in_a_page_is_found(tmp_path, capsys, turn):
     ]
     at = places[turn * 7 % len(places)]
     changed = tmp_path / page.name
+    changed.write_text(text, "utf-8")
+    assert render_docs.render([changed], check=True) == 0
     changed.write_text(f"{text[:at]}{(int(text[at]) + 1) % 10}{text[at + 1 :]}", "utf-8")
     assert render_docs.render([changed], check=True) == 1
 

@@ -12,6 +12,7 @@ from lm_jax.statistics import student_interval
 from tools.bench.timing import ratio
 from tools.page_blocks import kernels
 from tools.page_blocks.sources import published, summary, table
+from tools.page_blocks.timings import forward_passes
 
 UNSUPPORTED = "†"
 _MEASURED = ("measured", "in small")
@@ -90,7 +91,7 @@ def _step_ratio(name: str, over: str, under: str) -> str:
 
 
 def _forward_ratio(name: str, length: int, over: str) -> str:
-    seconds = summary(name)["forward"][str(length)]
+    seconds = forward_passes(name)[0][str(length)]
     return _range(ratio(seconds[over], seconds["protot"]))
 
 

@@ -8,6 +8,7 @@ import tomllib
 from typing import Any
 
 from lm_jax.errors import CorruptError
+from lm_jax.run.files import read_json
 from lm_jax.run.stored_results import load_stored
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +29,15 @@ def summary(name: str) -> Any:
             f"again, python -m tools.keep_result results/{name}"
         )
     return result.summary()
+
+
+def conditions(name: str) -> str:
+    """Date, commit, device and version of jax of a stored result, in one line."""
+    result = load_stored(ROOT / "results", name)
+    found = read_json(result.folder / "provenance.json")["conditions"]
+    named = {"date": "", "commit": "commit ", "device": "", "cores": "cores: ", "jax": "jax "}
+    facts = ", ".join(f"{label}{found[key]}" for key, label in named.items() if key in found)
+    return f"(`results/{name}`: {facts}.)\n"
 
 
 @functools.cache

@@ -101,9 +101,19 @@ def paper_steps(name: str) -> str:
     )
 
 
+def forward_passes(name: str) -> tuple[dict[str, Any], str]:
+    """Seconds of forward passes by length and model, and of which logits they are."""
+    found = summary(name)
+    if "forward_all_logits" in found:
+        return found["forward_all_logits"], "all logits"
+    # Older results have the logits of the last position alone.
+    return found["forward"], "without the head"
+
+
 def gpu_forward(name: str) -> str:
     """Forward passes by length, each model's time over ProtoT's, beside Table 14."""
-    forward, paper = summary(name)["forward"], published("protot")["table_14"]
+    forward, logits = forward_passes(name)
+    paper = published("protot")["table_14"]
     rows = []
     for length, seconds in forward.items():
         rates = paper[length]
@@ -123,7 +133,7 @@ def gpu_forward(name: str) -> str:
         )
     return table(
         (
-            "forward, H200, bfloat16",
+            f"forward, H200, bfloat16, {logits}",
             "ProtoT",
             "LLaMA",
             "LLaMA, cuDNN",
@@ -137,12 +147,12 @@ def gpu_forward(name: str) -> str:
 
 def cpu_forward(name: str) -> str:
     """Forward passes by length on a CPU, each model's time over ProtoT's."""
-    forward = summary(name)["forward"]
+    forward, logits = forward_passes(name)
     others = [
         model for model in MODELS if model != "protot" and model in next(iter(forward.values()))
     ]
     return table(
-        ("forward, batch 1, on a CPU", "ProtoT", *(MODELS[model] for model in others)),
+        (f"forward, batch 1, on a CPU, {logits}", "ProtoT", *(MODELS[model] for model in others)),
         (
             (
                 f"{int(length):,} tokens",

@@ -1,0 +1,65 @@
+"""A run is kept in results/ with its command; what was written by hand stays."""
+
+import json
+
+import pytest
+
+from lm_jax.run.files import write_json
+from lm_jax.run.provenance import Provenance, collect_provenance
+from lm_jax.run.stored_results import load_stored
+from tools import keep_result
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(keep_result, "ROOT", tmp_path)
+    monkeypatch.setattr(keep_result, "RESULTS", tmp_path / "results")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_json(folder / "summary.json", {"loss": 1.0})
+    start = vars(collect_provenance()) | {
+        "command": "python -m sparse_jax.pair.__main__ --workdir=runs/pair --resume=force --x=1"
+    }
+    write_json(folder / "provenance.json", Provenance(**start))
+    return folder
+
+
+ARGUMENTS = ["--title=a loss", "--minutes=3", "--device=two cores"]
+
+
+def test_a_run_is_kept_with_the_command_that_makes_it_again(run, tmp_path):
+    assert keep_result.main([str(run), "study/name", *ARGUMENTS]) == 0
+    kept = load_stored(tmp_path / "results", "study/name")
+    assert kept.changed_files() == [] and kept.summary() == {"loss": 1.0}
+    again = kept.description.reproduce
+    assert again is not None and again.minutes == 3
+    assert again.command == "python -m sparse_jax.pair --workdir={workdir} --x=1"
+
+
+def test_a_run_that_is_kept_again_keeps_the_tolerances(run, tmp_path):
+    keep_result.main([str(run), "study/name", *ARGUMENTS])
+    file = tmp_path / "results" / "study" / "name" / "result.toml"
+    section = '[[tolerance]]\nnumbers = "loss"\nwhy = "seeds"\nabsolute = 0.1\n\n[files]'
+    file.write_text(file.read_text().replace("[files]", section))
+    write_json(run / "summary.json", {"loss": 1.05})
+    assert keep_result.main([str(run), "study/name", *ARGUMENTS]) == 0
+    kept = load_stored(tmp_path / "results", "study/name")
+    assert kept.changed_files() == [] and kept.summary() == {"loss": 1.05}
+    assert [each.numbers for each in kept.description.tolerance] == ["loss"]
+
+
+def test_digests_alone_are_written_anew(run, tmp_path):
+    keep_result.main([str(run), "study/name", *ARGUMENTS])
+    folder = tmp_path / "results" / "study" / "name"
+    (folder / "summary.json").write_text(json.dumps({"loss": 2.0}))
+    assert load_stored(tmp_path / "results", "study/name").changed_files() == ["summary.json"]
+    assert keep_result.main([str(folder)]) == 0
+    assert load_stored(tmp_path / "results", "study/name").changed_files() == []
+
+
+def test_what_is_missing_is_one_sentence(run, capsys):
+    assert keep_result.main([str(run), "study/name"]) == 2
+    assert "--title, --minutes, --device" in capsys.readouterr().err
+    (run / "summary.json").unlink()
+    assert keep_result.main([str(run), "study/name", *ARGUMENTS]) == 3
+    assert "summary.json" in capsys.readouterr().err
