@@ -6,8 +6,9 @@
 
 The results are in `results/` of a checkout (`--results` names another folder). A number agrees if
 it differs by no more than the tolerance of the result, which `result.toml` states with its reason.
-Exit codes: 0 all numbers agree, 2 usage, 3 there is no such result or no command that measures it
-again, 7 a stored file is damaged, 10 a number disagrees; the codes of the command where that fails.
+Texts and truth values must be equal. Exit codes: 0 all agree, 2 usage, 3 there is no such result or
+no command that measures it again, 7 a stored file is damaged, 10 a value disagrees, 11 nothing can
+be compared; the codes of the command where that fails.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import subprocess
 import sys
 
 from iaj.parser import Parser, run_parsed
-from lm_jax.errors import EXIT_NO_GO, BadInputError, CorruptError, UsageError
+from lm_jax.errors import EXIT_NO_GO, EXIT_UNDECIDED, BadInputError, CorruptError, UsageError
 from lm_jax.run.files import read_json
 from lm_jax.run.stored_results import (
     Comparison,
@@ -51,8 +52,8 @@ def comparison_table(comparisons: Sequence[Comparison], *, everything: bool) -> 
     rows = [
         (
             each.path,
-            _number(each.stored),
-            _number(each.again),
+            _text(each.stored),
+            _text(each.again),
             f"{each.allowed:.3g}" if each.compared else "not compared",
             "" if each.agrees else "differs",
         )
@@ -62,21 +63,34 @@ def comparison_table(comparisons: Sequence[Comparison], *, everything: bool) -> 
     return format_table(("number", "stored", "again", "tolerance", ""), rows)
 
 
-def _number(value: float | None) -> str:
-    return "missing" if value is None else f"{value:.6g}"
+def _text(value: float | str | None) -> str:
+    if value is None:
+        return "missing"
+    return value if isinstance(value, str) else f"{value:.6g}"
 
 
-def measure_again(result: StoredResult, workdir: Path) -> Path:
+def measure_again(result: StoredResult, workdir: Path, checkout: Path) -> Path:
     """Runs the command of a result, which goes on where it was stopped; returns its summary file.
 
+    Args:
+      result: result to measure again.
+      workdir: folder that the command writes.
+      checkout: folder in which it runs.
+
     Raises:
-      BadInputError: no command measures it again.
+      BadInputError: no command measures it again, or the folder holds a finished run.
       SystemExit: the command failed; with its exit code.
     """
     again = result.description.reproduce
     if again is None:
         raise BadInputError(
             f"{result.name} cannot be measured again: {result.description.not_reproducible}"
+        )
+    workdir = workdir.resolve()
+    if (workdir / again.summary).exists():
+        raise BadInputError(
+            f"{workdir} holds a run that is finished; compare it with --compare={workdir}, or name "
+            "another --workdir to measure again"
         )
     words = shlex.split(again.command.replace("{workdir}", shlex.quote(str(workdir))))
     if words[0] == "iaj":
@@ -85,7 +99,7 @@ def measure_again(result: StoredResult, workdir: Path) -> Path:
         words[0] = sys.executable
     print(f"{shlex.join(words)}\n{_minutes(again)} minutes on {again.device}", flush=True)
     workdir.mkdir(parents=True, exist_ok=True)
-    code = subprocess.run(words, check=False).returncode
+    code = subprocess.run(words, check=False, cwd=checkout).returncode
     if code:
         raise SystemExit(code)
     return workdir / again.summary
@@ -125,17 +139,23 @@ def _run(arguments: argparse.Namespace) -> int:
         again = result.description.reproduce
         file = arguments.compare / (again.summary if again else "summary.json")
     else:
-        file = measure_again(result, arguments.workdir or Path("runs/reproduce") / result.name)
+        workdir = arguments.workdir or Path("runs/reproduce") / result.name
+        file = measure_again(result, workdir, root.resolve().parent)
+    if not file.is_file():
+        raise BadInputError(f"there is no {file}; name the folder of a finished run")
     comparisons = compare_summaries(result.summary(), read_json(file), result.description.tolerance)
     print(comparison_table(comparisons, everything=arguments.all))
     compared = [each for each in comparisons if each.compared]
     differing = sum(not each.agrees for each in compared)
     print(
-        f"{len(compared) - differing} of {len(compared)} numbers agree; "
+        f"{len(compared) - differing} of {len(compared)} values agree; "
         f"{len(comparisons) - len(compared)} are not compared"
     )
     for tolerance in result.description.tolerance:
         print(f"  {tolerance.numbers}: {tolerance.why}")
+    if not compared:
+        print("nothing of this result can be compared on another machine")
+        return EXIT_UNDECIDED
     return EXIT_NO_GO if differing else 0
 
 

@@ -13,8 +13,8 @@ def frame(tokenizer: Tokenizer, message: str, *, opening: str = "") -> list[int]
     """Token ids of a message of a user, up to where the model is to answer.
 
     The rendered template is encoded as one text, as transformers does it. What the message spells
-    is never a control token. The text begins with one BOS: that of the template, or else that of a
-    tokenizer which begins every text with it.
+    is never a control token. The text begins with one BOS: that of the template, else that of a
+    tokenizer which begins every text with it, and without a template that of the tokenizer.
 
     Args:
       tokenizer: of the model; with a chat template if it is a chat model.

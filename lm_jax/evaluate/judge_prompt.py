@@ -6,9 +6,9 @@ The wording is ours; `read_rubric` takes other instructions, such as those of a 
 from collections.abc import Sequence
 import math
 import os
-from pathlib import Path
 
 from lm_jax.errors import BadInputError
+from lm_jax.text import lines
 
 # The scores that an answer has.
 SCORES = ("disentanglement", "coverage", "themes")
@@ -49,12 +49,7 @@ def read_rubric(file: str | os.PathLike[str]) -> str:
     Raises:
       BadInputError: it cannot be read, or does not name a field.
     """
-    try:
-        text = Path(file).read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(
-            f"{file} is no readable UTF-8 text ({error}); name a text file"
-        ) from error
+    text = lines.read_text(file)
     if missing := [field for field in ("theme", *SCORES, "explanation") if field not in text]:
         raise BadInputError(
             f"{file} does not ask for {', '.join(missing)}; a rubric must name the fields of the "

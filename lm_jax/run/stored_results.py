@@ -49,11 +49,11 @@ class Tolerance:
     """How closely a second run must agree.
 
     Attributes:
-      numbers: shell pattern of the paths of numbers (`flatten_numbers`) that it is for.
+      numbers: shell pattern of the paths of values (`flatten_values`) that it is for.
       absolute: largest difference.
       relative: largest difference as a share of the stored number.
       why: reason for the tolerance, in words.
-      compared: whether the numbers are compared at all; times of another machine are not.
+      compared: whether the values are compared at all; times of another machine are not.
     """
 
     numbers: str
@@ -149,36 +149,40 @@ def load_stored(root: str | os.PathLike[str], name: str) -> StoredResult:
     return StoredResult(name, description, folder)
 
 
-def flatten_numbers(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of a JSON tree with its path, such as `rows.3.n`.
+def flatten_values(tree: Any, path: str = "") -> Iterator[tuple[str, float | str]]:
+    """Every number and text of a JSON tree with its path, such as `rows.3.n`.
 
-    True, false, null and text are no numbers.
+    True and false are the texts "true" and "false"; null is no value.
     """
     items: list[tuple[Any, Any]] = []
     if isinstance(tree, Mapping):
         items = list(tree.items())
     elif isinstance(tree, list):
         items = list(enumerate(tree))
-    elif isinstance(tree, int | float) and not isinstance(tree, bool):
+    elif isinstance(tree, bool):
+        yield path, str(tree).lower()
+    elif isinstance(tree, str):
+        yield path, tree
+    elif isinstance(tree, int | float):
         yield path, float(tree)
     for key, value in items:
-        yield from flatten_numbers(value, f"{path}.{key}" if path else str(key))
+        yield from flatten_values(value, f"{path}.{key}" if path else str(key))
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One number of a stored result beside that of a second run.
+    """One value of a stored result beside that of a second run.
 
     Attributes:
-      path: path of the number in the summary.
-      stored: number in the repository; None where only the second run has it.
-      again: number of the second run; None where only the repository has it.
+      path: path of the value in the summary.
+      stored: value in the repository; None where only the second run has it.
+      again: value of the second run; None where only the repository has it.
       tolerance: tolerance that holds for it; None where they must be equal.
     """
 
     path: str
-    stored: float | None
-    again: float | None
+    stored: float | str | None
+    again: float | str | None
     tolerance: Tolerance | None
 
     @property
@@ -188,18 +192,18 @@ class Comparison:
 
     @property
     def allowed(self) -> float:
-        """Largest difference that is agreement."""
-        if self.tolerance is None or self.stored is None:
+        """Largest difference that is agreement; 0 for texts, which must be equal."""
+        if self.tolerance is None or not isinstance(self.stored, float):
             return 0.0
         return max(self.tolerance.absolute, self.tolerance.relative * abs(self.stored))
 
     @property
     def agrees(self) -> bool:
-        """Whether both runs have the number and differ by no more than `allowed`."""
+        """Whether both runs have the value and differ by no more than `allowed`."""
         if not self.compared:
             return True
-        if self.stored is None or self.again is None:
-            return False
+        if not (isinstance(self.stored, float) and isinstance(self.again, float)):
+            return self.stored is not None and self.stored == self.again
         both_nan = math.isnan(self.stored) and math.isnan(self.again)
         return (
             both_nan or self.stored == self.again or abs(self.stored - self.again) <= self.allowed
@@ -209,14 +213,14 @@ class Comparison:
 def compare_summaries(
     stored: Any, again: Any, tolerances: tuple[Tolerance, ...]
 ) -> list[Comparison]:
-    """Every number of two summaries side by side, in the order of the stored one.
+    """Every value of two summaries side by side, in the order of the stored one.
 
     Args:
       stored: summary in the repository, as JSON.
       again: summary of the second run, as JSON.
       tolerances: tolerances in order of precedence.
     """
-    first, second = dict(flatten_numbers(stored)), dict(flatten_numbers(again))
+    first, second = dict(flatten_values(stored)), dict(flatten_values(again))
     return [
         Comparison(
             path,

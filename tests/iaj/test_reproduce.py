@@ -36,7 +36,7 @@ def test_the_command_is_run_and_its_numbers_compared(tmp_path, monkeypatch, capf
     assert reproduce.main(["study/name", "--all"]) == code
     out = capfd.readouterr().out
     assert "1.01" in out and "sums in another order" in out
-    assert f"{1 - bool(code)} of 1 numbers agree; 1 are not compared" in out
+    assert f"{1 - bool(code)} of 1 values agree; 1 are not compared" in out
     assert ("differs" in out) == bool(code)
 
 
@@ -70,6 +70,21 @@ def test_a_wrong_name_or_folder_is_one_sentence(tmp_path, monkeypatch, capfd, ar
     assert reproduce.main(argv) == code
     error = capfd.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_finished_folder_is_not_taken_for_a_new_run(tmp_path, monkeypatch, capfd):
+    store(tmp_path, 0.02)
+    monkeypatch.chdir(tmp_path)
+    assert reproduce.main(["study/name"]) == 0
+    assert reproduce.main(["study/name"]) == 3
+    assert "--compare" in capfd.readouterr().err
+
+
+def test_a_folder_without_a_summary_is_one_sentence(tmp_path, monkeypatch, capfd):
+    store(tmp_path, 0)
+    monkeypatch.chdir(tmp_path)
+    assert reproduce.main(["study/name", "--compare=elsewhere"]) == 3
+    assert "elsewhere/summary.json" in capfd.readouterr().err
 
 
 def test_a_damaged_result_is_not_compared(tmp_path, monkeypatch, capfd):

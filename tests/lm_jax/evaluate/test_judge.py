@@ -211,7 +211,7 @@ def test_a_rubric_of_the_user_precedes_the_same_texts(tmp_path):
     file.write_text(f"Of {{count}} texts, and {fields}", "utf-8")
     with pytest.raises(BadInputError, match="does not ask for explanation; a rubric must name"):
         read_rubric(file)
-    with pytest.raises(BadInputError, match="name a text file"):
+    with pytest.raises(BadInputError, match="give a readable text file"):
         read_rubric(tmp_path / "absent")
     file.write_text(f"Of {{count}} texts, an explanation and {fields}\n\n", "utf-8")
     asked = []

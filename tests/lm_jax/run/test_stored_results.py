@@ -9,7 +9,7 @@ from lm_jax.run.files import file_digest
 from lm_jax.run.stored_results import (
     Tolerance,
     compare_summaries,
-    flatten_numbers,
+    flatten_values,
     list_results,
     load_stored,
 )
@@ -73,12 +73,23 @@ def test_a_damaged_description_is_named(tmp_path, changes, message):
         load_stored(tmp_path, "study/name")
 
 
-def test_numbers_have_their_paths():
-    assert dict(flatten_numbers(SUMMARY)) == {"loss": 2.0, "rows.0.n": 3.0, "seconds": 9.0}
+def test_values_have_their_paths():
+    assert dict(flatten_values(SUMMARY)) == {
+        "loss": 2.0,
+        "rows.0.n": 3.0,
+        "rows.0.right": "true",
+        "rows.0.name": "a",
+        "seconds": 9.0,
+    }
+
+
+def test_a_changed_verdict_disagrees():
+    stored, again = {"verdict": "preserve", "held": True}, {"verdict": "no-go", "held": False}
+    assert [each.agrees for each in compare_summaries(stored, again, ())] == [False, False]
 
 
 def test_each_number_is_held_to_the_first_tolerance_that_fits_it():
-    again = {"loss": 2.1, "rows": [{"n": 4}], "seconds": 1.0, "new": 0.0}
+    again = {"loss": 2.1, "rows": [SUMMARY["rows"][0] | {"n": 4}], "seconds": 1.0, "new": 0.0}
     tolerances = (
         Tolerance("loss", "seeds", relative=0.06),
         Tolerance("*seconds", "machine", compared=False),
@@ -88,6 +99,8 @@ def test_each_number_is_held_to_the_first_tolerance_that_fits_it():
     assert {path: each.agrees for path, each in compared.items()} == {
         "loss": True,
         "rows.0.n": False,
+        "rows.0.right": True,
+        "rows.0.name": True,
         "seconds": True,
         "new": False,
     }

@@ -155,7 +155,10 @@ def test_prompts_are_the_beginnings_of_the_first_long_windows():
 def test_texts_end_where_they_are_scored():
     texts = ["the cat sat on the mat", "a dog ran"]
     tokenizer = train_tokenizer(texts * 20, vocab_size=60)
-    ids = [tokenizer.encode(text) for text in texts]
+    # Without the end that the tokenizer puts after a whole text.
+    end = tokenizer.encode(texts[0])[-1]
+    ids = [tokenizer.encode(text)[:-1] for text in texts]
+    assert end == tokenizer.eos_id and end not in np.concatenate(ids)
     result = PromptSet.of_texts(texts, tokenizer, length=100)
     assert result.tokens_BT.shape == (2, min(map(len, ids)))
     for got, whole in zip(result.tokens_BT, ids, strict=True):
