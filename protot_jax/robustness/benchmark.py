@@ -10,9 +10,9 @@ which at most 8,000 and half of the mix are taken from one corpus; dialogue of 3
 the first sentence of a document, of 5 to 20 words. A source is sotu, wiki, wikitext2, or a file or
 folder of .txt, .jsonl or .parquet. A source is cut into documents and splits as the training
 commands cut it by default, and sentences are of its validation and test splits (`--splits`), none
-that stands word for word in a training document of any source (`held_out.py`). Every slice is
-filled with pairs that pass the checks (`screening.py`), if need be from built sentences
-(`backfill.py`). Into `--workdir` it writes
+of five words or more that stands word for word in a training document of any source
+(`held_out.py`). Every slice is filled with pairs that pass the checks (`screening.py`), if need be
+from built sentences (`backfill.py`). Into `--workdir` it writes
 
     perturbation_benchmark.jsonl   meaning kept: slice, text, perturbed, source, split (or frame)
     intervention_benchmark.jsonl   gender, negation or number flipped: slice, text, perturbed, frame
