@@ -49,6 +49,9 @@ from protot_jax.steering import (
 )
 from protot_jax.token_ids import open_ids
 
+# A p below it is taken for a finding elsewhere (`interventions.summary.LEVEL`).
+_LEVEL = 0.05
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RunOptions):
@@ -242,6 +245,10 @@ def format_places(places: Sequence[Place]) -> str:
         else f"Geometric means over {prompts} prompts; p is of the rank among other prototypes of "
         "the layer, two-sided."
     )
+    note += " p is not corrected for the number of factors and measures."
+    least = min(1.0, 2 / (1 + max(len(one.others) for one in places)))
+    note += f" None could be below {_LEVEL:g}: with so few" if least > _LEVEL else " With so many"
+    note += f" prototypes, the smallest p is at least {least:.2g}."
     return f"{terminal.format_table(heads, rows, left=(1,))}\n\n{note}"
 
 

@@ -13,8 +13,8 @@ heads, features and random texts of a report are groups of their own. Into `--wo
     scores.json    scores, means and differences of every group
     scores.html    the same as one offline page
 
-Every group is compared with the first: difference of the means with a 95 % bootstrap interval, and
-p of a permutation of labels between both, corrected for the number of groups by Holm's method. Both
+Every group is compared with the first: difference of the means with Welch's 95 % interval, and p
+of a permutation of labels between both, corrected for the number of groups by Holm's method. Both
 take the prototypes of a model for independent and hold for these models alone; other seeds may
 differ by more. Labels of different judges are not compared.
 """
@@ -210,7 +210,7 @@ def _difference(ours: np.ndarray, first: np.ndarray, seed: int) -> Difference | 
         n_resamples=_PERMUTATIONS,
         rng=np.random.default_rng(seed),
     ).pvalue
-    return Difference(scores.difference(ours, first, seed), float(p), float(p))
+    return Difference(scores.difference(ours, first), float(p), float(p))
 
 
 def _corrected(groups: Sequence[Group]) -> list[Group]:

@@ -1,8 +1,9 @@
 """Scores of a judge by layer, with intervals, compared with its scores of random texts.
 
 A judge that finds a theme in anything gives high scores to random texts too, so a score means
-something only compared with that baseline. Intervals are 95 % percentile bootstraps over prototypes
-(for the baseline, over draws of texts); they do not include the uncertainty of the judge.
+something only compared with that baseline. Intervals are 95 % bootstraps over prototypes (for the
+baseline, over draws of texts), Student's with the bootstrap's error below 30 of them, and Welch's
+for differences, as a side may have ten; they do not include the uncertainty of the judge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from lm_jax.statistics import Interval, clustered_bootstrap
 from protot_jax.concepts.results import ConceptReport, Prototype, RandomTexts, Unit
 
 RESAMPLES = 2000
+# Of every score (`lm_jax.evaluate.judge.Label`).
+_LEAST, _MOST = 1.0, 10.0
 Labelled = Sequence[Prototype] | Sequence[RandomTexts] | Sequence[Unit]
 Units = Literal["prototypes", "heads", "features", "random texts"]
 UNITS: Mapping[str, Units] = {"heads": "heads", "sae": "features"}
@@ -46,28 +49,31 @@ def by_layer(result: ConceptReport, *, seed: int = 0) -> list[Scores]:
     return [group(name, members, seed) for name, members in groups]
 
 
-def lead(result: ConceptReport, *, seed: int = 0) -> dict[str, Interval | None]:
+def lead(result: ConceptReport) -> dict[str, Interval | None]:
     """Mean score of the prototypes less that of random texts; `n` counts the prototypes.
 
-    Both sides are resampled. None without a baseline, or with fewer than two labels on a side.
+    The interval is that of `difference`. None without a baseline, or with fewer than two labels on
+    a side.
     """
     ours, random = labels_of(result.prototypes), labels_of(result.baseline or ())
     if min(len(ours), len(random)) < 2:
         return dict.fromkeys(SCORES)
-    return {score: difference(values(ours, score), values(random, score), seed) for score in SCORES}
+    return {score: difference(values(ours, score), values(random, score)) for score in SCORES}
 
 
-def difference(ours: np.ndarray, random: np.ndarray, seed: int) -> Interval:
-    """Mean of the first less that of the second; both are resampled, `n` is of the first."""
-    result = stats.bootstrap(
-        (ours, random),
-        lambda x, y, axis: x.mean(axis) - y.mean(axis),
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
+def difference(ours: np.ndarray, random: np.ndarray) -> Interval:
+    """Mean of the first less that of the second, with Welch's 95 % interval (Biometrika, 1947).
+
+    Both have two scores or more; `n` is of the first. Ends do not leave the range of differences.
+    """
     value = float(ours.mean() - random.mean())
-    return Interval(value, float(result.low), float(result.high), ours.size)
+    squares = np.array([each.var(ddof=1) / each.size for each in (ours, random)])
+    reach = 0.0
+    if squares.any():
+        freedom = squares.sum() ** 2 / (squares**2 / [ours.size - 1, random.size - 1]).sum()
+        reach = float(stats.t.ppf(0.975, freedom) * np.sqrt(squares.sum()))
+    low, high = np.clip([value - reach, value + reach], _LEAST - _MOST, _MOST - _LEAST).tolist()
+    return Interval(value, low, high, ours.size)
 
 
 def group(name: str, members: Labelled, seed: int) -> Scores:
@@ -77,7 +83,11 @@ def group(name: str, members: Labelled, seed: int) -> Scores:
     if len(labels) > 1:
         for score in SCORES:
             intervals[score] = clustered_bootstrap(
-                values(labels, score), np.arange(len(labels)), resamples=RESAMPLES, seed=seed
+                values(labels, score),
+                np.arange(len(labels)),
+                resamples=RESAMPLES,
+                within=(_LEAST, _MOST),
+                seed=seed,
             )
     return Scores(name, len(members), len(labels), intervals)
 

@@ -72,14 +72,22 @@ def page(result: Comparison, *, provenance: Mapping[str, Any]) -> str:
     heads, *rows = format_rows(result)
     tested = sum(one.p is not None for one in result.concepts)
     specific = [one.concept for one in result.concepts if one.specific]
+    undecided = sum(one.specific is None and one.p is not None for one in result.concepts)
     if not tested:
         answer = "Either no target is probable enough, or the other prototypes were not measured."
     elif specific:
         answer = f"Specific among them: {', '.join(specific)}."
+    elif undecided == tested:
+        answer = "None could be decided."
+    elif undecided:
+        answer = "None of those that were decided is specific."
     else:
         answer = "None is specific."
-    if undecided := sum(one.specific is None and one.p is not None for one in result.concepts):
-        answer += f" {undecided} undecided, on fewer than {summary.LEAST_TEXTS} texts."
+    if undecided:
+        answer += (
+            f" {undecided} undecided, on fewer than {summary.LEAST_TEXTS} texts or without a "
+            "finite interval."
+        )
     least_p = [one.least_p for one in result.concepts if one.least_p is not None]
     least = tested * min(least_p, default=0.0)
     if least > summary.LEVEL:

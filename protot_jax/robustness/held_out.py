@@ -1,7 +1,8 @@
 """Which sentences stand in a model's training text, so that they say nothing of new text.
 
 A sentence of a benchmark is held out if its document is in no training split (`heldout_corpus`),
-and if it stands in no training document word for word (`found`), as stock phrases do.
+and if it stands in no training document word for word (`found`), as stock phrases do. Sentences of
+fewer than five words, which dialogue has, are not looked for in training documents.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,8 @@ from lm_jax.run import stop
 from lm_jax.text import corpora
 from lm_jax.text.preparation import CorpusConfig, split_documents
 
-# Shorter ones stand in any long text, and are not looked for.
+# Shorter ones stand in any long text and are not looked for: they are kept, even where a training
+# document has them.
 LEAST_WORDS = 5
 # Words by which a document is searched, fewer than any sentence has that is looked for.
 _KEY = 4

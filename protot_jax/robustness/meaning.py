@@ -45,7 +45,9 @@ class Frame(NamedTuple):
     Attributes:
       text: the sentence; every other blank is a name of the lists.
       first, second: the two forms; a form may have blanks too.
-      neutral: the form beside a tag, which must not contradict it; None where that is `first`.
+      neutral: the form beside a tag; None where that is `first`, as in all frames of negation and
+        number, so that a tag of the second form contradicts its sentence: "The law is safe, so
+        [negation: negative]". Only frames of gender have sentences that fit both tags.
     """
 
     text: str

@@ -100,7 +100,7 @@ def conclusion(result: RobustnessReport) -> list[str]:
 def difference(comparison: Comparison, m: int) -> Literal["less", "more", ""]:
     """Whether model m moves less or more than the first by its corrected p-value; "" if neither."""
     p, excess = comparison.corrected[m], comparison.excess[m].mean
-    if p is None or excess is None or p >= _LEVEL:
+    if p is None or excess is None or not p < _LEVEL:
         return ""
     return "less" if excess < 0 else "more"
 

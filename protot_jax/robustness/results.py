@@ -3,7 +3,8 @@
 The page `report.html` shows the content of `summary.json`. A reader refuses another version; a
 field that is added keeps the version, a change of meaning raises it. Divergences are in nats, true
 Jensen-Shannon unless another is named. An interval is of 95 %, over sentences, or over frames where
-sentences are built: a bootstrap, or Student's where there are fewer than 30 of them.
+sentences are built: Student's, or a bootstrap for the ratio of means of 30 or more. Its ends are
+null where there are fewer than five of them or where nothing varies.
 """
 
 from collections.abc import Mapping
@@ -153,8 +154,8 @@ class Comparison:
     Attributes:
       excess: of each model, mean of its JS minus that of the first over the pairs that both have; 0
         for the first itself.
-      p: two-sided p-value of each excess, a t test over sentences or frames; 1 for the first, null
-        where there are fewer than two.
+      p: two-sided p-value of each excess, the t test over sentences or frames of its interval; 1
+        for the first, null where the interval has no ends.
       corrected: `p` after Holm's correction over all models and all slices of the same kind.
     """
 

@@ -2,6 +2,7 @@
 
 `results.py` documents each field. Pairs of one sentence are not independent, and no more are the
 fillings of one frame of a built sentence, so that intervals and tests are over sentences or frames.
+Both are of one statistic, a ratio of sums over clusters (Cochran, Sampling Techniques, 6.4).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from scipy import stats
 
 from lm_jax import statistics
 from protot_jax.interventions.results import Interval
-from protot_jax.robustness import mediation
+from protot_jax.robustness import divergence, mediation
 from protot_jax.robustness.results import (
     Clamp,
     Comparison,
@@ -25,8 +26,10 @@ from protot_jax.robustness.results import (
 
 # Sentences above the floor, of which a resample has none in exp(-10) of cases.
 _ENOUGH = 10
-# Fewer clusters than these make a bootstrap's interval too narrow.
+# Fewer clusters than these make a bootstrap's interval of a ratio too narrow.
 _BOOTSTRAP = 30
+_JS_RANGE = 0.0, float(divergence.LARGEST)
+_ANY = -math.inf, math.inf
 
 Columns = Mapping[str, np.ndarray]
 
@@ -36,29 +39,26 @@ def clusters(rows: Columns) -> np.ndarray:
     return np.where(rows["frame"] == "", rows["text"], rows["frame"])
 
 
-def interval(values: np.ndarray, sentences: np.ndarray, seed: int) -> Interval:
-    """Mean over pairs with an interval over clusters; NaN values are left out.
+def interval(
+    values: np.ndarray, sentences: np.ndarray, within: tuple[float, float] = _ANY
+) -> Interval:
+    """Mean over pairs with its 95 % interval over clusters; NaN values are left out.
 
-    A bootstrap of clusters, or Student's interval of their means, weighted by their pairs, where
-    there are fewer than 30.
+    The interval is Student's of the linearised mean. It has no ends where clusters are fewer than
+    `statistics.FEWEST_CLUSTERS` or do not differ, and 0 is outside of it where `p_value` is below
+    0.05.
 
     Args:
       values: of each pair.
       sentences: the cluster of each pair, its sentence or frame.
-      seed: of the bootstrap.
+      within: the values that a mean may have, which the ends do not leave.
     """
     known = np.isfinite(values)
     values, sentences = values[known], sentences[known]
-    _, index, counts = np.unique(sentences, return_inverse=True, return_counts=True)
-    n = len(counts)
-    if n < 2:
-        return Interval(float(values.mean()) if n else None, None, None, n)
-    if n < _BOOTSTRAP:
-        means = np.bincount(index, values) / counts
-        found = statistics.student_interval(means, weights=counts)
-    else:
-        found = statistics.clustered_bootstrap(values, sentences, seed=seed)
-    return Interval(found.estimate, found.low, found.high, found.n)
+    n = len(np.unique(sentences))
+    if not n:
+        return Interval(None, None, None, 0)
+    return _student(values, np.ones(len(values)), sentences, within)
 
 
 def measured(rows: Columns, *, seed: int) -> Measured:
@@ -70,8 +70,8 @@ def measured(rows: Columns, *, seed: int) -> Measured:
     spearman = rows["spearman"][np.isfinite(rows["spearman"])]
     ag = float(rows["ag"].mean())
     return Measured(
-        js=interval(rows["js"], sentences, seed),
-        js_aligned=interval(rows["js_aligned"], sentences, seed),
+        js=interval(rows["js"], sentences, _JS_RANGE),
+        js_aligned=interval(rows["js_aligned"], sentences, _JS_RANGE),
         ag=ag if math.isfinite(ag) else None,
         overlap=float(rows["overlap"].mean()),
         spearman=float(spearman.mean()) if spearman.size else None,
@@ -82,7 +82,7 @@ def measured(rows: Columns, *, seed: int) -> Measured:
     )
 
 
-def compared(js_MP: Sequence[np.ndarray], sentences: np.ndarray, *, seed: int) -> Comparison | None:
+def compared(js_MP: Sequence[np.ndarray], sentences: np.ndarray) -> Comparison | None:
     """Every model against the first, with paired intervals and p-values.
 
     The first was named so before anything was measured: the least of the same data would be least
@@ -91,7 +91,6 @@ def compared(js_MP: Sequence[np.ndarray], sentences: np.ndarray, *, seed: int) -
     Args:
       js_MP: JS by model and pair, in nats; NaN where there is none.
       sentences: the cluster of each pair, its sentence or frame.
-      seed: of the bootstrap.
 
     Returns:
       None for one model, or where fewer than two have a JS.
@@ -102,21 +101,20 @@ def compared(js_MP: Sequence[np.ndarray], sentences: np.ndarray, *, seed: int) -
     p = tuple(
         1.0 if m == 0 else p_value(excess_P, sentences) for m, excess_P in enumerate(excess_MP)
     )
-    excess = tuple(interval(excess_P, sentences, seed) for excess_P in excess_MP)
+    excess = tuple(interval(excess_P, sentences) for excess_P in excess_MP)
     return Comparison(excess, p, p)
 
 
 def p_value(values: np.ndarray, sentences: np.ndarray) -> float | None:
-    """Two-sided p-value of a mean of 0, by a t test of the clusters' means; None below two."""
+    """Two-sided p-value of a mean over pairs of 0, by a t test over clusters.
+
+    It is that of `interval`: None where that has no ends.
+    """
     known = np.isfinite(values)
-    _, index, counts = np.unique(sentences[known], return_inverse=True, return_counts=True)
-    if len(counts) < 2:
+    if not known.any():
         return None
-    means = np.bincount(index, values[known]) / counts
-    if not np.ptp(means):
-        # A t statistic of 0 / 0, or one without an error.
-        return 1.0 if means[0] == 0 else 0.0
-    return float(stats.ttest_1samp(means, 0.0).pvalue)
+    each = _linearised(values[known], np.ones(known.sum()), sentences[known])
+    return None if each is None else float(stats.ttest_1samp(each, 0.0).pvalue)
 
 
 def corrected(slices: Sequence[SliceResult]) -> tuple[SliceResult, ...]:
@@ -144,14 +142,14 @@ def _clamp(rows: Columns, seed: int) -> Clamp:
     clamped, control = rows["js_clamped"], rows["js_control"]
     known = np.isfinite(control)
     return Clamp(
-        js=interval(clamped, sentences, seed),
-        js_aligned=interval(rows["js_aligned_clamped"], sentences, seed),
+        js=interval(clamped, sentences, _JS_RANGE),
+        js_aligned=interval(rows["js_aligned_clamped"], sentences, _JS_RANGE),
         pmr=mediated(base, clamped, sentences, seed),
-        control_js=interval(control, sentences, seed),
+        control_js=interval(control, sentences, _JS_RANGE),
         control_pmr=(
             mediated(base[known], control[known], sentences[known], seed) if known.any() else None
         ),
-        gain=interval(control - clamped, sentences, seed),
+        gain=interval(control - clamped, sentences),
         released=_released(rows, seed) if "js_released_write" in rows else None,
     )
 
@@ -161,9 +159,9 @@ def _released(rows: Columns, seed: int) -> ReleasedClamp:
     write, read = rows["js_released_write"], rows["js_released_read"]
     smaller = np.minimum(write, read)
     return ReleasedClamp(
-        write_js=interval(write, sentences, seed),
-        read_js=interval(read, sentences, seed),
-        js=interval(smaller, sentences, seed),
+        write_js=interval(write, sentences, _JS_RANGE),
+        read_js=interval(read, sentences, _JS_RANGE),
+        js=interval(smaller, sentences, _JS_RANGE),
         pmr=mediated(rows["js"], smaller, sentences, seed),
     )
 
@@ -179,7 +177,10 @@ def mediated(base: np.ndarray, clamped: np.ndarray, sentences: np.ndarray, seed:
     # Otherwise a resample may hold nothing but pairs of equal tokens, whose ratio is 0 / 0.
     if n >= 2 and (above.all() or len(np.unique(sentences[above])) >= _ENOUGH):
         if n < _BOOTSTRAP:
-            ratio = _linearised(base, clamped, sentences)
+            left = _student(clamped, base, sentences)
+            ratio = Interval(
+                _finite(found.ratio_of_means), _from_1(left.high), _from_1(left.low), n
+            )
         else:
             left = statistics.clustered_ratio(clamped, base, sentences, seed=seed)
             ratio = Interval(1 - left.estimate, 1 - left.high, 1 - left.low, n)
@@ -194,13 +195,41 @@ def mediated(base: np.ndarray, clamped: np.ndarray, sentences: np.ndarray, seed:
     )
 
 
-def _linearised(base: np.ndarray, clamped: np.ndarray, sentences: np.ndarray) -> Interval:
-    """1 - sum(clamped) / sum(base) with Student's interval over clusters, by the delta method."""
+def _student(
+    above: np.ndarray,
+    below: np.ndarray,
+    sentences: np.ndarray,
+    within: tuple[float, float] = _ANY,
+) -> Interval:
+    """sum(above) / sum(below) with Student's interval over clusters, if it has one."""
+    ratio, n = float(above.sum() / below.sum()), len(np.unique(sentences))
+    each = _linearised(above, below, sentences)
+    if each is None:
+        return Interval(ratio, None, None, n)
+    found = statistics.student_interval(each)
+    low, high = np.clip([found.low, found.high], *within).tolist()
+    return Interval(ratio, low, high, n)
+
+
+def _linearised(above: np.ndarray, below: np.ndarray, sentences: np.ndarray) -> np.ndarray | None:
+    """A value of each cluster, whose mean is sum(above) / sum(below), by the delta method.
+
+    Their standard error is that of the ratio. None where there are fewer clusters than
+    `statistics.FEWEST_CLUSTERS`, or where all have one ratio but for rounding.
+    """
     _, index = np.unique(sentences, return_inverse=True)
-    left, whole = np.bincount(index, clamped), np.bincount(index, base)
-    ratio = left.sum() / whole.sum()
-    found = statistics.student_interval(1 - ratio - (left - ratio * whole) / whole.mean())
-    return Interval(float(1 - ratio), found.low, found.high, found.n)
+    tops, bottoms = np.bincount(index, above), np.bincount(index, below)
+    ratio = above.sum() / below.sum()
+    residuals = tops - ratio * bottoms
+    # A sum of N terms is off by at most N eps times the sum of their sizes.
+    rounding = 2 * len(above) * np.finfo(float).eps * np.abs(above).sum()
+    if len(tops) < statistics.FEWEST_CLUSTERS or np.abs(residuals).max() <= rounding:
+        return None
+    return ratio + residuals / bottoms.mean()
+
+
+def _from_1(value: float | None) -> float | None:
+    return None if value is None else 1 - value
 
 
 def _finite(value: float) -> float | None:

@@ -185,6 +185,28 @@ def test_the_place_among_others_by_hand():
     assert "One prompt is an example" not in generate.format_places([one])
 
 
+@pytest.mark.parametrize("prompts", [1, 2])
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        (1, "None could be below 0.05: with so few prototypes, the smallest p is at least 1."),
+        (15, "None could be below 0.05: with so few prototypes, the smallest p is at least 0.12."),
+        (
+            39,
+            "p is not corrected for the number of factors and measures. With so many prototypes, "
+            "the smallest p is at least 0.05.",
+        ),
+    ],
+)
+def test_the_least_p_is_printed_and_that_it_is_not_corrected(prompts, others, words):
+    named = [[steering.Steered(2.0, "", None, None, 0.9)]] * prompts
+    controls = [[[steering.Steered(2.0, "", None, None, 0.1)]] * prompts] * others
+    (one,) = steering.place(named, controls)
+    page = generate.format_places([one])
+    assert one.p == min(1, 2 / (1 + others)) and words in page
+    assert "p is not corrected for the number of factors and measures." in page
+
+
 @pytest.mark.parametrize("length", [0, 3, 6])
 def test_perplexity_is_that_of_the_model_without_edits(model, monkeypatch, length):
     """Of a continuation that is known: the tokens are given in place of generated ones."""

@@ -111,6 +111,20 @@ def test_few_texts_decide_nothing(texts, verdict):
     assert summary.specific(Effect(-9.0, -10.0, -8.0, texts, texts), 0.01) is verdict
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "p"),
+    [
+        (np.nan, np.nan, 0.01),
+        (np.nan, -8.0, 0.01),
+        (-10.0, np.nan, 0.01),
+        (-np.inf, -8.0, 0.01),
+        (-10.0, -8.0, np.nan),
+    ],
+)
+def test_what_is_no_number_decides_nothing(low, high, p):
+    assert summary.specific(Effect(-9.0, low, high, 20, 20), p) is None
+
+
 @pytest.fixture(scope="module")
 def seed():
     """The carrier of the built model, whose ablation lowers every target."""
@@ -215,6 +229,7 @@ def test_the_carrier_is_specific_by_the_edit_that_ablates(seed):
         ({"control": {"as_low": 11, "p": 24 / 64}}, False, "other prototypes do as much"),
         ({"effect": {"low": None, "high": None}}, None, "One text gives no interval"),
         ({"effect": {"n": 9, "sentences": 9}}, None, "Undecided: fewer than 10 texts."),
+        ({"effect": {"low": np.nan, "high": np.nan}}, None, "the interval or p is no number."),
     ],
 )
 def test_rank_alone_is_not_specific(seed, changed, specific, message):
@@ -270,6 +285,19 @@ def test_several_concepts_have_p_corrected_for_their_number(seed):
     assert "Holm&#39;s p is at least 0.062" in comparison.page(few, provenance={})
     none = comparison.page(comparison.compare([nothing]), provenance={})
     assert "0 concepts tested. Either no target is probable enough" in none
+
+
+def test_a_page_without_verdicts_says_that_none_could_be_decided(seed):
+    few = {"effect": {"n": 9, "sentences": 9}}
+    undecided = [result(seed, name, control={"p": 0.01, "n": 199}, **few) for name in "ab"]
+    page = comparison.page(comparison.compare(undecided), provenance={})
+    assert "2 concepts tested. None could be decided. 2 undecided, on fewer than 10 texts" in page
+    assert "None is specific" not in page and "specific among" not in page.lower()
+    decided = result(seed, "c", control={"p": 0.5, "n": 199})
+    page = comparison.page(comparison.compare([*undecided, decided]), provenance={})
+    assert "None of those that were decided is specific. 2 undecided" in page
+    page = comparison.page(comparison.compare([decided]), provenance={})
+    assert "1 concept tested. None is specific.</" in page
 
 
 def other(seed, number, *, p, effect, tested):

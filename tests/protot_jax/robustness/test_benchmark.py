@@ -133,6 +133,25 @@ def test_sentences_are_held_out_and_stand_in_no_training_document(tmp_path):
     assert set(benchmark.draw(both, Counter())[0]) == {*by_split["train"], stock}
 
 
+def test_a_source_of_two_kinds_gives_sentences_of_both(tmp_path):
+    """Its sentences of 3 words are dialogue alone, those of 20 text alone."""
+    texts = [f"Number {i} came. {'Very ' * 17}late came {i}." for i in range(40)]
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts), "utf-8")
+    alone = {"text": Counter(), "dialogue": Counter()}
+    wanted = set()
+    for kind, counts in alone.items():
+        options = benchmark.Options(corpus=(f"{kind}:{file}",), mix=4_000, splits=SPLITS)
+        wanted |= set(benchmark.draw(options, counts)[0])
+    both = dataclasses.replace(options, corpus=tuple(f"{kind}:{file}" for kind in alone))
+    counts = Counter()
+    origin, sources = benchmark.draw(both, counts)
+    assert set(origin) == wanted and {len(text.split()) for text in origin} == {3, 20}
+    assert [(one.kind, one.sentences) for one in sources] == [("text", 40), ("dialogue", 40)]
+    # Words are counted once.
+    assert counts == alone["text"] == alone["dialogue"]
+
+
 @pytest.mark.parametrize("flag", ["slices", "similar"])
 def test_an_unknown_slice_is_named_with_its_option(flag):
     options = dataclasses.replace(benchmark.Options(), **{flag: ("typos",)})

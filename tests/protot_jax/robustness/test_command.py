@@ -96,8 +96,9 @@ def test_the_numbers_are_those_of_the_rows(measured):
             js, clamped, control = (rows[name][on] for name in ("js", "js_clamped", "js_control"))
             assert len(js) == one.pairs
             assert own.js.mean == pytest.approx(js.mean(), rel=1e-12)
-            if one.sentences > 1:
-                assert own.js.low <= own.js.mean <= own.js.high
+            # Too few sentences for an interval, which test_summary.py checks.
+            assert own.js.n == (one.frames or one.sentences) < 5
+            assert own.js.low is own.js.high is None
             assert (js <= np.log(2)).all() and (js >= 0).all()
             assert own.same_tokens == rows["same_tokens"][on].sum()
             if result.models[m].kind == "llama":
