@@ -21,6 +21,7 @@ prompts, because the rows of one prompt are not independent; windows of one docu
 
 from collections.abc import Callable
 import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -348,11 +349,19 @@ def comparison(
 
 
 def _median(values: np.ndarray, prompts: np.ndarray, config: AuditConfig) -> statistics.Interval:
-    """The median with an interval that resamples prompts; the whole range for a single prompt."""
+    """The median of values from 0 with an interval that resamples prompts.
+
+    The whole range for a single prompt.
+    """
     if len(set(prompts)) == 1:
         return statistics.Interval(
             float(np.median(values)), float(values.min()), float(values.max()), 1
         )
     return statistics.clustered_bootstrap(
-        values, prompts, np.median, resamples=config.resamples, seed=config.seed
+        values,
+        prompts,
+        np.median,
+        resamples=config.resamples,
+        within=(0.0, math.inf),
+        seed=config.seed,
     )

@@ -218,8 +218,15 @@ def decisive(audit: Audit) -> ClaimFinding:
         return ABSENT
     text = ", ".join(f"{e.beaten} of {len(e.random)} at K = {e.size}" for e in entries)
     text = f"worse than random sets: {text}"
-    if few := _too_few_heads(audit):
-        return ClaimFinding("undecided", f"{text}; {few}")
+    # Random sets of more than half of the heads share most of them with the top set.
+    heads = audit.summary.layers * audit.summary.heads
+    large = [entry.size for entry in entries if 2 * entry.size > heads]
+    entries = [entry for entry in entries if entry.size not in large]
+    if large:
+        sizes = " and ".join(map(str, large))
+        text += f"; K = {sizes} is more than half of the model's {heads} heads"
+    if not entries:
+        return ClaimFinding("undecided", f"{text}: not decidable")
     flags = {entry.decisive for entry in entries}
     verdict: ClaimVerdict = "undecided" if None in flags else "holds" if all(flags) else "fails"
     return ClaimFinding(verdict, text)

@@ -270,8 +270,11 @@ def _after_holm(others: Sequence[ConditionResult]) -> str:
 
 
 def unknown_ends(interval: Interval) -> bool:
-    """Whether an interval holds every value, since it is over a single text or prompt."""
-    ends = (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf), (-math.inf, math.inf)
+    """Whether an interval holds every value, since it is over a single text or prompt.
+
+    Of a share, a change of it, a loss, a change of it, and the exponential of a loss.
+    """
+    ends = (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf), (-math.inf, math.inf), (1.0, math.inf)
     return interval.n == 1 and (interval.low, interval.high) in ends
 
 

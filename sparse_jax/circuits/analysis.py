@@ -130,6 +130,9 @@ def crossings(
       None where a curve does not reach the fraction, for all prompts or some resample of them.
     """
     prompts = len(measured[0][3])
+    sizes = measured[0][0]
+    # A size interpolated in its logarithm has an interval that can leave the sizes that there are.
+    within = (sizes[0], sizes[-1]) if len(measured) == 1 else (0.0, math.inf)
     stacked = [np.stack([empty, whole, *metric], 1) for _, metric, empty, whole in measured]
     widths = [0, *itertools.accumulate(each.shape[1] for each in stacked)]
 
@@ -149,6 +152,7 @@ def crossings(
         resamples=config.resamples,
         # Sizes are above 0, and compared by how many times more one is.
         log=True,
+        within=within,
         seed=config.seed,
     )
     ends = (result.estimate, result.low, result.high)
@@ -200,9 +204,6 @@ def ratios(
                     for some in (labels, chance)
                 )
                 why = _no_ratio(config, (other, result), pair, random)
-                ratio = None if why else crossings(config, pair)
-                if not (ratio or why):
-                    why = "a circuit of some bootstrap sample of the prompts explains too little"
                 yield Ratio(
                     task=result.task,
                     component=curve.component,
@@ -211,7 +212,7 @@ def ratios(
                     scope=curve.scope,
                     model=result.model,
                     reference=reference,
-                    ratio=ratio,
+                    ratio=None if why else crossings(config, pair),
                     random=crossings(config, random),
                     why=why,
                 )
@@ -246,11 +247,19 @@ def _no_ratio(
             f"ablating all components of {' and '.join(unchanged)} does not reliably lower the "
             "metric (the 95 % interval of m(model) - m(empty) is not above 0)"
         )
+    found = [[crossings(config, [each]) for each in some] for some in (measured, random)]
+    for what, sizes in zip(("the circuit", "random orders"), found, strict=True):
+        short = [each.model for each, size in zip(results, sizes, strict=True) if size is None]
+        if short:
+            return (
+                f"{what} of {' and '.join(short)} explained less than {config.fraction:g} of the "
+                "effect at every size, for all prompts or some bootstrap sample of them"
+            )
     # A circuit cannot be smaller than the first size, so that a ratio to one says nothing of it.
     floor = [
         each.model
-        for each, own in zip(results, measured, strict=True)
-        if (size := crossings(config, [own])) and size.estimate <= own[0][0]
+        for each, own, size in zip(results, measured, found[0], strict=True)
+        if size and size.estimate <= own[0][0]
     ]
     if floor:
         return f"the circuit of {' and '.join(floor)} is one component, the least there is"

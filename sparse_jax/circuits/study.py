@@ -85,9 +85,7 @@ def inputs(config: CircuitConfig) -> Inputs:
     """
     models = {}
     for role, source in config.models.items():
-        models |= identities(
-            {role: source}, lambda name, role=role: open_model(role, name).identity
-        )
+        models |= identities({role: source}, functools.partial(_identity, role))
     files = [source for source in config.task_sources if is_file(source)]
     return models | file_inputs(
         {f"file {source}": source for source in (*files, *config.trained_on)}

@@ -16,7 +16,13 @@ from lm_jax.statistics import Interval, cluster_interval
 from sparse_jax.graphs import mass
 from sparse_jax.graphs.config import COMPARED, GraphConfig
 from sparse_jax.graphs.mass import KINDS, Kind
-from sparse_jax.graphs.results import ComparedPrompt, EdgeCounts, MassRatio, RoleMass
+from sparse_jax.graphs.results import (
+    ComparedPrompt,
+    EdgeCounts,
+    GraphResult,
+    MassRatio,
+    RoleMass,
+)
 
 # How many times fewer the sparse GPT-2 needs for 90 % (Fig. 6): absolute scores, of each edge in
 # the graph.
@@ -29,6 +35,14 @@ def counted(table: pa.Table, compared: Sequence[ComparedPrompt]) -> pa.Table:
         return table
     slugs = [each.slug for each in compared if not each.why]
     return table.filter(pc.is_in(table["slug"], value_set=pa.array(slugs, pa.string())))
+
+
+def counted_graphs(
+    graphs: Sequence[GraphResult], compared: Sequence[ComparedPrompt]
+) -> list[GraphResult]:
+    """The graphs of prompts that count; all of them for a model by itself."""
+    left_out = {each.slug for each in compared if each.why}
+    return [each for each in graphs if each.slug not in left_out]
 
 
 def _rows(table: pa.Table, kind: Kind) -> list[dict[str, Any]]:

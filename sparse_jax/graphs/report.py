@@ -291,7 +291,9 @@ def ratios(summary: GraphSummary) -> Section:
 
 def stability(summary: GraphSummary) -> Section:
     """How much of the heads' mass rephrasings have in common."""
-    meanings = {each.meaning for each in summary.graphs if each.meaning}
+    counted = comparison.counted_graphs(summary.graphs, summary.compared)
+    graphs = [each for each in counted if each.meaning]
+    which = ", of the prompts that are compared" if summary.compared else ""
     return section(
         "The same in other words",
         _PROSE("stability"),
@@ -306,9 +308,8 @@ def stability(summary: GraphSummary) -> Section:
                 for each in summary.stability
             ],
             caption="Mean overlap of two graphs' mass over heads, from 0 to 1, with 95 % intervals "
-            "over meanings.",
-            n=f"{len(meanings)} meanings, {sum(bool(each.meaning) for each in summary.graphs)} "
-            "graphs",
+            f"over meanings{which}.",
+            n=f"{len({each.meaning for each in graphs})} meanings, {len(graphs)} graphs",
         ),
     )
 

@@ -370,8 +370,8 @@ class GraphSummary:
       ratios: of a comparison, over the prompts that count in it.
       device: that it was computed on.
       stability: under rephrasing; empty where no two prompts share a meaning.
-      compared: which prompts count in masses and ratios of a comparison, in order; empty for a
-        model by itself, of which all count.
+      compared: which prompts count in masses, ratios and stability of a comparison, in order; empty
+        for a model by itself, of which all count.
     """
 
     config: GraphConfig

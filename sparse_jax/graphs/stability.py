@@ -15,7 +15,7 @@ import numpy as np
 from lm_jax.statistics import Interval
 from sparse_jax.graphs import comparison
 from sparse_jax.graphs.config import COMPARED, GraphConfig
-from sparse_jax.graphs.results import GraphResult, Stability
+from sparse_jax.graphs.results import ComparedPrompt, GraphResult, Stability
 
 
 def head_shares(size_LNTS: np.ndarray) -> tuple[float, ...]:
@@ -35,7 +35,10 @@ def overlap(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def measure(
-    config: GraphConfig, graphs: Sequence[GraphResult], roles: Sequence[str]
+    config: GraphConfig,
+    graphs: Sequence[GraphResult],
+    roles: Sequence[str],
+    compared: Sequence[ComparedPrompt],
 ) -> tuple[Stability, ...]:
     """The overlaps of each model, and of two that are compared also the second's minus the first's.
 
@@ -47,7 +50,10 @@ def measure(
       config: its `resamples` and `seed` are of the intervals over meanings.
       graphs: of all models.
       roles: of the models.
+      compared: which prompts count in a comparison, those whose graphs explain one right token:
+        graphs of other targets would differ by the target, too. Empty for a model by itself.
     """
+    graphs = comparison.counted_graphs(graphs, compared)
     by_role = {role: _means(graphs, role) for role in roles}
     kinds = {
         each.meaning: each.kind

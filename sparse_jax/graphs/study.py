@@ -135,7 +135,7 @@ def run(config: GraphConfig, inputs: Inputs, folder: Path) -> GraphSummary:
         masses=tuple(comparison.role_masses(config, counted, roles)),
         ratios=tuple(comparison.ratios(config, counted, roles)),
         device=jax.devices()[0].device_kind,
-        stability=stability.measure(config, results, roles),
+        stability=stability.measure(config, results, roles, inputs.compared),
         compared=inputs.compared,
     )
     write_json(folder / SUMMARY, summary)

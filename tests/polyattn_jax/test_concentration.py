@@ -270,3 +270,13 @@ def test_a_share_without_exception_keeps_a_width(value):
     low, high = oracle.binomtest(int(20 * value), 20).proportion_ci(method="wilson")
     assert (result.estimate, result.n) == (value, 20)
     assert (result.low, result.high) == pytest.approx((low, high))
+
+
+def test_a_median_change_has_no_interval_below_0():
+    """Of five prompts, whose interval is Student's and so of the same reach on either side."""
+    prompts = np.repeat(np.arange(5), 4).astype(str)
+    rows = table(scores_of(20), 1.5, prompts)
+    rows["change_2"] = np.repeat([0.0, 0.1, 0.2, 3.0, 9.0], 4)
+    entry = next(each for each in concentration.against_softmax(rows, CONFIG) if each.p == 2)
+    assert entry.change.estimate == pytest.approx(0.2)
+    assert entry.change.low == 0.0 < entry.change.high

@@ -172,21 +172,43 @@ def test_the_share_over_length_is_flat_within_ten_points(finding, shares, wanted
 
 def test_top_and_bottom_heads_are_compared_only_where_they_do_not_overlap(finding):
     """Of Gemma 3 270M's 72 heads 8 would be among the top and the bottom 40."""
-    entry = dataclasses.replace(finding[0].decisiveness[0], size=40, decisive=False)
     features = {"type": np.full(80, "sink"), "rank": np.arange(80)}
     for heads, wanted in ((72, "undecided"), (80, "fails")):
         result = dataclasses.replace(
             finding[0],
             layers=heads // 4,
             heads=4,
-            decisiveness=(entry,),
             head_types=HeadTypes(40, {}, {}, {}),
         )
         audit = audit_of((result, finding[1], {k: v[:heads] for k, v in features.items()}))
-        for claim in (claims.decisive, claims.diffuse_top):
-            judged = claim(audit)
-            assert judged.verdict == wanted
-            assert ("of 72 heads the top and the bottom 40 overlap" in judged.text) == (heads == 72)
+        judged = claims.diffuse_top(audit)
+        assert judged.verdict == wanted
+        assert ("of 72 heads the top and the bottom 40 overlap" in judged.text) == (heads == 72)
+
+
+@pytest.mark.parametrize(
+    ("heads", "flags", "wanted", "large"),
+    [
+        (72, {20: True, 40: False}, "holds", "K = 40 is"),
+        (72, {20: False, 40: True}, "fails", "K = 40 is"),
+        (72, {20: None, 40: True}, "undecided", "K = 40 is"),
+        (72, {40: True}, "undecided", "K = 40 is"),
+        (36, {20: True, 40: True}, "undecided", "K = 20 and 40 is"),
+        (80, {20: True, 40: False}, "fails", ""),
+        (80, {20: True, 40: True}, "holds", ""),
+    ],
+)
+def test_random_sets_of_most_heads_decide_nothing(finding, heads, flags, wanted, large):
+    """Each size counts by itself: of 72 heads a set of 20 is less than half, one of 40 is more."""
+    entry = finding[0].decisiveness[0]
+    entries = tuple(
+        dataclasses.replace(entry, size=size, decisive=flag) for size, flag in flags.items()
+    )
+    result = dataclasses.replace(finding[0], layers=heads // 4, heads=4, decisiveness=entries)
+    judged = claims.decisive(audit_of(finding, result))
+    assert judged.verdict == wanted
+    assert f"{large} more than half of the model's {heads} heads" in judged.text or not large
+    assert ("more than half" in judged.text) == bool(large) and "overlap" not in judged.text
 
 
 def test_both_ends_of_a_composition_have_half_of_the_heads_at_most():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import math
 import re
 
 import numpy as np
@@ -10,8 +11,9 @@ import pyarrow.compute as pc
 import pytest
 from rich.console import Console
 
+from lm_jax.statistics import Interval
 from polyattn_jax.diagnostic import Status
-from polyattn_jax.report import findings, sharpness, terminal
+from polyattn_jax.report import findings, recipes, sharpness, terminal
 from tests.polyattn_jax.synthetic_report import (
     CORRECT,
     SETTINGS,
@@ -187,3 +189,13 @@ def test_the_console_prints_text_as_text_in_any_encoding(finding):
     assert "[red]x" in output
     assert "\x1b" not in output
     assert "S_2" in output
+
+
+@pytest.mark.parametrize("ends", [(0.0, math.inf), (-math.inf, math.inf)])
+def test_a_perplexity_of_one_text_has_no_interval_as_its_loss_has_none(ends):
+    """It is the exponential of a loss, whose ends are 0 and inf, or of a change of it."""
+    loss = Interval(1.0, *ends, 1)
+    perplexity = Interval(math.e, *map(math.exp, ends), 1)
+    for shown in (recipes.nats(loss), recipes._perplexity(perplexity)):
+        assert shown.note == findings.NO_INTERVAL
+    assert recipes._perplexity(Interval(2.0, 1.0, math.inf, 2)).note != findings.NO_INTERVAL

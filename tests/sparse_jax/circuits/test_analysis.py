@@ -132,3 +132,44 @@ def test_no_ratio_is_claimed_of_a_task_that_is_not_solved():
     unsolved = piece("sparse", SPARSE, steady_B, corrupt=2.0)
     result = ratio(piece("dense", DENSE, steady_B), unsolved)
     assert result.ratio is None and result.why == "sparse did not solve the task"
+
+
+@pytest.mark.parametrize(
+    ("short", "by_chance", "reason"),
+    [
+        (("dense",), (), "the circuit of dense"),
+        (("dense", "sparse"), ("dense",), "the circuit of dense and sparse"),
+        ((), ("sparse",), "random orders of sparse"),
+    ],
+)
+def test_no_ratio_is_claimed_of_a_curve_that_some_sample_does_not_bring_to_the_fraction(
+    short, by_chance, reason
+):
+    """The whole explains 0.93 of the effect over all prompts, of the first of them 0.86."""
+    steady_B = np.full(len(PROMPTS), 3.0)
+
+    def shortened(f_K):
+        return np.minimum(f_K[:, None], np.where(PROMPTS < 4, 0.86, 1.0))
+
+    pieces = []
+    for name, f_K, chance_K in (
+        ("dense", DENSE, DENSE_BY_CHANCE),
+        ("sparse", SPARSE, SPARSE_BY_CHANCE),
+    ):
+        chance = shortened(chance_K) if name in by_chance else chance_K
+        pieces.append(
+            piece(name, shortened(f_K) if name in short else f_K, steady_B, chance=chance)
+        )
+    result = ratio(*pieces)
+    assert result.ratio is None
+    assert result.why.startswith(f"{reason} explained less than 0.9 of the effect at every size")
+
+
+def test_the_interval_of_a_size_stays_among_the_sizes():
+    """Student's interval of the logarithm would go below one component, and above all of them."""
+    few = np.array([0.0, 0.85, 1.0, 1.0, 1.0, 1.0, 1.0])[:, None] + 0.08 * (PROMPTS % 2)
+    many = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.80, 1.0])[:, None] + 0.09 * (PROMPTS % 2)
+    whole_B, empty_B = np.ones(len(PROMPTS)), np.zeros(len(PROMPTS))
+    for f_KB, least, most in ((few, 1, 2), (many, 8, 16)):
+        size = analysis.crossings(CONFIG, [(SIZES[1:], f_KB[1:], empty_B, whole_B)])
+        assert least <= size.low <= size.estimate <= size.high <= most

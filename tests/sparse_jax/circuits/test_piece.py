@@ -1,16 +1,20 @@
 """Values by which circuits are ranked, against means written out; tokens of the drawn prompt."""
 
+import dataclasses
+
+import jax.numpy as jnp
 import numpy as np
 import pyarrow.compute as pc
 import pytest
 
 from sparse_jax.circuits.component_graph import ComponentGraph
+from sparse_jax.circuits.components import component_attributions
 from sparse_jax.circuits.config import CircuitConfig
 from sparse_jax.circuits.discover import Curve, visible_edges
 from sparse_jax.circuits.measurements import rows
 from sparse_jax.circuits.parts import ATTRIBUTION, Part, values_table
 from sparse_jax.circuits.piece import Measurement, SourceCircuit, _rank_values
-from sparse_jax.circuits.runs import Batch
+from sparse_jax.circuits.runs import Batch, CircuitModel
 from sparse_jax.circuits.tasks import make_task
 from tests.sparse_jax.circuits.small_models import circuit_model
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
@@ -34,6 +38,34 @@ _HEADS = ("layer", "head", "prompt")
 def test_values_of_every_ranking_are_those_written_out(ranking, scope, values):
     result = _rank_values(IMPORTANCE, REAL, ranking, scope)
     np.testing.assert_array_equal(result, [values])
+
+
+def test_exported_scores_are_of_each_query_head_s_keys_and_values():
+    """Those of the model with the shared keys and values repeated, not sums over query heads."""
+    tokenizer = word_tokenizer()
+    task = make_task("ioi", tokenizer, count=2, seed=0)
+    model = circuit_model(num_layers=1)
+    shared = ComponentGraph.of(model.cfg)
+
+    def stored(part):
+        assert part == Part("component_edges", ATTRIBUTION)
+        return values_table(np.ones((shared.num_writers, 2, shared.num_readers)))
+
+    config = CircuitConfig(components=("component_edges",), ig_steps=2)
+    measurement = Measurement(config, {"task": "ioi", "model": "dense"}, model, task, stored)
+    scores_UR = measurement.scores_UR()
+    mixer = model.params["blocks"]["mixer"]
+    mixer = mixer | {name: jnp.repeat(mixer[name], 2, axis=2) for name in ("k", "v")}
+    repeated = CircuitModel(
+        model.params | {"blocks": model.params["blocks"] | {"mixer": mixer}},
+        dataclasses.replace(model.cfg, num_kv_heads=model.cfg.num_heads),
+    )
+    assert scores_UR.shape == ComponentGraph.of(repeated.cfg).mask_UR.shape
+    effects = component_attributions(repeated, Batch.of(task), steps=2)
+    wanted_UR = -np.asarray(effects, np.float64).mean(1)
+    # Both are float32 sums over the same two steps, in programs of one shape.
+    size = np.abs(wanted_UR).max()
+    np.testing.assert_allclose(scores_UR, wanted_UR, rtol=0, atol=1e-5 * size)
 
 
 def test_the_drawn_prompt_begins_with_a_first_token_of_id_0():

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from sparse_jax.graphs import stability
-from sparse_jax.graphs.config import GraphConfig
+from sparse_jax.graphs.config import COMPARED, GraphConfig
+from sparse_jax.graphs.results import ComparedPrompt
 
 CONFIG = GraphConfig(resamples=200)
 ALICE, WAR = ("ioi", "Alice gives"), ("greater-than", "the war")
 
 
-def graph(role, about, shares):
+def graph(role, about, shares, slug=""):
     kind, meaning = about
-    return SimpleNamespace(role=role, kind=kind, meaning=meaning, head_shares=tuple(shares))
+    shares = tuple(shares)
+    return SimpleNamespace(role=role, kind=kind, meaning=meaning, head_shares=shares, slug=slug)
 
 
 def test_shares_of_heads_are_those_of_the_absolute_mass():
@@ -48,7 +50,7 @@ def test_means_are_over_pairs_then_over_meanings():
     graphs = [graph("model", about, s) for about, many in given_shares.items() for s in many]
     # Graphs of prompts without a meaning are of another kind, if anything.
     graphs.append(graph("model", ("completion", ""), (0.1, 0.2, 0.7)))
-    result, of_gifts, of_wars = stability.measure(CONFIG, graphs, ["model"])
+    result, of_gifts, of_wars = stability.measure(CONFIG, graphs, ["model"], ())
 
     def mean(pairs):
         return np.mean([np.minimum(a.head_shares, b.head_shares).sum() for a, b in pairs])
@@ -79,7 +81,7 @@ def test_two_models_are_compared_by_meaning():
     lost = ("ioi", "Carol gives")
     graphs += [graph(role, lost, (1.0, 0.0)) for role in ("dense", "dense", "sparse")]
     graphs += [graph("sparse", lost, ())]
-    dense, sparse, change, *by_kind = stability.measure(CONFIG, graphs, ["dense", "sparse"])
+    dense, sparse, change, *by_kind = stability.measure(CONFIG, graphs, ["dense", "sparse"], ())
     assert [each.role for each in (dense, sparse)] == ["dense", "sparse"]
     for each in (dense, sparse):
         assert each.within.estimate == pytest.approx(0.8) and each.within.n == 2
@@ -89,13 +91,35 @@ def test_two_models_are_compared_by_meaning():
 
 def test_without_rephrasings_there_is_nothing_to_compare():
     graphs = [graph("model", ("ioi", ""), (1.0, 0.0)), graph("model", WAR, (1.0, 0.0))]
-    assert stability.measure(CONFIG, graphs, ["model"]) == ()
+    assert stability.measure(CONFIG, graphs, ["model"], ()) == ()
     one = [*graphs, graph("model", WAR, (0.0, 1.0))]
-    (result,) = stability.measure(CONFIG, one, ["model"])
+    (result,) = stability.measure(CONFIG, one, ["model"], ())
     assert result.within is None
     # Meanings without a kind are in the mean of all, and have none of their own.
     plain = [graph("model", ("", "a gift"), (1.0, 0.0)) for _ in range(2)]
-    assert [each.kind for each in stability.measure(CONFIG, [*one, *plain], ["model"])] == [
+    assert [each.kind for each in stability.measure(CONFIG, [*one, *plain], ["model"], ())] == [
         "",
         "greater-than",
     ]
+
+
+def test_prompts_that_are_not_compared_count_in_no_overlap():
+    """Their graphs explain other tokens than one right one, by other heads."""
+    shares = {"one": (1.0, 0.0, 0.0), "two": (1.0, 0.0, 0.0), "wrong": (0.0, 1.0, 0.0)}
+    graphs = [
+        graph(role, about, shares[slug], f"{slug} {about[0]}")
+        for role in COMPARED
+        for about in (ALICE, WAR)
+        for slug in shares
+    ]
+    compared = [
+        ComparedPrompt(f"{slug} {kind}", {}, "", "an answer is wrong" if slug == "wrong" else "")
+        for kind, _ in (ALICE, WAR)
+        for slug in shares
+    ]
+    dense, sparse, change, *_ = stability.measure(CONFIG, graphs, COMPARED, compared)
+    assert [each.within.estimate for each in (dense, sparse, change)] == [1.0, 1.0, 0.0]
+    assert dense.across.estimate == 1.0
+    # One pair of three is of one target.
+    dense, *_ = stability.measure(CONFIG, graphs, COMPARED, ())
+    assert dense.within.estimate == pytest.approx(1 / 3)
