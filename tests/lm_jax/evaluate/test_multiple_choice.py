@@ -82,7 +82,7 @@ def test_greedy_is_what_the_model_would_say():
 def test_shapes_are_few_and_a_mesh_divides_them():
     shapes = []
 
-    def logits(tokens_BT):
+    def logits(tokens_BT, valid_BT):
         shapes.append(tokens_BT.shape)
         return np.zeros((*tokens_BT.shape, 300), np.float32)
 
@@ -95,9 +95,9 @@ def test_equal_pairs_are_scored_once():
     scorer = tiny_multiple_choice.scorer()
     rows = []
 
-    def logits(tokens_BT):
+    def logits(tokens_BT, valid_BT):
         rows.extend(tokens_BT.any(1))
-        return scorer.logits(tokens_BT)
+        return scorer.logits(tokens_BT, valid_BT)
 
     token_pairs = pairs(scorer)
     twice = likelihood.score(dataclasses.replace(scorer, logits=logits), token_pairs + token_pairs)
@@ -169,9 +169,9 @@ def test_the_cache_tells_models_and_settings_apart(tmp_path):
     def counted(seed):
         scorer = tiny_multiple_choice.scorer(seed)
 
-        def logits(tokens_BT):
+        def logits(*arrays):
             calls.append(seed)
-            return scorer.logits(tokens_BT)
+            return scorer.logits(*arrays)
 
         return dataclasses.replace(scorer, logits=logits)
 
@@ -195,11 +195,11 @@ def test_a_killed_run_goes_on(tmp_path):
     whole = tiny_multiple_choice.scorer(batch_tokens=64)
     calls = []
 
-    def dies(tokens_BT):
+    def dies(tokens_BT, valid_BT):
         calls.append(tokens_BT.shape)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return whole.logits(tokens_BT)
+        return whole.logits(tokens_BT, valid_BT)
 
     def answers(logits):
         with open_cache(tmp_path, model="0" * 64, settings={}) as cache:
@@ -212,7 +212,8 @@ def test_a_killed_run_goes_on(tmp_path):
     total = len(calls)
     calls.clear()
     comparison.answers(
-        dataclasses.replace(whole, logits=lambda t: calls.append(0) or whole.logits(t)), QUESTIONS
+        dataclasses.replace(whole, logits=lambda *each: calls.append(0) or whole.logits(*each)),
+        QUESTIONS,
     )
     # The third batch alone was done twice.
     assert total == len(calls) + 1
