@@ -26,7 +26,6 @@ from typing import Any, Literal, cast
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
-import numpy as np
 
 from lm_jax import report
 from lm_jax.errors import BadInputError, UsageError
