@@ -3,7 +3,8 @@
 Each function is one compiled forward pass over one batch of prompts. Rows are reduced inside the
 layer: no `[L, B, N, T, S]` array is ever returned or kept; with `fused` no `[B, N, T, S]` either.
 Everything that a sweep varies (recipe, bias, heads, thresholds, token ids) is traced, so each
-compiles once per shape of batch.
+compiles once per shape of batch. `valid_BT` is false where a token is padding, which rotations by
+length (LongRoPE, dynamic NTK) do not count; None means none is.
 """
 
 import functools
@@ -51,13 +52,15 @@ def diagnose(
     biases: jax.Array,
     *,
     cfg: DecoderConfig,
+    valid_BT: jax.Array | None = None,
     degrees: tuple[int | float, ...] = DEGREES,
     fused: bool = False,
 ) -> Diagnosis:
     """Everything about the rows of chosen queries, in one forward with softmax."""
     probe = Probe(queries_BQ, answers_BQ, biases, degrees)
     attend = by_kernels(probe) if fused else lm_attention.fused(probe, DENSE)
-    out = forward(params, tokens_BT, cfg, attend=attend, logits_at=queries_BQ[:, -1:])
+    last_B1 = queries_BQ[:, -1:]
+    out = forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT, logits_at=last_B1)
     return Diagnosis(**{name: out.aux[name] for name in Diagnosis._fields})
 
 
@@ -75,7 +78,8 @@ def head_features(
     probe = HeadProbe(successors_BT, valid_BT)
     attend = by_kernels(probe) if fused else probe
     last_B1 = jnp.full((tokens_BT.shape[0], 1), tokens_BT.shape[1] - 1)
-    return forward(params, tokens_BT, cfg, attend=attend, logits_at=last_B1).aux
+    out = forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT, logits_at=last_B1)
+    return out.aux
 
 
 @functools.partial(exact_jit, static_argnames=("cfg", "maps", "fused"))
@@ -162,7 +166,7 @@ def _judge(
     attend = substitute(*substitution, valid_BT)
     if fused:
         attend = by_kernels(attend)
-    out = forward(params, tokens_BT, cfg, attend=attend, logits_at=queries_BQ)
+    out = forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT, logits_at=queries_BQ)
     own_BQ1 = jnp.take_along_axis(out.logits, target_BQ[..., None], axis=-1)
     predicted_BQ = out.logits.argmax(-1).astype(jnp.int32)
     rank_BQ = (out.logits > own_BQ1).sum(-1).astype(jnp.int32)
@@ -201,10 +205,11 @@ def text_losses(
     Returns, per text: `loss` (nats per token, over all tokens but the first), `dead_rows`.
     """
     positions_1T = jnp.arange(tokens_BT.shape[1])[None, :]
-    attend = substitute(maps, index, bias, heads_LN, positions_1T < lengths_B[:, None])
+    valid_BT = positions_1T < lengths_B[:, None]
+    attend = substitute(maps, index, bias, heads_LN, valid_BT)
     if fused:
         attend = by_kernels(attend)
-    out = forward(params, tokens_BT, cfg, attend=attend)
+    out = forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT)
     nll_BT = token_nll(Predictor(out.hidden, params), jnp.roll(tokens_BT, -1, axis=1), cfg)
     predicted_BT = positions_1T < lengths_B[:, None] - 1
     return {
@@ -223,13 +228,14 @@ def logits(
     *,
     cfg: DecoderConfig,
     maps: tuple[Map, ...],
+    valid_BT: jax.Array | None = None,
     fused: bool = False,
 ) -> jax.Array:
     """All logits `[B, T, V]`, with `maps[index]` in the heads of the mask."""
     attend = substitute(maps, index, bias, heads_LN)
     if fused:
         attend = by_kernels(attend)
-    return forward(params, tokens_BT, cfg, attend=attend).logits
+    return forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT).logits
 
 
 @functools.partial(exact_jit, static_argnames="cfg")
@@ -240,9 +246,10 @@ def losses(
     target_BQ: jax.Array,
     *,
     cfg: DecoderConfig,
+    valid_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Softmax loss in nats and whether the greedy token is right, at each query `[B, Q]`."""
-    logits_BQV = forward(params, tokens_BT, cfg, logits_at=queries_BQ).logits
+    logits_BQV = forward(params, tokens_BT, cfg, valid_BT=valid_BT, logits_at=queries_BQ).logits
     own_BQ = jnp.take_along_axis(logits_BQV, target_BQ[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits_BQV, axis=-1) - own_BQ, logits_BQV.argmax(-1) == target_BQ
 

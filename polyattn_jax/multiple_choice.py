@@ -105,10 +105,11 @@ def open_scores(audited: AuditedModel, condition: Condition, folder: Path) -> Ro
 def _scorer(
     audited: AuditedModel, condition: Condition, stack: contextlib.ExitStack, folder: Path
 ) -> Scorer:
-    def logits(tokens_BT: np.ndarray) -> jax.Array:
+    def logits(tokens_BT: np.ndarray, valid_BT: np.ndarray) -> jax.Array:
         stop.check(_WHERE)
+        tokens, valid = audited.put(tokens_BT, valid_BT)
         return measure.logits(
-            audited.model.params, *audited.put(tokens_BT), **substitution(audited, condition)
+            audited.model.params, tokens, valid_BT=valid, **substitution(audited, condition)
         )
 
     cfg, ways = audited.model.cfg, 1

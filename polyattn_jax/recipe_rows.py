@@ -112,10 +112,13 @@ def measure(
     *,
     cfg: DecoderConfig,
     maps: tuple[Map, ...],
+    valid_BT: jax.Array | None = None,
 ) -> dict[str, jax.Array]:
-    """The reports of `RecipeRows` on one batch, `[L, R, B, N, Q]`."""
+    """The reports of `RecipeRows` on one batch, `[L, R, B, N, Q]`; `valid_BT` as in `measure`."""
     attend = recipe_attend(maps, bias_RLN, queries_BQ)
-    return forward(params, tokens_BT, cfg, attend=attend, logits_at=queries_BQ[:, -1:]).aux
+    last_B1 = queries_BQ[:, -1:]
+    out = forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT, logits_at=last_B1)
+    return out.aux
 
 
 def diagnose(
@@ -130,11 +133,16 @@ def diagnose(
     bias_RLN = np.array([np.broadcast_to(np.float32(biases[r]), shape) for r in recipes])
 
     def work(suite: str, batch: Batch) -> dict[str, np.ndarray]:
+        tokens_BT, queries_BQ, valid_BT = audited.put(
+            batch.tokens_BT, batch.query_positions_BQ, batch.valid_BT
+        )
         reports = measure(
             audited.model.params,
-            *audited.put(batch.tokens_BT, batch.query_positions_BQ),
+            tokens_BT,
+            queries_BQ,
             jnp.asarray(bias_RLN),
             cfg=cfg,
+            valid_BT=valid_BT,
             maps=tuple(recipe.map for recipe in recipes),
         )
         return _columns(suite, recipes, batch, cfg.layer_windows, reports)

@@ -67,11 +67,15 @@ def diagnose(
     biases = jnp.asarray(list(by_kind.values()), jnp.float32)
 
     def work(name: str, batch: Batch) -> dict[str, np.ndarray]:
+        *arrays, valid_BT = audited.put(
+            batch.tokens_BT, batch.query_positions_BQ, batch.answer_position_BQ, batch.valid_BT
+        )
         diagnosis = measure.diagnose(
             audited.model.params,
-            *audited.put(batch.tokens_BT, batch.query_positions_BQ, batch.answer_position_BQ),
+            *arrays,
             biases,
             cfg=audited.model.cfg,
+            valid_BT=valid_BT,
             degrees=audited.config.degrees,
             fused=audited.fused,
         )
@@ -88,8 +92,7 @@ def head_features(audited: AuditedModel, stores: ResultStores, suites: dict[str,
     shape = audited.model.cfg.num_layers, audited.model.cfg.num_heads
 
     def work(_name: str, batch: Batch) -> dict[str, np.ndarray]:
-        T = batch.tokens_BT.shape[1]
-        valid_BT = np.arange(T) < batch.lengths_B[:, None]
+        valid_BT = batch.valid_BT
         found_BT = np.stack([head_types.successors(row) for row in batch.tokens_BT])
         successors_BT = np.where(valid_BT, found_BT, -1).astype(np.int32)
         sums_LBN = measure.head_features(
@@ -124,10 +127,14 @@ def control(audited: AuditedModel, stores: ResultStores, suites: dict[str, Suite
     evaluate(audited, stores, [cell], chosen)
 
     def work(_name: str, batch: Batch) -> dict[str, np.ndarray]:
+        *arrays, valid_BT = audited.put(
+            batch.tokens_BT, batch.query_positions_BQ, batch.target_BQ, batch.valid_BT
+        )
         loss_BQ, correct_BQ = measure.losses(
             audited.model.params,
-            *audited.put(batch.tokens_BT, batch.query_positions_BQ, batch.target_BQ),
+            *arrays,
             cfg=audited.model.cfg,
+            valid_BT=valid_BT,
         )
         loss_BQ, correct_BQ = np.asarray(loss_BQ), np.asarray(correct_BQ)
         half = loss_BQ.shape[1] // 2

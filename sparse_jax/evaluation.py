@@ -136,7 +136,7 @@ def _evaluate(
 ) -> dict[str, jax.Array]:
     batch = make_batch(tokens_BS)
     gated = sparse.with_params(sparse_params).forward(batch.input_BT, valid_BT=batch.input_mask_BT)
-    ungated = forward(dense_params, batch.input_BT, dense.cfg)
+    ungated = forward(dense_params, batch.input_BT, dense.cfg, valid_BT=batch.input_mask_BT)
     return {
         "dense_nll": nll(ungated, dense_params, dense.cfg, batch),
         "sparse_nll": nll(gated, sparse_params, sparse.cfg, batch),

@@ -148,7 +148,7 @@ class SparseModel:
         """
         check_batch_axis(tokens_BT)
         attend = self.gates.attend(self.cfg, valid_BT=valid_BT)
-        return open_edges(self.params, tokens_BT, self.cfg, attend)
+        return open_edges(self.params, tokens_BT, self.cfg, attend, valid_BT=valid_BT)
 
 
 def check_batch_axis(tokens_BT: jax.Array) -> None:

@@ -26,14 +26,13 @@ from typing import Any, Literal, cast
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
-import numpy as np
 
 from lm_jax import report
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate import multiple_choice
 from lm_jax.evaluate.multiple_choice import TASKS, Scorer
 from lm_jax.evaluate.multiple_choice.results import PairedChange
-from lm_jax.model.decoder import forward
+from lm_jax.model.decoder import forward, last_change
 from lm_jax.model.precision import exact_jit
 from lm_jax.report import Column, section, table
 from lm_jax.run import cli
@@ -190,11 +189,16 @@ def scorer(
     )
 
 
-def _logits(model: Pretrained | SparseModel, params: Any, tokens_BT: np.ndarray) -> jax.Array:
+def _logits(
+    model: Pretrained | SparseModel, params: Any, tokens_BT: jax.Array, valid_BT: jax.Array
+) -> jax.Array:
     # Weights are an argument, because a compiled program contains what it closes over.
-    if isinstance(model, SparseModel):
-        return model.with_params(params).forward(jnp.asarray(tokens_BT)).logits
-    return forward(params, jnp.asarray(tokens_BT), model.cfg).logits
+    if not isinstance(model, SparseModel):
+        return forward(params, tokens_BT, model.cfg, valid_BT=valid_BT).logits
+    # Without rotations by length, the gates need not tell padding apart.
+    counted = last_change(model.cfg, tokens_BT.shape[1])
+    run = model.with_params(params).forward(tokens_BT, valid_BT=valid_BT if counted else None)
+    return run.logits
 
 
 def _base(model: Pretrained | SparseModel) -> Pretrained:

@@ -26,7 +26,14 @@ SCHEMA = pa.schema(
 )
 
 
-def open_edges(params: Any, tokens_BT: jax.Array, cfg: DecoderConfig, attend: PerLayer) -> pa.Table:
+def open_edges(
+    params: Any,
+    tokens_BT: jax.Array,
+    cfg: DecoderConfig,
+    attend: PerLayer,
+    *,
+    valid_BT: jax.Array | None = None,
+) -> pa.Table:
     """The open edges of gated attention, one row per edge.
 
     The first forward pass counts the edges of each layer and the second lists them, in lists of the
@@ -38,17 +45,19 @@ def open_edges(params: Any, tokens_BT: jax.Array, cfg: DecoderConfig, attend: Pe
       tokens_BT: ids.
       cfg: the model.
       attend: the gates, from `attend.gated`.
+      valid_BT: false where a token is padding, as in the gates; None means none is.
 
     Returns:
       a table of `SCHEMA`, in order of row, layer, head, query and key. `query` and `key` are
       positions in the row, `head` a query head, and `weight` the attention weight that multiplies
       the value. Without the column `batch` where there is one row.
     """
-    opened_LBN = sharding.fetch(_aux(params, tokens_BT, attend, cfg))["open_edges_BN"]
+    opened_LBN = sharding.fetch(_aux(params, tokens_BT, attend, valid_BT, cfg))["open_edges_BN"]
     largest = int(opened_LBN.sum((1, 2)).max())
     while True:
         capacity = 1 << (max(largest, 1) - 1).bit_length()
-        aux = sharding.fetch(_aux(params, tokens_BT, listing_edges(attend, capacity), cfg))
+        listing = listing_edges(attend, capacity)
+        aux = sharding.fetch(_aux(params, tokens_BT, listing, valid_BT, cfg))
         largest = int(aux[EDGES].count.max())
         if largest <= capacity:
             break
@@ -72,5 +81,11 @@ def open_edges(params: Any, tokens_BT: jax.Array, cfg: DecoderConfig, attend: Pe
 
 
 @functools.partial(exact_jit, static_argnames="cfg")
-def _aux(params: Any, tokens_BT: jax.Array, attend: PerLayer, cfg: DecoderConfig) -> Any:
-    return forward(params, tokens_BT, cfg, attend=by_kernels(attend)).aux
+def _aux(
+    params: Any,
+    tokens_BT: jax.Array,
+    attend: PerLayer,
+    valid_BT: jax.Array | None,
+    cfg: DecoderConfig,
+) -> Any:
+    return forward(params, tokens_BT, cfg, attend=by_kernels(attend), valid_BT=valid_BT).aux

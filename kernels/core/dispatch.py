@@ -38,12 +38,9 @@ _log = logging.getLogger(__name__)
 _FALLBACKS: list[str] = []
 
 
-def fallbacks(since: int = 0) -> tuple[str, ...]:
-    """A sentence for every fallback of this process, in order, each time that one was traced.
-
-    Without the first `since` of them.
-    """
-    return tuple(_FALLBACKS[since:])
+def fallbacks() -> tuple[str, ...]:
+    """A sentence for every fallback of this process so far, each once, in order."""
+    return tuple(_FALLBACKS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +130,8 @@ def _tell_fallback(op: str, chosen: str, reasons: Mapping[str, str]) -> None:
     if not why:
         return
     text = f"{op}: {', '.join(why)}; {chosen} runs instead, which can be many times slower"
-    told = text in _FALLBACKS
-    _FALLBACKS.append(text)
-    if not told:
+    if text not in _FALLBACKS:
+        _FALLBACKS.append(text)
         _log.info("%s", text)
         warnings.warn(text, FallbackWarning, stacklevel=4)
 

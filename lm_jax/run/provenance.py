@@ -69,7 +69,8 @@ class RunStart:
       seeds: every random seed, by the name of what uses it.
       data: sha256 of every data file or set, and `ModelIdentity.text` of every model, by name.
       tokenizer: sha256 of the tokenizer file.
-      fallbacks: why a slower implementation ran in place of a kernel, a sentence for each reason.
+      fallbacks: why a slower implementation ran in place of a kernel, a sentence for each reason,
+        in this process until the run ended.
     """
 
     start: str
@@ -142,12 +143,15 @@ def record_provenance(folder: Path, entry: RunStart) -> None:
 
 @contextlib.contextmanager
 def recording_fallbacks(folder: Path) -> Iterator[None]:
-    """Adds the kernels' fallbacks within the context to the latest start in `provenance.json`."""
-    before = len(_fallbacks(0))
+    """Adds the kernels' fallbacks to the latest start in `provenance.json`, as the context ends.
+
+    All of the process so far: a function that an earlier run of it traced keeps its kernels, and is
+    not traced again.
+    """
     try:
         yield
     finally:
-        found, path = tuple(dict.fromkeys(_fallbacks(before))), folder / PROVENANCE_FILE
+        found, path = _fallbacks(), folder / PROVENANCE_FILE
         if found and path.exists():
             record = load_result(path, Provenance)
             if record.restarts:
@@ -158,10 +162,10 @@ def recording_fallbacks(folder: Path) -> Iterator[None]:
                 write_json(path, dataclasses.replace(record, fallbacks=found))
 
 
-def _fallbacks(since: int) -> tuple[str, ...]:
+def _fallbacks() -> tuple[str, ...]:
     # As with JAX, a command that never loaded the kernels has used none.
     dispatch = sys.modules.get("kernels.core.dispatch")
-    return () if dispatch is None else dispatch.fallbacks(since)
+    return () if dispatch is None else dispatch.fallbacks()
 
 
 def read_provenance(folder: Path) -> Provenance:

@@ -13,7 +13,10 @@ PAD = 0
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Prompts padded on the right to one length; under a causal mask padding changes no prompt.
+    """Prompts padded on the right to one length.
+
+    Causality keeps padding out of every prompt, but rotations by length (LongRoPE, dynamic NTK)
+    need `valid_BT` not to count it.
 
     Attributes:
       tokens_BT: int32; token 0 beyond a prompt's length.
@@ -34,6 +37,11 @@ class Batch:
     valid_B: np.ndarray
     index_B: np.ndarray
     ids: tuple[str, ...]
+
+    @property
+    def valid_BT(self) -> np.ndarray:
+        """False where a token is padding."""
+        return np.arange(self.tokens_BT.shape[1]) < self.lengths_B[:, None]
 
     @property
     def target_B(self) -> np.ndarray:

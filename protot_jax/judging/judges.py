@@ -16,6 +16,7 @@ from lm_jax.errors import UsageError
 from lm_jax.evaluate import pairwise, verdicts
 from lm_jax.evaluate.multiple_choice import Scorer, open_cache
 from lm_jax.evaluate.pairwise import PairJudge, Shown
+from lm_jax.model.decoder import last_change
 from lm_jax.model.mixers import ATTENTION
 from lm_jax.model.precision import exact_jit
 from lm_jax.run import stop
@@ -127,9 +128,11 @@ def _scorer(
         raise UsageError(f"{place} holds no tokenizer; put its tokenizer.json there")
     params, run = model.params, exact_jit(partial(lm_jax.forward, cfg=model.cfg, mixer=mixer))
 
-    def logits(tokens_BT: np.ndarray) -> jax.Array:
+    def logits(tokens_BT: np.ndarray, valid_BT: np.ndarray) -> jax.Array:
         stop.check("while judging")
-        return run(params, tokens_BT).logits
+        # Without rotations by length, no causal model needs to know what is padding.
+        counted = last_change(model.cfg, tokens_BT.shape[1])
+        return run(params, tokens_BT, valid_BT=valid_BT if counted else None).logits
 
     cache = stack.enter_context(
         open_cache(folder, model=model.identity.text, settings={"dtype": "float32"})

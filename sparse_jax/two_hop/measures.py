@@ -12,11 +12,13 @@ and the three shares sum to 1. The model itself has 1 for two hops.
 import jax.numpy as jnp
 import numpy as np
 
+from lm_jax.model.precision import with_exact_products
 from sparse_jax.transcoders.transcoder import Transcoder
 from sparse_jax.two_hop.results import Paths
 from sparse_jax.two_hop.toy import TwoHopModel
 
 
+@with_exact_products
 def paths(transcoder: Transcoder, model: TwoHopModel, probability: float) -> Paths:
     """Measured over all inputs, each with its probability.
 

@@ -75,9 +75,13 @@ def test_a_stopped_process_scores_no_further_batch_and_meets_the_others(
     """The first of two processes, which is asked to stop while it scores its first batch."""
     model, batches, met = lm_jax.load_pretrained(tiny), [], []
 
-    def logits(params, tokens_BT, **substitution):
+    def logits(params, tokens_BT, *, valid_BT, **substitution):
         del params, substitution
         batches.append(tokens_BT)
+        # The one row of the longest question, padded to a multiple of 32 tokens.
+        length = int(valid_BT.sum())
+        assert valid_BT[0, :length].all() and len(valid_BT) == 1
+        assert np.asarray(tokens_BT)[0, length - 1] > 0 and not tokens_BT[:, length:].any()
         stop.request()
         return jnp.zeros((*tokens_BT.shape, model.cfg.vocab_size))
 

@@ -120,7 +120,7 @@ def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders,
     dense = lm_jax.load_pretrained(folders / "dense")
     questions = truthfulqa(folders / "mc.jsonl")
 
-    def without_attention(tokens_BT):
+    def without_attention(tokens_BT, valid_BT):
         def attend(scores_BNTS):
             return 0.0 * jax.nn.softmax(scores_BNTS)
 

@@ -75,8 +75,8 @@ def test_the_lists_are_as_long_as_the_layer_with_most_edges_and_grow_when_more_o
     """As if rounding had opened gates that the first pass counted as closed."""
     run, lengths = module._aux, []
 
-    def recounted(params, tokens_BT, attend, cfg):
-        aux = run(params, tokens_BT, attend, cfg)
+    def recounted(params, tokens_BT, attend, *rest):
+        aux = run(params, tokens_BT, attend, *rest)
         lengths.append(attend.fn.edge_capacity)
         return aux | {"open_edges_BN": aux["open_edges_BN"] // 8} if len(lengths) == 1 else aux
 

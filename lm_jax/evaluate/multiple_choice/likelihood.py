@@ -5,7 +5,8 @@
        lm-evaluation-harness does it: no token boundary is forced between the two.
     2. Keep the last `max_length` tokens to read, if there are more.
     3. Sort by length, cut into batches of few shapes, pad on the right. The model is causal, so
-       padding reaches nothing that is scored.
+       padding reaches nothing that is scored; rotations by length (LongRoPE, dynamic NTK) are told
+       which tokens are padding.
     4. Sum log softmax(logits) over the continuation, in float32.
 
 Results can be kept in a folder, under a hash of the model and of all settings that decide its
@@ -33,9 +34,9 @@ from lm_jax.run.files import storage_error
 from lm_jax.run.rows import RowStore
 from lm_jax.text.tokenizer import Tokenizer
 
-Logits = Callable[[np.ndarray], jax.Array]
+Logits = Callable[[np.ndarray, np.ndarray], jax.Array]
 
-_FORMAT = 1
+_FORMAT = 2
 _LENGTH_STEP = 32
 _DIGEST_CHARS = 32
 _SCHEMA = pa.schema(
@@ -62,8 +63,9 @@ class Scorer:
     """A model to score: function from tokens to logits, tokenizer, longest context and batch.
 
     Attributes:
-      logits: from ids, int32 `[B, T]`, to logits `[B, T, V]`; causal, deterministic and compiled. T
-        is a multiple of 32 or `max_length`, B a power of two.
+      logits: from ids, int32 `[B, T]`, and where they are no padding, bool `[B, T]`, to logits
+        `[B, T, V]`; causal, deterministic and compiled. T is a multiple of 32 or `max_length`, B a
+        power of two.
       tokenizer: the model's.
       max_length: the most tokens that the model reads.
       batch_tokens: the most tokens in a batch, of which all logits are held at once.
@@ -211,12 +213,13 @@ def _shape(longest: _Row, scorer: Scorer) -> tuple[int, int]:
 def _run(scorer: Scorer, batch: list[_Row]) -> Iterator[Score]:
     shape = _shape(batch[0], scorer)
     tokens_BT, targets_BT = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    scored_BT = np.zeros(shape, bool)
+    valid_BT, scored_BT = np.zeros(shape, bool), np.zeros(shape, bool)
     for b, row in enumerate(batch):
         end = len(row.ids) - 1
         tokens_BT[b, :end], targets_BT[b, :end] = row.ids[:-1], row.ids[1:]
-        scored_BT[b, end - row.scored : end] = True
-    total_B, greedy_B = jax.device_get(_totals(scorer.logits(tokens_BT), targets_BT, scored_BT))
+        valid_BT[b, :end], scored_BT[b, end - row.scored : end] = True, True
+    logits_BTV = scorer.logits(tokens_BT, valid_BT)
+    total_B, greedy_B = jax.device_get(_totals(logits_BTV, targets_BT, scored_BT))
     for b in range(len(batch)):
         if np.isnan(total_B[b]):
             raise BadInputError(

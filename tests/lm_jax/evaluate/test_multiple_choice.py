@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import lm_jax
 from lm_jax.errors import BadInputError, StorageError, UsageError
 from lm_jax.evaluate.multiple_choice import (
     TASKS,
@@ -22,7 +23,7 @@ from lm_jax.evaluate.multiple_choice import (
     questions,
     read,
 )
-from tests import rounding
+from tests import rounding, tiny
 from tests.lm_jax.evaluate import tiny_multiple_choice
 from tests.lm_jax.evaluate.tiny_multiple_choice import QUESTIONS
 
@@ -64,6 +65,30 @@ def test_scores_are_those_of_a_pass_for_each_pair(alone, batch_tokens):
         rounding.assert_within((result.log_likelihood, result.greedy), wanted)
 
 
+def test_padding_does_not_count_for_rotations_by_length():
+    """A text of fewer tokens than the first context of LongRoPE, beside one of more."""
+    tokenizer, factors = tiny_multiple_choice.tokenizer(), ((1.0, 1.5, 2.0, 2.5), (4.0,) * 4)
+    rope = lm_jax.Rope(theta=10.0, scaling=lm_jax.LongRopeScaling(*factors, 20, 1.0))
+    cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, rope=rope)
+    params = jax.tree.map(lambda x: 5.0 * x, lm_jax.init_params(jax.random.key(0), cfg))
+
+    def logits(tokens_BT, valid_BT):
+        return tiny.forward(params, tokens_BT, cfg=cfg, valid_BT=valid_BT).logits
+
+    asked = [likelihood.pair(tokenizer, text, " the cake") for text in ("the dog ate", "42 " * 9)]
+    lengths = [len(each.context) + len(each.continuation) - 1 for each in asked]
+    assert lengths[0] <= 20 < lengths[1] <= 32
+    scores = likelihood.score(Scorer(logits, tokenizer, max_length=64), asked)
+    for each, result in zip(asked, scores, strict=True):
+        ids, count = np.array(each.context + each.continuation), len(each.continuation)
+
+        def alone(params, ids=ids, count=count):
+            logits_TV = lm_jax.forward(params, jnp.asarray(ids[None, :-1]), cfg).logits[0, -count:]
+            return jax.nn.log_softmax(logits_TV)[jnp.arange(count), ids[-count:]].sum()
+
+        rounding.assert_within(np.float32(result.log_likelihood), rounding.expected(alone, params))
+
+
 def test_greedy_is_what_the_model_would_say():
     tokenizer = tiny_multiple_choice.tokenizer()
     (the,) = tokenizer.encode(" the")
@@ -82,7 +107,7 @@ def test_greedy_is_what_the_model_would_say():
 def test_shapes_are_few_and_a_mesh_divides_them():
     shapes = []
 
-    def logits(tokens_BT):
+    def logits(tokens_BT, valid_BT):
         shapes.append(tokens_BT.shape)
         return np.zeros((*tokens_BT.shape, 300), np.float32)
 
@@ -95,9 +120,9 @@ def test_equal_pairs_are_scored_once():
     scorer = tiny_multiple_choice.scorer()
     rows = []
 
-    def logits(tokens_BT):
+    def logits(tokens_BT, valid_BT):
         rows.extend(tokens_BT.any(1))
-        return scorer.logits(tokens_BT)
+        return scorer.logits(tokens_BT, valid_BT)
 
     token_pairs = pairs(scorer)
     twice = likelihood.score(dataclasses.replace(scorer, logits=logits), token_pairs + token_pairs)
@@ -169,9 +194,9 @@ def test_the_cache_tells_models_and_settings_apart(tmp_path):
     def counted(seed):
         scorer = tiny_multiple_choice.scorer(seed)
 
-        def logits(tokens_BT):
+        def logits(*arrays):
             calls.append(seed)
-            return scorer.logits(tokens_BT)
+            return scorer.logits(*arrays)
 
         return dataclasses.replace(scorer, logits=logits)
 
@@ -195,11 +220,11 @@ def test_a_killed_run_goes_on(tmp_path):
     whole = tiny_multiple_choice.scorer(batch_tokens=64)
     calls = []
 
-    def dies(tokens_BT):
+    def dies(tokens_BT, valid_BT):
         calls.append(tokens_BT.shape)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return whole.logits(tokens_BT)
+        return whole.logits(tokens_BT, valid_BT)
 
     def answers(logits):
         with open_cache(tmp_path, model="0" * 64, settings={}) as cache:
@@ -212,7 +237,8 @@ def test_a_killed_run_goes_on(tmp_path):
     total = len(calls)
     calls.clear()
     comparison.answers(
-        dataclasses.replace(whole, logits=lambda t: calls.append(0) or whole.logits(t)), QUESTIONS
+        dataclasses.replace(whole, logits=lambda *each: calls.append(0) or whole.logits(*each)),
+        QUESTIONS,
     )
     # The third batch alone was done twice.
     assert total == len(calls) + 1

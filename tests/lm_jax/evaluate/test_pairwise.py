@@ -122,7 +122,7 @@ def bigram_scorer(likely, *, max_length=2048):
         (i,) = TOKENIZER.encode(character, add_special_tokens=False)
         bias_V[i] = value
 
-    def logits(tokens_BT):
+    def logits(tokens_BT, valid_BT):
         return jnp.broadcast_to(jnp.asarray(bias_V), (*tokens_BT.shape, 257))
 
     return Scorer(jax.jit(logits), TOKENIZER, max_length)

@@ -54,15 +54,15 @@ def decoder_logits(seed: int, vocab_size: int):
 
 
 @jax.jit
-def _logits(params, tokens_BT):
+def _logits(params, tokens_BT, valid_BT=None):
     cfg = tiny.decoder(vocab_size=params["embed"]["tokens"].shape[0])
-    return lm_jax.forward(params, tokens_BT, cfg).logits
+    return lm_jax.forward(params, tokens_BT, cfg, valid_BT=valid_BT).logits
 
 
 def unigram_logits(log_probs_V: np.ndarray):
     """A model to which every position is alike."""
 
-    def logits(tokens_BT):
+    def logits(tokens_BT, valid_BT):
         return jnp.broadcast_to(log_probs_V[None, None], (*tokens_BT.shape, log_probs_V.size))
 
     return logits

@@ -369,7 +369,9 @@ def test_the_device_is_named_only_where_jax_was_used(monkeypatch):
 def test_the_fallbacks_of_a_run_are_in_its_provenance(tmp_path, monkeypatch):
     from kernels.core import dispatch
 
-    monkeypatch.setattr(dispatch, "_FALLBACKS", ["of an earlier run"])
+    # A function that an earlier run of the process traced is not traced again.
+    earlier = "of an earlier run"
+    monkeypatch.setattr(dispatch, "_FALLBACKS", [earlier])
     for start in range(2):
         with open_workdir(tmp_path / "run", {"lr": 1}) as work:
             record_provenance(work.path, collect_provenance())
@@ -379,6 +381,7 @@ def test_the_fallbacks_of_a_run_are_in_its_provenance(tmp_path, monkeypatch):
                     dispatch.choose("op", None, {"pallas": f"is out {start}; try xla", "xla": ""})
     said = "op: pallas is out {}; xla runs instead, which can be many times slower"
     stored = read_provenance(tmp_path / "run")
-    assert stored.fallbacks == (said.format(0),)
-    assert [each.fallbacks for each in stored.restarts] == [(said.format(1),)]
+    first = (earlier, said.format(0))
+    assert stored.fallbacks == first
+    assert [each.fallbacks for each in stored.restarts] == [(*first, said.format(1))]
     assert said.format(1) in (tmp_path / "run" / "log.txt").read_text()

@@ -5,10 +5,12 @@ import json
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lm_jax.model.precision import PRECISION
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
 from sparse_jax.two_hop.config import TwoHopConfig
 from sparse_jax.two_hop.measures import paths
@@ -76,6 +78,23 @@ def test_the_route_of_a_transcoder_made_by_hand_has_the_whole_share(route):
     # Each pair is 1 with probability P^2, and has one feature or two.
     expected = 2 * P**2 * (1 if route == "merged" else 2)
     assert found.l0 == pytest.approx(expected, rel=1e-12)
+
+
+def test_paths_are_measured_with_exact_products(monkeypatch):
+    """A CPU multiplies exactly anyway, so that the precision itself is looked at."""
+    seen = []
+
+    def watched(run):
+        def watch(*arguments):
+            seen.append(jax.config.jax_default_matmul_precision)
+            return run(*arguments)
+
+        return watch
+
+    for name in ("encode", "decode"):
+        monkeypatch.setattr(Transcoder, name, watched(getattr(Transcoder, name)))
+    paths(_by_hand("merged"), RELAY, P)
+    assert seen == [PRECISION, PRECISION]
 
 
 def test_shares_weigh_what_is_written_and_what_is_read():
