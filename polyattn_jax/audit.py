@@ -68,6 +68,7 @@ from polyattn_jax.report import findings, page, terminal
 from polyattn_jax.results import AuditSummary
 from polyattn_jax.row_maps import resolve_bias
 from polyattn_jax.suites import Suite, read_jsonl, read_texts
+from polyattn_jax.suites.texts import SHIPPED
 
 SUMMARY, REPORT = "summary.json", "report.html"
 
@@ -277,7 +278,7 @@ def inputs(config: AuditConfig) -> Inputs:
             "config.prompts": config.prompts,
             "config.text": config.text,
             "config.truthfulqa": config.truthfulqa,
-            "config.haystack": config.haystack,
+            "config.haystack": "" if config.haystack in SHIPPED else config.haystack,
             **{f"biases {name}": str(name) for name in biases},
         }
     )

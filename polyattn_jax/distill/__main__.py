@@ -37,6 +37,7 @@ from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import write_json, write_text
 from lm_jax.run.finished import Inputs, file_inputs, finish_time, mark_finished
+from lm_jax.text.corpora import corpus_inputs
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
@@ -135,7 +136,8 @@ def inputs(config: DistillConfig) -> Inputs:
     """The model, the heads and the text of a training."""
     return {
         **identities({"model": config.model}),
-        **file_inputs({"config.hybrid": config.hybrid, "config.corpus": config.corpus.source}),
+        **file_inputs({"config.hybrid": config.hybrid}),
+        **corpus_inputs({"config.corpus": config.corpus.source}),
     }
 
 

@@ -174,7 +174,7 @@ def identify(config: GraphConfig) -> dict[str, str]:
             if folder and Path(folder).is_dir()
         },
         "prompts": prompt_files.digest(_wanted(config)),
-        **file_inputs({"config.corpus": config.corpus.source}),
+        **corpora.corpus_inputs({"config.corpus": config.corpus.source}),
         **file_inputs(
             {f"labels {role}": getattr(config, labels_field(role)) for role in config.sources}
         ),
