@@ -37,7 +37,8 @@ def finish_time(folder: str | os.PathLike[str], inputs: Inputs) -> str | None:
     """Returns when (ISO 8601, UTC) the run in `folder` finished, or None if it has not.
 
     A run of an earlier version is compared with what its provenance says of the same names. An
-    input that is no longer there is not compared, which is said on the console.
+    input that is no longer there, or that was not recorded, is not compared, which is said on the
+    console.
 
     Raises:
       BadInputError: it finished with another model or another file.
@@ -46,7 +47,12 @@ def finish_time(folder: str | os.PathLike[str], inputs: Inputs) -> str | None:
     if not is_finished(folder):
         return None
     marker = read_json(folder / FINISHED_FILE)
-    check_inputs(folder, marker.get("inputs", _of_provenance(folder)), inputs)
+    recorded = marker.get("inputs", _of_provenance(folder))
+    check_inputs(folder, recorded, inputs)
+    if unknown := [name for name in inputs if name not in recorded]:
+        processes.note(
+            f"{folder}: {', '.join(unknown)} cannot be compared, as the run did not record them"
+        )
     if gone := [name for name in marker.get("inputs", ()) if name not in inputs]:
         processes.note(f"{folder}: {', '.join(gone)} cannot be compared, being no longer there")
     return marker["finished"]

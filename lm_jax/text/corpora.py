@@ -81,7 +81,7 @@ def documents(
 
 def hashes(source: str | Path) -> dict[str, str]:
     """sha256 of every file of a source by its name, or of the archive of an asset."""
-    kind, _, rest = str(source).partition(":")
+    kind = str(source).partition(":")[0]
     if kind in _ASSETS:
         return {archive.filename: archive.sha256 for archive in assets.entry(kind).archives}
     # What tensorflow-datasets has prepared is known by the hash of its documents alone.
@@ -103,7 +103,7 @@ def hashes(source: str | Path) -> dict[str, str]:
 
 def own_hashes(source: str | Path) -> dict[str, str]:
     """`hashes` of a user's own files; empty for other sources, and for files that are not there."""
-    kind, _, _ = str(source).partition(":")
+    kind = str(source).partition(":")[0]
     root = _root(source)
     if kind in (*_ASSETS, "tfds", ""):
         return {}

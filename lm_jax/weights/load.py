@@ -267,7 +267,9 @@ def _fitted(path: Path, tokenizer: Tokenizer | None, cfg: DecoderConfig) -> Toke
         path,
         ", ".join(repr(names[i]) for i in surplus),
     )
-    return dataclasses.replace(tokenizer, embedding_rows=cfg.vocab_size)
+    # The model can never give the others.
+    stops = tuple(i for i in tokenizer.other_stop_ids if i < cfg.vocab_size)
+    return dataclasses.replace(tokenizer, embedding_rows=cfg.vocab_size, other_stop_ids=stops)
 
 
 def resolve(source: str | Path) -> Path:

@@ -37,11 +37,11 @@ from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import write_json, write_text
 from lm_jax.run.finished import Inputs, file_inputs, finish_time, mark_finished
-from lm_jax.text.corpora import corpus_inputs
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import open_workdir
+from lm_jax.text.corpora import corpus_inputs
 from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.weights import hub

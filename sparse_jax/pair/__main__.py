@@ -10,8 +10,8 @@ with the same parameters.
 from lm_jax.run import cli, processes
 from lm_jax.run.config import from_plain
 from lm_jax.run.finished import finish_time, mark_finished
-from lm_jax.text.corpora import corpus_inputs
 from lm_jax.run.results import load_result
+from lm_jax.text.corpora import corpus_inputs
 from lm_jax.train.config import MAY_CHANGE
 from sparse_jax.pair import study
 from sparse_jax.pair.config import PairConfig

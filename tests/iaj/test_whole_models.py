@@ -1,6 +1,7 @@
 """No command takes a part of a model for the model: gates and trained runs are read or refused."""
 
 from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
@@ -84,3 +85,9 @@ def test_folders_of_runs_are_known(tmp_path):
     assert runs.is_run(run) and runs.is_run(run / "seed_3") and not runs.is_run(run / "data")
     with pytest.raises(BadInputError, match="is a run or an export of iaj protot"):
         lm_jax.load_pretrained(run)
+
+
+def test_a_folder_of_an_exporter_with_a_file_of_that_name_is_no_run(gated, tmp_path):
+    folder = shutil.copytree(gated, tmp_path / "model", ignore=shutil.ignore_patterns(hub.GATES))
+    (folder / "export.json").write_text('{"format": "onnx", "files": []}')
+    assert not runs.is_run(folder)
