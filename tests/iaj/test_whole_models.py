@@ -1,5 +1,6 @@
 """No command takes a part of a model for the model: gates and trained runs are read or refused."""
 
+import json
 from pathlib import Path
 import shutil
 
@@ -71,6 +72,19 @@ def test_commands_that_take_sparse_models_apply_their_gates(gated):
 def test_a_caller_that_applies_the_gates_gets_the_weights(gated):
     model = lm_jax.load_pretrained(gated, without_gates=True)
     assert model.sha256 == sparse_jax.load(gated).base.sha256
+
+
+@pytest.mark.parametrize("known_by", ["config.json", "README.md"])
+def test_a_copy_without_its_gates_is_refused(known_by, gated, tmp_path):
+    folder = shutil.copytree(gated, tmp_path / "model", ignore=shutil.ignore_patterns(hub.GATES))
+    if known_by == "config.json":
+        (folder / "README.md").unlink()
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        del config[hub.GATES_FIELD]
+        (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInputError, match="of a sparse model, but not its gates"):
+        lm_jax.load_pretrained(folder)
 
 
 def test_gates_are_downloaded_with_the_weights():
