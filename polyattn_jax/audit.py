@@ -37,7 +37,7 @@ from lm_jax.parallel import sharding
 from lm_jax.run import cli, processes
 from lm_jax.run.config import canonical_json, config_hash, from_plain
 from lm_jax.run.files import write_json, write_text
-from lm_jax.run.finished import Inputs, file_inputs, finish_time, mark_finished
+from lm_jax.run.finished import Inputs, file_inputs, finish_time, is_finished, mark_finished
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
@@ -295,7 +295,9 @@ def run_in(
       resume: as `open_workdir` takes it.
     """
     settled = config if isinstance(config, AuditConfig) else from_plain(config, AuditConfig)
-    check_inputs(settled)
+    # What was finished is shown, though a file of it is gone.
+    if not is_finished(folder.expanduser()):
+        check_inputs(settled)
     with processes.open_shared_workdir(folder, config, resume=resume) as workdir:
         given = inputs(settled)
         done = finish_time(workdir, given)

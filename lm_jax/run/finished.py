@@ -23,6 +23,10 @@ Inputs = Mapping[str, str]
 NO_INPUTS: Inputs = {}
 
 
+class OtherInputsError(BadInputError):
+    """A finished run was made from other inputs than those that are named now."""
+
+
 def mark_finished(folder: Path, inputs: Inputs) -> None:
     """Writes the marker of a finished run; call it when every other file is written."""
     write_json(folder / FINISHED_FILE, {"finished": utc_now(), "inputs": dict(inputs)})
@@ -41,7 +45,7 @@ def finish_time(folder: str | os.PathLike[str], inputs: Inputs) -> str | None:
     console.
 
     Raises:
-      BadInputError: it finished with another model or another file.
+      OtherInputsError: it finished with another model or another file.
     """
     folder = Path(folder)
     if not is_finished(folder):
@@ -87,7 +91,7 @@ def check_inputs(folder: Path, recorded: Inputs, inputs: Inputs) -> None:
       inputs: of the command now.
 
     Raises:
-      BadInputError: naming the inputs, and what of a model differs.
+      OtherInputsError: naming the inputs, and what of a model differs.
     """
     changes = [
         f"{name}: {change}"
@@ -95,7 +99,7 @@ def check_inputs(folder: Path, recorded: Inputs, inputs: Inputs) -> None:
         if name in recorded and (change := _change(recorded[name], now, f"{folder}: {name}"))
     ]
     if changes:
-        raise BadInputError(
+        raise OtherInputsError(
             f"{folder} holds the results of other inputs ({'; '.join(changes)}); put those back, "
             "or choose another --workdir"
         )

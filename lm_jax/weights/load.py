@@ -321,10 +321,11 @@ def identities(
       BadInputError, CorruptError: a model is there and cannot be read.
     """
     read = read or (lambda source: open_pretrained(source).identity)
-    return {name: read(source).text for name, source in sources.items() if _is_there(source)}
+    return {name: read(source).text for name, source in sources.items() if is_there(source)}
 
 
-def _is_there(source: str | Path) -> bool:
+def is_there(source: str | Path) -> bool:
+    """Whether there is such a source, as `load_pretrained` takes it."""
     try:
         resolve(source)
     except BadInputError:
