@@ -37,7 +37,7 @@ from lm_jax.parallel import sharding
 from lm_jax.run import cli, processes
 from lm_jax.run.config import canonical_json, config_hash, from_plain
 from lm_jax.run.files import write_json, write_text
-from lm_jax.run.finished import Inputs, file_inputs, finish_time, mark_finished
+from lm_jax.run.finished import Inputs, file_inputs, finish_time, is_finished, mark_finished
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
@@ -68,6 +68,7 @@ from polyattn_jax.report import findings, page, terminal
 from polyattn_jax.results import AuditSummary
 from polyattn_jax.row_maps import resolve_bias
 from polyattn_jax.suites import Suite, read_jsonl, read_texts
+from polyattn_jax.suites.texts import SHIPPED
 
 SUMMARY, REPORT = "summary.json", "report.html"
 
@@ -277,7 +278,7 @@ def inputs(config: AuditConfig) -> Inputs:
             "config.prompts": config.prompts,
             "config.text": config.text,
             "config.truthfulqa": config.truthfulqa,
-            "config.haystack": config.haystack,
+            "config.haystack": "" if config.haystack in SHIPPED else config.haystack,
             **{f"biases {name}": str(name) for name in biases},
         }
     )
@@ -294,7 +295,9 @@ def run_in(
       resume: as `open_workdir` takes it.
     """
     settled = config if isinstance(config, AuditConfig) else from_plain(config, AuditConfig)
-    check_inputs(settled)
+    # What was finished is shown, though a file of it is gone.
+    if not is_finished(folder.expanduser()):
+        check_inputs(settled)
     with processes.open_shared_workdir(folder, config, resume=resume) as workdir:
         given = inputs(settled)
         done = finish_time(workdir, given)

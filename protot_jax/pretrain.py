@@ -41,10 +41,11 @@ from lm_jax.parallel import sharding
 from lm_jax.run import cli, processes
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import write_json, write_text
-from lm_jax.run.finished import file_inputs, finish_time, mark_finished
+from lm_jax.run.finished import finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import Resume
+from lm_jax.text.corpora import corpus_inputs
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import SplitSize, prepare_on_first
 from lm_jax.train import optim
@@ -337,7 +338,7 @@ def run_in(
             prepare_on_first(data, settled.corpus)
             at = os.path.relpath(data, workdir)
             processes.on_first(lambda: link.symlink_to(at, target_is_directory=True))
-        given = file_inputs({"config.corpus": settled.corpus.source})
+        given = corpus_inputs({"config.corpus": settled.corpus.source})
         done = finish_time(workdir, given)
         if not done:
             run(settled, workdir)

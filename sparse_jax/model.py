@@ -32,6 +32,7 @@ from lm_jax.weights import card as cards
 from lm_jax.weights import hub
 from lm_jax.weights.identity import config_digest
 from lm_jax.weights.load import OpenedModel, Pretrained, load_pretrained, open_pretrained
+from lm_jax.weights.safetensors import CONFIG
 from lm_jax.weights.save import save_pretrained
 from sparse_jax.attend import by_kernels, gated
 from sparse_jax.open_edges import open_edges
@@ -192,9 +193,12 @@ def save(
     """
     folder = Path(folder)
     save_pretrained(folder, model.cfg, model.params, model.tokenizer)
+    # A copy without the gates is then known to lack them; transformers ignores the field.
+    config = read_json(folder / CONFIG)
+    write_json(folder / CONFIG, config | {hub.GATES_FIELD: SPARSE})
     write_bytes(folder / cards.CARD, card(model.cfg.family, gates, numbers).encode())
     # Of the files, as they will be read.
-    identity = open_pretrained(folder).identity
+    identity = open_pretrained(folder, without_gates=True).identity
     note = {
         "format": _FORMAT,
         "weights_sha256": identity.weights,
@@ -307,7 +311,7 @@ def card(family: str, gates: Gates, numbers: Mapping[str, Any]) -> str:
         else "the open ones keep their weights from the softmax over all keys"
     )
     return cards.card(
-        "A model with sparse attention",
+        cards.SPARSE_TITLE,
         "Post-trained so that most attention edges are closed at nearly the loss of the dense "
         "model. Every edge (query, key) of a head has a gate, open where "
         f"{score} + bias > 0; a closed edge has weight 0, and {weights}.",

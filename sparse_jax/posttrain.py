@@ -49,10 +49,11 @@ from lm_jax.model.precision import exact_jit
 from lm_jax.run import cli, processes
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import to_jsonable, write_json, write_text
-from lm_jax.run.finished import Inputs, file_inputs, finish_time, mark_finished
+from lm_jax.run.finished import Inputs, finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
+from lm_jax.text.corpora import corpus_inputs
 from lm_jax.text.preparation import SplitSize
 from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Evaluation
@@ -302,7 +303,7 @@ def edge_metrics(params: ParamTree, step: int, result: Evaluation) -> dict[str, 
 
 def inputs(config: PosttrainConfig) -> Inputs:
     """The model and the text of a post-training, without loading weights."""
-    text = file_inputs({"config.corpus": config.corpus.source})
+    text = corpus_inputs({"config.corpus": config.corpus.source})
     return identities({"model": config.model}) | text
 
 

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,18 @@ def _claim(folder: Path, identity: RunIdentity, result: str, force: bool) -> boo
     file = folder / RUN
     if folder.exists() and any(folder.iterdir()):
         stored = load_result(file, RunIdentity) if file.exists() else RunIdentity({}, {})
-        before = _with_known_base(stored.trained, identity, file)
-        if changes := config_difference(before, identity.trained):
+        kept = _with_recorded_base(stored, identity, file)
+        if changes := config_difference(stored.trained, kept.trained):
             if not force:
                 raise UsageError(
                     f"{folder} holds a run with {', '.join(changes[:5])}; choose another "
                     "--workdir, or set that run aside with --resume=force"
                 )
             _set_aside(folder, changes)
-        elif config_difference(stored.shown, identity.shown):
-            (folder / result).unlink(missing_ok=True)
+        else:
+            identity = kept
+            if config_difference(stored.shown, identity.shown):
+                (folder / result).unlink(missing_ok=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -70,14 +73,16 @@ def _claim(folder: Path, identity: RunIdentity, result: str, force: bool) -> boo
     return (folder / result).exists()
 
 
-def _with_known_base(
-    stored: Mapping[str, Any], identity: RunIdentity, file: Path
-) -> Mapping[str, Any]:
-    """What was stored, with the base as it is called now if it is the same one."""
-    before, now = stored.get(BASE), identity.trained.get(BASE)
+def _with_recorded_base(stored: RunIdentity, identity: RunIdentity, file: Path) -> RunIdentity:
+    """The identity with the base as it was recorded, if it is the same one.
+
+    A run that recorded the weights alone never gets a configuration and a tokenizer that are not
+    known to be those of its training.
+    """
+    before, now = stored.trained.get(BASE), identity.trained.get(BASE)
     if before and now and is_same(before, now, where=file):
-        return {**stored, BASE: now}
-    return stored
+        return dataclasses.replace(identity, trained={**identity.trained, BASE: before})
+    return identity
 
 
 def _set_aside(folder: Path, changes: list[str]) -> None:

@@ -4,6 +4,8 @@ A chat model gets the message in its own template; a base model continues it aft
 words of the answer.
 """
 
+import dataclasses
+
 from lm_jax.text.chat_template import after_answer, render
 from lm_jax.text.plain_text import encode_around
 from lm_jax.text.tokenizer import Tokenizer, added_tokens
@@ -44,9 +46,12 @@ def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     if tokenizer.chat_template is None:
         return tokenizer.stop_ids
     after = after_answer(tokenizer.chat_template, _special(tokenizer)).lstrip()
-    first = tokenizer.encode(after, add_special_tokens=False)[:1]
+    # Its tokens may lack a row in the embedding, and then the model never gives them.
+    whole = dataclasses.replace(tokenizer, embedding_rows=None)
+    first = whole.encode(after, add_special_tokens=False)[:1]
     added = tokenizer.backend.get_added_tokens_decoder()
-    ends = [i for i in first if i in added and added[i].special]
+    rows = tokenizer.embedding_rows
+    ends = [i for i in first if i in added and added[i].special and (rows is None or i < rows)]
     return tuple(dict.fromkeys([*tokenizer.stop_ids, *ends]))
 
 

@@ -34,7 +34,7 @@ from lm_jax.run import stop as stop_flag
 from lm_jax.run.finished import file_inputs
 from lm_jax.run.results import Count
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights.load import load_pretrained, open_pretrained
+from lm_jax.weights.load import is_there, load_pretrained, open_pretrained
 
 KINDS = ("null", "cached:FILE", "local:FOLDER", "chat:MODEL@URL")
 GREEDY = Sampling()
@@ -229,9 +229,14 @@ def check_judge(name: str) -> None:
 
 
 def judge_inputs(name: str) -> dict[str, str]:
-    """What decides the answers of a judge besides its name: a model, or a file of answers."""
+    """What decides the answers of a judge besides its name: a model, or a file of answers.
+
+    One that is gone is left out, as in `lm_jax.weights.load.identities`.
+    """
     kind, _, place = name.partition(":")
     if kind == "local":
+        if not is_there(place):
+            return {}
         return {f"judge {name}": open_pretrained(place).identity.chat_text}
     return file_inputs({f"judge {name}": place}) if kind == "cached" else {}
 

@@ -23,6 +23,10 @@ Inputs = Mapping[str, str]
 NO_INPUTS: Inputs = {}
 
 
+class OtherInputsError(BadInputError):
+    """A finished run was made from other inputs than those that are named now."""
+
+
 def mark_finished(folder: Path, inputs: Inputs) -> None:
     """Writes the marker of a finished run; call it when every other file is written."""
     write_json(folder / FINISHED_FILE, {"finished": utc_now(), "inputs": dict(inputs)})
@@ -37,16 +41,22 @@ def finish_time(folder: str | os.PathLike[str], inputs: Inputs) -> str | None:
     """Returns when (ISO 8601, UTC) the run in `folder` finished, or None if it has not.
 
     A run of an earlier version is compared with what its provenance says of the same names. An
-    input that is no longer there is not compared, which is said on the console.
+    input that is no longer there, or that was not recorded, is not compared, which is said on the
+    console.
 
     Raises:
-      BadInputError: it finished with another model or another file.
+      OtherInputsError: it finished with another model or another file.
     """
     folder = Path(folder)
     if not is_finished(folder):
         return None
     marker = read_json(folder / FINISHED_FILE)
-    check_inputs(folder, marker.get("inputs", _of_provenance(folder)), inputs)
+    recorded = marker.get("inputs", _of_provenance(folder))
+    check_inputs(folder, recorded, inputs)
+    if unknown := [name for name in inputs if name not in recorded]:
+        processes.note(
+            f"{folder}: {', '.join(unknown)} cannot be compared, as the run did not record them"
+        )
     if gone := [name for name in marker.get("inputs", ()) if name not in inputs]:
         processes.note(f"{folder}: {', '.join(gone)} cannot be compared, being no longer there")
     return marker["finished"]
@@ -81,7 +91,7 @@ def check_inputs(folder: Path, recorded: Inputs, inputs: Inputs) -> None:
       inputs: of the command now.
 
     Raises:
-      BadInputError: naming the inputs, and what of a model differs.
+      OtherInputsError: naming the inputs, and what of a model differs.
     """
     changes = [
         f"{name}: {change}"
@@ -89,7 +99,7 @@ def check_inputs(folder: Path, recorded: Inputs, inputs: Inputs) -> None:
         if name in recorded and (change := _change(recorded[name], now, f"{folder}: {name}"))
     ]
     if changes:
-        raise BadInputError(
+        raise OtherInputsError(
             f"{folder} holds the results of other inputs ({'; '.join(changes)}); put those back, "
             "or choose another --workdir"
         )

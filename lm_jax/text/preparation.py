@@ -312,13 +312,17 @@ def prepare_corpus(
 
     Raises:
       UsageError: `folder` was prepared with other settings.
+      BadInputError: `folder` was prepared from files that have changed since; files that are gone
+        are not compared.
       BadInputError, CorruptError, StorageError: as `prepare` and `open_prepared`.
     """
     folder = Path(folder)
+    is_new = False
     with _locked(folder):
         if not (folder / MANIFEST).is_file():
             # Refused before the long part.
             check_new(folder)
+            is_new = True
             kind, _, source = corpus.source.partition(":")
             sources, notes = corpora.hashes(corpus.source), {"corpus": dataclasses.asdict(corpus)}
             if kind == KIND:
@@ -344,7 +348,21 @@ def prepare_corpus(
         raise UsageError(
             f"{folder} was prepared with {', '.join(changes)}; name another folder, or remove it"
         )
+    if not is_new:
+        _check_sources(folder, corpus.source, prepared.manifest["sources"])
     return prepared
+
+
+def _check_sources(folder: Path, source: str, stored: Mapping[str, str]) -> None:
+    """Refuses prepared data of files that have changed since."""
+    now = corpora.own_hashes(source)
+    names = sorted(name for name in {*stored, *now} if stored.get(name) != now.get(name))
+    if stored and now and names:
+        raise BadInputError(
+            f"{folder} was prepared from other files of the corpus {source} (changed, added or "
+            f"removed: {', '.join(names[:5])}{' and more' if len(names) > 5 else ''}); put those "
+            "back, or name another folder"
+        )
 
 
 def prepare_on_first(

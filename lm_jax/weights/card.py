@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 CARD = "README.md"
+# The title of a model whose gates are in a file beside its weights (`hub.GATES`).
+SPARSE_TITLE = "A model with sparse attention"
 
 
 def card(title: str, about: str, facts: Mapping[str, Any], use: str) -> str:
@@ -18,6 +20,12 @@ def card(title: str, about: str, facts: Mapping[str, Any], use: str) -> str:
     """
     rows = "\n".join(f"| {name} | {shown(value)} |" for name, value in facts.items())
     return f"# {title}\n\n{about}\n\n| | |\n|---|---|\n{rows}\n\n{use}\n"
+
+
+def is_of_sparse(folder: Path) -> bool:
+    """Whether the card in a folder is that of a model with gates."""
+    file = folder / CARD
+    return file.is_file() and file.read_bytes().startswith(f"# {SPARSE_TITLE}\n".encode())
 
 
 def portable(source: str) -> str:

@@ -2,7 +2,7 @@
 
 The cache is that of `huggingface_hub` (HF_HOME or HF_HUB_CACHE moves it). It is looked into first;
 the network is only used where a download was asked for (`lm_jax.run.downloads`), and then fetches
-the config, the safetensors, the gates and the tokenizer: no pickles, and no code.
+what is missing of the config, the safetensors, the gates and the tokenizer: no pickles, no code.
 """
 
 import contextlib
@@ -18,6 +18,8 @@ from lm_jax.weights.safetensors import CONFIG, INDEX, SINGLE, weight_map
 NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@((?!.*\.\.)[\w.-][\w./-]*))?")
 # The gates of a sparse model of `sparse_jax`; without them its weights are another model.
 GATES = "sparse.json"
+# The field of its config.json that names that file.
+GATES_FIELD = "gates"
 _FILES = (
     *(CONFIG, "model*.safetensors", INDEX, GENERATION_CONFIG, GATES),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
@@ -60,15 +62,19 @@ def find(name: str) -> Path | None:
     parts = NAME.fullmatch(name)
     if parts is None:
         return None
+    repository, revision = parts.groups()
     try:
         # Not to be in the cache is one of two usual answers.
         with contextlib.suppress(LocalEntryNotFoundError):
-            folder = _snapshot(*parts.groups(), local_files_only=True)
+            folder = _snapshot(repository, revision, local_files_only=True)
             if _is_whole(folder):
-                return folder
+                if not downloads.are_allowed():
+                    return folder
+                # Another program may have left the gates out; a later commit is not asked for.
+                revision = folder.name
     except HFValidationError:
         return None
-    return _download(name, *parts.groups()) if downloads.are_allowed() else None
+    return _download(name, repository, revision) if downloads.are_allowed() else None
 
 
 def _snapshot(repository: str, revision: str | None, *, local_files_only: bool) -> Path:

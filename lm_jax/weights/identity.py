@@ -49,7 +49,7 @@ def weights_digest(files: Iterable[Path]) -> str:
 
 def config_digest(cfg: DecoderConfig, *others: Any) -> str:
     """Digest of a configuration in canonical form; of `others` too, dataclasses or plain data."""
-    return config_hash([_canonical(each) for each in (_simplest(cfg), *others)])
+    return config_hash([canonical(each) for each in (_simplest(cfg), *others)])
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:
@@ -60,7 +60,7 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
         if field.name not in ("backend", "chat_template")
     }
     given = {name: value for name, value in special.items() if value not in (None, ())}
-    return config_hash({"state": tokenizer.sha256, "special": _canonical(given)})
+    return config_hash({"state": tokenizer.sha256, "special": canonical(given)})
 
 
 def _simplest(cfg: DecoderConfig) -> DecoderConfig:
@@ -77,21 +77,21 @@ def _simplest(cfg: DecoderConfig) -> DecoderConfig:
     return dataclasses.replace(cfg, **changes)
 
 
-def _canonical(value: Any) -> Any:
-    """Plain data that is equal for equal settings."""
+def canonical(value: Any) -> Any:
+    """Plain data that is equal for equal settings, dataclasses or plain data."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         given = {
             field.name: plain
             for field in dataclasses.fields(value)
             # Functions compute the same in another way.
             if not callable(getattr(value, field.name))
-            and (plain := _canonical(getattr(value, field.name))) != _default(field)
+            and (plain := canonical(getattr(value, field.name))) != _default(field)
         }
         return {"kind": type(value).__name__} | given
     if isinstance(value, dict):
-        return {name: _canonical(each) for name, each in value.items()}
+        return {name: canonical(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_canonical(each) for each in value]
+        return [canonical(each) for each in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
@@ -100,7 +100,7 @@ def _canonical(value: Any) -> Any:
 def _default(field: dataclasses.Field[Any]) -> Any:
     """The default of a field in canonical form; a field without one differs from every value."""
     if field.default is not dataclasses.MISSING:
-        return _canonical(field.default)
+        return canonical(field.default)
     if field.default_factory is not dataclasses.MISSING:
-        return _canonical(field.default_factory())
+        return canonical(field.default_factory())
     return dataclasses.MISSING

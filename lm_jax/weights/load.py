@@ -36,6 +36,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.weights import card as cards
 from lm_jax.weights import hub, runs, table
 from lm_jax.weights.families import FAMILIES
 from lm_jax.weights.identity import identify, weights_digest
@@ -172,7 +173,7 @@ def open_pretrained(
     if (path / MANIFEST).exists() or (path / ARRAYS).is_dir():
         opened = _open_converted(path)
     elif path.is_dir():
-        opened = _open_folder(path)
+        opened = _open_folder(path, without_gates)
     elif path.suffix == ".gguf":
         opened = _open_gguf(path)
     else:
@@ -197,8 +198,14 @@ def _check_whole_model(path: Path, without_gates: bool) -> None:
         )
 
 
-def _open_folder(path: Path) -> OpenedModel:
+def _open_folder(path: Path, without_gates: bool) -> OpenedModel:
     family, raw = read_family(path, FAMILIES)
+    if not without_gates and (hub.GATES_FIELD in raw or cards.is_of_sparse(path)):
+        raise BadInputError(
+            f"{path} has the weights of a sparse model, but not its gates, {hub.GATES}: without "
+            "them they are another model; copy the whole folder, or fetch the file with --download "
+            "(download=True)"
+        )
     weights = SafetensorsSource(path, family)
     cfg = family.read_config(read_hf_config(path, family, raw, len(weights.shapes())))
     read = functools.partial(load_params, weights, cfg)
@@ -267,7 +274,9 @@ def _fitted(path: Path, tokenizer: Tokenizer | None, cfg: DecoderConfig) -> Toke
         path,
         ", ".join(repr(names[i]) for i in surplus),
     )
-    return dataclasses.replace(tokenizer, embedding_rows=cfg.vocab_size)
+    # The model can never give the others.
+    stops = tuple(i for i in tokenizer.other_stop_ids if i < cfg.vocab_size)
+    return dataclasses.replace(tokenizer, embedding_rows=cfg.vocab_size, other_stop_ids=stops)
 
 
 def resolve(source: str | Path) -> Path:
@@ -312,10 +321,11 @@ def identities(
       BadInputError, CorruptError: a model is there and cannot be read.
     """
     read = read or (lambda source: open_pretrained(source).identity)
-    return {name: read(source).text for name, source in sources.items() if _is_there(source)}
+    return {name: read(source).text for name, source in sources.items() if is_there(source)}
 
 
-def _is_there(source: str | Path) -> bool:
+def is_there(source: str | Path) -> bool:
+    """Whether there is such a source, as `load_pretrained` takes it."""
     try:
         resolve(source)
     except BadInputError:

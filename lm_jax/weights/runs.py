@@ -16,6 +16,7 @@ import jax
 
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
+from lm_jax.run.files import read_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.tokenizer import Tokenizer
@@ -56,6 +57,8 @@ class RunReader:
 
 
 _EXPORT, _CHECKPOINTS = "export.json", "checkpoints"
+# Fields of the manifest of an export.
+_OF_EXPORT = {"format", "files", "sha256", "step"}
 _SEED = re.compile(r"seed_(\d+)")
 
 _READERS: dict[str, RunReader] = {}
@@ -72,8 +75,11 @@ def is_run(source: str | os.PathLike[str]) -> bool:
     It is for whoever must not take one for a pretrained model; no reader needs to be registered.
     """
     folder = Path(source)
-    if (folder / _EXPORT).is_file():
-        return (folder / CONFIG_FILE).is_file()
+    if (folder / CONFIG_FILE).is_file() and (folder / _EXPORT).is_file():
+        manifest = read_json(folder / _EXPORT)
+        # Other programs write files of this name too.
+        if isinstance(manifest, dict) and manifest.keys() >= _OF_EXPORT:
+            return True
     run = folder.parent if _SEED.fullmatch(folder.name) else folder
     return (run / CONFIG_FILE).is_file() and any(
         (each / _CHECKPOINTS).is_dir() and _SEED.fullmatch(each.name) for each in run.glob("seed_*")

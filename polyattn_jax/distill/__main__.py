@@ -41,6 +41,7 @@ from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import open_workdir
+from lm_jax.text.corpora import corpus_inputs
 from lm_jax.train.config import MAY_CHANGE, CheckpointPolicy, TrainConfig
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.weights import hub
@@ -135,7 +136,8 @@ def inputs(config: DistillConfig) -> Inputs:
     """The model, the heads and the text of a training."""
     return {
         **identities({"model": config.model}),
-        **file_inputs({"config.hybrid": config.hybrid, "config.corpus": config.corpus.source}),
+        **file_inputs({"config.hybrid": config.hybrid}),
+        **corpus_inputs({"config.corpus": config.corpus.source}),
     }
 
 

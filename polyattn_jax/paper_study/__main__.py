@@ -27,6 +27,7 @@ from lm_jax.report import slug
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import write_json, write_text
+from lm_jax.run.finished import OtherInputsError
 from lm_jax.run.options import required
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.tables import write_table
@@ -86,6 +87,9 @@ def run(
         own = dataclasses.replace(config, model=model)
         try:
             summary = audit.run_in(own, folder / slug(name), resume=resume)
+        except OtherInputsError:
+            # Its model is there, and the finished audit is of another one.
+            raise
         except BadInputError as error:
             # A result is passed on; the name of somebody's home is not part of it.
             reason = str(error).replace(str(Path.home()), "~")

@@ -32,17 +32,19 @@ from lm_jax.errors import UsageError
 from lm_jax.report import slug
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, storage_error, to_jsonable, write_json, write_text
-from lm_jax.run.finished import Inputs, finish_time, mark_finished
+from lm_jax.run.finished import Inputs, file_inputs, finish_time, mark_finished
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import Resume, open_workdir
+from lm_jax.text.preparation import MANIFEST
 from protot_jax.interventions import comparison, experiment, report, report_text
 from protot_jax.interventions.experiment import InterventionConfig, SubjectModel
 from protot_jax.interventions.results import Comparison, InterventionReport
 from protot_jax.interventions.sentences import Sentence, read, shipped, shipped_digest
 from protot_jax.run_options import RunOptions
+from protot_jax.saved_run import DATA
 
 FOLDER = "interventions"
 RESULT = "intervention.json"
@@ -255,7 +257,7 @@ def several(
             result, page = one(subjects, run, task, own, resume)
             print(page)
             results.append(result)
-        given = inputs(subjects)
+        given = inputs(subjects, run)
         if not finish_time(work.path, given):
             compared = comparison.compare(results)
             write_json(work.path / COMPARISON, compared)
@@ -275,7 +277,7 @@ def one(
 ) -> tuple[InterventionReport, Path]:
     """The result of one concept, measured or from a finished folder, and its page."""
     with open_workdir(folder, task.settings, resume=resume) as work:
-        given = inputs(subjects)
+        given = inputs(subjects, run)
         if done := finish_time(work.path, given):
             print(f"finished {done}")
         else:
@@ -284,9 +286,10 @@ def one(
         return load_result(work.path / RESULT, InterventionReport), work.path / PAGE
 
 
-def inputs(subjects: Sequence[SubjectModel]) -> Inputs:
-    """The models of an intervention; the settings have the digest of its sentences."""
-    return {str(each): each.model.identity.text for each in subjects}
+def inputs(subjects: Sequence[SubjectModel], run: Path) -> Inputs:
+    """The models and the prepared text; the settings have the digest of the sentences."""
+    text = file_inputs({"prepared text": run / DATA / MANIFEST})
+    return {str(each): each.model.identity.text for each in subjects} | text
 
 
 def write_results(
@@ -304,7 +307,7 @@ def write_results(
             seeds={"reinitialise": task.settings.reinit_seed},
             dtype="float32",
             data={
-                **inputs(subjects),
+                **inputs(subjects, run),
                 "documents": data.manifest["documents_sha256"],
                 "sentences": task.settings.sentences_sha256,
             },

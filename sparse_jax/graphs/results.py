@@ -22,7 +22,7 @@ class ModelFacts:
       layers, heads: of the model's config; blocks of prototypes have no heads.
       gated: whether it has gates.
       transcoder: as the command named it; "" of neurons.
-      transcoder_sha256: digest of its files.
+      transcoder_sha256: which one it is (`transcoders.files.identity`).
       same_model: whether the transcoder says that it is of this model; false where it says nothing.
       kind, features, window: of the transcoder; of neurons "neurons", and how many a layer has.
       skip_start: first tokens of a prompt that have no features.

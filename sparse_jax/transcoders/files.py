@@ -26,8 +26,11 @@ import numpy as np
 import yaml
 
 from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.run.config import config_hash
 from lm_jax.run.files import new_folder, read_json, write_bytes, write_json
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.results import Count, InvalidError, parse_result
+from lm_jax.weights.identity import canonical, weights_digest
 from sparse_jax.transcoders.transcoder import (
     BARE_INPUT,
     BARE_OUTPUT,
@@ -142,15 +145,7 @@ def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
       CorruptError: a file is damaged, or a tensor missing, of another shape or not finite.
     """
     folder = Path(folder)
-    if not (folder / CONFIG).is_file():
-        raise BadInputError(f"{folder} has no {CONFIG}, so it is no transcoder")
-    try:
-        description = yaml.safe_load((folder / CONFIG).read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CorruptError(f"{folder / CONFIG} is damaged: {error}") from error
-    if not isinstance(description, dict) or description.get("model_kind") != _KIND:
-        kind = description.get("model_kind") if isinstance(description, dict) else None
-        raise BadInputError(f"{folder / CONFIG}: model_kind is {kind!r}, not {_KIND!r}")
+    description = _description(folder)
     names = (file.stem.removeprefix("W_enc_") for file in folder.glob("W_enc_*.safetensors"))
     layers = sorted(int(name) for name in names if name.isdecimal())
     if not layers or layers != list(range(len(layers))):
@@ -160,6 +155,47 @@ def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
     cfg, origin, hooks, skip_start = _described(folder, description, encoders, decoders)
     params = _params(folder, cfg, encoders, decoders)
     return Transcoder(params, cfg, hooks, skip_start), origin
+
+
+def identity(folder: str | os.PathLike[str]) -> ModelIdentity:
+    """Which transcoder a folder holds: digests of its tensors, and of what else decides features.
+
+    That is their kind and sizes, what they read and write, and the first tokens that have none;
+    names, numbers and how the files spell them do not count.
+
+    Raises:
+      BadInputError, CorruptError: as `load`, of its two files of settings.
+    """
+    folder = Path(folder)
+    description = _description(folder)
+    tensors = list(folder.glob("*.safetensors"))
+    layers = sum(file.name.startswith("W_enc_") for file in tensors)
+    note = _note(folder / NOTE, layers) if (folder / NOTE).is_file() else None
+    settings = [
+        None if note is None else note.config,
+        _hooks_of(folder, description, note),
+        0 if note is None else note.skip_start,
+    ]
+    return ModelIdentity(weights_digest(tensors), config_hash(canonical(settings)))
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    """config.yaml."""
+    if not (folder / CONFIG).is_file():
+        raise BadInputError(f"{folder} has no {CONFIG}, so it is no transcoder")
+    try:
+        description = yaml.safe_load((folder / CONFIG).read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CorruptError(f"{folder / CONFIG} is damaged: {error}") from error
+    if not isinstance(description, dict) or description.get("model_kind") != _KIND:
+        kind = description.get("model_kind") if isinstance(description, dict) else None
+        raise BadInputError(f"{folder / CONFIG}: model_kind is {kind!r}, not {_KIND!r}")
+    return description
+
+
+def _hooks_of(folder: Path, description: Mapping[str, Any], note: Note | None) -> tuple[str, str]:
+    is_other = note is not None and note.format == _OTHER_HOOKS
+    return HOOKS if is_other else _hooks(folder / CONFIG, description)
 
 
 def _hooks(file: Path, description: Mapping[str, Any]) -> tuple[str, str]:
@@ -194,12 +230,10 @@ def _described(
     file = folder / NOTE
     if file.is_file():
         note = _note(file, len(encoders))
-        hooks = HOOKS
-        if note.format != _OTHER_HOOKS:
-            hooks = _hooks(folder / CONFIG, description)
+        hooks = _hooks_of(folder, description, note)
         origin = Origin(note.model_name, note.model_sha256, note.numbers)
         return note.config, origin, hooks, note.skip_start
-    hooks = _hooks(folder / CONFIG, description)
+    hooks = _hooks_of(folder, description, None)
     try:
         features, hidden = encoders[0]["W_enc_0"].shape
         _, written, _ = decoders[0]["W_dec_0"].shape

@@ -32,7 +32,7 @@ from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
 from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
-from lm_jax.run.finished import Inputs, file_inputs
+from lm_jax.run.finished import Inputs
 from lm_jax.run.identity import difference
 from lm_jax.run.provenance import (
     RunStart,
@@ -41,6 +41,7 @@ from lm_jax.run.provenance import (
     record_provenance,
 )
 from lm_jax.run.results import load_result
+from lm_jax.text.corpora import corpus_inputs
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import Prepared, prepare_on_first
 from lm_jax.train.config import CheckpointPolicy
@@ -70,7 +71,7 @@ PER_LAYER = "per_layer"
 
 def inputs(config: TranscoderTraining) -> Inputs:
     """The model and the text of a training."""
-    text = file_inputs({"config.corpus": config.corpus.source})
+    text = corpus_inputs({"config.corpus": config.corpus.source})
     return identities({"model": config.model}, open_identity) | text
 
 

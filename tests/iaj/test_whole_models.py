@@ -1,6 +1,8 @@
 """No command takes a part of a model for the model: gates and trained runs are read or refused."""
 
+import json
 from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
@@ -72,6 +74,19 @@ def test_a_caller_that_applies_the_gates_gets_the_weights(gated):
     assert model.sha256 == sparse_jax.load(gated).base.sha256
 
 
+@pytest.mark.parametrize("known_by", ["config.json", "README.md"])
+def test_a_copy_without_its_gates_is_refused(known_by, gated, tmp_path):
+    folder = shutil.copytree(gated, tmp_path / "model", ignore=shutil.ignore_patterns(hub.GATES))
+    if known_by == "config.json":
+        (folder / "README.md").unlink()
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        del config[hub.GATES_FIELD]
+        (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInputError, match="of a sparse model, but not its gates"):
+        lm_jax.load_pretrained(folder)
+
+
 def test_gates_are_downloaded_with_the_weights():
     assert "sparse.json" in hub._FILES
 
@@ -84,3 +99,9 @@ def test_folders_of_runs_are_known(tmp_path):
     assert runs.is_run(run) and runs.is_run(run / "seed_3") and not runs.is_run(run / "data")
     with pytest.raises(BadInputError, match="is a run or an export of iaj protot"):
         lm_jax.load_pretrained(run)
+
+
+def test_a_folder_of_an_exporter_with_a_file_of_that_name_is_no_run(gated, tmp_path):
+    folder = shutil.copytree(gated, tmp_path / "model", ignore=shutil.ignore_patterns(hub.GATES))
+    (folder / "export.json").write_text('{"format": "onnx", "files": []}')
+    assert not runs.is_run(folder)

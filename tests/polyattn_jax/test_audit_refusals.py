@@ -6,7 +6,11 @@ import shutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from lm_jax.run import processes
+from lm_jax.run.finished import mark_finished
 from lm_jax.run.workdir import open_workdir
+from polyattn_jax import audit
+from polyattn_jax.config import AuditConfig
 
 
 @pytest.mark.parametrize(
@@ -147,3 +151,18 @@ def test_a_damaged_shard(run_audit, audited, tmp_path):
     assert shard.name in outcome.err[0]
     shard.unlink()
     assert run_audit(folder).code == 0
+
+
+def test_a_finished_audit_is_shown_though_its_files_are_gone(tmp_path, monkeypatch, capsys):
+    config = AuditConfig(model=str(tmp_path / "gone"), prompts="no/such.jsonl")
+    with processes.open_shared_workdir(tmp_path / "run", config) as folder:
+        mark_finished(folder, {"model": "a" * 64, "config.prompts": "b" * 64})
+    monkeypatch.setattr(audit, "load_result", lambda file, kind: file)
+    assert audit.run_in(config, tmp_path / "run").name == audit.SUMMARY
+    assert "model, config.prompts cannot be compared" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_called_like_a_haystack_is_none(tmp_path, monkeypatch):
+    (tmp_path / "essays").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "config.haystack" not in audit.inputs(AuditConfig(model="no/such", haystack="essays"))

@@ -7,6 +7,7 @@ import pytest
 
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
+from lm_jax.run.finished import OtherInputsError
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import read_table_provenance
 from polyattn_jax import paper
@@ -65,6 +66,17 @@ def test_an_unavailable_model_is_said_to_be_and_stops_nothing(compared, tiny):
     assert {claim: [*finding] for claim, finding in _by_claim(summary).items()} == {
         claim.claim: [tiny.name] for claim in claims.CLAIMS
     }
+
+
+def test_a_finished_audit_of_another_model_is_refused(tmp_path, monkeypatch):
+    """The model is there: to call it unavailable would leave out a changed one unseen."""
+
+    def run_in(*args, **options):
+        raise OtherInputsError("run holds the results of other inputs")
+
+    monkeypatch.setattr(study.audit, "run_in", run_in)
+    with pytest.raises(OtherInputsError, match="of other inputs"):
+        study.run(AuditConfig(model="a"), ["a"], tmp_path)
 
 
 def _by_claim(summary):

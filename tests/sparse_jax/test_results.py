@@ -8,8 +8,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from lm_jax.errors import CorruptError
+from lm_jax.errors import CorruptError, UsageError
 from lm_jax.run.files import read_json, write_json
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.statistics import Interval
@@ -247,3 +248,22 @@ def test_patterns_are_read_as_they_were_written(stopped, tmp_path):
         assert np.count_nonzero(weights[1]) <= head.open <= head.pairs == T * (T + 1) / 2
     write_json(tmp_path / "again.json", texts)
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+def test_a_run_that_recorded_weights_alone_keeps_to_that(tmp_path):
+    """A later start cannot know the configuration and the tokenizer of the training."""
+    folder, file = tmp_path / "run", tmp_path / "run" / run_identity.RUN
+    now = ModelIdentity("a" * 64, "b" * 64, "c" * 64)
+
+    def claim(base, *, force=False, **others):
+        trained = {run_identity.BASE: base, **others}
+        run_identity.claim_folder(folder, trained=trained, shown={}, result="r", force=force)
+        return json.loads(file.read_text())["trained"][run_identity.BASE]
+
+    assert claim("a" * 64) == "a" * 64
+    assert claim(now.text) == "a" * 64
+    # Trained again, it is of the model as it is now.
+    assert claim(now.text, force=True, seed=1) == now.text
+    changed = dataclasses.replace(now, config="0" * 64)
+    with pytest.raises(UsageError, match="holds a run with"):
+        claim(changed.text, seed=1)

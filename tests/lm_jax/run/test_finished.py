@@ -54,6 +54,15 @@ def test_a_run_of_an_earlier_version_is_compared_by_the_weights_in_its_provenanc
         finish_time(tmp_path, {"dense": ModelIdentity("0" * 64, "b" * 64).text})
 
 
+def test_an_input_that_was_not_recorded_is_said_not_to_be_compared(tmp_path, capsys):
+    record_provenance(tmp_path, collect_provenance(data={"pairs": "0" * 64}))
+    write_json(tmp_path / FINISHED_FILE, {"finished": "2026-01-01T00:00:00+00:00"})
+    assert finish_time(tmp_path, GIVEN)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "dense, config.text cannot be compared, as the run did not record them" in said
+
+
 def test_files_and_folders_are_known_by_their_content(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()

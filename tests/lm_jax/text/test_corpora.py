@@ -231,3 +231,33 @@ def test_usable_counts_into_its_argument():
     skips = Counter(empty=1)
     assert list(corpora.usable([("a", ""), ("b", "x")], skips)) == [("b", "x")]
     assert skips == {"empty": 2}
+
+
+def test_a_corpus_is_an_input_by_the_files_that_it_reads(tmp_path, monkeypatch):
+    """Those of a prefixed source too, and never a folder that is called like an asset."""
+    dump = tmp_path / "enwik8.gz"
+    dump.write_bytes(gzip.compress(b"<page>"))
+    for name in ("tokens", "texts", "sotu"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.npz").write_bytes(b"1")
+        (tmp_path / name / "a.txt").write_text("1")
+    sources = {
+        "dump": f"enwik8:{dump}",
+        "tokens": f"tokens:{tmp_path / 'tokens'}",
+        "texts": str(tmp_path / "texts"),
+        "asset": "sotu",
+        "gone": str(tmp_path / "gone"),
+        "gone tokens": f"tokens:{tmp_path / 'gone'}",
+        "none": "",
+    }
+    monkeypatch.chdir(tmp_path)
+    first = corpora.corpus_inputs(sources)
+    assert first.keys() == {"dump", "tokens", "texts"}
+    assert first["dump"] == hashlib.sha256(dump.read_bytes()).hexdigest()
+    (tmp_path / "texts" / "notes.md").write_text("no text of the corpus")
+    assert corpora.corpus_inputs(sources) == first
+    dump.write_bytes(b"2")
+    (tmp_path / "tokens" / "train.npz").write_bytes(b"2")
+    (tmp_path / "texts" / "a.txt").write_text("2")
+    second = corpora.corpus_inputs(sources)
+    assert all(first[name] != second[name] for name in first)

@@ -289,6 +289,20 @@ def test_a_corpus_is_prepared_once_and_then_opened(tmp_path, monkeypatch):
             preparation.prepare_corpus(tmp_path / "data", dataclasses.replace(corpus, seed=2))
 
 
+def test_data_of_a_corpus_that_changed_is_refused_and_of_one_that_is_gone_opened(tmp_path):
+    """The reopened data are of the files that the settings name, where these are still there."""
+    source = write_corpus(tmp_path / "corpus")
+    corpus = preparation.CorpusConfig(source=str(source), vocab_size=100, splits=ALL_TRAIN)
+    first = preparation.prepare_corpus(tmp_path / "data", corpus)
+    (source / "b.txt").write_text("another text")
+    (source / "d.txt").write_text("one more")
+    with pytest.raises(BadInputError, match=r"data was prepared from .*removed: b\.txt, d\.txt"):
+        preparation.prepare_corpus(tmp_path / "data", corpus)
+    for file in source.iterdir():
+        file.unlink()
+    assert preparation.prepare_corpus(tmp_path / "data", corpus).manifest == first.manifest
+
+
 def test_processes_that_start_at_once_prepare_once(tmp_path, monkeypatch):
     corpus = preparation.CorpusConfig(
         source=str(write_corpus(tmp_path / "corpus")), vocab_size=100, splits=ALL_TRAIN

@@ -1,6 +1,7 @@
 """Folders that are damaged or of another model are refused with a remedy."""
 
 import dataclasses
+import json
 import shutil
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import tokenizers
 
 import lm_jax
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.evaluate import framing
 from lm_jax.text import preparation
 from lm_jax.text.tokenizer import Tokenizer
 from tests.lm_jax.weights.golden_copies import (
@@ -336,6 +338,23 @@ def test_a_few_added_tokens_may_lack_a_row(count, special, copy, tmp_path, caplo
     # The model is converted and saved with its tokenizer, and read again alike.
     lm_jax.save_pretrained(tmp_path / "saved", model.cfg, model.params, tokenizer)
     assert lm_jax.load_pretrained(tmp_path / "saved").tokenizer.embedding_rows == 48
+
+
+def test_an_added_token_without_a_row_ends_no_text(copy):
+    """The model cannot give it, and a lookup of it would be refused in every generation."""
+    folder = copy()
+    with_added(2).save(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [48, 7, 49]}))
+    model = lm_jax.load_pretrained(folder)
+    assert {48, 49} & set(Tokenizer.from_folder(folder).stop_ids)
+    assert max(model.tokenizer.stop_ids) < 48 and 7 in model.tokenizer.stop_ids
+    # Nor does one that a chat template puts after an answer.
+    template = "{% for each in messages %}{{ each.content }}<pad>{% endfor %}"
+    chat = dataclasses.replace(model.tokenizer, chat_template=template)
+    assert framing.stop_ids(dataclasses.replace(chat, embedding_rows=None))[-1] == 48
+    assert framing.stop_ids(chat) == model.tokenizer.stop_ids
+    stops = framing.stop_ids(chat)
+    lm_jax.generate(model.params, [[3]], model.cfg, max_new_tokens=1, stop_id=stops)
 
 
 def test_other_ids_beyond_the_embedding_are_of_another_model(copy):

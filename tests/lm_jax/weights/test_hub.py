@@ -17,7 +17,7 @@ import lm_jax
 from lm_jax.checkpoint.folder import MANIFEST
 from lm_jax.errors import BadInputError, StorageError
 from lm_jax.run import cli, downloads
-from lm_jax.weights import load
+from lm_jax.weights import hub, load
 from tests.lm_jax.weights.golden_copies import CONFIG, SECOND, WEIGHTS, equal, refused, shard
 from tools import make_goldens
 
@@ -82,8 +82,22 @@ def test_a_cached_model_is_loaded_by_its_id(cache, network, copy):
     # The snapshot itself, given as a folder, is known to be one.
     snapshot = cache / "models--org--name" / "snapshots" / OLD
     assert load.open_pretrained(snapshot).revision == OLD
-    # What is there is not fetched, though it may be.
+    # What is there is not fetched again, nor is a later commit: it may only lack a file.
+    network.answer = lambda: None
     assert lm_jax.load_pretrained("org/name", download=True).revision == MAIN
+    assert [asked["revision"] for asked in network] == [MAIN]
+
+
+def test_gates_that_another_program_did_not_fetch_are_missed(cache, network, copy):
+    """transformers fetches no sparse.json; a dense model with these weights is another one."""
+    folder = copy()
+    raw = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(raw | {hub.GATES_FIELD: hub.GATES}))
+    snapshot = put(cache, folder, MAIN, "main")
+    refused("org/name", "the weights of a sparse model, but not its gates", "--download")
+    network.answer = lambda: (snapshot / hub.GATES).write_text("{}")
+    with pytest.raises(BadInputError, match="is a sparse model, whose gates are in"):
+        lm_jax.load_pretrained("org/name", download=True)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import html
 import json
 import shutil
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -11,12 +12,15 @@ import pytest
 from scipy import stats
 
 from lm_jax.run import cli
+from lm_jax.run.files import file_digest
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.results import json_schema, load_result, parse_result
 from lm_jax.run.tables import read_table_provenance
 import protot_jax
 from protot_jax.interventions import __main__ as command
 from protot_jax.interventions import report
 from protot_jax.interventions.effects import MODES
+from protot_jax.interventions.experiment import SubjectModel
 from protot_jax.interventions.results import ROWS, Comparison, InterventionReport
 from tests.browser import without_scripts
 
@@ -243,3 +247,13 @@ def test_invalid_options_are_refused(run, tmp_path, capsys, arguments, code, mes
 def test_a_run_is_needed(capsys):
     assert start("--concept=war") == 2
     assert "--run is missing" in capsys.readouterr().err
+
+
+def test_the_prepared_text_is_an_input(tmp_path):
+    (tmp_path / "data").mkdir()
+    manifest, identity = tmp_path / "data" / "manifest.json", ModelIdentity("a" * 64)
+    manifest.write_text("{}")
+    subjects = [SubjectModel("run", SimpleNamespace(seed=0, step=1, identity=identity))]
+    digest = file_digest(manifest)["sha256"]
+    given = command.inputs(subjects, tmp_path)
+    assert given == {str(subjects[0]): identity.text, "prepared text": digest}

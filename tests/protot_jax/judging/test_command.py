@@ -319,3 +319,7 @@ def test_a_prompt_that_exceeds_the_context_of_attention_is_refused(run):
 
 def test_a_run_is_told_from_a_pretrained_folder(run, reference_model):
     assert judges.is_run(run) and not judges.is_run(reference_model)
+
+
+def test_a_judge_that_is_gone_is_no_input(tmp_path):
+    assert judges.inputs(f"tokens:{tmp_path / 'gone'}") == {}

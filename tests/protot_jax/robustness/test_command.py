@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -13,8 +14,11 @@ import pytest
 
 from lm_jax.errors import CorruptError, StoppedError
 from lm_jax.run import cli, stop
+from lm_jax.run.files import file_digest
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.text.preparation import CorpusConfig, split_documents
+from protot_jax.interventions.experiment import SubjectModel
 from protot_jax.interventions.results import Interval
 from protot_jax.robustness import __main__ as command
 from protot_jax.robustness import experiment, held_out, pmr, report
@@ -417,3 +421,17 @@ def test_sentences_of_a_text():
 )
 def test_edit_distance(a, b, distance):
     assert edit_distance(a, b) == edit_distance(b, a) == distance
+
+
+def test_the_corpus_is_an_input_where_no_sentences_are_given(tmp_path):
+    file = tmp_path / "corpus.txt"
+    file.write_text("one text")
+    corpus, identity = CorpusConfig(source=str(file)), ModelIdentity("a" * 64)
+    model = SimpleNamespace(
+        seed=0, step=1, identity=identity, config=SimpleNamespace(corpus=corpus)
+    )
+    subjects, digest = [SubjectModel("run", model)], file_digest(file)["sha256"]
+    given = SimpleNamespace(sentences_sha256=None)
+    assert command.inputs(subjects, given) == {str(subjects[0]): identity.text, "corpus": digest}
+    given.sentences_sha256 = "b" * 64
+    assert command.inputs(subjects, given) == {str(subjects[0]): identity.text}

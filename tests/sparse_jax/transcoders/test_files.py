@@ -9,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 import yaml
 
 from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.run.identity import difference
 from sparse_jax.transcoders import files, transcoder
 from sparse_jax.transcoders.files import Origin
 from tests import tiny
@@ -118,6 +119,29 @@ def test_it_is_read_back_to_the_bit(tmp_path, window):
     files.save(tmp_path / "second", again, origin)
     for file in (tmp_path / "clt").iterdir():
         assert file.read_bytes() == (tmp_path / "second" / file.name).read_bytes()
+
+
+def test_a_transcoder_is_known_by_its_settings_too(tmp_path):
+    """Tensors alone do not say which first tokens have no features, nor what they read."""
+    folder = tmp_path / "clt"
+    files.save(folder, drawn(None), Origin("tiny", "b" * 64, {"l0": 3.5}))
+    first, note = files.identity(folder), folder / "transcoder.json"
+    stored = json.loads(note.read_text())
+    note.write_text(json.dumps(dict(reversed(stored.items())) | {"numbers": {"l0": 9.0}}))
+    assert files.identity(folder) == first
+    config = stored["config"]
+    for change in ({"skip_start": 4}, {"config": config | {"kind": "relu"}}):
+        note.write_text(json.dumps(stored | change))
+        assert files.identity(folder).config != first.config
+        assert files.identity(folder).weights == first.weights
+    # Earlier versions recorded the digest of the tensors alone.
+    assert difference(first.weights, first.text, where="run") == ""
+    note.unlink()
+    description = yaml.safe_load((folder / "config.yaml").read_text())
+    foreign = files.identity(folder)
+    changed = description | {"feature_input_hook": "ln2.hook_normalized"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(changed))
+    assert files.identity(folder).config != foreign.config
 
 
 def test_decoders_are_zero_beyond_the_window(tmp_path):
