@@ -98,7 +98,7 @@ FAULTS = [
     (("sweep", 0, "lost"), -1, "sweep[0].lost = -1 (int); give a int >= 0"),
     (("sweep", 0, "p_value"), 1.5, "sweep[0].p_value = 1.5 (float); give a float from 0 to 1"),
     (("sweep", 0, "p_value"), None, "sweep[0].p_value = None (NoneType); give a float from 0 to 1"),
-    (("bound", 0, "agree", "high"), "inf", "bound[0].agree.high = 'inf' (str); give a float"),
+    (("bound", 0, "agree", "estimate"), "inf", "agree.estimate = 'inf' (str); give a float"),
     (("verdicts", 0, "verdict"), "nogo", "verdicts[0].verdict = 'nogo' is not one of the choices"),
     (("bound", 1, "fales_negative"), 1, "fales_negative is not a field of BoundAgreement; did you"),
     (("config", "sweep_length"), 65, "config.sweep_length = 65 is not in config.niah_lengths"),

@@ -355,12 +355,17 @@ def test_gates_of_another_model_are_refused(exported):
     for changes, error, message in (
         ({"family": "gpt2"}, BadInputError, "family gpt2"),
         ({"gate_bias": [[0.0]]}, BadInputError, r"\(1, 1\)"),
-        ({"weights_sha256": "0"}, CorruptError, "copy the whole folder"),
+        ({"identity": "0"}, CorruptError, "copy the whole folder"),
         ({"format": 9}, BadInputError, "format 9"),
     ):
         write_json(exported / sparse_model.SPARSE, note | changes)
         with pytest.raises(error, match=message):
             sparse_jax.load(exported)
+    # As it was written before models had more than a digest of their weights.
+    old = {key: value for key, value in note.items() if key != "identity"}
+    write_json(exported / sparse_model.SPARSE, old | {"weights_sha256": "0"})
+    with pytest.raises(CorruptError, match="copy the whole folder"):
+        sparse_jax.load(exported)
     (exported / sparse_model.SPARSE).unlink()
     with pytest.raises(BadInputError, match="no sparse model"):
         sparse_jax.load(exported)
