@@ -290,7 +290,8 @@ def test_the_command_sweeps_and_holds(run, capsys):
     printed = capsys.readouterr().out
     # The layer has two other prototypes, and the factor 1 is the same text for all.
     assert "equal or lower" in printed and "of 2" in printed
-    assert printed.rstrip().endswith("no finding; give more by --prompt.")
+    assert "no finding; give more by --prompt." in printed
+    assert printed.rstrip().endswith("the smallest p is at least 0.67.")
     lines = printed.splitlines()
     assert [line for line in lines if line.startswith("times")] == [
         "times 0:",
