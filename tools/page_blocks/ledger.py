@@ -4,6 +4,7 @@ A claim whose `results` name stored results has a Jinja template in `ours`, with
 `_FUNCTIONS`; a number of any other is text that no data of the repository support, and is marked.
 """
 
+import functools
 from typing import Any
 
 import jinja2
@@ -11,7 +12,7 @@ import jinja2
 from lm_jax.statistics import student_interval
 from tools.bench.timing import ratio
 from tools.page_blocks import kernels
-from tools.page_blocks.sources import published, summary, table
+from tools.page_blocks.sources import interval, published, summary, table
 from tools.page_blocks.timings import forward_passes
 
 UNSUPPORTED = "†"
@@ -59,11 +60,6 @@ def our_value(claim: dict[str, Any]) -> str:
     return f"{ours} {UNSUPPORTED}" if measured else ours
 
 
-def _interval(value: dict[str, float], spec: str, scale: float = 1.0) -> str:
-    low, high = (f"{scale * value[end]:{spec.lstrip('+')}}" for end in ("low", "high"))
-    return f"{scale * value['estimate']:{spec}} [{low}, {high}]"
-
-
 def _sparse_run(name: str) -> dict[str, Any]:
     return summary(name)["variants"][0]["runs"][0]
 
@@ -87,16 +83,12 @@ def _over_seeds(name: str, model: str) -> str:
 
 def _step_ratio(name: str, over: str, under: str) -> str:
     seconds = summary(name)["step"]["seconds"]
-    return _range(ratio(seconds[over], seconds[under]))
+    return str(ratio(seconds[over], seconds[under]))
 
 
 def _forward_ratio(name: str, length: int, over: str) -> str:
     seconds = forward_passes(name)[0][str(length)]
-    return _range(ratio(seconds[over], seconds["protot"]))
-
-
-def _range(value: Any) -> str:
-    return f"{value.median:.2f} ({value.low:.2f} to {value.high:.2f})"
+    return str(ratio(seconds[over], seconds["protot"]))
 
 
 def _kernel_speed(name: str, case: str, what: str, baseline: str) -> str:
@@ -114,7 +106,7 @@ _TEMPLATES = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=Fal
 _FUNCTIONS: dict[str, Any] = {
     "each_run": _each_run,
     "forward_ratio": _forward_ratio,
-    "interval": _interval,
+    "interval": functools.partial(interval, form="{} [{}, {}]"),
     "kernel_speed": _kernel_speed,
     "over_seeds": _over_seeds,
     "sparse_run": _sparse_run,

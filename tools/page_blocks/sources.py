@@ -53,7 +53,16 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(re.sub(r"\|  (?=\|)", "| ", "| " + " | ".join(line) + " |\n") for line in lines)
 
 
-def interval(value: dict[str, float], spec: str, scale: float = 1.0) -> str:
-    """An estimate with its 95 % interval, such as `0.466 (0.453 to 0.480)`."""
+def interval(
+    value: dict[str, float], spec: str, scale: float = 1.0, form: str = "{} ({} to {})"
+) -> str:
+    """An estimate with its 95 % interval, such as `0.466 (0.453 to 0.480)`.
+
+    Args:
+      value: interval of a summary.
+      spec: format of its numbers.
+      scale: factor of its numbers.
+      form: text around the estimate and the two ends.
+    """
     low, high = (f"{scale * value[end]:{spec.lstrip('+')}}" for end in ("low", "high"))
-    return f"{scale * value['estimate']:{spec}} ({low} to {high})"
+    return form.format(f"{scale * value['estimate']:{spec}}", low, high)
