@@ -31,7 +31,7 @@ def save_adapters(
     Args:
       path: the file.
       adapters: parameters of the adapters.
-      settings: of the adapters.
+      settings: settings of the adapters.
       base_sha256: the base, as `Pretrained.identity.text`.
 
     Raises:

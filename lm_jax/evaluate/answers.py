@@ -37,7 +37,7 @@ def about(*, unit: str, model: str) -> Iterator[None]:
 
     Args:
       unit: what the prompt is about, such as "L2 P5".
-      model: its kind and the digest of its weights.
+      model: kind of the model and the digest of its weights.
     """
     token = _ABOUT.set({"unit": unit, "model": model})
     try:

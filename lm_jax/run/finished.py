@@ -86,9 +86,9 @@ def check_inputs(folder: Path, recorded: Inputs, inputs: Inputs) -> None:
     """Refuses the results of a folder where an input is not the one that they were made from.
 
     Args:
-      folder: of the finished run.
-      recorded: its inputs; those that it does not name are not compared.
-      inputs: of the command now.
+      folder: work folder of the finished run.
+      recorded: inputs of that run; what it does not name is not compared.
+      inputs: inputs of the command now.
 
     Raises:
       OtherInputsError: naming the inputs, and what of a model differs.

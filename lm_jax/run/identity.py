@@ -28,11 +28,11 @@ class ModelIdentity:
     A part is None where it is not known, and "" where the model has none.
 
     Attributes:
-      weights: of the files of the weights.
-      config: of the decoder's configuration as it was read, and of what else decides the forward
+      weights: digest of the weight files.
+      config: digest of the decoder's configuration as it was read, and of what else decides the forward
         pass (gates, a mixer); two spellings of one configuration are equal.
-      tokenizer: of what the tokenizer does, its special ids included.
-      chat_template: of the template of chats.
+      tokenizer: digest of what the tokenizer does, its special ids included.
+      chat_template: digest of the template of chats.
     """
 
     weights: str
