@@ -29,8 +29,8 @@ class ModelIdentity:
 
     Attributes:
       weights: digest of the weight files.
-      config: digest of the decoder's configuration as it was read, and of what else decides the forward
-        pass (gates, a mixer); two spellings of one configuration are equal.
+      config: digest of the decoder's configuration as it was read, and of what else decides the
+        forward pass (gates, a mixer); two spellings of one configuration are equal.
       tokenizer: digest of what the tokenizer does, its special ids included.
       chat_template: digest of the template of chats.
     """
