@@ -72,7 +72,7 @@ def test_ours_keeps_discounting(index):
 def test_the_committed_figure_data_is_what_the_code_gives():
     committed = json.loads(released_prefix_mean.DATA.read_text("utf-8"))
     assert committed.keys() == _data().keys()
-    for name in ("half_lives", "position_in_half_lives", "written_by"):
+    for name in ("half_lives", "position_in_half_lives"):
         assert committed[name] == _data()[name]
     for form in ("released", "ours"):
         for index in CURVES:

@@ -125,7 +125,8 @@ def test_a_check_measures_rows_at_the_bias_of_their_head(checked, tiny):
     table = load_result(checked / "head" / "calibration_head.json", BiasTable)
     assert result["bias"] == [list(row) for row in table.biases]
     printed = fields((checked / "head.txt").read_text())
-    assert printed["bias"][-2:] == ["by", "head"] and "active rows with S_4 >= 1" in printed
+    assert printed["bias"][-2:] == ["by", "head"]
+    assert "rows with S_4 >= 1, dead or not" in printed
     model = lm_jax.load_pretrained(tiny)
     tokens_BT = jnp.asarray(np.random.default_rng(0).integers(0, 200, (1, 20)))
     queries_BQ = jnp.asarray([[7, 19]])

@@ -34,7 +34,7 @@ def numbers(audit, item):
 
 
 def test_a_model_of_the_paper_at_its_settings_differs_in_dtype_alone(finding):
-    result = like_the_paper(finding[0])
+    result = like_the_paper(finding[0], dtype="float32")
     audit = audit_of(finding, result, same=True)
     audit = dataclasses.replace(
         audit, beside=dataclasses.replace(LLAMA, layers=result.layers, heads=result.heads)

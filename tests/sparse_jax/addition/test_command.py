@@ -75,7 +75,7 @@ def test_the_summary_is_read_as_it_was_written_and_a_broken_one_is_refused(finis
     jsonschema.validate(tree, json_schema(AdditionSummary))
 
     sparse = tree["seeds"][0]["models"]["sparse"]
-    sparse["operands"][1]["both"]["low"] = None
+    sparse["operands"][1]["both"]["low"] = "low"
     sparse["carry"][0]["place"] = "units"
     del tree["seeds"][0]["models"]["dense"]
     tree["config"]["num_layers"] = 1
