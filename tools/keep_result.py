@@ -4,8 +4,9 @@
         --minutes 35 --device "two CPU cores" --rows rows.parquet
     python -m tools.keep_result results/pair/pair_192        write its digests anew
 
-Copies `summary.json`, `provenance.json` and the named rows into `results/STUDY/NAME` and writes
-`result.toml` with their digests and the command of `provenance.json`. A tolerance is added to that
+Copies `summary.json` (or the file that `--summary` names, under that name), `provenance.json` and
+the named rows into `results/STUDY/NAME` and writes `result.toml` with their digests and the command
+of `provenance.json`. A tolerance is added to that
 file by hand, with its reason.
 """
 
@@ -55,7 +56,16 @@ def refresh(folder: Path) -> None:
     write_text(folder / RESULT_FILE, new)
 
 
-def keep(run: Path, name: str, *, title: str, minutes: float, device: str, rows: list[str]) -> Path:
+def keep(
+    run: Path,
+    name: str,
+    *,
+    title: str,
+    minutes: float,
+    device: str,
+    rows: list[str],
+    summary: str = SUMMARY_FILE,
+) -> Path:
     """Copies a finished run's files into results/ and describes them; returns the folder.
 
     Args:
@@ -65,9 +75,10 @@ def keep(run: Path, name: str, *, title: str, minutes: float, device: str, rows:
       minutes: minutes that the command took.
       device: machine that it took them on, in words.
       rows: further files of the run to keep.
+      summary: file of the run that is kept as `summary.json`.
     """
     files = [SUMMARY_FILE, PROVENANCE_FILE, *rows]
-    digests(run, files)
+    digests(run, [summary, PROVENANCE_FILE, *rows])
     command = re.sub(
         r"^python -m (\S+?)(?:\.__main__)? ", r"python -m \1 ", read_provenance(run).command
     )
@@ -78,11 +89,12 @@ def keep(run: Path, name: str, *, title: str, minutes: float, device: str, rows:
     folder = RESULTS / name
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
-        shutil.copyfile(run / file, folder / file)
+        shutil.copyfile(run / (summary if file == SUMMARY_FILE else file), folder / file)
     text = (
         f"title = {json.dumps(title, ensure_ascii=False)}\n\n[reproduce]\n"
-        f"command = {json.dumps(command)}\nminutes = {minutes:g}\ndevice = {json.dumps(device)}\n\n"
+        f"command = {json.dumps(command)}\nminutes = {minutes:g}\ndevice = {json.dumps(device)}\n"
     )
+    text += f"summary = {json.dumps(summary)}\n\n" if summary != SUMMARY_FILE else "\n"
     tolerances = "".join(f"{each}\n\n" for each in _tolerances(folder / RESULT_FILE))
     write_text(folder / RESULT_FILE, text + tolerances + files_section(digests(folder, files)))
     return folder
@@ -106,6 +118,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--title", help="what was measured, in one line")
     parser.add_argument("--minutes", type=float, help="minutes that the command took")
     parser.add_argument("--device", help='machine that it took them on, such as "two CPU cores"')
+    parser.add_argument(
+        "--summary", default=SUMMARY_FILE, help="file of the run that has its numbers"
+    )
     parser.add_argument("--rows", nargs="*", default=[], help="further files of the run to keep")
     return run_parsed(_run, parser, argv)
 
@@ -128,6 +143,7 @@ def _run(arguments: argparse.Namespace) -> None:
         minutes=arguments.minutes,
         device=arguments.device,
         rows=arguments.rows,
+        summary=arguments.summary,
     )
     print(folder.relative_to(ROOT))
 

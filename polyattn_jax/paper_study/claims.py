@@ -99,17 +99,20 @@ def no_drop_in(audit: Audit) -> ClaimFinding:
 def no_single_recipe(audits: Sequence[Audit]) -> ClaimVerdict:
     """Section 5.3: none of the ten normalised recipes replaces softmax on all models.
 
-    It fails if one recipe preserves on every model, of two at least, and holds if each recipe
-    collapses on one of them.
+    It fails if one recipe preserves on every model, of two at least, after the correction for all
+    recipes that were tried, and holds if each recipe collapses on one of them.
     """
-    measured = [entries for entries in map(_normalised, audits) if entries]
+    measured = [audit for audit in audits if _normalised(audit)]
     if not measured:
         return "not measured"
     by_recipe: dict[str, list[str]] = {}
-    for entry in itertools.chain(*measured):
+    for entry in itertools.chain(*map(_normalised, measured)):
         by_recipe.setdefault(entry.recipe, []).append(entry.verdict)
-    everywhere = len(measured) * ["preserve"]
-    if len(measured) > 1 and everywhere in by_recipe.values():
+    preserved = [
+        {each.recipe for each in audit.summary.verdicts if decision.preserves(each)}
+        for audit in measured
+    ]
+    if len(measured) > 1 and set(by_recipe).intersection(*preserved):
         return "fails"
     return "holds" if all("no-go" in own for own in by_recipe.values()) else "undecided"
 

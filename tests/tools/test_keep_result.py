@@ -48,6 +48,16 @@ def test_a_run_that_is_kept_again_keeps_the_tolerances(run, tmp_path):
     assert [each.numbers for each in kept.description.tolerance] == ["loss"]
 
 
+def test_a_summary_of_another_name_is_kept_and_found_again(run, tmp_path):
+    (run / "summary.json").rename(run / "comparison.json")
+    arguments = [str(run), "study/name", *ARGUMENTS, "--summary=comparison.json"]
+    assert keep_result.main(arguments) == 0
+    kept = load_stored(tmp_path / "results", "study/name")
+    assert kept.changed_files() == [] and kept.summary() == {"loss": 1.0}
+    assert kept.description.reproduce is not None
+    assert kept.description.reproduce.summary == "comparison.json"
+
+
 def test_digests_alone_are_written_anew(run, tmp_path):
     keep_result.main([str(run), "study/name", *ARGUMENTS])
     folder = tmp_path / "results" / "study" / "name"
