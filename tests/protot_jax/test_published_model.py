@@ -123,7 +123,7 @@ def test_one_prototype_writes_where_the_word_album_is():
 
 
 def test_prototypes_of_the_whole_one_are_read_one_token_before_they_are_written():
-    """Layer 4, on 100 beginnings: much as docs/protot_whole.md has it of 2,000."""
+    """Layer 4, on the beginnings of 100 validation articles."""
     folder = MODELS / "protot_whole"
     model = protot_jax.load_run(folder)
     rows = np.concatenate([batch[:, :32] for batch in rows_of(folder, model, "validation")][:2])
