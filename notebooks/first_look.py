@@ -106,8 +106,8 @@ report.curves(
 # ## S_p, and a polynomial in place of softmax
 #
 # With weights (score + b)^p where that is positive, a row of scores gives its largest key the share
-# 1 / (1 + S_p): more than half where S_p < 1. Such a row is called safe. b = 0.403 is what
-# `iaj polyattn audit` calibrates for this model on texts of 128 tokens.
+# 1 / (1 + S_p): more than half where S_p < 1. Such a row is called safe. `iaj polyattn audit`
+# calibrates b for a model.
 
 # %%
 degrees = (2, 4, 8, 16)

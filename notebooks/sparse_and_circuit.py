@@ -2,7 +2,8 @@
 # # A sparse model and a circuit
 #
 # `models/pair_small` has a decoder of half a million parameters, and its sparse version: every
-# attention edge (a head, a query, a key) has a gate, and post-training closed 99.5 % of them.
+# attention edge (a head, a query, a key) has a gate, and post-training closed as many as the bound
+# of its loss allowed.
 
 # %%
 from pathlib import Path

@@ -121,13 +121,6 @@ def test_extras_are_quoted_for_shells_that_read_brackets_as_a_pattern(document):
     assert not re.search(r"pip install (?:-e )?[\w.-]*\[", (ROOT / document).read_text("utf-8"))
 
 
-def test_every_page_has_the_time_of_the_quickstart_that_was_measured():
-    speed = " ".join((DOCS / "speed.md").read_text("utf-8").split())
-    (minutes,) = re.findall(r"`make quickstart` takes (.*?) after", speed)
-    for file in ("README.md", "docs/index.md", "iaj/quickstart.py"):
-        assert minutes in " ".join((ROOT / file).read_text("utf-8").split()), file
-
-
 def leaves(nav: object) -> list[str]:
     if isinstance(nav, str):
         return [nav]
