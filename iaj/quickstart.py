@@ -14,7 +14,7 @@
 6. Trains a transcoder of the dense one, and draws the attribution graph of one copied letter:
    runs/graph_quickstart/report.html.
 
-It needs no account, hub, GPU or torch, and takes 8 to 10 minutes on two cores. Finished steps are
+It needs no account, hub, GPU or torch, and takes some minutes on two cores. Finished steps are
 not repeated. In a checkout, `make quickstart` also sets up the environment.
 """
 

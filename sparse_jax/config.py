@@ -184,8 +184,8 @@ def _bounds(bounds: Sequence[float], *, least: float) -> bool:
     )
 
 
-# Settings that closed most edges of SmolLM2-135M in hundreds of updates (docs/sparse.md). The bound
-# leaves a margin to 0.05, because it is on the training text and not on the validation text.
+# Settings for hundreds of updates. The bound leaves a margin to 0.05, because it is on the training
+# text and not on the validation text.
 SMALL_MODEL: Mapping[str, Any] = {
     "slacks": (0.04,),
     "strength": Strength(dual_rate=0.1, decay=0.9, start=0.3),

@@ -2,7 +2,8 @@
 
     python -m tools.render_docs            write every block anew
     python -m tools.render_docs --check    write nothing; exit 1, with the differences, where a
-                                           page is not what the data give
+                                           page is not what the data give or has a measured number
+                                           outside of a block
 
 A block is Python in a comment of a page, run by cog (https://cog.readthedocs.io), and its output:
 
@@ -18,6 +19,7 @@ The functions are those of `tools/page_blocks`. A file of results/ that is not t
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+import re
 import sys
 
 from cogapp import Cog
@@ -28,16 +30,36 @@ from lm_jax.run.stored_results import list_results, load_stored
 
 ROOT = Path(__file__).parents[1]
 MARK = "[[[cog"
+_NUMBER = r"[−+-]?\d[\d,]*(?:\.\d+)?"
+# How a measured number is written: with its interval, its count or its commit, or as a ratio.
+_MEASURED = re.compile(
+    rf"{_NUMBER}(?: ?%)? ?\[{_NUMBER},? |\({_NUMBER} to {_NUMBER}[;)]|\bn = \d"
+    r"|\bcommits? [0-9a-f]{7}|\d\.\d+ times\b|perplexity (?:(?:of|is|was) )?\d"
+)
+_BLOCK = re.compile(r"<!-- \[\[\[cog.*?\[\[\[end\]\]\] -->|```.*?```|`[^`\n]*`", re.DOTALL)
+
+
+def all_pages(root: Path) -> list[Path]:
+    """README, every page of docs and those of the models."""
+    folders = (root / "docs", root / "models")
+    return [root / "README.md", *(file for each in folders for file in sorted(each.rglob("*.md")))]
 
 
 def pages(root: Path) -> list[Path]:
     """Every page that has a marked block."""
-    files = (
-        root / "README.md",
-        *sorted((root / "docs").rglob("*.md")),
-        *sorted((root / "models").rglob("*.md")),
-    )
-    return [file for file in files if MARK in file.read_text("utf-8")]
+    return [file for file in all_pages(root) if MARK in file.read_text("utf-8")]
+
+
+def numbers_without_data(text: str) -> list[tuple[int, str]]:
+    """Measured numbers of a page outside of its blocks: the line of each, from 1, and its words.
+
+    A number is known by how a measured one is written, so that one in plain words is not found.
+    """
+    prose = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
+    return [
+        (prose.count("\n", 0, found.start()) + 1, found[0].strip())
+        for found in _MEASURED.finditer(prose)
+    ]
 
 
 def check_results(root: Path) -> list[str]:
@@ -76,6 +98,14 @@ def _run(arguments: argparse.Namespace) -> int:
             "error: a page is not what results/ give; run python -m tools.render_docs",
             file=sys.stderr,
         )
+    for page in all_pages(ROOT):
+        for line, words in numbers_without_data(page.read_text("utf-8")):
+            print(
+                f"error: {page.relative_to(ROOT)}:{line}: '{words}' is a measured number without "
+                "data; keep its run in results/ and render it, or leave it out",
+                file=sys.stderr,
+            )
+            code = 1
     return code
 
 

@@ -8,8 +8,7 @@ tokens, induction and MQAR at 4,096, b_auto of 1,024 tokens, its 14 recipes and 
 there, harder needles have at most 1,536 tokens, openings are 54 for 200, and weights are float32
 unless `--config.dtype=bfloat16` is given. In full it is a run for a GPU. Modes: `:quickstart` has
 20 prompts a cell, 10 of each harder suite, at 256 and 512 tokens, and takes two CPU cores an hour
-or so for a model of 135 M parameters; `:smoke` only shows that everything runs. SmolLM2 was audited
-at a smaller size than `:quickstart` (docs/polyattn.md).
+or so for a model of 135 M parameters; `:smoke` only shows that everything runs.
 """
 
 from collections.abc import Mapping

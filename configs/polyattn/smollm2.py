@@ -3,7 +3,7 @@
     iaj polyattn audit --config=polyattn/smollm2 --workdir=runs/smollm2
 
 Modes: `:quickstart` ends within minutes on two CPU cores, `:smoke` within one; in full it takes
-hours. The measured numbers are in docs/polyattn.md.
+hours.
 """
 
 from ml_collections import ConfigDict

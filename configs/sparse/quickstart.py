@@ -1,10 +1,9 @@
-"""SmolLM2-135M in minutes: fewer edges at about the same loss, as an example of the report.
+"""SmolLM2-135M in minutes, as an example of the report.
 
     iaj sparse posttrain --config=sparse/quickstart --workdir=runs/sparse_quickstart
 
-Eighty updates on 17,000 tokens of Wikipedia, two to three minutes on two cores. Three seeds left
-21.1 to 22.1 % of edges open, 0.002 to 0.049 nats below the dense model's loss (docs/sparse.md). The
-result depends on the processor and the number of threads too.
+Eighty updates on 17,000 tokens of Wikipedia, some minutes on two cores. The result depends on the
+processor and the number of threads too.
 """
 
 from ml_collections import ConfigDict

@@ -40,6 +40,33 @@ def test_a_changed_digit_in_a_page_is_found(tmp_path, capsys, turn):
     assert render_docs.render([changed], check=True) == 1
 
 
+@pytest.mark.parametrize("page", render_docs.all_pages(ROOT), ids=lambda page: page.name)
+def test_no_page_has_a_measured_number_without_data(page):
+    assert render_docs.numbers_without_data(page.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "45.7 [44.0, 47.7] % of rows",
+        "−45 [−66, −22] points",
+        "93.3 % [87.4, 96.6]",
+        "0.466 (0.453 to 0.480)",
+        "20 prompts (n = 20)",
+        "at commit 0f78c75",
+        "is 1.13 times as fast",
+        "a perplexity of 72.7",
+    ],
+)
+def test_a_measured_number_without_data_is_found(words):
+    text = f"# A page\n\nHere it {words}, they say.\n"
+    ((line, found),) = render_docs.numbers_without_data(text)
+    assert line == 3 and found in words
+    block = f'<!-- [[[cog cog.out(numbers("a/b")) ]]] -->\n{words}\n<!-- [[[end]]] -->\n'
+    assert render_docs.numbers_without_data(f"# A page\n\n{block}") == []
+    assert render_docs.numbers_without_data(f"# A page\n\n```\n{words}\n```\n") == []
+
+
 @pytest.mark.parametrize("name", ["pretrain/h200_ten_epochs", "check_kernels/h200"])
 def test_a_changed_digit_in_a_result_is_found(tmp_path, name):
     shutil.copytree(ROOT / "results" / name, tmp_path / "results" / name)

@@ -1,7 +1,7 @@
 """The ledger of claims: docs/claims.md from published/*.toml.
 
 A claim whose `results` name stored results has a Jinja template in `ours`, with the functions of
-`_FUNCTIONS`; a number of any other is text that no data of the repository support, and is marked.
+`_FUNCTIONS`. A claim without has no number of ours.
 """
 
 import functools
@@ -15,7 +15,6 @@ from tools.page_blocks import kernels
 from tools.page_blocks.sources import interval, published, summary, table
 from tools.page_blocks.timings import forward_passes
 
-UNSUPPORTED = "†"
 _MEASURED = ("measured", "in small")
 _REFERENCES = ("as ", "see ", "those of ", "drawn in ")
 
@@ -48,16 +47,20 @@ def ledger(paper: str) -> str:
 
 
 def our_value(claim: dict[str, Any]) -> str:
-    """Our value of a claim, rendered where data support it, else marked as unsupported.
+    """Our value of a claim, rendered from its results.
 
     Raises:
       jinja2.UndefinedError: its template asks for what a result does not have.
+      ValueError: it has a number of ours, or says that it was measured, and names no result.
     """
-    if claim.get("results"):
-        return _TEMPLATES.from_string(claim["ours"]).render()
     ours = claim["ours"]
-    measured = claim["state"].startswith(_MEASURED) and not ours.startswith(_REFERENCES)
-    return f"{ours} {UNSUPPORTED}" if measured else ours
+    if claim.get("results"):
+        return _TEMPLATES.from_string(ours).render()
+    if ours.startswith(_REFERENCES):
+        return ours
+    if ours != "–" or claim["state"].startswith(_MEASURED):
+        raise ValueError(f"{claim['item']} has a value of ours without `results` that it is from")
+    return ours
 
 
 def _sparse_run(name: str) -> dict[str, Any]:

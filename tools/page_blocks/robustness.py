@@ -31,7 +31,9 @@ def divergences(*names: str, kind: str) -> str:
         count = f"{each['pairs']}" + (f" of {each['frames']} frames" if each["frames"] else "")
         values = [_bracketed(model["js"], ".4f") for model in each["models"]]
         pmr, control = clamp["pmr"]["ratio_of_means"], clamp["gain"]
-        rows.append((each["name"], count, *values, _bracketed(pmr, ".3f"), _bracketed(control, ".4f")))
+        rows.append(
+            (each["name"], count, *values, _bracketed(pmr, ".3f"), _bracketed(control, ".4f"))
+        )
     heads = ("slice", "pairs", *(f"{name}, nats" for name in models))
     return table((*heads, "PMR of ProtoT", "right routing over another's, nats"), rows)
 
@@ -48,11 +50,14 @@ def sizes(name: str) -> str:
 def comparisons(*names: str) -> str:
     """One sentence for each baseline: in how many slices of noise it diverges less or more."""
     first = summary(names[0])["models"][0]["kind"]
-    return "\n".join(
-        f"- {MODELS[model]} against {MODELS[first]}, of {less + more + open_} kinds of noise: less "
-        f"divergence in {less}, more in {more}, undecided in {open_}."
-        for model, less, more, open_ in _counts(names)
-    ) + "\n"
+    return (
+        "\n".join(
+            f"- {MODELS[model]} against {MODELS[first]}, of {less + more + open_} kinds of noise: "
+            f"less divergence in {less}, more in {more}, undecided in {open_}."
+            for model, less, more, open_ in _counts(names)
+        )
+        + "\n"
+    )
 
 
 def _counts(names: tuple[str, ...]) -> Iterator[tuple[str, int, int, int]]:
