@@ -1,15 +1,12 @@
 """Tables of perturbed sentences: divergences of models, and what held routing takes of them."""
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from tools.page_blocks.sources import MODELS, interval, summary, table
 
 
-def _slices(names: tuple[str, ...], kind: str) -> list[dict[str, Any]]:
-    """The slices of a kind, each from the last of the results that has it."""
-    found = {each["name"]: each for name in names for each in summary(name)["slices"]}
-    return [each for each in found.values() if each["kind"] == kind]
+def _slices(name: str, kind: str) -> list[dict[str, Any]]:
+    return [each for each in summary(name)["slices"] if each["kind"] == kind]
 
 
 def _bracketed(value: dict[str, float], spec: str) -> str:
@@ -17,57 +14,91 @@ def _bracketed(value: dict[str, float], spec: str) -> str:
     return interval(value | {"estimate": value["mean"]}, spec)
 
 
-def divergences(*names: str, kind: str) -> str:
+def divergences(name: str, *, kind: str) -> str:
     """Jensen-Shannon divergence after the last token by slice and model, and PMR of ProtoT.
 
     Args:
-      names: stored results of one list of models; where two have a slice, the last one's.
+      name: stored result of `iaj protot robustness`, whose first model is a ProtoT.
       kind: noise, or meaning.
     """
-    models = [MODELS[each["kind"]] for each in summary(names[0])["models"]]
+    models = [MODELS[each["kind"]] for each in summary(name)["models"]]
     rows = []
-    for each in _slices(names, kind):
+    for each in _slices(name, kind):
         clamp = each["models"][0]["clamp"]
-        count = f"{each['pairs']}" + (f" of {each['frames']} frames" if each["frames"] else "")
-        values = [_bracketed(model["js"], ".4f") for model in each["models"]]
-        pmr, control = clamp["pmr"]["ratio_of_means"], clamp["gain"]
+        of = f" of {each['frames']} frames" if kind == "meaning" else ""
         rows.append(
-            (each["name"], count, *values, _bracketed(pmr, ".3f"), _bracketed(control, ".4f"))
+            (
+                each["name"],
+                f"{each['pairs']}{of}",
+                f"{each['distance']:.1f}",
+                *(_bracketed(model["js"], ".4f") for model in each["models"]),
+                _bracketed(clamp["pmr"]["ratio_of_means"], ".3f"),
+                _bracketed(clamp["gain"], ".4f"),
+            )
         )
-    heads = ("slice", "pairs", *(f"{name}, nats" for name in models))
-    return table((*heads, "PMR of ProtoT", "right routing over another's, nats"), rows)
+    heads = ("slice", "pairs", "edit distance", *(f"{model}, nats" for model in models))
+    return table((*heads, "PMR of ProtoT", "another routing minus the right one, nats"), rows)
 
 
-def sizes(name: str) -> str:
-    """How far each kind of noise changes a sentence, beside an example (Table 12)."""
-    rows = (
-        (each["name"], str(each["pairs"]), f"{each['distance']:.1f}", *each["example"])
-        for each in _slices((name,), "noise")
+def comparisons(name: str) -> str:
+    """One line for each baseline: in how many slices of noise it diverges less or more."""
+    first = summary(name)["models"][0]["kind"]
+    lines = (
+        f"- {MODELS[each.model]} against {MODELS[first]}, kinds of noise: less divergence in "
+        f"{each.less}, more in {each.more}, undecided in {each.undecided}.\n"
+        for each in compare(name)
     )
-    return table(("slice", "pairs", "edit distance, characters", "sentence", "perturbed"), rows)
+    return "".join(lines)
 
 
-def comparisons(*names: str) -> str:
-    """One sentence for each baseline: in how many slices of noise it diverges less or more."""
-    first = summary(names[0])["models"][0]["kind"]
-    return (
-        "\n".join(
-            f"- {MODELS[model]} against {MODELS[first]}, of {less + more + open_} kinds of noise: "
-            f"less divergence in {less}, more in {more}, undecided in {open_}."
-            for model, less, more, open_ in _counts(names)
-        )
-        + "\n"
-    )
+class Compared(NamedTuple):
+    """Slices of noise in which a model diverges less and more than the first, and undecidedly."""
+
+    model: str
+    less: int
+    more: int
+    undecided: int
 
 
-def _counts(names: tuple[str, ...]) -> Iterator[tuple[str, int, int, int]]:
-    """Model, and the slices of noise in which it diverges less, more and undecidedly."""
-    slices = _slices(names, "noise")
-    for index, model in enumerate(summary(names[0])["models"][1:], 1):
-        signs = [
+def compare(name: str) -> list[Compared]:
+    """Every model but the first against the first, at 5 % after Holm's correction."""
+    found = _slices(name, "noise")
+    results = []
+    for index, model in enumerate(summary(name)["models"][1:], 1):
+        decided = [
             each["comparison"]["excess"][index]["mean"]
-            * (each["comparison"]["corrected"][index] < 0.05)
-            for each in slices
+            for each in found
+            if each["comparison"]["corrected"][index] < 0.05
         ]
-        less, more = sum(sign < 0 for sign in signs), sum(sign > 0 for sign in signs)
-        yield model["kind"], less, more, len(signs) - less - more
+        less = sum(excess < 0 for excess in decided)
+        more = len(decided) - less
+        results.append(Compared(model["kind"], less, more, len(found) - len(decided)))
+    return results
+
+
+def lowered(name: str) -> tuple[int, int]:
+    """In how many slices of noise holding the routing lowers the divergence, and of how many."""
+    found = [each["models"][0]["clamp"]["pmr"]["ratio_of_means"] for each in _slices(name, "noise")]
+    return sum(each["low"] > 0 for each in found), len(found)
+
+
+def greatest_held(name: str) -> str:
+    """The greatest PMR of a slice of noise, with its interval, and the slice."""
+    found = {
+        each["name"]: each["models"][0]["clamp"]["pmr"]["ratio_of_means"]
+        for each in _slices(name, "noise")
+    }
+    best = max(found, key=lambda each: found[each]["mean"])
+    value = found[best]
+    return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}] ({best})"
+
+
+def least_and_most(name: str, model: str, slices: str) -> str:
+    """The least and the greatest divergence of a model over slices whose name ends so, in nats."""
+    (at,) = (i for i, each in enumerate(summary(name)["models"]) if each["kind"] == model)
+    found = [
+        each["models"][at]["js"]["mean"]
+        for each in summary(name)["slices"]
+        if each["name"].endswith(slices)
+    ]
+    return f"{min(found):.4f} to {max(found):.4f}"
