@@ -9,6 +9,7 @@ where its numbers come from:
 from tools.page_blocks.kernels import kernel_checks, kernel_times
 from tools.page_blocks.ledger import ledger
 from tools.page_blocks.pairs import pair
+from tools.page_blocks.paper_tables import claims
 from tools.page_blocks.robustness import comparisons, divergences
 from tools.page_blocks.sources import conditions
 from tools.page_blocks.timings import (
@@ -23,6 +24,7 @@ from tools.page_blocks.training import arithmetic, ten_epochs, three_epochs
 
 __all__ = [
     "arithmetic",
+    "claims",
     "comparisons",
     "conditions",
     "cpu_decoding",

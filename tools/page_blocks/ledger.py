@@ -13,6 +13,7 @@ import jinja2
 from lm_jax.statistics import student_interval
 from tools.bench.timing import ratio
 from tools.page_blocks import kernels, robustness
+from tools.page_blocks.paper_tables import compared
 from tools.page_blocks.sources import interval, published, summary, table
 from tools.page_blocks.timings import forward_passes
 
@@ -109,6 +110,7 @@ def _kernel_speed(name: str, case: str, what: str, baseline: str) -> str:
 _TEMPLATES = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
 _FUNCTIONS: dict[str, Any] = {
     "compare": robustness.compare,
+    "compared": compared,
     "each_run": _each_run,
     "forward_ratio": _forward_ratio,
     "greatest_held": robustness.greatest_held,
