@@ -18,7 +18,7 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Triton decides on import whether its kernels are interpreted.
 os.environ["TRITON_INTERPRET"] = "1"
-# What a test compiles is neither taken from the user's cache nor put there.
+# What a test compiles is neither taken from the user's cache nor put there (`compiled_once`).
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 # It would win over the flag below.
 os.environ.pop("JAX_NUM_CPU_DEVICES", None)
@@ -71,6 +71,23 @@ def optimised_where_marked(request: pytest.FixtureRequest) -> Generator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keeps compiled programs in a folder of this process alone, as equal ones are made often.
+
+    A command that is run again, to be resumed or refused, jits anew what it jitted before. Processes
+    that a test starts have no cache: two at once could read an entry that is half written.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,6 +6,8 @@ where its numbers come from:
     <!-- [[[cog cog.out(kernel_times("bench_kernels/h200")) ]]] -->
 """
 
+from tools.page_blocks.circuits import circuits
+from tools.page_blocks.concepts import findings, routing
 from tools.page_blocks.kernels import kernel_checks, kernel_times
 from tools.page_blocks.ledger import ledger
 from tools.page_blocks.pairs import pair
@@ -24,12 +26,14 @@ from tools.page_blocks.training import arithmetic, ten_epochs, three_epochs
 
 __all__ = [
     "arithmetic",
+    "circuits",
     "claims",
     "comparisons",
     "conditions",
     "cpu_decoding",
     "cpu_forward",
     "divergences",
+    "findings",
     "first_steps",
     "gpu_forward",
     "kernel_checks",
@@ -37,6 +41,7 @@ __all__ = [
     "ledger",
     "pair",
     "paper_steps",
+    "routing",
     "ten_epochs",
     "three_epochs",
     "torch_steps",

@@ -12,7 +12,7 @@ import jinja2
 
 from lm_jax.statistics import student_interval
 from tools.bench.timing import ratio
-from tools.page_blocks import kernels, robustness
+from tools.page_blocks import concepts, kernels, robustness
 from tools.page_blocks.paper_tables import compared
 from tools.page_blocks.sources import interval, published, summary, table
 from tools.page_blocks.timings import forward_passes
@@ -112,10 +112,14 @@ _FUNCTIONS: dict[str, Any] = {
     "compare": robustness.compare,
     "compared": compared,
     "each_run": _each_run,
+    "entropies": concepts.entropies,
     "forward_ratio": _forward_ratio,
     "greatest_held": robustness.greatest_held,
+    "half_life": concepts.half_life,
     "interval": functools.partial(interval, form="{} [{}, {}]"),
+    "judged": functools.partial(concepts.judged, form="{} [{}, {}]"),
     "kernel_speed": _kernel_speed,
+    "lead": concepts.lead,
     "least_and_most": robustness.least_and_most,
     "lowered": robustness.lowered,
     "over_seeds": _over_seeds,

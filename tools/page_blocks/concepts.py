@@ -1,0 +1,92 @@
+"""Statistics of prototypes: routing by layer, half-lives, reading before writing, judged themes."""
+
+from collections.abc import Iterable, Mapping
+import math
+from typing import Any
+
+from lm_jax.statistics import student_interval
+from tools.page_blocks.sources import interval, summary, table
+
+
+def _valued(value: Mapping[str, float], spec: str, form: str = "{} ({} to {})") -> str:
+    return interval({**value, "estimate": value["value"]}, spec, form=form)
+
+
+def routing(name: str) -> str:
+    """Write gates by layer: their entropy as a share of the largest, their maximum, dead ones."""
+    found = summary(name)
+    largest = math.log(found["model"]["prototypes"])
+    rows = [
+        (
+            str(each["layer"]),
+            f"{each['write']['entropy'] / largest:.3f}",
+            f"{each['write']['top_1']:.3f}",
+            f"{each['write']['mutual_information']:.2f}",
+            f"{each['write']['mutual_information_by_chance']:.2f}",
+            str(each["write"]["dead"]),
+        )
+        for each in found["layers"]
+    ]
+    heads = ("layer", "entropy over its maximum", "largest gate", "nats of the token", "by chance")
+    return table((*heads, "dead"), rows)
+
+
+def findings(name: str) -> str:
+    """Reading before writing, half-life and repetition, and the scores of the judge, one a line."""
+    found = summary(name)
+    lag, life = found["lag"], found["half_life_repetition"]
+    lines = [
+        "- The correlation of read with write gates is higher one token before writing than at it by "
+        f"{_valued(lag['lead'], '.3f')}, and over that of other prototypes by "
+        f"{_valued(lag['own_lead'], '.3f')}; it is highest there for "
+        f"{lag['peaks_one_before']:.0%} of {lag['lead']['prototypes']} prototypes.",
+        f"- Half-life and repetition of tokens, within layers: Spearman "
+        f"{_valued(life['spearman'], '.3f')}, p {life['spearman']['p']:.3f}; over all "
+        f"{life['spearman']['prototypes']} prototypes {life['overall_spearman']:.3f}.",
+        f"- Disentanglement by the judge, 1 to 10: {judged(name, 'disentanglement')}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def judged(name: str, score: str, form: str = "{} ({} to {})") -> str:
+    """Mean score of prototypes and of random texts, with Student's 95 % intervals."""
+    found = summary(name)
+    return " and ".join(
+        f"{_mean(found[kind], score, form)} of {noun}"
+        for kind, noun in (("prototypes", "prototypes"), ("baseline", "random texts"))
+    )
+
+
+def _mean(units: Iterable[Mapping[str, Any]], score: str, form: str) -> str:
+    mean = student_interval([each["label"][score] for each in units if each["label"]])
+    value = form.format(f"{mean.estimate:.2f}", f"{mean.low:.2f}", f"{mean.high:.2f}")
+    return f"{value} (n = {mean.n})"
+
+
+def lead(name: str) -> str:
+    """Lead of reading over writing, with that over other prototypes."""
+    found = summary(name)["lag"]
+    form = "{} [{}, {}]"
+    return (
+        f"correlation at one token before less that at the same token "
+        f"{_valued(found['lead'], '.3f', form)}, over other prototypes "
+        f"{_valued(found['own_lead'], '.3f', form)}; the peak of {found['peaks_one_before']:.0%} is "
+        f"there; n = {found['lead']['texts']:,} texts, {found['lead']['prototypes']} prototypes"
+    )
+
+
+def half_life(name: str) -> str:
+    """Correlation of half-life and repetition, over all prototypes and within layers."""
+    found = summary(name)["half_life_repetition"]
+    return (
+        f"all prototypes {found['overall_spearman']:.3f}, within layers "
+        f"{_valued(found['spearman'], '.3f', '{} [{}, {}]')}, p {found['spearman']['p']:.3f}; "
+        f"n = {found['spearman']['prototypes']} prototypes"
+    )
+
+
+def entropies(name: str) -> str:
+    """Entropy of the write gates over its maximum, by layer."""
+    found = summary(name)
+    largest = math.log(found["model"]["prototypes"])
+    return ", ".join(f"{each['write']['entropy'] / largest:.3f}" for each in found["layers"])
