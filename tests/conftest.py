@@ -77,8 +77,8 @@ def optimised_where_marked(request: pytest.FixtureRequest) -> Generator[None]:
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keeps compiled programs in a folder of this process alone, as equal ones are made often.
 
-    A command that is run again, to be resumed or refused, jits anew what it jitted before. Processes
-    that a test starts have no cache: two at once could read an entry that is half written.
+    A command that is run again, to be resumed or refused, compiles what it compiled before.
+    Processes that a test starts have no cache: two at once could read an entry half written.
     """
     import jax
     from jax.experimental.compilation_cache import compilation_cache

@@ -259,9 +259,18 @@ def several(
             results.append(result)
         given = inputs(subjects, run)
         if not finish_time(work.path, given):
+            record_provenance(
+                work.path,
+                collect_provenance(
+                    seeds={"reinitialise": tasks[0].settings.reinit_seed},
+                    dtype="float32",
+                    data=given,
+                    tokenizer=subjects[0].model.tokenizer.sha256,
+                ),
+            )
             compared = comparison.compare(results)
             write_json(work.path / COMPARISON, compared)
-            provenance = to_jsonable(read_provenance(page.parent))
+            provenance = to_jsonable(read_provenance(work.path))
             write_text(
                 work.path / COMPARISON_PAGE, comparison.page(compared, provenance=provenance)
             )

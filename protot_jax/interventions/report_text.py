@@ -77,8 +77,6 @@ def conclusion(result: InterventionReport) -> tuple[str, Tone]:
         f"; {control.as_low} of the {control.n} other prototypes have an equal or lower effect "
         f"(p {control.p:.2g}). "
     )
-    if seed.specific is None and effect.low is None:
-        return f"{text}One text gives no interval: the effect is undecided.", "warn"
     if seed.specific is None and effect.n >= LEAST_TEXTS:
         return f"{text}Undecided: the interval or p is no number.", "warn"
     if seed.specific is None:

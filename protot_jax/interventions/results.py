@@ -36,7 +36,10 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Effect(Interval):
-    """A mean over sentences; n counts their texts, which are the independent units."""
+    """A mean over sentences; n counts their texts, which are the independent units.
+
+    The ends are null for fewer than five texts.
+    """
 
     sentences: Count
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 import pyarrow as pa
 from scipy import stats
 
-from lm_jax.statistics import holm
+from lm_jax.statistics import FEWEST_CLUSTERS, holm
 from protot_jax.interventions.effects import MODES, REINITIALISE, Measured, percent
 from protot_jax.interventions.gates import Ranked
 from protot_jax.interventions.matching import Match
@@ -54,14 +54,17 @@ def clustered_interval(values: np.ndarray, clusters: np.ndarray) -> Effect:
 
     Student's 95 % interval with the standard error of a ratio of sums over clusters (Cochran,
     Sampling Techniques, 6.4) and one degree of freedom less than there are clusters. With one value
-    per cluster it equals `mean_interval`. `n` counts the clusters, `sentences` the values.
+    per cluster it equals `mean_interval`. The ends are None of fewer than `FEWEST_CLUSTERS`, whose
+    interval would rest on a shape of the effects that nobody has seen. `n` counts the clusters,
+    `sentences` the values.
     """
-    low, high = _ends(values, clusters)
+    n = len(np.unique(clusters))
+    low, high = _ends(values, clusters) if n >= FEWEST_CLUSTERS else (None, None)
     return Effect(
         mean=float(values.mean()) if len(values) else None,
         low=low,
         high=high,
-        n=len(np.unique(clusters)),
+        n=n,
         sentences=len(values),
     )
 

@@ -7,7 +7,7 @@ where its numbers come from:
 """
 
 from tools.page_blocks.circuits import circuits
-from tools.page_blocks.concepts import findings, routing
+from tools.page_blocks.concepts import findings, interventions, routing
 from tools.page_blocks.kernels import kernel_checks, kernel_times
 from tools.page_blocks.ledger import ledger
 from tools.page_blocks.pairs import pair
@@ -36,6 +36,7 @@ __all__ = [
     "findings",
     "first_steps",
     "gpu_forward",
+    "interventions",
     "kernel_checks",
     "kernel_times",
     "ledger",

@@ -7,6 +7,8 @@ from typing import Any
 from lm_jax.statistics import student_interval
 from tools.page_blocks.sources import interval, summary, table
 
+_VERDICTS = {True: "yes", False: "no", None: "undecided"}
+
 
 def _valued(value: Mapping[str, float], spec: str, form: str = "{} ({} to {})") -> str:
     return interval({**value, "estimate": value["value"]}, spec, form=form)
@@ -36,8 +38,8 @@ def findings(name: str) -> str:
     found = summary(name)
     lag, life = found["lag"], found["half_life_repetition"]
     lines = [
-        "- The correlation of read with write gates is higher one token before writing than at it by "
-        f"{_valued(lag['lead'], '.3f')}, and over that of other prototypes by "
+        "- The correlation of read with write gates is higher one token before writing than at it, "
+        f"by {_valued(lag['lead'], '.3f')}, and over that of other prototypes by "
         f"{_valued(lag['own_lead'], '.3f')}; it is highest there for "
         f"{lag['peaks_one_before']:.0%} of {lag['lead']['prototypes']} prototypes.",
         f"- Half-life and repetition of tokens, within layers: Spearman "
@@ -70,8 +72,8 @@ def lead(name: str) -> str:
     return (
         f"correlation at one token before less that at the same token "
         f"{_valued(found['lead'], '.3f', form)}, over other prototypes "
-        f"{_valued(found['own_lead'], '.3f', form)}; the peak of {found['peaks_one_before']:.0%} is "
-        f"there; n = {found['lead']['texts']:,} texts, {found['lead']['prototypes']} prototypes"
+        f"{_valued(found['own_lead'], '.3f', form)}; {found['peaks_one_before']:.0%} peak there; "
+        f"n = {found['lead']['texts']:,} texts, {found['lead']['prototypes']} prototypes"
     )
 
 
@@ -90,3 +92,40 @@ def entropies(name: str) -> str:
     found = summary(name)
     largest = math.log(found["model"]["prototypes"])
     return ", ".join(f"{each['write']['entropy'] / largest:.3f}" for each in found["layers"])
+
+
+def interventions(name: str) -> str:
+    """Effect of a closed write gate on the targets of each concept, and its p among prototypes."""
+    rows = []
+    for each in summary(name)["concepts"]:
+        effect, p, corrected = each["effect"], each["p"], each["p_holm"]
+        rows.append(
+            (
+                each["concept"],
+                f"L{each['layer']} P{each['prototype']}",
+                f"{effect['n']}",
+                effect_of(each, "{} ({} to {})"),
+                "" if p is None else f"{p:.3f}",
+                "" if corrected is None else f"{corrected:.3f}",
+                _VERDICTS[each["specific"]],
+            )
+        )
+    heads = ("concept", "prototype", "texts", "change of the target, %", "p among prototypes")
+    return table((*heads, "p, Holm", "specific"), rows)
+
+
+def effect_of(concept: Mapping[str, Any], form: str = "{} [{}, {}]") -> str:
+    """The change of the targets' probability in percent, with its interval where it has one."""
+    effect = concept["effect"]
+    if effect["mean"] is None:
+        return "no target of 1 %"
+    if effect["low"] is None:
+        return f"{effect['mean']:+.1f}"
+    return form.format(*(f"{effect[key]:+.1f}" for key in ("mean", "low", "high")))
+
+
+def concept_effect(name: str, concept: str) -> str:
+    """The effect on one concept, with its p and the number of texts."""
+    (found,) = (each for each in summary(name)["concepts"] if each["concept"] == concept)
+    p = "" if found["p"] is None else f", p {found['p']:.3f} among prototypes"
+    return f"{effect_of(found)} %{p}; n = {found['effect']['n']} texts"

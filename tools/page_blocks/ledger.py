@@ -111,6 +111,7 @@ _TEMPLATES = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=Fal
 _FUNCTIONS: dict[str, Any] = {
     "compare": robustness.compare,
     "compared": compared,
+    "concept_effect": concepts.concept_effect,
     "each_run": _each_run,
     "entropies": concepts.entropies,
     "forward_ratio": _forward_ratio,

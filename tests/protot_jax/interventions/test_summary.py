@@ -56,6 +56,14 @@ def test_intervals_over_pairs_of_one_text_cover_the_mean():
     assert covered["alone"] < 900
 
 
+@pytest.mark.parametrize(("n", "bounded"), [(2, False), (4, False), (5, True)])
+def test_fewer_than_five_texts_have_no_interval(n, bounded):
+    values = np.random.default_rng(0).normal(size=n)
+    result = summary.clustered_interval(values, np.arange(n))
+    assert (result.low is not None, result.high is not None) == (bounded, bounded)
+    assert result.mean == pytest.approx(values.mean()) and result.n == n
+
+
 @pytest.mark.parametrize(("values", "mean"), [([], None), ([3.0], 3.0), ([1.0, 2.0], 1.5)])
 def test_one_text_has_no_interval(values, mean):
     result = summary.clustered_interval(np.array(values), np.zeros(len(values), int))
@@ -65,20 +73,24 @@ def test_one_text_has_no_interval(values, mean):
 
 
 def test_targets_of_one_text_are_one_cluster():
-    texts = ("the people of the town met in a house", "a river and the people who met in the town")
+    texts = {
+        "the people of the town met in a house": ("people", "house"),
+        "a river and the people who met in the town": ("river", "town"),
+        "the town and its river": ("town", "river"),
+        "the people met in the house": ("people", "house"),
+        "a house of the people": ("house", "people"),
+    }
     sentences = [
-        Sentence("place", target, text)
-        for text, targets in zip(texts, (("people", "house"), ("river", "town")), strict=True)
-        for target in targets
+        Sentence("place", target, text) for text, targets in texts.items() for target in targets
     ]
     result = measure(
         small_models.drawn(), sentences, layer=1, prototype=2, draws=1, control_draws=1, least=0.0
     )
     for one in summary.of_seed(result, run="r", seed=1, step=4).modes:
         for name in ("effect", "sentence_perplexity"):
-            assert (getattr(one, name).n, getattr(one, name).sentences) == (2, 4)
+            assert (getattr(one, name).n, getattr(one, name).sentences) == (5, 10)
         ratios = 1 + result.change(one.mode)[1, 2, 0] / 100
-        by_text = np.log(ratios).reshape(2, 2).mean(1)
+        by_text = np.log(ratios).reshape(5, 2).mean(1)
         low, high = stats.ttest_1samp(by_text, 0.0).confidence_interval()
         found = np.array([one.effect.mean, one.effect.low, one.effect.high])
         geometric = stats.gmean(ratios)
@@ -87,13 +99,26 @@ def test_targets_of_one_text_are_one_cluster():
 
 
 def test_halving_and_doubling_cancel_and_no_interval_ends_below_minus_100():
-    """Two targets of four at a tenth, two at ten times: their geometric mean has not moved."""
-    model = small_models.drawn()
-    measured = measure(
-        model, small_models.sentences(), layer=1, prototype=2, draws=1, control_draws=1, least=0.0
+    """Three targets of six at a tenth, three at ten times: their geometric mean has not moved."""
+    texts = (
+        "the town",
+        "its town",
+        "a town",
+        "the river town",
+        "a house in town",
+        "people in town",
     )
-    factors = np.array([0.1, 0.1, 10.0, 10.0])
-    baseline = np.full(4, 0.05)
+    measured = measure(
+        small_models.drawn(),
+        [Sentence("place", "town", text) for text in texts],
+        layer=1,
+        prototype=2,
+        draws=1,
+        control_draws=1,
+        least=0.0,
+    )
+    factors = np.repeat([0.1, 10.0], 3)
+    baseline = np.full(6, 0.05)
     changed = {
         mode: np.ones_like(p) * baseline * factors for mode, p in measured.probability.items()
     }
@@ -129,6 +154,7 @@ def test_what_is_no_number_decides_nothing(low, high, p):
 def seed():
     """The carrier of the built model, whose ablation lowers every target."""
     texts = ("a river and the people who met", "the river of its town who met", "a river who met")
+    texts += ("the river who met", "its river and the people who met")
     sentences = [Sentence("", small_models.TARGET, text) for text in texts]
     at = {"layer": 0, "prototype": small_models.CARRIER}
     result = measure(small_models.built(), sentences, **at, draws=1, control_draws=1)
@@ -211,7 +237,7 @@ def test_the_carrier_is_specific_by_the_edit_that_ablates(seed):
     (one,) = (one for one in seed.modes if one.mode == "zero_write")
     assert one.effect.high < 0
     assert one.control.as_low == 0
-    # Of four prototypes no rank is below 0.05, and three texts decide nothing.
+    # Of four prototypes no rank is below 0.05, and five texts decide nothing.
     assert one.control.p == 2 / 4
     assert seed.specific is None
     findings = result(seed)
@@ -227,8 +253,9 @@ def test_the_carrier_is_specific_by_the_edit_that_ablates(seed):
         # The lowest of all, but its interval includes 0.
         ({"effect": {"mean": -0.1, "low": -0.5, "high": 0.3}}, False, "the interval includes 0"),
         ({"control": {"as_low": 11, "p": 24 / 64}}, False, "other prototypes do as much"),
-        ({"effect": {"low": None, "high": None}}, None, "One text gives no interval"),
+        ({"effect": {"low": None, "high": None}}, None, "the interval or p is no number"),
         ({"effect": {"n": 9, "sentences": 9}}, None, "Undecided: fewer than 10 texts."),
+        ({"effect": {"low": None, "high": None, "n": 4}}, None, "Undecided: fewer than 10 texts."),
         ({"effect": {"low": np.nan, "high": np.nan}}, None, "the interval or p is no number."),
     ],
 )
