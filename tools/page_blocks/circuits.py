@@ -5,43 +5,52 @@ from typing import Any
 from tools.page_blocks.sources import interval, summary, table
 
 _COMPONENTS = {"heads": "heads", "token_edges": "token edges", "component_edges": "component edges"}
-_SCOPES = {"prompt": "by prompt", "task": "one for all"}
 
 
-def circuits(name: str, *, model: str, reference: str) -> str:
+def circuits(name: str, *, model: str, reference: str, scope: str = "prompt") -> str:
     """Components that explain the task in two models by ranking, their ratio and that of chance.
 
     Args:
       name: stored result of `iaj sparse circuits`.
       model: role of the model whose circuits are counted against the reference's.
       reference: role of the other.
+      scope: prompt, where each has a ranking of its own, or task, where it has one.
     """
     rows = [
         (
             each["task"],
             _COMPONENTS[each["component"]],
-            f"{each['ranking']}, {_SCOPES[each['scope']]}",
+            each["ranking"],
             _crossing(name, each, reference),
             _crossing(name, each, model),
             interval(each["ratio"], ".2f") if each["ratio"] else "",
             interval(each["random"], ".2f") if each["random"] else "",
-            each["why"],
         )
-        for each in summary(name)["ratios"]
-        if (each["model"], each["reference"]) == (model, reference)
+        for each in _ratios(name, model, reference, scope)
     ]
-    ratio = f"{reference} : {model}"
-    heads = (
-        "task",
-        "components",
-        "ranking",
-        reference,
-        model,
-        ratio,
-        "of random orders",
-        "no ratio",
-    )
-    return table(heads, rows)
+    heads = ("task", "components", "ranking", reference, model, f"{reference} : {model}")
+    return table((*heads, "of random orders"), rows)
+
+
+def fewer(name: str, component: str, *, scope: str = "prompt", ranking: str = "absolute") -> str:
+    """How many times fewer components the sparse model needs than its control, task by task."""
+    found = [
+        f"{each['task']} {_bracketed(each['ratio']) if each['ratio'] else 'no ratio'} (random "
+        f"orders {each['random']['estimate']:.2f})"
+        for each in _ratios(name, "sparse", "control", scope)
+        if (each["component"], each["ranking"]) == (component, ranking)
+    ]
+    return f"control : sparse, by {ranking} effect: {', '.join(found)}"
+
+
+def _bracketed(value: dict[str, float]) -> str:
+    return interval(value, ".2f", form="{} [{}, {}]")
+
+
+def _ratios(name: str, model: str, reference: str, scope: str) -> list[dict[str, Any]]:
+    wanted = (model, reference, scope)
+    ratios = summary(name)["ratios"]
+    return [each for each in ratios if (each["model"], each["reference"], each["scope"]) == wanted]
 
 
 def _crossing(name: str, ratio: dict[str, Any], role: str) -> str:

@@ -13,6 +13,7 @@ import jinja2
 from lm_jax.statistics import student_interval
 from tools.bench.timing import ratio
 from tools.page_blocks import concepts, kernels, robustness
+from tools.page_blocks.circuits import fewer
 from tools.page_blocks.paper_tables import compared
 from tools.page_blocks.sources import interval, published, summary, table
 from tools.page_blocks.timings import forward_passes
@@ -114,6 +115,7 @@ _FUNCTIONS: dict[str, Any] = {
     "concept_effect": concepts.concept_effect,
     "each_run": _each_run,
     "entropies": concepts.entropies,
+    "fewer": fewer,
     "forward_ratio": _forward_ratio,
     "greatest_held": robustness.greatest_held,
     "half_life": concepts.half_life,
