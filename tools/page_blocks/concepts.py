@@ -38,10 +38,10 @@ def findings(name: str) -> str:
     found = summary(name)
     lag, life = found["lag"], found["half_life_repetition"]
     lines = [
-        "- The correlation of read with write gates is higher one token before writing than at it, "
-        f"by {_valued(lag['lead'], '.3f')}, and over that of other prototypes by "
-        f"{_valued(lag['own_lead'], '.3f')}; it is highest there for "
-        f"{lag['peaks_one_before']:.0%} of {lag['lead']['prototypes']} prototypes.",
+        "- Correlation of read with write gates one token before writing, less that at writing: "
+        f"{_valued(lag['lead'], '+.3f')}; less that of other prototypes, too: "
+        f"{_valued(lag['own_lead'], '+.3f')}. Of {lag['lead']['prototypes']} prototypes "
+        f"{lag['peaks_one_before']:.0%} have their highest there.",
         f"- Half-life and repetition of tokens, within layers: Spearman "
         f"{_valued(life['spearman'], '.3f')}, p {life['spearman']['p']:.3f}; over all "
         f"{life['spearman']['prototypes']} prototypes {life['overall_spearman']:.3f}.",

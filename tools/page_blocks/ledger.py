@@ -41,12 +41,27 @@ def ledger(paper: str) -> str:
                 claim["claim"],
                 claim["command"],
                 our_value(claim),
-                claim["verdict"],
+                verdict(claim),
                 claim["state"],
             )
             for claim in published(paper)["claim"]
         ),
     )
+
+
+def verdict(claim: dict[str, Any]) -> str:
+    """What our value says of the claim, with its numbers rendered as those of `our_value`.
+
+    Raises:
+      jinja2.UndefinedError: its template asks for what a result does not have.
+      ValueError: it judges what no result of the claim supports.
+    """
+    text = claim["verdict"]
+    if claim.get("results"):
+        return _TEMPLATES.from_string(text).render()
+    if re.search(r"\d", text) and not text.startswith(_REFERENCES):
+        raise ValueError(f"{claim['item']} has a number in its verdict without `results`")
+    return text
 
 
 def our_value(claim: dict[str, Any]) -> str:
@@ -110,7 +125,7 @@ def _kernel_speed(name: str, case: str, what: str, baseline: str) -> str:
 
 _TEMPLATES = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
 _FUNCTIONS: dict[str, Any] = {
-    "compare": robustness.compare,
+    "compared_models": robustness.compared_models,
     "compared": compared,
     "concept_effect": concepts.concept_effect,
     "each_run": _each_run,

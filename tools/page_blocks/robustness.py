@@ -1,6 +1,6 @@
 """Tables of perturbed sentences: divergences of models, and what held routing takes of them."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from tools.page_blocks.sources import MODELS, interval, summary, table
 
@@ -41,39 +41,32 @@ def divergences(name: str, *, kind: str) -> str:
 
 
 def comparisons(name: str) -> str:
-    """One line for each baseline: in how many slices of noise it diverges less or more."""
-    first = summary(name)["models"][0]["kind"]
-    lines = (
-        f"- {MODELS[each.model]} against {MODELS[first]}, kinds of noise: less divergence in "
-        f"{each.less}, more in {each.more}, undecided in {each.undecided}.\n"
-        for each in compare(name)
-    )
-    return "".join(lines)
+    """One line for each baseline: on which kinds of noise it diverges less and more."""
+    lines = compared_models(name).split("; ")
+    return "".join(f"- {line[0].upper()}{line[1:]}.\n" for line in lines)
 
 
-class Compared(NamedTuple):
-    """Slices of noise in which a model diverges less and more than the first, and undecidedly."""
-
-    model: str
-    less: int
-    more: int
-    undecided: int
-
-
-def compare(name: str) -> list[Compared]:
+def compared_models(name: str) -> str:
     """Every model but the first against the first, at 5 % after Holm's correction."""
     found = _slices(name, "noise")
-    results = []
-    for index, model in enumerate(summary(name)["models"][1:], 1):
-        decided = [
-            each["comparison"]["excess"][index]["mean"]
-            for each in found
-            if each["comparison"]["corrected"][index] < 0.05
-        ]
-        less = sum(excess < 0 for excess in decided)
-        more = len(decided) - less
-        results.append(Compared(model["kind"], less, more, len(found) - len(decided)))
-    return results
+    first, *others = summary(name)["models"]
+    parts = []
+    for index, model in enumerate(others, 1):
+        signs: dict[int, list[str]] = {-1: [], 0: [], 1: []}
+        for each in found:
+            compared = each["comparison"]
+            above = 1 if compared["excess"][index]["mean"] > 0 else -1
+            signs[above if compared["corrected"][index] < 0.05 else 0].append(each["name"])
+        less, more = (_listed(signs[sign]) for sign in (-1, 1))
+        parts.append(
+            f"{MODELS[model['kind']]} diverges less than {MODELS[first['kind']]} on {less}, "
+            f"more on {more}, undecidedly on {len(signs[0])}"
+        )
+    return "; ".join(parts)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) if names else "none"
 
 
 def lowered(name: str) -> tuple[int, int]:
