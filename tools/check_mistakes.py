@@ -3,17 +3,19 @@
     python -m tools.check_mistakes
     python -m tools.check_mistakes --only=parallel --only=padding
 
-The tests pass first on an unchanged copy of the checkout. Then each mistake is made in the copy,
-its test must fail by an assertion or a refusal, and the file is restored. The exit code is 1 if a
-test passes with its mistake, or cannot be run.
+The tests pass first on an unchanged copy of the checkout. Then each mistake is made in a copy, its
+test must fail by an assertion or a refusal, and the file is restored. `--jobs` copies are used at
+once. The exit code is 1 if a test passes with its mistake, or cannot be run.
 """
 
 import argparse
 from collections.abc import Iterator, Sequence
+import concurrent.futures
 import contextlib
 import dataclasses
 import os
 from pathlib import Path
+import queue
 import re
 import shutil
 import subprocess
@@ -94,6 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", action="append", metavar="WORDS", help="mistakes whose name has these words"
     )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="number of copies used at once"
+    )
     args = parser.parse_args(argv)
     chosen = [
         each for each in mistakes() if not args.only or any(part in each.name for part in args.only)
@@ -101,26 +106,51 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error(f"--only {' '.join(args.only)}: no mistake of {TABLE.name} has such a name")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "checkout"
-        shutil.copytree(ROOT, folder, ignore=_LEFT_OUT)
-        code, output = run(list(dict.fromkeys(each.test for each in chosen)), folder)
+        folders = [Path(temporary) / str(index) for index in range(max(1, args.jobs))]
+        for folder in folders:
+            shutil.copytree(ROOT, folder, ignore=_LEFT_OUT)
+        tests = list(dict.fromkeys(each.test for each in chosen))
+        spread = ["-n", str(len(folders)), "--dist", "loadfile"] if len(folders) > 1 else []
+        code, output = run([*spread, *tests], folders[0])
         if code:
             print(output)
             print("the tests do not pass without a mistake")
             return 1
         missed = 0
-        for each in chosen:
-            start = time.monotonic()
-            with made(each, folder):
-                code, output = run([each.test], folder)
-            noticed = is_noticed(code, output)
+        for each, (noticed, seconds, output) in zip(chosen, try_all(chosen, folders), strict=True):
             missed += not noticed
-            seconds = time.monotonic() - start
             print(f"{'ok  ' if noticed else 'FAIL'}  {each.name} ({seconds:.0f} s)", flush=True)
             if not noticed:
                 print(output)
     print(f"{len(chosen) - missed} of {len(chosen)} mistakes are noticed")
     return int(missed > 0)
+
+
+def try_all(
+    chosen: Sequence[Mistake], folders: Sequence[Path]
+) -> Iterator[tuple[bool, float, str]]:
+    """Whether each mistake is noticed, in how many seconds, and what its test printed, in order.
+
+    Args:
+      chosen: mistakes to make.
+      folders: copies of the checkout, each for one mistake at a time.
+    """
+    idle: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    for folder in folders:
+        idle.put(folder)
+
+    def tried(mistake: Mistake) -> tuple[bool, float, str]:
+        folder = idle.get()
+        try:
+            start = time.monotonic()
+            with made(mistake, folder):
+                code, output = run([mistake.test], folder)
+            return is_noticed(code, output), time.monotonic() - start, output
+        finally:
+            idle.put(folder)
+
+    with concurrent.futures.ThreadPoolExecutor(len(folders)) as pool:
+        yield from pool.map(tried, chosen)
 
 
 if __name__ == "__main__":

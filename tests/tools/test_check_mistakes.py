@@ -60,3 +60,18 @@ def test_the_file_is_as_it_was_after_a_mistake(tmp_path):
     with check_mistakes.made(mistake, tmp_path):
         assert file.read_text() == "x = 2\n"
     assert file.read_text() == "x = 1\n"
+
+
+def test_mistakes_are_tried_in_several_copies_and_told_in_order(tmp_path):
+    copies = [tmp_path / "0", tmp_path / "1"]
+    for copy in copies:
+        copy.mkdir()
+        (copy / "values.py").write_text("x = 1\ny = 1\n")
+        (copy / "test_it.py").write_text("import values\ndef test():\n    assert values.x == 1\n")
+    noticed, missed = (
+        check_mistakes.Mistake(name, "values.py", f"{name} = 1", f"{name} = 2", "test_it.py::test")
+        for name in "xy"
+    )
+    found = check_mistakes.try_all([noticed, missed, noticed], copies)
+    assert [each[0] for each in found] == [True, False, True]
+    assert {(copy / "values.py").read_text() for copy in copies} == {"x = 1\ny = 1\n"}
