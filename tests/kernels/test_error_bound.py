@@ -40,8 +40,9 @@ def test_rows_that_are_added_up_are_off_by_units_of_their_sizes():
 
 def test_a_product_passes_on_what_its_factors_have():
     x, y = jnp.float32(3.0), jnp.float32(5.0)
-    _, error = of(lambda x, y: (x + y) * y, x, y)
-    assert error == pytest.approx(8 * U * 5 + U * 40, rel=1e-12)
+    for product in (lambda x, y: (x + y) * y, lambda x, y: y * (x + y)):
+        _, error = of(product, x, y)
+        assert error == pytest.approx(8 * U * 5 + U * 40, rel=1e-12)
 
 
 def test_the_derivative_of_tanh_is_off_where_its_square_cancels():
