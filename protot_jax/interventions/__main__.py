@@ -259,15 +259,7 @@ def several(
             results.append(result)
         given = inputs(subjects, run)
         if not finish_time(work.path, given):
-            record_provenance(
-                work.path,
-                collect_provenance(
-                    seeds={"reinitialise": tasks[0].settings.reinit_seed},
-                    dtype="float32",
-                    data=given,
-                    tokenizer=subjects[0].model.tokenizer.sha256,
-                ),
-            )
+            record_run(work.path, subjects, tasks[0].settings, given)
             compared = comparison.compare(results)
             write_json(work.path / COMPARISON, compared)
             provenance = to_jsonable(read_provenance(work.path))
@@ -310,19 +302,11 @@ def write_results(
     """Measures one concept and writes the three files into an open work folder."""
     data = experiment.prepared(run, subjects[0])
     subjects[0].model.warn_of_joining()
-    record_provenance(
-        folder,
-        collect_provenance(
-            seeds={"reinitialise": task.settings.reinit_seed},
-            dtype="float32",
-            data={
-                **inputs(subjects, run),
-                "documents": data.manifest["documents_sha256"],
-                "sentences": task.settings.sentences_sha256,
-            },
-            tokenizer=subjects[0].model.tokenizer.sha256,
-        ),
-    )
+    own = {
+        "documents": data.manifest["documents_sha256"],
+        "sentences": task.settings.sentences_sha256,
+    }
+    record_run(folder, subjects, task.settings, {**inputs(subjects, run), **own})
     result, rows = experiment.perform(subjects, data, task.sentences, task.settings)
     write_table(folder / ROWS, rows)
     write_json(folder / RESULT, result)
@@ -330,6 +314,24 @@ def write_results(
     written = load_result(folder / RESULT, InterventionReport)
     page = report.build(written, provenance=to_jsonable(read_provenance(folder)))
     write_text(folder / PAGE, page)
+
+
+def record_run(
+    folder: Path,
+    subjects: Sequence[SubjectModel],
+    settings: InterventionConfig,
+    data: Inputs,
+) -> None:
+    """Records the provenance of one concept, or of several that are compared."""
+    record_provenance(
+        folder,
+        collect_provenance(
+            seeds={"reinitialise": settings.reinit_seed},
+            dtype="float32",
+            data=data,
+            tokenizer=subjects[0].model.tokenizer.sha256,
+        ),
+    )
 
 
 if __name__ == "__main__":

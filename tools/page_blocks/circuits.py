@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tools.page_blocks.sources import interval, summary, table
+from tools.page_blocks.sources import BRACKETS, interval, summary, table
 
 _COMPONENTS = {"heads": "heads", "token_edges": "token edges", "component_edges": "component edges"}
 
@@ -35,16 +35,13 @@ def circuits(name: str, *, model: str, reference: str, scope: str = "prompt") ->
 def fewer(name: str, component: str, *, scope: str = "prompt", ranking: str = "absolute") -> str:
     """How many times fewer components the sparse model needs than its control, task by task."""
     found = [
-        f"{each['task']} {_bracketed(each['ratio']) if each['ratio'] else 'no ratio'} (random "
+        f"{each['task']} "
+        f"{interval(each['ratio'], '.2f', form=BRACKETS) if each['ratio'] else 'no ratio'} (random "
         f"orders {each['random']['estimate']:.2f})"
         for each in _ratios(name, "sparse", "control", scope)
         if (each["component"], each["ranking"]) == (component, ranking)
     ]
     return f"control : sparse, by {ranking} effect: {', '.join(found)}"
-
-
-def _bracketed(value: dict[str, float]) -> str:
-    return interval(value, ".2f", form="{} [{}, {}]")
 
 
 def _ratios(name: str, model: str, reference: str, scope: str) -> list[dict[str, Any]]:

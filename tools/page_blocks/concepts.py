@@ -5,13 +5,9 @@ import math
 from typing import Any
 
 from lm_jax.statistics import student_interval
-from tools.page_blocks.sources import interval, summary, table
+from tools.page_blocks.sources import BRACKETS, interval, summary, table
 
 _VERDICTS = {True: "yes", False: "no", None: "undecided"}
-
-
-def _valued(value: Mapping[str, float], spec: str, form: str = "{} ({} to {})") -> str:
-    return interval({**value, "estimate": value["value"]}, spec, form=form)
 
 
 def routing(name: str) -> str:
@@ -39,11 +35,11 @@ def findings(name: str) -> str:
     lag, life = found["lag"], found["half_life_repetition"]
     lines = [
         "- Correlation of read with write gates one token before writing, less that at writing: "
-        f"{_valued(lag['lead'], '+.3f')}; less that of other prototypes, too: "
-        f"{_valued(lag['own_lead'], '+.3f')}. Of {lag['lead']['prototypes']} prototypes "
+        f"{interval(lag['lead'], '+.3f')}; less that of other prototypes, too: "
+        f"{interval(lag['own_lead'], '+.3f')}. Of {lag['lead']['prototypes']} prototypes "
         f"{lag['peaks_one_before']:.0%} have their highest there.",
         f"- Half-life and repetition of tokens, within layers: Spearman "
-        f"{_valued(life['spearman'], '.3f')}, p {life['spearman']['p']:.3f}; over all "
+        f"{interval(life['spearman'], '.3f')}, p {life['spearman']['p']:.3f}; over all "
         f"{life['spearman']['prototypes']} prototypes {life['overall_spearman']:.3f}.",
         f"- Disentanglement by the judge, 1 to 10: {judged(name, 'disentanglement')}.",
     ]
@@ -68,11 +64,11 @@ def _mean(units: Iterable[Mapping[str, Any]], score: str, form: str) -> str:
 def lead(name: str) -> str:
     """Lead of reading over writing, with that over other prototypes."""
     found = summary(name)["lag"]
-    form = "{} [{}, {}]"
     return (
         f"correlation at one token before less that at the same token "
-        f"{_valued(found['lead'], '.3f', form)}, over other prototypes "
-        f"{_valued(found['own_lead'], '.3f', form)}; {found['peaks_one_before']:.0%} peak there; "
+        f"{interval(found['lead'], '.3f', form=BRACKETS)}, over other prototypes "
+        f"{interval(found['own_lead'], '.3f', form=BRACKETS)}; "
+        f"{found['peaks_one_before']:.0%} peak there; "
         f"n = {found['lead']['texts']:,} texts, {found['lead']['prototypes']} prototypes"
     )
 
@@ -82,7 +78,7 @@ def half_life(name: str) -> str:
     found = summary(name)["half_life_repetition"]
     return (
         f"all prototypes {found['overall_spearman']:.3f}, within layers "
-        f"{_valued(found['spearman'], '.3f', '{} [{}, {}]')}, p {found['spearman']['p']:.3f}; "
+        f"{interval(found['spearman'], '.3f', form=BRACKETS)}, p {found['spearman']['p']:.3f}; "
         f"n = {found['spearman']['prototypes']} prototypes"
     )
 
@@ -114,7 +110,7 @@ def interventions(name: str) -> str:
     return table((*heads, "p, Holm", "specific"), rows)
 
 
-def effect_of(concept: Mapping[str, Any], form: str = "{} [{}, {}]") -> str:
+def effect_of(concept: Mapping[str, Any], form: str = BRACKETS) -> str:
     """The change of the targets' probability in percent, with its interval where it has one."""
     effect = concept["effect"]
     if effect["mean"] is None:

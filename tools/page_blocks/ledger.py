@@ -15,7 +15,7 @@ from tools.bench.timing import ratio
 from tools.page_blocks import concepts, kernels, robustness
 from tools.page_blocks.circuits import fewer
 from tools.page_blocks.paper_tables import compared
-from tools.page_blocks.sources import interval, published, summary, table
+from tools.page_blocks.sources import BRACKETS, interval, published, summary, table
 from tools.page_blocks.timings import forward_passes
 
 _MEASURED = ("measured", "in small")
@@ -134,8 +134,8 @@ _FUNCTIONS: dict[str, Any] = {
     "forward_ratio": _forward_ratio,
     "greatest_held": robustness.greatest_held,
     "half_life": concepts.half_life,
-    "interval": functools.partial(interval, form="{} [{}, {}]"),
-    "judged": functools.partial(concepts.judged, form="{} [{}, {}]"),
+    "interval": functools.partial(interval, form=BRACKETS),
+    "judged": functools.partial(concepts.judged, form=BRACKETS),
     "kernel_speed": _kernel_speed,
     "lead": concepts.lead,
     "least_and_most": robustness.least_and_most,

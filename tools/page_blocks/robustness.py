@@ -2,16 +2,11 @@
 
 from typing import Any
 
-from tools.page_blocks.sources import MODELS, interval, summary, table
+from tools.page_blocks.sources import BRACKETS, MODELS, interval, summary, table
 
 
 def _slices(name: str, kind: str) -> list[dict[str, Any]]:
     return [each for each in summary(name)["slices"] if each["kind"] == kind]
-
-
-def _bracketed(value: dict[str, float], spec: str) -> str:
-    """A mean with its interval, as `interval` writes it."""
-    return interval(value | {"estimate": value["mean"]}, spec)
 
 
 def divergences(name: str, *, kind: str) -> str:
@@ -31,9 +26,9 @@ def divergences(name: str, *, kind: str) -> str:
                 each["name"],
                 f"{each['pairs']}{of}",
                 f"{each['distance']:.1f}",
-                *(_bracketed(model["js"], ".4f") for model in each["models"]),
-                _bracketed(clamp["pmr"]["ratio_of_means"], ".3f"),
-                _bracketed(clamp["gain"], ".4f"),
+                *(interval(model["js"], ".4f") for model in each["models"]),
+                interval(clamp["pmr"]["ratio_of_means"], ".3f"),
+                interval(clamp["gain"], ".4f"),
             )
         )
     heads = ("slice", "pairs", "edit distance", *(f"{model}, nats" for model in models))
@@ -82,8 +77,7 @@ def greatest_held(name: str) -> str:
         for each in _slices(name, "noise")
     }
     best = max(found, key=lambda each: found[each]["mean"])
-    value = found[best]
-    return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}] ({best})"
+    return f"{interval(found[best], '.3f', form=BRACKETS)} ({best})"
 
 
 def least_and_most(name: str, model: str, slices: str) -> str:

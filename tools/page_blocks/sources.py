@@ -42,16 +42,20 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(re.sub(r"\|  (?=\|)", "| ", "| " + " | ".join(line) + " |\n") for line in lines)
 
 
+BRACKETS = "{} [{}, {}]"
+
+
 def interval(
     value: dict[str, float], spec: str, scale: float = 1.0, form: str = "{} ({} to {})"
 ) -> str:
     """An estimate with its 95 % interval, such as `0.466 (0.453 to 0.480)`.
 
     Args:
-      value: interval of a summary.
+      value: interval of a summary, whose middle is its `estimate`, `mean` or `value`.
       spec: format of its numbers.
       scale: factor of its numbers.
       form: text around the estimate and the two ends.
     """
     low, high = (f"{scale * value[end]:{spec.lstrip('+')}}" for end in ("low", "high"))
-    return form.format(f"{scale * value['estimate']:{spec}}", low, high)
+    (middle,) = (value[name] for name in ("estimate", "mean", "value") if name in value)
+    return form.format(f"{scale * middle:{spec}}", low, high)
