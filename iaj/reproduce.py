@@ -143,7 +143,10 @@ def _run(arguments: argparse.Namespace) -> int:
         file = measure_again(result, workdir, root.resolve().parent)
     if not file.is_file():
         raise BadInputError(f"there is no {file}; name the folder of a finished run")
-    comparisons = compare_summaries(result.summary(), read_json(file), result.description.tolerance)
+    found = read_json(file)
+    if result.description.reproduce is not None:
+        found = result.description.reproduce.kept(found)
+    comparisons = compare_summaries(result.summary(), found, result.description.tolerance)
     print(comparison_table(comparisons, everything=arguments.all))
     compared = [each for each in comparisons if each.compared]
     differing = sum(not each.agrees for each in compared)

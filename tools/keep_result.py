@@ -11,7 +11,7 @@ file by hand, with its reason.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import json
 from pathlib import Path
 import re
@@ -20,7 +20,7 @@ import sys
 
 from iaj.parser import Parser, run_parsed
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.run.files import file_digest, write_text
+from lm_jax.run.files import file_digest, read_json, write_json, write_text
 from lm_jax.run.provenance import PROVENANCE_FILE, read_provenance
 from lm_jax.run.stored_results import RESULT_FILE, SUMMARY_FILE, load_stored
 
@@ -65,6 +65,7 @@ def keep(
     device: str,
     rows: list[str],
     summary: str = SUMMARY_FILE,
+    parts: Sequence[str] = (),
 ) -> Path:
     """Copies a finished run's files into results/ and describes them; returns the folder.
 
@@ -76,9 +77,16 @@ def keep(
       device: machine that it took them on, in words.
       rows: further files of the run to keep.
       summary: file of the run that is kept as `summary.json`.
+      parts: entries of that file that are kept; all where none is named.
+
+    Raises:
+      BadInputError: a file, or one of the parts, is missing.
     """
     files = [SUMMARY_FILE, PROVENANCE_FILE, *rows]
     digests(run, [summary, PROVENANCE_FILE, *rows])
+    whole = read_json(run / summary) if parts else {}
+    if missing := [name for name in parts if name not in whole]:
+        raise BadInputError(f"{run / summary} has no {', '.join(missing)}; name what it has")
     command = re.sub(
         r"^python -m (\S+?)(?:\.__main__)? ", r"python -m \1 ", read_provenance(run).command
     )
@@ -94,6 +102,9 @@ def keep(
         f"title = {json.dumps(title, ensure_ascii=False)}\n\n[reproduce]\n"
         f"command = {json.dumps(command)}\nminutes = {minutes:g}\ndevice = {json.dumps(device)}\n"
     )
+    if parts:
+        write_json(folder / SUMMARY_FILE, {name: whole[name] for name in parts})
+        text += f"parts = {json.dumps(list(parts))}\n"
     text += f"summary = {json.dumps(summary)}\n\n" if summary != SUMMARY_FILE else "\n"
     tolerances = "".join(f"{each}\n\n" for each in _tolerances(folder / RESULT_FILE))
     write_text(folder / RESULT_FILE, text + tolerances + files_section(digests(folder, files)))
@@ -121,6 +132,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--summary", default=SUMMARY_FILE, help="file of the run that has its numbers"
     )
+    parser.add_argument(
+        "--parts", nargs="*", default=[], help="entries of that file to keep, where it is large"
+    )
     parser.add_argument("--rows", nargs="*", default=[], help="further files of the run to keep")
     return run_parsed(_run, parser, argv)
 
@@ -144,6 +158,7 @@ def _run(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         rows=arguments.rows,
         summary=arguments.summary,
+        parts=arguments.parts,
     )
     print(folder.relative_to(ROOT))
 

@@ -32,12 +32,20 @@ class Reproduction:
       device: machine that it was measured on, in words.
       minutes: minutes that it took there; None where that is not recorded.
       summary: file in the work folder that holds what `summary.json` holds here.
+      parts: entries of that file that are kept here, since it is large; all where none is named.
     """
 
     command: str
     device: str
     minutes: float | None = None
     summary: str = SUMMARY_FILE
+    parts: tuple[str, ...] = ()
+
+    def kept(self, summary: Any) -> Any:
+        """What is kept of the content of that file."""
+        if not self.parts:
+            return summary
+        return {name: summary[name] for name in self.parts if name in summary}
 
     def __post_init__(self) -> None:
         if "{workdir}" not in self.command:

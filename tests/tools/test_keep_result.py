@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from iaj import reproduce
 from lm_jax.run.files import write_json
 from lm_jax.run.provenance import Provenance, collect_provenance
 from lm_jax.run.stored_results import load_stored
@@ -56,6 +57,19 @@ def test_a_summary_of_another_name_is_kept_and_found_again(run, tmp_path):
     assert kept.changed_files() == [] and kept.summary() == {"loss": 1.0}
     assert kept.description.reproduce is not None
     assert kept.description.reproduce.summary == "comparison.json"
+
+
+def test_parts_of_a_large_summary_are_kept_and_compared_alone(run, tmp_path, capsys):
+    write_json(run / "summary.json", {"loss": 1.0, "texts": ["a"] * 9})
+    arguments = [str(run), "study/name", *ARGUMENTS]
+    assert keep_result.main([*arguments, "--parts", "loss"]) == 0
+    kept = load_stored(tmp_path / "results", "study/name")
+    assert kept.changed_files() == [] and kept.summary() == {"loss": 1.0}
+    compared = ["study/name", f"--results={tmp_path / 'results'}", f"--compare={run}"]
+    assert reproduce.main(compared) == 0
+    assert "1 of 1 values agree" in capsys.readouterr().out
+    assert keep_result.main([*arguments, "--parts", "los"]) == 3
+    assert "has no los" in capsys.readouterr().err
 
 
 def test_digests_alone_are_written_anew(run, tmp_path):

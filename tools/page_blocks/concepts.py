@@ -1,11 +1,12 @@
 """Statistics of prototypes: routing by layer, half-lives, reading before writing, judged themes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+import json
 import math
 from typing import Any
 
 from lm_jax.statistics import student_interval
-from tools.page_blocks.sources import BRACKETS, interval, summary, table
+from tools.page_blocks.sources import BRACKETS, ROOT, interval, summary, table
 
 _VERDICTS = {True: "yes", False: "no", None: "undecided"}
 
@@ -47,18 +48,23 @@ def findings(name: str) -> str:
 
 
 def judged(name: str, score: str, form: str = "{} ({} to {})") -> str:
-    """Mean score of prototypes and of random texts, with Student's 95 % intervals."""
-    found = summary(name)
-    return " and ".join(
-        f"{_mean(found[kind], score, form)} of {noun}"
-        for kind, noun in (("prototypes", "prototypes"), ("baseline", "random texts"))
-    )
+    """Mean score of prototypes and of random texts, with Student's 95 % intervals.
 
-
-def _mean(units: Iterable[Mapping[str, Any]], score: str, form: str) -> str:
-    mean = student_interval([each["label"][score] for each in units if each["label"]])
-    value = form.format(f"{mean.estimate:.2f}", f"{mean.low:.2f}", f"{mean.high:.2f}")
-    return f"{value} (n = {mean.n})"
+    The answers are in the file that the command of the result names.
+    """
+    settings = summary(name)["settings"]
+    answers = ROOT / "docs/data" / settings["judge"].removeprefix("cached:")
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for line in answers.read_text("utf-8").splitlines():
+        entry = json.loads(line)
+        is_random = entry["unit"].startswith("random texts")
+        found[is_random].append(json.loads(entry["answer"])[score])
+    parts = []
+    for is_random, noun in ((False, "prototypes"), (True, "random texts")):
+        mean = student_interval(found[is_random])
+        value = interval(vars(mean), ".2f", form=form)
+        parts.append(f"{value} (n = {mean.n}) of {noun}")
+    return " and ".join(parts)
 
 
 def lead(name: str) -> str:
