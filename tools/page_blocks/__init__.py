@@ -8,6 +8,7 @@ where its numbers come from:
 
 from tools.page_blocks.circuits import circuits
 from tools.page_blocks.concepts import findings, interventions, routing
+from tools.page_blocks.graphs import carriers
 from tools.page_blocks.kernels import kernel_checks, kernel_times
 from tools.page_blocks.ledger import ledger
 from tools.page_blocks.pairs import pair
@@ -26,6 +27,7 @@ from tools.page_blocks.training import arithmetic, ten_epochs, three_epochs
 
 __all__ = [
     "arithmetic",
+    "carriers",
     "circuits",
     "claims",
     "comparisons",

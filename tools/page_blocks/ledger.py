@@ -14,6 +14,7 @@ from lm_jax.statistics import student_interval
 from tools.bench.timing import ratio
 from tools.page_blocks import concepts, kernels, robustness
 from tools.page_blocks.circuits import fewer
+from tools.page_blocks.graphs import fewer_carriers
 from tools.page_blocks.paper_tables import compared
 from tools.page_blocks.sources import BRACKETS, interval, published, summary, table
 from tools.page_blocks.timings import forward_passes
@@ -131,6 +132,7 @@ _FUNCTIONS: dict[str, Any] = {
     "each_run": _each_run,
     "entropies": concepts.entropies,
     "fewer": fewer,
+    "fewer_carriers": fewer_carriers,
     "forward_ratio": _forward_ratio,
     "greatest_held": robustness.greatest_held,
     "half_life": concepts.half_life,

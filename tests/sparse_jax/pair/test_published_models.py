@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lm_jax.run.files import read_json
+from lm_jax.run.identity import difference
 from lm_jax.run.results import load_result
 from lm_jax.weights.card import CARD
 from lm_jax.weights.load import load_pretrained
@@ -14,6 +16,8 @@ from sparse_jax.circuits.tasks import make_task
 from sparse_jax.model import SPARSE
 from sparse_jax.pair.folders import model_folders
 from sparse_jax.pair.results import PairSummary
+from sparse_jax.source_model import open_identity
+from sparse_jax.transcoders import files
 
 MODELS = Path(__file__).parents[3] / "models"
 # Of each pair the context, and the tasks that each model solves.
@@ -87,3 +91,15 @@ def test_the_sparse_model_has_few_open_edges(pair):
     edges = np.asarray(output.aux["open_edges_BN"]).sum() / pairs
     # Prompts are shorter than windows of text, and a token's few edges are more of them.
     assert run.edges.estimate < edges < 0.05
+
+
+@pytest.mark.parametrize("role", ["control", "sparse"])
+def test_transcoders_of_the_pair_are_of_its_models(role):
+    folder = MODELS / "pair_192/transcoders" / role
+    note = read_json(folder / "transcoder.json")
+    model = model_folders(MODELS / "pair_192")[role]
+    assert not difference(note["model_sha256"], open_identity(model).text, where=folder)
+    transcoder, _ = files.load(folder)
+    assert (transcoder.cfg.num_layers, transcoder.cfg.features) == (4, 1_024)
+    # Of what MLPs write, more than half is explained.
+    assert note["numbers"]["unexplained"] < 0.5
