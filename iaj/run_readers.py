@@ -16,7 +16,7 @@ def register_all() -> None:
 
 
 def _read_protot(folder: Path, mesh: jax.sharding.Mesh | None) -> TrainedRun:
-    from protot_jax.saved_run import load_run, split_seed
+    from protot_jax.training.saved_run import load_run, split_seed
 
     run, seed = split_seed(folder)
     return load_run(run, seed=seed, mesh=mesh)

@@ -18,8 +18,8 @@ from lm_jax import report
 from lm_jax.text.tokenizer_training import train_byte_tokenizer
 from lm_jax.train.objective import next_token_batch, nll
 import protot_jax
-from protot_jax.concepts.measures import half_life
-from protot_jax.robustness.divergence import jensen_shannon
+from protot_jax.mixers.gate_statistics import half_life
+from protot_jax.studies.robustness.divergence import jensen_shannon
 
 alt.renderers.enable("svg")  # needs no network; without this line charts zoom and have tooltips
 

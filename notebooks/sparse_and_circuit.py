@@ -17,10 +17,10 @@ from lm_jax import report
 import sparse_jax
 from sparse_jax.circuits.curves import crossing
 from sparse_jax.circuits.discover import head_curve, ranks
+from sparse_jax.circuits.edge_graph import draw_open_edges
 from sparse_jax.circuits.patching import head_effects
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
 from sparse_jax.circuits.tasks import make_task
-from sparse_jax.edge_graph import draw_open_edges
 
 alt.renderers.enable("svg")  # needs no network; without this line charts zoom and have tooltips
 

@@ -3,17 +3,17 @@
 After "When Does Polynomial Attention Concentrate? A Relative-Margin Diagnostic for Zero-Shot
 Softmax Substitution": `diagnostic` measures S_p on score rows, `row_maps` holds the maps that may
 replace softmax, `substitute` puts them there, `calibrate` finds the bias b_auto.
-`python -m polyattn_jax.audit` runs it all on a model, `check` gives the verdict alone, and
+`python -m polyattn_jax.studies.audit` runs it all on a model, `check` gives the verdict alone, and
 `verdict` decides on any two arrays of right answers; `load_recipe` gives the attend of the heads
 that `check --hybrid` found, `load_trained` the heads that `distill` trained.
 """
 
-from polyattn_jax.decision import Verdict, verdict
-from polyattn_jax.diagnostic import RowStats, required_degree, row_stats
-from polyattn_jax.distill.trained import TrainedHeads, load_trained
-from polyattn_jax.hybrid_recipe import load_recipe
-from polyattn_jax.row_maps import RECIPES, parse_recipe
-from polyattn_jax.substitute import recipe, substitute
+from polyattn_jax.audit.decision import Verdict, verdict
+from polyattn_jax.recipes.diagnostic import RowStats, required_degree, row_stats
+from polyattn_jax.recipes.hybrid_recipe import load_recipe
+from polyattn_jax.recipes.row_maps import RECIPES, parse_recipe
+from polyattn_jax.recipes.substitute import recipe, substitute
+from polyattn_jax.studies.distill.trained import TrainedHeads, load_trained
 
 __all__ = [
     "RECIPES",

@@ -3,15 +3,15 @@
 After "Prototype Transformer: Towards Language Model Architectures Interpretable by Design".
 """
 
-from protot_jax.attribution import attribute
-from protot_jax.deltanet import DeltaNetMixer
-from protot_jax.edits import edit, reinitialise
-from protot_jax.gated_deltanet import GatedDeltaNetMixer
-from protot_jax.mamba import MambaMixer
-from protot_jax.mixer import PrototypeMixer
-from protot_jax.models import build_model
-from protot_jax.saved_run import TrainedModel, load_run
-from protot_jax.slots import GatedSlotMixer, RavenMixer
+from protot_jax.mixers.deltanet import DeltaNetMixer
+from protot_jax.mixers.edits import edit, reinitialise
+from protot_jax.mixers.gated_deltanet import GatedDeltaNetMixer
+from protot_jax.mixers.mamba import MambaMixer
+from protot_jax.mixers.models import build_model
+from protot_jax.mixers.prototypes import PrototypeMixer
+from protot_jax.mixers.slots import GatedSlotMixer, RavenMixer
+from protot_jax.studies.attribution import attribute
+from protot_jax.training.saved_run import TrainedModel, load_run
 
 __all__ = [
     "DeltaNetMixer",

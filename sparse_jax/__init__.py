@@ -19,7 +19,7 @@ After "Sparse Attention Post-Training for Mechanistic Interpretability".
     graphs        attribution graphs between such features, with heads that carry their edges
 """
 
-from sparse_jax.attend import by_kernels, gated
-from sparse_jax.model import SparseModel, load
+from sparse_jax.gates.attend import by_kernels, gated
+from sparse_jax.gates.model import SparseModel, load
 
 __all__ = ["SparseModel", "by_kernels", "gated", "load"]

@@ -14,12 +14,12 @@ from kernels.suites import SUITES
 from lm_jax import errors
 from lm_jax.run import config_files
 from lm_jax.run.config import config_difference, from_plain, to_plain
-from polyattn_jax import schema
-from polyattn_jax.config import AuditConfig
-from polyattn_jax.paper_study.items import ITEMS
-from protot_jax.config import PretrainConfig
-from protot_jax.glue.config import GlueConfig
-from sparse_jax.config import PosttrainConfig
+from polyattn_jax.audit import schema
+from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.studies.paper_study.items import ITEMS
+from protot_jax.studies.glue.config import GlueConfig
+from protot_jax.training.config import PretrainConfig
+from sparse_jax.studies.posttrain.config import PosttrainConfig
 from tools.page_blocks.ledger import our_value
 
 ROOT = Path(__file__).parent.parent

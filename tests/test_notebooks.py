@@ -10,9 +10,9 @@ import pytest
 import lm_jax
 from lm_jax import report
 import protot_jax
-from protot_jax.config import PretrainConfig
+from protot_jax.training.config import PretrainConfig
 import sparse_jax
-from sparse_jax.model import constant_gates
+from sparse_jax.gates.model import constant_gates
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent

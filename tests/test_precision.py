@@ -15,7 +15,8 @@ import pytest
 import lm_jax
 from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.train import step
-from polyattn_jax import measure, row_maps
+from polyattn_jax.audit import measure
+from polyattn_jax.recipes import row_maps
 from sparse_jax.circuits import patching
 from tests import tiny
 from tests.lm_jax.train import tiny_training
@@ -35,10 +36,10 @@ NOT_MEASURED = {
     "lm_jax/train/state.py": "initialises",
     "lm_jax/train/step.py": "the training step",
     "lm_jax/train/throughput.py": "times the products of training",
-    "protot_jax/concepts/sae.py": "trains",
+    "protot_jax/studies/concepts/sae.py": "trains",
     "sparse_jax/circuits/edge_pruning.py": "trains masks",
-    "sparse_jax/export.py": "merges adapters, by a product of explicit precision",
-    "sparse_jax/transcoders/train.py": "initialises",
+    "sparse_jax/studies/posttrain/export.py": "merges adapters, by a product of explicit precision",
+    "sparse_jax/studies/transcoders/train.py": "initialises",
 }
 _MATRIX = re.compile(r"tensor<\d+x\d+xf32>[,)]")
 _DOT = re.compile(r"stablehlo\.dot_general.*?-> tensor<[^>]*>", re.DOTALL)

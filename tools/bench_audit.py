@@ -31,9 +31,9 @@ import numpy as np
 
 import lm_jax
 from lm_jax.errors import BadInputError
-from polyattn_jax import measure, model_calibration
-from polyattn_jax.diagnostic import relative_error_bound, row_stats
-from polyattn_jax.probe import DEGREES
+from polyattn_jax.audit import measure, model_calibration
+from polyattn_jax.recipes.diagnostic import relative_error_bound, row_stats
+from polyattn_jax.recipes.probe import DEGREES
 from tools.bench import torch_llama
 from tools.bench.timing import PROFILE, conditions, in_turns, profiled, show
 from tools.bench.torch_scores import ScoreRows

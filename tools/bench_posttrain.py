@@ -42,8 +42,8 @@ from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import Numbers, fastest_softmax
 from lm_jax.train.state import init_state
 from lm_jax.train.step import make_train_step
-from sparse_jax.geco import GecoConfig
-from sparse_jax.objective import WEIGHTS, Sparsifying
+from sparse_jax.gates.geco import GecoConfig
+from sparse_jax.gates.objective import WEIGHTS, Sparsifying
 from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
 from tools.gpu_code import target
 

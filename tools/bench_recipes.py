@@ -25,8 +25,8 @@ import numpy as np
 import lm_jax
 from lm_jax.errors import BadInputError
 from lm_jax.text import corpora
-from polyattn_jax import measure
-from polyattn_jax.row_maps import RECIPES, Recipe, resolve_bias
+from polyattn_jax.audit import measure
+from polyattn_jax.recipes.row_maps import RECIPES, Recipe, resolve_bias
 from polyattn_jax.suites import Suite, niah
 from polyattn_jax.suites.batching import batches
 from tools.bench import torch_llama

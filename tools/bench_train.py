@@ -8,10 +8,10 @@
     python -m tools.bench_train --study protot/ablations_cpu:small --rows default taps_7
 
 1. A training step, weights and moments in float32: seconds, samples/s, temporary memory of the
-   compiled program, without evaluation. `--shapes` has the sizes of a config of `protot_jax.count`,
-   such as the untied models of Table 13. `--against torch` adds transformers' Llama, eager and
-   compiled (`bench/torch_llama.py`). `--study` times rows of a config of `iaj protot study` in
-   place of all this.
+   compiled program, without evaluation. `--shapes` has the sizes of a config of
+   `protot_jax.training.count`, such as the untied models of Table 13. `--against torch` adds
+   transformers' Llama, eager and compiled (`bench/torch_llama.py`). `--study` times rows of a
+   config of `iaj protot study` in place of all this.
 2. Forward passes at batch 1 by length (Table 14, which is prefill, not decoding); on a GPU LLaMA
    also with cuDNN's attention in place of ours.
 3. Decoding after prompts of growing length: tokens/s and the bytes of the cache, both of which
@@ -48,9 +48,10 @@ from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import LanguageModelling, token_loss
 from lm_jax.train.state import init_state
 from lm_jax.train.step import make_eval_step, make_train_step
-from protot_jax import models, pretrain
-from protot_jax.config import PretrainConfig
-from protot_jax.count import CountConfig
+from protot_jax.mixers import models
+from protot_jax.training import pretrain
+from protot_jax.training.config import PretrainConfig
+from protot_jax.training.count import CountConfig
 from tools.bench import torch_llama
 from tools.bench.decoding import bench_decode
 from tools.bench.forward import bench_forward
@@ -212,10 +213,10 @@ def _keep(file: Path | None, results: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[PROFILE])
-    parser.add_argument("--config", default=CONFIG, help="of protot_jax.pretrain")
+    parser.add_argument("--config", default=CONFIG, help="of protot_jax.training.pretrain")
     parser.add_argument("--models", nargs="+", default=["protot", "llama"], choices=models.MODELS)
     parser.add_argument(
-        "--shapes", help="config of protot_jax.count with other sizes and tied models"
+        "--shapes", help="config of protot_jax.training.count with other sizes and tied models"
     )
     parser.add_argument("--study", help="a study whose training steps are timed, and nothing else")
     parser.add_argument("--rows", nargs="+", help="of the study, the one to compare with first")

@@ -3,8 +3,8 @@
     python -m tools.compare_arithmetic --workdir=runs/arithmetic
 
 1. Trains configs/protot/arithmetic.py at each context with the exact prefix mean and with the
-   arithmetic of the authors' released code (`protot_jax.reference_code`), for every seed of the
-   config; existing runs are not trained again.
+   arithmetic of the authors' released code (`protot_jax.mixers.reference_code`), for every seed of
+   the config; existing runs are not trained again.
 2. Evaluates every model with both arithmetics on the same validation rows, with intervals over
    rows: the cost of training with it, and its effect on a model trained without it.
 3. Measures what it forgets: the share of the read gates on prototypes whose discount is lost
@@ -35,9 +35,10 @@ from lm_jax.run import terminal
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import write_json
-from protot_jax import pretrain, reference_code, saved_run
-from protot_jax.concepts.measures import half_life
-from protot_jax.config import PretrainConfig
+from protot_jax.mixers import reference_code
+from protot_jax.mixers.gate_statistics import half_life
+from protot_jax.training import pretrain, saved_run
+from protot_jax.training.config import PretrainConfig
 from tools.bench.timing import conditions
 
 CONFIG = "configs/protot/arithmetic.py"

@@ -19,7 +19,7 @@ from typing import Any
 
 from lm_jax.errors import UserError
 from lm_jax.run.files import read_json, write_json
-from sparse_jax.graphs import page
+from sparse_jax.studies.graphs import page
 from tools.bench.graph_documents import synthetic
 from tools.bench.timing import conditions
 from tools.browser import drive

@@ -32,9 +32,9 @@ from lm_jax.model.decoder import param_spec
 from lm_jax.run.terminal import format_table
 from lm_jax.train.objective import LanguageModelling
 from lm_jax.weights.load import open_pretrained
-from polyattn_jax import measure
-from sparse_jax.geco import GecoConfig
-from sparse_jax.objective import Sparsifying
+from polyattn_jax.audit import measure
+from sparse_jax.gates.geco import GecoConfig
+from sparse_jax.gates.objective import Sparsifying
 from tools.plan_training import PRESETS, compile_objective
 
 DTYPE = "bfloat16"

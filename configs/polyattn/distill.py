@@ -9,9 +9,9 @@ trains the heads that `iaj polyattn check --hybrid=heads.json` found. Mode: `:sm
 
 from ml_collections import ConfigDict
 
-from polyattn_jax.distill.config import experiment
+from polyattn_jax.studies.distill.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `polyattn_jax.distill.config.DistillConfig`."""
+    """The settings of `polyattn_jax.studies.distill.config.DistillConfig`."""
     return experiment(mode)

@@ -11,11 +11,11 @@ tokens, in none without it, and its loss on repeated tokens should fall from abo
 
 from ml_collections import ConfigDict
 
-from polyattn_jax.config import experiment
+from polyattn_jax.audit.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `polyattn_jax.config.AuditConfig`."""
+    """The settings of `polyattn_jax.audit.config.AuditConfig`."""
     return experiment(
         mode,
         "gemma3_270m",

@@ -19,11 +19,11 @@ The paper finds: unsafe rows at b = 0 and p = 2, 4, 8 of 19.6, 10.3, 4.7 % (indu
 
 from ml_collections import ConfigDict
 
-from polyattn_jax.config import experiment
+from polyattn_jax.audit.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `polyattn_jax.config.AuditConfig`."""
+    """The settings of `polyattn_jax.audit.config.AuditConfig`."""
     return experiment(
         mode,
         "weights/llama-3.2-1b",

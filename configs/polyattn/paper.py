@@ -16,8 +16,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from polyattn_jax.config import experiment
-from polyattn_jax.row_maps import RECIPES
+from polyattn_jax.audit.config import experiment
+from polyattn_jax.recipes.row_maps import RECIPES
 
 SUITES = (
     *("induction", "copying", "needle", "two_needles", "decoys", "pass_key"),
@@ -65,7 +65,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `polyattn_jax.config.AuditConfig`, with no model."""
+    """The settings of `polyattn_jax.audit.config.AuditConfig`, with no model."""
     config = experiment(mode, "", calibration_length=1024)
     config.update(SETTINGS[mode])
     return config

@@ -21,11 +21,11 @@ every recipe collapses (Table 3).
 
 from ml_collections import ConfigDict
 
-from polyattn_jax.config import experiment
+from polyattn_jax.audit.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `polyattn_jax.config.AuditConfig`."""
+    """The settings of `polyattn_jax.audit.config.AuditConfig`."""
     return experiment(
         mode,
         "weights/pythia-1.4b",

@@ -8,11 +8,11 @@ hours.
 
 from ml_collections import ConfigDict
 
-from polyattn_jax.config import experiment
+from polyattn_jax.audit.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `polyattn_jax.config.AuditConfig`."""
+    """The settings of `polyattn_jax.audit.config.AuditConfig`."""
     return experiment(
         mode,
         "smollm2",

@@ -11,7 +11,7 @@ so compare ratios to the default of the same table.
 
 from ml_collections import ConfigDict
 
-from protot_jax.study_config import Variant, cpu_study
+from protot_jax.training.study_config import Variant, cpu_study
 
 ROUTING = "prototypes.shared_routing=false"
 FLAT = "prototypes.first_temperature=1.0"
@@ -29,7 +29,7 @@ def prototypes(name: str, *changes: str, paper: float) -> Variant:
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study_config.StudyConfig`."""
+    """The settings of `protot_jax.training.study_config.StudyConfig`."""
     dropouts = [
         Variant(f"{name}{suffix}", (f"model={name}", *changes), (rate,), paper)
         for name, rate, default, none in BASELINES

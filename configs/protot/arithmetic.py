@@ -10,12 +10,12 @@ compares. Documents are long here, so that a long context is one text and not se
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
-from protot_jax.config import experiment
-from protot_jax.prototypes import Prototypes
+from protot_jax.mixers.config import Prototypes
+from protot_jax.training.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.config.PretrainConfig`."""
+    """The settings of `protot_jax.training.config.PretrainConfig`."""
     return experiment(
         mode,
         hidden_size=64,

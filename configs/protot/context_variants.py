@@ -9,7 +9,7 @@ are longer than 256 tokens, as in `long_context`. Not run beyond its smoke mode.
 
 from ml_collections import ConfigDict
 
-from protot_jax.study_config import PAPER_PROTOCOL, Variant, study
+from protot_jax.training.study_config import PAPER_PROTOCOL, Variant, study
 
 CONTEXTS = (256, 512, 1024, 2048)
 # Test perplexity by context.
@@ -21,7 +21,7 @@ PAPER = {
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study_config.StudyConfig`."""
+    """The settings of `protot_jax.training.study_config.StudyConfig`."""
     variants = (
         Variant(f"{name}_{context}", (change, f"context={context}"), paper=perplexity)
         for name, (change, perplexities) in PAPER.items()

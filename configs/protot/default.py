@@ -12,12 +12,12 @@ Modes `:llama`, `:mamba` and `:deltanet` train a baseline at its learning rate (
 
 from ml_collections import ConfigDict
 
-from protot_jax.config import experiment
-from protot_jax.study_config import PAPER_PROTOCOL
+from protot_jax.training.config import experiment
+from protot_jax.training.study_config import PAPER_PROTOCOL
 
 RATES = {"llama": 1.6e-3, "mamba": 3.8e-3, "deltanet": 6.8e-3}
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.config.PretrainConfig`."""
+    """The settings of `protot_jax.training.config.PretrainConfig`."""
     return experiment(mode, rates=RATES, **PAPER_PROTOCOL)

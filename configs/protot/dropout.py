@@ -5,7 +5,7 @@ iaj protot study --config=protot/dropout --workdir=runs/dropout
 
 from ml_collections import ConfigDict
 
-from protot_jax.study_config import PAPER_PROTOCOL, Variant, study
+from protot_jax.training.study_config import PAPER_PROTOCOL, Variant, study
 
 RATES = {
     "protot": (1e-3, 2e-3, 3e-3),
@@ -30,7 +30,7 @@ NAMES = {(): "default", (NONE,): "none", (NOT_IN_ATTENTION,): "not_in_attention"
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study_config.StudyConfig`."""
+    """The settings of `protot_jax.training.study_config.StudyConfig`."""
     variants = (
         Variant(f"{model}_{NAMES[changes]}", (f"model={model}", *changes), RATES[model], perplexity)
         for model, changes, perplexity in ROWS

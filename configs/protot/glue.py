@@ -9,11 +9,11 @@ The embedded tasks with a grid of six, for a CPU. Mode `:official` has the nine 
 
 from ml_collections import ConfigDict
 
-from protot_jax.glue.config import experiment
+from protot_jax.studies.glue.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.glue.config.GlueConfig`."""
+    """The settings of `protot_jax.studies.glue.config.GlueConfig`."""
     return experiment(
         mode,
         tasks=("films", "films_rating", "qnli_like"),

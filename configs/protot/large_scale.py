@@ -12,13 +12,13 @@ takes the paper's numbers of documents from files of FineWeb-Edu.
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
-from protot_jax.config import experiment
+from protot_jax.training.config import experiment
 
 RATES = {"llama": 1.6e-3, "mamba": 2.3e-3, "deltanet": 6.8e-3}
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.config.PretrainConfig`."""
+    """The settings of `protot_jax.training.config.PretrainConfig`."""
     return experiment(
         mode,
         rates=RATES,

@@ -10,7 +10,7 @@ evaluations.parquet.
 
 from ml_collections import ConfigDict
 
-from protot_jax.study_config import PAPER_PROTOCOL, Variant, study
+from protot_jax.training.study_config import PAPER_PROTOCOL, Variant, study
 
 SHARED = "prototypes.shared_routing=false"
 FLAT = "prototypes.first_temperature=1.0"
@@ -18,7 +18,7 @@ CONV = "prototypes.conv_layers=0"
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study_config.StudyConfig`."""
+    """The settings of `protot_jax.training.study_config.StudyConfig`."""
     return study(
         mode,
         Variant("all", paper=133.3),

@@ -23,7 +23,7 @@ import math
 
 from ml_collections import ConfigDict
 
-from protot_jax.study_config import PAPER_PROTOCOL, Variant, study
+from protot_jax.training.study_config import PAPER_PROTOCOL, Variant, study
 
 CONTEXTS = (256, 512, 1024, 2048)
 # Test perplexity by context; the learning rates are the best of the paper's search.
@@ -55,7 +55,7 @@ def scaled(context: int) -> tuple[float, ...]:
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study_config.StudyConfig`."""
+    """The settings of `protot_jax.training.study_config.StudyConfig`."""
     return study(
         mode,
         *variants(),

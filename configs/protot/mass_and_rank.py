@@ -5,13 +5,13 @@ iaj protot study --config=protot/mass_and_rank --workdir=runs/mass_and_rank
 
 from ml_collections import ConfigDict
 
-from protot_jax.study_config import PAPER_PROTOCOL, Variant, study
+from protot_jax.training.study_config import PAPER_PROTOCOL, Variant, study
 
 RATES = (1e-3, 2e-3, 3e-3)
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study_config.StudyConfig`."""
+    """The settings of `protot_jax.training.study_config.StudyConfig`."""
     return study(
         mode,
         Variant("default", (), RATES, 97.1),

@@ -10,7 +10,7 @@ beyond its smoke mode for Gated DeltaNet at one rate alone (docs/protot.md).
 
 from ml_collections import ConfigDict
 
-from protot_jax.study_config import Variant, cpu_study
+from protot_jax.training.study_config import Variant, cpu_study
 
 RATES = {
     "gated_deltanet": (3.4e-3, 6.8e-3),
@@ -20,6 +20,6 @@ RATES = {
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study_config.StudyConfig`."""
+    """The settings of `protot_jax.training.study_config.StudyConfig`."""
     variants = (Variant(name, (f"model={name}",), rates) for name, rates in RATES.items())
     return cpu_study(mode, *variants, table="Newer relatives")

@@ -13,7 +13,7 @@ half the examples, context and width, four layers and 16 prototypes: minutes a m
 
 from ml_collections import ConfigDict
 
-from protot_jax.study_config import Variant, cpu_study
+from protot_jax.training.study_config import Variant, cpu_study
 
 # Model, its learning rate, the paper's perplexity at a context of 256.
 MODELS = (
@@ -25,7 +25,7 @@ MODELS = (
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.study_config.StudyConfig`."""
+    """The settings of `protot_jax.training.study_config.StudyConfig`."""
     variants = (
         Variant(name, (f"model={name}",), (rate,), perplexity) for name, rate, perplexity in MODELS
     )

@@ -3,18 +3,18 @@
     iaj protot pretrain --config=protot/quickstart --workdir=runs/speeches
 
 It should reach a validation perplexity at least 2.5 times below that of the unigram model. Every
-row is the beginning of a document of some 340 tokens, as `protot_jax.concepts` reads them.
+row is the beginning of a document of some 340 tokens, as `protot_jax.studies.concepts` reads them.
 """
 
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
-from protot_jax.config import experiment
-from protot_jax.prototypes import Prototypes
+from protot_jax.mixers.config import Prototypes
+from protot_jax.training.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.config.PretrainConfig`."""
+    """The settings of `protot_jax.training.config.PretrainConfig`."""
     return experiment(
         mode,
         hidden_size=128,

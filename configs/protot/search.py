@@ -13,11 +13,11 @@ example:
 
 from ml_collections import ConfigDict
 
-from protot_jax.config import PretrainConfig
-from protot_jax.search_space import search
-from protot_jax.study_config import PAPER_PROTOCOL
+from protot_jax.training.config import PretrainConfig
+from protot_jax.training.search_space import search
+from protot_jax.training.study_config import PAPER_PROTOCOL
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.search_space.SearchConfig`."""
+    """The settings of `protot_jax.training.search_space.SearchConfig`."""
     return search(mode, base=PretrainConfig(**PAPER_PROTOCOL))

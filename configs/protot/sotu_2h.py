@@ -9,11 +9,11 @@ trains on 4.6 M an epoch.
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
-from protot_jax.config import experiment
+from protot_jax.training.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.config.PretrainConfig`."""
+    """The settings of `protot_jax.training.config.PretrainConfig`."""
     return experiment(
         mode,
         # About as many tokens as the context holds.

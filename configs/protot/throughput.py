@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.count.CountConfig`."""
+    """The settings of `protot_jax.training.count.CountConfig`."""
     if mode not in ("", "smoke"):
         raise ValueError(f"there is no mode {mode!r}; the only one is 'smoke'")
     config = ConfigDict(

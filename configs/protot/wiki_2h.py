@@ -8,11 +8,11 @@ Half the paper's vocabulary and one seed.
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
-from protot_jax.config import experiment
+from protot_jax.training.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.config.PretrainConfig`."""
+    """The settings of `protot_jax.training.config.PretrainConfig`."""
     return experiment(
         mode,
         corpus=CorpusConfig(source="wiki", unit="document", vocab_size=8_000),

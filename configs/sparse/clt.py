@@ -5,9 +5,9 @@ iaj sparse transcoder --config=sparse/clt --config.model=runs/pair/dense/model -
 
 from ml_collections import ConfigDict
 
-from sparse_jax.transcoders.config import experiment
+from sparse_jax.studies.transcoders.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.transcoders.config.TranscoderTraining`."""
+    """The settings of `sparse_jax.studies.transcoders.config.TranscoderTraining`."""
     return experiment(mode)

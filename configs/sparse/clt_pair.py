@@ -22,11 +22,11 @@ core, and 39 more for the control, a per-layer transcoder of as many parameters,
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
-from sparse_jax.transcoders.config import experiment
+from sparse_jax.studies.transcoders.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.transcoders.config.TranscoderTraining`."""
+    """The settings of `sparse_jax.studies.transcoders.config.TranscoderTraining`."""
     return experiment(
         mode,
         corpus=CorpusConfig("runs/pair/text/pretrain.jsonl", "document", splits=(0.97, 0.03, 0.0)),

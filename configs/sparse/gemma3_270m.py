@@ -10,9 +10,9 @@ window are no edges, and are not counted. Most of the time of a step goes to the
 
 from ml_collections import ConfigDict
 
-from sparse_jax.config import SMALL_MODEL, experiment
+from sparse_jax.studies.posttrain.config import SMALL_MODEL, experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.config.PosttrainConfig`."""
+    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
     return experiment(mode, **SMALL_MODEL, model="gemma3_270m")

@@ -9,9 +9,9 @@
 
 from ml_collections import ConfigDict
 
-from sparse_jax.graphs.config import experiment
+from sparse_jax.studies.graphs.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.graphs.config.GraphConfig`."""
+    """The settings of `sparse_jax.studies.graphs.config.GraphConfig`."""
     return experiment(mode)

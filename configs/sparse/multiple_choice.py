@@ -10,9 +10,9 @@ The questions come from `iaj fetch mc`.
 
 from ml_collections import ConfigDict
 
-from sparse_jax.multiple_choice import experiment
+from sparse_jax.studies.multiple_choice import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.multiple_choice.MultipleChoiceConfig`."""
+    """The settings of `sparse_jax.studies.multiple_choice.MultipleChoiceConfig`."""
     return experiment(mode)

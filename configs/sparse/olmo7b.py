@@ -13,12 +13,12 @@ from ml_collections import ConfigDict
 
 from lm_jax.model.lora import LoraConfig
 from lm_jax.text.preparation import CorpusConfig
-from sparse_jax.config import experiment
-from sparse_jax.geco import Strength
+from sparse_jax.gates.geco import Strength
+from sparse_jax.studies.posttrain.config import experiment
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.config.PosttrainConfig`."""
+    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
     return experiment(
         mode,
         model="OLMo-7B-hf",

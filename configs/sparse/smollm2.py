@@ -16,11 +16,16 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
-from sparse_jax.config import OVER_CONTROL, SMALL_MODEL, PosttrainConfig, experiment
+from sparse_jax.studies.posttrain.config import (
+    OVER_CONTROL,
+    SMALL_MODEL,
+    PosttrainConfig,
+    experiment,
+)
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.config.PosttrainConfig`."""
+    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
     settings = {
         **SMALL_MODEL,
         **OVER_CONTROL,

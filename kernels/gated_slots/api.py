@@ -7,8 +7,8 @@ Slot m holds a key and a value, averages of those written to it, with alpha_tm i
     o_t  = sum_m softmax_m(scale <q_t, K_tm>) V_tm
 
 A slot with alpha = 1 is left as it is, to the bit: so a router that gives most slots a logarithm of
-zero writes to the others alone (Raven, `protot_jax.slots`). Where every alpha is a number per slot
-and step, M slots of width H replace a state of H x H.
+zero writes to the others alone (Raven, `protot_jax.mixers.slots`). Where every alpha is a number
+per slot and step, M slots of width H replace a state of H x H.
 """
 
 from collections.abc import Callable, Mapping

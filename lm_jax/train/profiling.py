@@ -1,6 +1,6 @@
 """Profiles of chosen steps by `jax.profiler`, with the time of each part of the model.
 
-    python -m protot_jax.pretrain ... --profile=20:24
+    iaj protot pretrain ... --profile=20:24
     python -m tools.bench_train ... --profile=2:3
 
 1. The trace begins before the first of the steps and ends after the last one, both times after the

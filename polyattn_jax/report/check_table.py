@@ -5,11 +5,11 @@ import textwrap
 
 from lm_jax import statistics
 from lm_jax.run.terminal import format_table
-from polyattn_jax import bias_tables
-from polyattn_jax.linear_state import sentence as linear_sentence
+from polyattn_jax.audit import bias_tables
+from polyattn_jax.audit.results import CheckResult, PromptResults
+from polyattn_jax.recipes.linear_state import sentence as linear_sentence
+from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.report import findings
-from polyattn_jax.results import CheckResult, PromptResults
-from polyattn_jax.row_maps import parse_recipe
 
 WIDTH = 80
 # Label, value, interval and count; the last ones may be missing.

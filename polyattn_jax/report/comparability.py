@@ -7,10 +7,9 @@ are the paper's (`is_verified`).
 """
 
 from lm_jax.report.markup import number
-from polyattn_jax import paper
-from polyattn_jax.paper import PaperModel
-from polyattn_jax.report import findings
-from polyattn_jax.results import AuditSummary
+from polyattn_jax.audit.results import AuditSummary
+from polyattn_jax.report import findings, paper
+from polyattn_jax.report.paper import PaperModel
 
 LENGTH_BOUND, PROMPT_SHARE = 0.1, 0.5
 DTYPE = "bfloat16"

@@ -15,16 +15,16 @@ import pyarrow.compute as pc
 from lm_jax import report
 from lm_jax.report.markup import number
 from lm_jax.statistics import Interval
-from polyattn_jax.calibrate import Calibration
-from polyattn_jax.columns import Columns
-from polyattn_jax.columns import degrees as degrees_of
-from polyattn_jax.diagnostic import Status
-from polyattn_jax.head_sets import groups as head_set_groups
-from polyattn_jax.head_types import TYPES, UNKNOWN
-from polyattn_jax.paper import PaperModel
+from polyattn_jax.audit.columns import Columns
+from polyattn_jax.audit.columns import degrees as degrees_of
+from polyattn_jax.audit.head_sets import groups as head_set_groups
+from polyattn_jax.audit.head_types import TYPES, UNKNOWN
+from polyattn_jax.audit.results import ConditionResult, SoftmaxComparison
+from polyattn_jax.audit.suite_results import SuiteResult
+from polyattn_jax.recipes.calibrate import Calibration
+from polyattn_jax.recipes.diagnostic import Status
 from polyattn_jax.report.findings import by_recipe, softmax_of
-from polyattn_jax.results import ConditionResult, SoftmaxComparison
-from polyattn_jax.suite_results import SuiteResult
+from polyattn_jax.report.paper import PaperModel
 
 if TYPE_CHECKING:
     import altair as alt

@@ -8,10 +8,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from lm_jax import assets
 from lm_jax.statistics import Interval
-from polyattn_jax import decision, head_sets, linear_state
-from polyattn_jax.calibrate import AtLength, Calibration
-from polyattn_jax.config import AuditConfig
-from polyattn_jax.results import (
+from polyattn_jax.audit import decision, head_sets
+from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.audit.results import (
     AuditSummary,
     BoundAgreement,
     ConditionResult,
@@ -20,7 +19,9 @@ from polyattn_jax.results import (
     SoftmaxComparison,
     TextLoss,
 )
-from polyattn_jax.row_maps import RECIPES, SOFTMAX
+from polyattn_jax.recipes import linear_state
+from polyattn_jax.recipes.calibrate import AtLength, Calibration
+from polyattn_jax.recipes.row_maps import RECIPES, SOFTMAX
 from polyattn_jax.suites import named
 
 # In place of the interval over a single text or prompt.

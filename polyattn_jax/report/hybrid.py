@@ -11,9 +11,9 @@ from lm_jax.report import Column, Section, Series, cell, section, table
 from lm_jax.report.tables import rate
 from lm_jax.run.files import to_jsonable
 from lm_jax.run.terminal import format_table
-from polyattn_jax import head_sets
-from polyattn_jax.bias_tables import describe
-from polyattn_jax.hybrid_results import HeadSet, HybridResult
+from polyattn_jax.audit import head_sets
+from polyattn_jax.audit.bias_tables import describe
+from polyattn_jax.audit.hybrid_results import HeadSet, HybridResult
 from polyattn_jax.report.recipes import FEW_PROMPTS
 
 TERMS = {

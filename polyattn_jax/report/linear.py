@@ -2,8 +2,8 @@
 
 from lm_jax.report import Section, cell, section, table
 from lm_jax.report.prose import Prose
+from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.report.findings import by_recipe
-from polyattn_jax.results import AuditSummary
 
 _PROSE = Prose("polyattn_jax.report")
 

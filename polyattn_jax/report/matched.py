@@ -4,10 +4,10 @@ from lm_jax.report import Cell, Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
-from polyattn_jax.matched_results import MatchedSafety
+from polyattn_jax.audit.matched_results import MatchedSafety
+from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.report.findings import suite_label
 from polyattn_jax.report.recipes import stacked
-from polyattn_jax.results import AuditSummary
 
 _PROSE = Prose("polyattn_jax.report")
 

@@ -5,10 +5,10 @@ from lm_jax.evaluate.multiple_choice.results import MetricResult
 from lm_jax.report import Cell, Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
+from polyattn_jax.audit.results import AuditSummary
+from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report.findings import in_order
 from polyattn_jax.report.recipes import stacked
-from polyattn_jax.results import AuditSummary
-from polyattn_jax.row_maps import SOFTMAX
 
 _PROSE = Prose("polyattn_jax.report")
 

@@ -17,8 +17,8 @@ from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.run.files import to_jsonable
 from lm_jax.statistics import Interval
-from polyattn_jax import paper
-from polyattn_jax.columns import Columns
+from polyattn_jax.audit.columns import Columns
+from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.report import (
     comparability,
     figures,
@@ -26,13 +26,13 @@ from polyattn_jax.report import (
     linear,
     matched,
     multiple_choice,
+    paper,
     paper_comparison,
     recipes,
     score_rows,
     suites,
 )
 from polyattn_jax.report.findings import suite_label
-from polyattn_jax.results import AuditSummary
 
 _PROSE = Prose("polyattn_jax.report")
 

@@ -15,13 +15,13 @@ from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.run.config import to_plain
 from lm_jax.statistics import Interval, minimum_detectable_effect
-from polyattn_jax import decision, head_types, paper
-from polyattn_jax.config import AuditConfig
-from polyattn_jax.paper import PaperModel
-from polyattn_jax.report import comparability, findings
+from polyattn_jax.audit import decision, head_types
+from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.audit.results import AuditSummary
+from polyattn_jax.report import comparability, findings, paper
 from polyattn_jax.report.findings import suite_label, suite_length
+from polyattn_jax.report.paper import PaperModel
 from polyattn_jax.report.recipes import suite_cell
-from polyattn_jax.results import AuditSummary
 from polyattn_jax.suites import named, openings
 
 _PROSE = Prose("polyattn_jax.report")

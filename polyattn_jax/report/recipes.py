@@ -13,11 +13,9 @@ from lm_jax.report import Cell, Column, Section, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval, wilson
-from polyattn_jax import head_sets, paper
-from polyattn_jax.config import AuditConfig
-from polyattn_jax.report import figures, findings, sharpness
-from polyattn_jax.report.findings import suite_label
-from polyattn_jax.results import (
+from polyattn_jax.audit import head_sets
+from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.audit.results import (
     AuditSummary,
     BoundAgreement,
     ConditionResult,
@@ -27,6 +25,8 @@ from polyattn_jax.results import (
     SoftmaxComparison,
     SuiteAblation,
 )
+from polyattn_jax.report import figures, findings, paper, sharpness
+from polyattn_jax.report.findings import suite_label
 from polyattn_jax.suites import named
 
 _PROSE = Prose("polyattn_jax.report")

@@ -15,13 +15,13 @@ from lm_jax.report import Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
-from polyattn_jax.columns import Columns
-from polyattn_jax.head_types import TYPES
+from polyattn_jax.audit.columns import Columns
+from polyattn_jax.audit.head_types import TYPES
+from polyattn_jax.audit.results import AuditSummary, BoundAgreement, Prevalence, SoftmaxComparison
+from polyattn_jax.audit.schema import BIASES
 from polyattn_jax.report import figures, findings, sharpness
 from polyattn_jax.report.findings import suite_label
 from polyattn_jax.report.recipes import FEW_PROMPTS, stacked, suite_cell
-from polyattn_jax.results import AuditSummary, BoundAgreement, Prevalence, SoftmaxComparison
-from polyattn_jax.schema import BIASES
 
 _PROSE = Prose("polyattn_jax.report")
 

@@ -1,9 +1,9 @@
 """Sentences on which rows a degree blurs and sharpens in comparison with softmax."""
 
 from lm_jax.statistics import Interval
+from polyattn_jax.audit.results import AuditSummary, SoftmaxComparison
+from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.report import findings
-from polyattn_jax.results import AuditSummary, SoftmaxComparison
-from polyattn_jax.row_maps import parse_recipe
 
 
 def entries(summary: AuditSummary, kind: str) -> list[SoftmaxComparison]:

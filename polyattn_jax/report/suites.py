@@ -8,11 +8,11 @@ from lm_jax.report import Cell, Column, Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
+from polyattn_jax.audit.results import AuditSummary, ConditionResult
+from polyattn_jax.audit.suite_results import SuiteResult
+from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report import figures, findings
 from polyattn_jax.report.recipes import stacked, verdict_cell
-from polyattn_jax.results import AuditSummary, ConditionResult
-from polyattn_jax.row_maps import SOFTMAX
-from polyattn_jax.suite_results import SuiteResult
 
 _PROSE = Prose("polyattn_jax.report")
 

@@ -15,9 +15,14 @@ from rich.text import Text
 
 from lm_jax.report.markup import clean
 from lm_jax.statistics import Interval
+from polyattn_jax.audit.results import (
+    AuditSummary,
+    ConditionResult,
+    RecipeVerdict,
+    SoftmaxComparison,
+)
+from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report import findings, sharpness
-from polyattn_jax.results import AuditSummary, ConditionResult, RecipeVerdict, SoftmaxComparison
-from polyattn_jax.row_maps import SOFTMAX
 
 WIDTH = 100
 _STYLES = {"good": "green", "warn": "yellow", "bad": "red"}

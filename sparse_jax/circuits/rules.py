@@ -37,7 +37,7 @@ from lm_jax.model.attention import PerLayer, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import Freeze, Quotient, ScaleGradient
 from lm_jax.model.sites import HEAD_INPUT_SITES
-from sparse_jax.attend import Gated
+from sparse_jax.gates.attend import Gated
 
 _ATTENTION_PRODUCTS = ["attn.rot_q", "attn.rot_k", "attn.v", "attn.pattern"]
 

@@ -27,7 +27,7 @@ from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.metrics import METRICS, Continuations
 from sparse_jax.circuits.rules import GradientRules
 from sparse_jax.circuits.tasks import Task
-from sparse_jax.model import Gates, SparseModel, gated_forward
+from sparse_jax.gates.model import Gates, SparseModel, gated_forward
 
 
 @struct.dataclass

@@ -20,6 +20,8 @@ from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.runs import CircuitModel
+from sparse_jax.circuits.source_model import SourceModel
+from sparse_jax.gates.model import SparseModel
 from sparse_jax.graphs import linear
 from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.graph import SCHEMA, Graph
@@ -27,8 +29,6 @@ from sparse_jax.graphs.influence import BIAS, ERROR, FEATURE, LOGIT, TOKEN
 from sparse_jax.graphs.linear import Targets
 from sparse_jax.graphs.replacement import Replacement, check, check_ids, record
 from sparse_jax.graphs.rows import ActiveFeatures, FeatureRows, RowFiller, feature_rows
-from sparse_jax.model import SparseModel
-from sparse_jax.source_model import SourceModel
 
 # Logit nodes: the most probable tokens until this share, at most so many (circuit-tracer).
 SHARE, MOST_LOGITS = 0.95, 10

@@ -31,9 +31,9 @@ from lm_jax.text.examples import Examples, OnePass
 from lm_jax.text.preparation import Prepared
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.train.objective import ignore_index_batch
+from sparse_jax.circuits.source_model import SourceModel
 from sparse_jax.graphs import graph_json
 from sparse_jax.graphs.basis import Features
-from sparse_jax.source_model import SourceModel
 
 Feature = tuple[int, int]
 SKIPPED_START = 1

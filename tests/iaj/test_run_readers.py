@@ -12,10 +12,10 @@ from iaj import run_readers
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.weights import runs
 import protot_jax
-from protot_jax.attribution import prompt_tokens
+from protot_jax.studies.attribution import prompt_tokens
 from sparse_jax import graphs, transcoders
-from sparse_jax.transcoders import train
-from sparse_jax.transcoders.config import TranscoderTraining
+from sparse_jax.studies.transcoders import train
+from sparse_jax.studies.transcoders.config import TranscoderTraining
 from tests.protot_jax.small_runs import run, text
 
 __all__ = ["run", "text"]

@@ -13,13 +13,13 @@ from lm_jax.errors import BadInputError
 from lm_jax.evaluate import judge
 from lm_jax.weights import hub, runs
 from lm_jax.weights.load import open_pretrained
-from polyattn_jax import audit
-from polyattn_jax.config import AuditConfig
+from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.studies import audit
 import sparse_jax
-from sparse_jax import task
-from sparse_jax.circuits import study
-from sparse_jax.config import PosttrainConfig
-from sparse_jax.source_model import SourceModel
+from sparse_jax.circuits.source_model import SourceModel
+from sparse_jax.studies.circuits import study
+from sparse_jax.studies.posttrain import task
+from sparse_jax.studies.posttrain.config import PosttrainConfig
 from tests.sparse_jax.circuits.small_study import save_models
 
 MODELS = Path(__file__).parents[2] / "models"

@@ -12,7 +12,7 @@ from kernels import row_map_attention
 from kernels.core import cases, dispatch
 from kernels.row_map_attention import maps, xla
 from kernels.row_map_attention.cases import SUITE
-from polyattn_jax.substitute import PerHeadRowMap
+from polyattn_jax.recipes.substitute import PerHeadRowMap
 from tests import rounding
 from tests.kernels import comparison
 

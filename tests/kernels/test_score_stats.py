@@ -15,7 +15,7 @@ from kernels.core import dispatch
 from kernels.score_stats.api import score_stats
 from kernels.score_stats.cases import SUITE
 from kernels.score_stats.config import RowStats, Status
-from polyattn_jax.diagnostic import relative_error_bound
+from polyattn_jax.recipes.diagnostic import relative_error_bound
 from tests.kernels import comparison
 from tests.kernels import score_stats_oracle as oracle
 

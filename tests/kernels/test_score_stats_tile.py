@@ -10,7 +10,7 @@ import pytest
 from kernels.core import dispatch
 from kernels.score_stats import tile
 from kernels.score_stats.config import Config
-from polyattn_jax.diagnostic import relative_error_bound
+from polyattn_jax.recipes.diagnostic import relative_error_bound
 
 
 def _config(degrees=(2, 4, 8, 16), cap=math.inf, scale=1.0, soft_cap=None):

@@ -13,7 +13,7 @@ import pytest
 from kernels.core import dispatch
 from kernels.score_stats import config
 from kernels.score_stats.api import score_stats
-from polyattn_jax.diagnostic import relative_error_bound
+from polyattn_jax.recipes.diagnostic import relative_error_bound
 
 ALL = ("reference", "xla", "pallas")
 

@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 import lm_jax
-from polyattn_jax import calibrate, head_sets, measure, model_calibration
-from polyattn_jax.audit_suites import build_suites
-from polyattn_jax.audited_model import AuditedModel
-from polyattn_jax.diagnostic import Status, relative_error_bound, softmax_error_bound
-from polyattn_jax.row_maps import parse_recipe
+from polyattn_jax.audit import head_sets, measure, model_calibration
+from polyattn_jax.audit.audit_suites import build_suites
+from polyattn_jax.audit.audited_model import AuditedModel
+from polyattn_jax.recipes import calibrate
+from polyattn_jax.recipes.diagnostic import Status, relative_error_bound, softmax_error_bound
+from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.suites import batches
 from tests import rounding
 

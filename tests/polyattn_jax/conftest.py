@@ -25,8 +25,10 @@ from tokenizers import models, pre_tokenizers
 import lm_jax
 from lm_jax.run import cli
 from lm_jax.text.tokenizer import Tokenizer
-from polyattn_jax import audit, check, model_calibration, suites
-from polyattn_jax.results import AuditSummary
+from polyattn_jax import suites
+from polyattn_jax.audit import model_calibration
+from polyattn_jax.audit.results import AuditSummary
+from polyattn_jax.studies import audit, check
 from polyattn_jax.suites.niah import CUE, HARMLESS
 from tests.polyattn_jax import synthetic_report
 from tests.polyattn_jax.synthetic_suites import VOCABULARY, WordTokenizer

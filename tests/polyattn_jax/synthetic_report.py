@@ -11,15 +11,15 @@ from rich.console import Console
 
 from lm_jax.report.markup import number
 from lm_jax.statistics import Interval
-from polyattn_jax import schema, summary
-from polyattn_jax.calibrate import AtLength, Calibration
-from polyattn_jax.config import AuditConfig
-from polyattn_jax.diagnostic import Status, required_degree
-from polyattn_jax.linear_state import linear_state
-from polyattn_jax.provenance import Provenance
+from polyattn_jax.audit import schema, summary
+from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.audit.provenance import Provenance
+from polyattn_jax.audit.results import ConditionResult
+from polyattn_jax.recipes.calibrate import AtLength, Calibration
+from polyattn_jax.recipes.diagnostic import Status, required_degree
+from polyattn_jax.recipes.linear_state import linear_state
+from polyattn_jax.recipes.row_maps import resolve_bias
 from polyattn_jax.report import page, terminal
-from polyattn_jax.results import ConditionResult
-from polyattn_jax.row_maps import resolve_bias
 from tests import tiny
 from tests.browser import without_scripts
 
@@ -40,7 +40,7 @@ SETTINGS = AuditConfig(
 )
 PROVENANCE = Provenance(
     start="2026-01-02",
-    command="python -m polyattn_jax.audit",
+    command="python -m polyattn_jax.studies.audit",
     git=None,
     packages={"jax": "0.1"},
     python="3.11",

@@ -8,8 +8,8 @@ import pytest
 
 from lm_jax.run import cli
 from lm_jax.train import loop
-from protot_jax import pretrain
-from protot_jax.config import experiment
+from protot_jax.training import pretrain
+from protot_jax.training.config import experiment
 
 WORDS = ("the", "house", "of", "a", "river", "and", "its", "people", "who", "met", "in", "town")
 

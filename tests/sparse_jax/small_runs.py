@@ -10,8 +10,8 @@ import lm_jax
 from lm_jax.run import cli
 from lm_jax.run.files import read_json
 from lm_jax.text.tokenizer_training import train_tokenizer
-from sparse_jax import posttrain
-from sparse_jax.config import PosttrainConfig
+from sparse_jax.studies.posttrain import posttrain
+from sparse_jax.studies.posttrain.config import PosttrainConfig
 from tests import tiny
 from tests.lm_jax.text.synthetic_corpus import texts
 from tools import make_goldens

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lm_jax
-from polyattn_jax import measure
+from polyattn_jax.audit import measure
 from tools import bench_audit
 from tools.bench import torch_scores
 

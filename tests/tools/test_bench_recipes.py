@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import lm_jax
-from polyattn_jax.row_maps import RECIPES
+from polyattn_jax.recipes.row_maps import RECIPES
 from polyattn_jax.suites import induction
 from tools import bench_recipes
 from tools.bench import torch_llama, torch_recipes

@@ -20,7 +20,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.train import optim
 from lm_jax.train.objective import token_loss
-from protot_jax import count
+from protot_jax.training import count
 from tools import bench_train
 from tools.bench import decoding, forward, shapes, torch_llama
 from tools.bench.shapes import BenchConfig, build, random_params

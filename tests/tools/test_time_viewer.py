@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from sparse_jax.graphs import page
+from sparse_jax.studies.graphs import page
 from tests.browser import needs_browser
 from tools import time_viewer
 

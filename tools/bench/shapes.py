@@ -10,10 +10,10 @@ import lm_jax
 from lm_jax.errors import UsageError, nearest
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
-from protot_jax.config import PretrainConfig
-from protot_jax.count import CountConfig
-from protot_jax.saved_run import model
-from protot_jax.study_config import StudyConfig, each_run
+from protot_jax.training.config import PretrainConfig
+from protot_jax.training.count import CountConfig
+from protot_jax.training.saved_run import model
+from protot_jax.training.study_config import StudyConfig, each_run
 
 
 @dataclasses.dataclass(frozen=True)

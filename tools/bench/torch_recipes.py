@@ -1,12 +1,12 @@
 """Row maps in place of softmax in `transformers`: an attention function on whole score rows.
 
-The usual alternative to `polyattn_jax.measure.evaluate`. torch and transformers are only imported
-where they run.
+The usual alternative to `polyattn_jax.audit.measure.evaluate`. torch and transformers are only
+imported where they run.
 """
 
 from typing import Any
 
-from polyattn_jax.row_maps import SOFTMAX, Map
+from polyattn_jax.recipes.row_maps import SOFTMAX, Map
 
 NAME = "row_map"
 

@@ -1,7 +1,7 @@
 """S_p from `transformers` in torch: a hook records the last row of scores of every layer.
 
-The usual alternative to `polyattn_jax.measure.diagnose`: an attention function that records one row
-of scores and then calls torch's fused attention, and S_p of the recorded rows. torch and
+The usual alternative to `polyattn_jax.audit.measure.diagnose`: an attention function that records
+one row of scores and then calls torch's fused attention, and S_p of the recorded rows. torch and
 transformers are only imported where they run.
 """
 

@@ -1,6 +1,6 @@
 """Errors of joining processes, and the same functions in a single process.
 
-Two at once in a run are in tests/protot_jax/test_processes.py.
+Two at once in a run are in tests/protot_jax/training/test_processes.py.
 """
 
 import contextlib

@@ -6,7 +6,7 @@ from unittest import mock
 
 import jax
 
-from sparse_jax import model as sparse_model
+from sparse_jax.gates import model as sparse_model
 from tests import rounding
 from tests.rounding import Expected
 

@@ -9,7 +9,7 @@ import numpy as np
 import lm_jax
 from sparse_jax.circuits.runs import Batch, CircuitModel
 from sparse_jax.circuits.tasks import make_task
-from sparse_jax.model import constant_gates
+from sparse_jax.gates.model import constant_gates
 from tests import tiny
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import lm_jax
-from sparse_jax import model as sparse_model
+from sparse_jax.gates import model as sparse_model
 from tests import tiny
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
 

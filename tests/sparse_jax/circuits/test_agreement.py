@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparse_jax.circuits import report_figures
 from sparse_jax.circuits.agreement import rank_correlation
-from sparse_jax.circuits.results import DrawnPrompt, NeededEdge
+from sparse_jax.studies.circuits import report_figures
+from sparse_jax.studies.circuits.results import DrawnPrompt, NeededEdge
 
 
 def test_the_interval_is_that_of_resampled_pairs():

@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparse_jax.circuits import analysis
-from sparse_jax.circuits.config import CircuitConfig
-from sparse_jax.circuits.measurements import rows
+from sparse_jax.studies.circuits import analysis
+from sparse_jax.studies.circuits.config import CircuitConfig
+from sparse_jax.studies.circuits.measurements import rows
 
 PROMPTS = np.arange(8)
 SIZES = np.array([0, 1, 2, 3, 4, 8, 16])

@@ -8,10 +8,10 @@ import pytest
 from lm_jax.run import cli
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import FINISHED_FILE
-from sparse_jax.circuits import __main__ as command
-from sparse_jax.circuits import study
-from sparse_jax.circuits.config import CircuitConfig, experiment, task_name
-from sparse_jax.circuits.results import CircuitSummary
+from sparse_jax.studies.circuits import __main__ as command
+from sparse_jax.studies.circuits import study
+from sparse_jax.studies.circuits.config import CircuitConfig, experiment, task_name
+from sparse_jax.studies.circuits.results import CircuitSummary
 from tests import tiny
 from tests.sparse_jax.circuits.small_study import COUNT, save_models
 

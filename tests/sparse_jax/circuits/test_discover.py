@@ -11,7 +11,7 @@ import lm_jax
 from sparse_jax.circuits import ablation, curves, discover, patching
 from sparse_jax.circuits.runs import Batch, CircuitModel, map_in_batches, measure
 from sparse_jax.circuits.tasks import make_task
-from sparse_jax.model import constant_gates
+from sparse_jax.gates.model import constant_gates
 from tests import rounding, tiny
 from tests.sparse_jax.circuits import oracle
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer

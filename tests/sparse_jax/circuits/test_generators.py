@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from sparse_jax.circuits import paper
 from sparse_jax.circuits.generators import GENERATORS, words
+from sparse_jax.studies.circuits import paper
 from tests.sparse_jax.circuits.word_tokenizer import KINDS
 
 

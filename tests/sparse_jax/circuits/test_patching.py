@@ -13,7 +13,7 @@ from lm_jax.errors import UsageError
 from sparse_jax.circuits import discover, patching
 from sparse_jax.circuits.runs import Batch, CircuitModel, measure
 from sparse_jax.circuits.tasks import make_task
-from sparse_jax.model import constant_gates
+from sparse_jax.gates.model import constant_gates
 from tests import rounding, tiny
 from tests.sparse_jax.circuits import oracle
 from tests.sparse_jax.circuits.small_models import both_ways, circuit_model

@@ -12,7 +12,7 @@ import lm_jax
 from sparse_jax.circuits import components, discover, patching
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.runs import measure
-from sparse_jax.model import constant_gates
+from sparse_jax.gates.model import constant_gates
 from tests.sparse_jax.circuits.small_models import circuit_model, ioi_batch, some_edges
 
 DIRECTIONS = ("noising", "denoising")

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from lm_jax.statistics import Interval
-from sparse_jax.circuits import report, report_curves
-from sparse_jax.circuits.config import CircuitConfig
-from sparse_jax.circuits.report_lead import lead
-from sparse_jax.circuits.results import (
+from sparse_jax.studies.circuits import report, report_curves
+from sparse_jax.studies.circuits.config import CircuitConfig
+from sparse_jax.studies.circuits.report_lead import lead
+from sparse_jax.studies.circuits.results import (
     CircuitSummary,
     CurvePoint,
     CurveResult,

@@ -5,13 +5,13 @@ import math
 import types
 
 from lm_jax.statistics import Interval
-from sparse_jax.circuits.report_text import (
+from sparse_jax.studies.circuits.report_text import (
     format_count,
     format_size,
     left_out,
     ratio_sentences,
 )
-from sparse_jax.circuits.results import Ratio
+from sparse_jax.studies.circuits.results import Ratio
 
 MODELS = ("dense", "control", "sparse")
 RANKINGS = (

@@ -15,7 +15,7 @@ from sparse_jax.circuits import patching
 from sparse_jax.circuits.components import component_attributions
 from sparse_jax.circuits.rules import EXACT, RULES, GradientRules, find_rules
 from sparse_jax.circuits.runs import measure
-from sparse_jax.model import constant_gates
+from sparse_jax.gates.model import constant_gates
 from tests import rounding, tiny
 from tests.sparse_jax.circuits import oracle
 from tests.sparse_jax.circuits.small_models import circuit_model, ioi_batch

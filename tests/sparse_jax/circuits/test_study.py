@@ -22,13 +22,14 @@ from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import LOG_FILE, open_workdir
 from lm_jax.statistics import Interval, cluster_interval
-from sparse_jax.circuits import components, report, study
+from sparse_jax.circuits import components
 from sparse_jax.circuits.component_graph import ComponentGraph
-from sparse_jax.circuits.config import COMPONENTS, CircuitConfig, experiment
 from sparse_jax.circuits.mib import load_graph
-from sparse_jax.circuits.results import CircuitSummary, DrawnPrompt
 from sparse_jax.circuits.rules import RULES
 from sparse_jax.circuits.runs import Batch, CircuitModel
+from sparse_jax.studies.circuits import report, study
+from sparse_jax.studies.circuits.config import COMPONENTS, CircuitConfig, experiment
+from sparse_jax.studies.circuits.results import CircuitSummary, DrawnPrompt
 from tests.sparse_jax.circuits.small_study import (
     COUNT,
     HEADS,

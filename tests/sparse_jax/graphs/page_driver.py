@@ -3,7 +3,8 @@
 import json
 import urllib.parse
 
-from sparse_jax.graphs import graph_json, page
+from sparse_jax.graphs import graph_json
+from sparse_jax.studies.graphs import page
 from tests.browser import drive
 
 # Of the driven page: what is said of it, pressing a key in the drawing, and clicking a node there.

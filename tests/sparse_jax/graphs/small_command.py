@@ -8,9 +8,9 @@ from lm_jax.model import params as params_lib
 from lm_jax.run import cli
 from sparse_jax import transcoders
 from sparse_jax.circuits import generators
-from sparse_jax.graphs import __main__ as command
-from sparse_jax.graphs.config import GraphConfig
-from sparse_jax.source_model import open_identity
+from sparse_jax.circuits.source_model import open_identity
+from sparse_jax.studies.graphs import __main__ as command
+from sparse_jax.studies.graphs.config import GraphConfig
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig, spec
 from tests.sparse_jax.circuits.small_study import LAYERS, save_models
 

@@ -13,23 +13,23 @@ from lm_jax.model.layers import unembedding
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import FINISHED_FILE
-from sparse_jax import model as sparse_model
 from sparse_jax import transcoders
+from sparse_jax.circuits.source_model import SourceModel
+from sparse_jax.gates import model as sparse_model
 from sparse_jax.graphs import (
     attribute,
     features,
     graph_json,
     interventions,
     scale_groups,
-    study,
     supernodes,
 )
 from sparse_jax.graphs import effects as effects_lib
 from sparse_jax.graphs.features import SKIPPED_START
 from sparse_jax.graphs.influence import FEATURE
-from sparse_jax.graphs.piece import mediated_edges
-from sparse_jax.graphs.results import GraphSummary
-from sparse_jax.source_model import SourceModel
+from sparse_jax.studies.graphs import study
+from sparse_jax.studies.graphs.piece import mediated_edges
+from sparse_jax.studies.graphs.results import GraphSummary
 from tests.sparse_jax.circuits.small_study import LAYERS
 from tests.sparse_jax.graphs.small_command import (
     CONTEXT,

@@ -10,12 +10,13 @@ import pytest
 
 import lm_jax
 from lm_jax.run.results import load_result
-from sparse_jax import model as sparse_model
 from sparse_jax import transcoders
-from sparse_jax.graphs import attribute, graph_json, labels, study
-from sparse_jax.graphs.config import COMPARED
+from sparse_jax.gates import model as sparse_model
+from sparse_jax.graphs import attribute, graph_json
 from sparse_jax.graphs.influence import FEATURE
-from sparse_jax.graphs.results import GraphSummary
+from sparse_jax.studies.graphs import labels, study
+from sparse_jax.studies.graphs.config import COMPARED
+from sparse_jax.studies.graphs.results import GraphSummary
 from tests.sparse_jax.graphs.small_command import PROMPTS, at, run, small
 
 pytestmark = pytest.mark.usefixtures("few_are_alike")

@@ -6,10 +6,11 @@ import pytest
 import lm_jax
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
-from sparse_jax.graphs import graph_json, neurons, study
+from sparse_jax.circuits.source_model import SourceModel
+from sparse_jax.graphs import graph_json, neurons
 from sparse_jax.graphs.features import SKIPPED_START
-from sparse_jax.graphs.results import GraphSummary
-from sparse_jax.source_model import SourceModel
+from sparse_jax.studies.graphs import study
+from sparse_jax.studies.graphs.results import GraphSummary
 from tests.sparse_jax.graphs.small_command import PROMPTS, at, run, small
 
 pytestmark = pytest.mark.usefixtures("few_are_alike")

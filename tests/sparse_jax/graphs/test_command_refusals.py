@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 import lm_jax
-from sparse_jax.graphs import inputs
-from sparse_jax.graphs.config import GraphConfig
+from sparse_jax.studies.graphs import inputs
+from sparse_jax.studies.graphs.config import GraphConfig
 from tests.sparse_jax.graphs.small_command import PROMPTS, run, save_all, save_transcoder
 
 

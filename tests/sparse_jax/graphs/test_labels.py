@@ -7,10 +7,11 @@ from lm_jax.evaluate.answers import digest
 from lm_jax.evaluate.judge import Label, prompt
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
-from sparse_jax.graphs import graph_json, labels, study
+from sparse_jax.graphs import graph_json
 from sparse_jax.graphs.features import FeatureData, Text
-from sparse_jax.graphs.report_text import format_summary
-from sparse_jax.graphs.results import GraphSummary
+from sparse_jax.studies.graphs import labels, study
+from sparse_jax.studies.graphs.report_text import format_summary
+from sparse_jax.studies.graphs.results import GraphSummary
 from tests.sparse_jax.graphs.small_command import PROMPTS, run, save_all
 
 ANSWER = {"theme": "<b>names</b>", "disentanglement": 8, "coverage": 9, "themes": 1}

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparse_jax.graphs import comparison, mass, report
-from sparse_jax.graphs.config import COMPARED, GraphConfig
-from sparse_jax.graphs.explanations import carrying_pairs
 from sparse_jax.graphs.mediation import Mediation
-from sparse_jax.graphs.piece import measure_mediation, mediated_edges
-from sparse_jax.graphs.results import EdgeCounts
-from sparse_jax.graphs.study import SCHEMA
+from sparse_jax.studies.graphs import comparison, mass, report
+from sparse_jax.studies.graphs.config import COMPARED, GraphConfig
+from sparse_jax.studies.graphs.explanations import carrying_pairs
+from sparse_jax.studies.graphs.piece import measure_mediation, mediated_edges
+from sparse_jax.studies.graphs.results import EdgeCounts
+from sparse_jax.studies.graphs.study import SCHEMA
 from tests.sparse_jax.graphs.small_graphs import small_graph, small_model
 
 CONFIG = GraphConfig(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lm_jax.errors import BadInputError
-from sparse_jax.graphs import graph_document, graph_json, influence, page
+from sparse_jax.graphs import graph_document, graph_json, influence
+from sparse_jax.studies.graphs import page
 from tests.browser import without_scripts
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
 from tools.bench.graph_documents import (
@@ -100,7 +101,7 @@ def test_the_page_asks_for_nothing_outside_itself():
     assert links and all(link.startswith("#") for link in links)
     own = without_scripts(text)
     assert not re.findall(r"https?://", own) and "url(" not in own and "@import" not in own
-    folder = importlib.resources.files("sparse_jax.graphs")
+    folder = importlib.resources.files("sparse_jax.studies.graphs")
     code = "".join(folder.joinpath(name).read_text("utf-8") for name in page._SCRIPTS)
     for way in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "fetch("):
         assert way not in code

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from lm_jax.report import theme
-from sparse_jax.graphs import graph_json, page
+from sparse_jax.graphs import graph_json
+from sparse_jax.studies.graphs import page
 from tests.sparse_jax.graphs.page_driver import browse, features_of, view_of
 from tools.bench.graph_documents import (
     HOSTILE,

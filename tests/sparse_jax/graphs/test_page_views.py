@@ -5,7 +5,7 @@ import urllib.parse
 
 import pytest
 
-from sparse_jax.graphs import page
+from sparse_jax.studies.graphs import page
 from tests.browser import drive
 from tests.sparse_jax.graphs.page_driver import TOOLS, browse, features_of, view_of
 from tools.bench.graph_documents import group_intervention, intervention, synthetic

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import processors
 
 from lm_jax.errors import BadInputError, CorruptError, UsageError
-from sparse_jax.graphs import inputs, prompts
-from sparse_jax.graphs.prompts import Prompt
+from sparse_jax.studies.graphs import inputs, prompts
+from sparse_jax.studies.graphs.prompts import Prompt
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from sparse_jax.graphs.graph import GraphScores
 from sparse_jax.graphs.influence import Scores
-from sparse_jax.transcoders import comparison, report
-from sparse_jax.transcoders.results import (
+from sparse_jax.studies.transcoders import comparison, report
+from sparse_jax.studies.transcoders.results import (
     Control,
     PromptScores,
     Reconstruction,

@@ -10,12 +10,12 @@ import pytest
 from lm_jax.run.files import read_json
 from lm_jax.train.metrics import EVALUATIONS
 from sparse_jax import transcoders
-from sparse_jax.transcoders import train
+from sparse_jax.studies.transcoders import train
 from tests.lm_jax.weights.parity_pairs import end, launch, launch_pair
 from tests.sparse_jax.small_runs import save_base, write_text
 
 pytestmark = pytest.mark.slow
-COMMAND = "sparse_jax.transcoders"
+COMMAND = "sparse_jax.studies.transcoders"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def config(tmp_path_factory):
         textwrap.dedent(
             f"""
             from lm_jax.text.preparation import CorpusConfig
-            from sparse_jax.transcoders.config import experiment
+            from sparse_jax.studies.transcoders.config import experiment
             from sparse_jax.transcoders.objective import Penalties
 
             def get_config():

@@ -13,10 +13,10 @@ from lm_jax.model.sites import keep
 from lm_jax.text.tokenizer_training import train_tokenizer
 from lm_jax.train.objective import ignore_index_batch
 from sparse_jax.graphs import attribute
-from sparse_jax.transcoders import neurons
+from sparse_jax.studies.transcoders import neurons
+from sparse_jax.studies.transcoders.scores import PromptSet, score_prompts, with_largest
 from sparse_jax.transcoders.inputs import INPUT, OUTPUT, measure_scales
 from sparse_jax.transcoders.objective import Frozen
-from sparse_jax.transcoders.scores import PromptSet, score_prompts, with_largest
 from sparse_jax.transcoders.transcoder import (
     Transcoder,
     TranscoderConfig,

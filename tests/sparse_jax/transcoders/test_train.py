@@ -22,13 +22,14 @@ from lm_jax.train.metrics import EVALUATIONS
 from lm_jax.train.objective import ignore_index_batch
 from sparse_jax import transcoders
 from sparse_jax.graphs import attribute
-from sparse_jax.transcoders import report, thresholds, train
-from sparse_jax.transcoders.config import TranscoderTraining
+from sparse_jax.studies.transcoders import report, train
+from sparse_jax.studies.transcoders.config import TranscoderTraining
+from sparse_jax.studies.transcoders.report_text import format_summary
+from sparse_jax.studies.transcoders.results import StoredScales
+from sparse_jax.studies.transcoders.scores import PromptSet
+from sparse_jax.transcoders import thresholds
 from sparse_jax.transcoders.inputs import read_activations
 from sparse_jax.transcoders.objective import Penalties
-from sparse_jax.transcoders.report_text import format_summary
-from sparse_jax.transcoders.results import StoredScales
-from sparse_jax.transcoders.scores import PromptSet
 from tests.sparse_jax.small_runs import save_base, write_text
 
 SCORE = "validation/graph/replacement"

@@ -1,0 +1,1 @@
+"""Stages, suites and statistics that all studies of an audited model share."""

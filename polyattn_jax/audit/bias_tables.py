@@ -1,0 +1,183 @@
+"""A bias of every head or layer: `relu:p=2,b=auto_head`, `b=auto_layer`, `b=FILE.json`.
+
+b_auto is one number for all heads of a model, though their scores differ in level and spread. Here
+the 5 % rule of `calibrate` is solved on the rows of each head, or of each layer, alone: on the same
+texts, at the same length, and as exactly. A command writes the result to its work folder,
+
+    calibration_head.json, calibration_layer.json
+
+and reads such a file where a recipe names it.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.run import processes, progress, stop
+from lm_jax.run.files import write_json
+from lm_jax.run.identity import difference
+from lm_jax.run.results import Count, Share, load_result
+from polyattn_jax.audit import measure, model_calibration
+from polyattn_jax.audit.audited_model import AuditedModel
+from polyattn_jax.recipes import calibrate
+from polyattn_jax.recipes.row_maps import Recipe
+
+Level = Literal["head", "layer"]
+LEVELS: Mapping[str, Level] = {"auto_head": "head", "auto_layer": "layer"}
+
+
+@dataclasses.dataclass(frozen=True)
+class BiasTable:
+    """A bias of every head.
+
+    Attributes:
+      level: what the rule was solved for; all heads of a layer have one bias in "layer".
+      model_sha256: of the model (`ModelIdentity.text`), and `dtype` that of its weights.
+      budget: share of the softmax mass allowed below minus the bias.
+      length: tokens of each text.
+      texts: how many there are.
+      rows: score rows behind the bias of each head or layer.
+      passes: over the model.
+      biases: by layer and head.
+      mass: average mass below minus the bias, by layer and head.
+    """
+
+    level: Level
+    model_sha256: str
+    budget: Share
+    length: Count
+    texts: Count
+    rows: Count
+    passes: Count
+    biases: tuple[tuple[float, ...], ...]
+    mass: tuple[tuple[Share, ...], ...]
+    dtype: str = ""
+
+
+def calibrated(
+    audited: AuditedModel,
+    folder: Path,
+    recipes: Mapping[str, Recipe],
+    b_auto: float | None = None,
+) -> dict[str, Any]:
+    """The biases that recipes ask for, by their name there, for `resolve_bias`.
+
+    Raises:
+      UsageError: a file has another number of layers or heads than the model.
+      BadInputError: a file is of another model, or the folder has a calibration of other settings.
+      CorruptError: a file cannot be read.
+    """
+    results: dict[str, Any] = {"auto": b_auto}
+    for recipe in recipes.values():
+        name = recipe.bias
+        if recipe.tabled and name not in results:
+            assert isinstance(name, str)
+            own = of_level(audited, folder, LEVELS[name]).biases if name in LEVELS else None
+            results[name] = read(name, audited) if own is None else np.array(own)
+    return results
+
+
+def read(path: str | Path, audited: AuditedModel) -> np.ndarray:
+    """The biases `[L, N]` of a file.
+
+    Raises:
+      UsageError: it has another number of layers or heads than the model.
+      BadInputError: it is of another model.
+      CorruptError: it cannot be read.
+    """
+    cfg, table = audited.model.cfg, load_result(path, BiasTable)
+    rows = table.biases
+    if len(rows) != cfg.num_layers or any(len(row) != cfg.num_heads for row in rows):
+        raise UsageError(
+            f"{path}: the model has {cfg.num_layers} layers of {cfg.num_heads} heads, and biases "
+            "another number; name a file of this model"
+        )
+    if change := difference(table.model_sha256, audited.model.identity.text, where=path):
+        raise BadInputError(
+            f"{path}: model_sha256 is not that of config.model: {change}; name a file of this "
+            f"model, or calibrate one by b=auto_{table.level}"
+        )
+    return np.array(rows)
+
+
+def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
+    """The calibrated biases, read from the folder if an earlier start wrote them.
+
+    Raises:
+      BadInputError: the earlier start had another model or other settings.
+    """
+    path = folder / f"calibration_{level}.json"
+    if processes.on_first(path.exists):
+        stored = load_result(path, BiasTable)
+        model_calibration.check_source(path, stored, audited)
+        return stored
+    config, cfg = audited.config, audited.model.cfg
+    shape = (cfg.num_layers, cfg.num_heads)
+    texts_UT, _ = model_calibration.calibration_tokens(audited)
+    texts_UT = texts_UT[:, : config.calibrated_at]
+    sets = shape if level == "head" else (cfg.num_layers, 1)
+    name, quiet = f"calibrate b by {level}", not processes.is_first()
+    # Of several processes each measures all texts, and has the same result.
+    with progress.track(name, 5 * len(texts_UT), unit="texts", quiet=quiet) as advance:
+
+        def mass(thresholds: np.ndarray) -> calibrate.MassBelow:
+            M = thresholds.shape[-1]
+            thresholds_LNM = jnp.asarray(np.broadcast_to(thresholds, (*shape, M)))
+            total, rows = 0.0, 0
+            for tokens_T in texts_UT:
+                if processes.share_stop():
+                    stop.check("during calibration")
+                measured = measure.mass_by_head(
+                    audited.model.params, jnp.asarray(tokens_T[None]), thresholds_LNM, cfg=cfg
+                )
+                total = total + np.asarray(measured.total_M, np.float64)[:, 0]
+                rows = rows + np.asarray(measured.rows).astype(np.int64)[:, 0]
+                advance()
+            return calibrate.MassBelow(
+                np.asarray(total).reshape(*sets, -1, M).sum(-2),
+                np.asarray(rows).reshape(*sets, -1).sum(-1),
+            )
+
+        solved = calibrate.calibrate_each(mass, sets, budget=config.budget, num_thresholds=512)
+    biases, masses = (np.broadcast_to(x, shape).tolist() for x in (solved.bias, solved.mass))
+    table = BiasTable(
+        level=level,
+        model_sha256=audited.model.identity.text,
+        budget=config.budget,
+        length=config.calibrated_at,
+        texts=len(texts_UT),
+        rows=int(solved.rows.max()),
+        passes=solved.passes,
+        biases=tuple(map(tuple, biases)),
+        mass=tuple(map(tuple, masses)),
+        dtype=config.dtype,
+    )
+    processes.on_first(lambda: write_json(path, table))
+    return table
+
+
+def digests(recipes: Mapping[str, Recipe]) -> list[str]:
+    """The digest of every file that a recipe names, for the fingerprint of its results."""
+    names = [r.bias for r in recipes.values() if isinstance(r.bias, str) and r.tabled]
+    files = [Path(name) for name in names if name not in LEVELS]
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()]
+
+
+def plain(bias: Any) -> float | tuple[tuple[float, ...], ...]:
+    """A bias as result files hold it: a number, or numbers by layer and head."""
+    if np.ndim(bias) == 0:
+        return float(bias)
+    return tuple(map(tuple, np.asarray(bias, np.float64).tolist()))
+
+
+def describe(bias: Any) -> str:
+    """A bias in words: its number, or the range of those of the heads."""
+    if np.ndim(bias) == 0:
+        return f"{bias:.3g}"
+    return f"{np.min(bias):.3g} to {np.max(bias):.3g} by head"

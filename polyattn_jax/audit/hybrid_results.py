@@ -1,0 +1,97 @@
+"""The settings and the content of hybrid.json, of the search for heads that may have a recipe."""
+
+import dataclasses
+
+from lm_jax.errors import UsageError
+from lm_jax.run.results import Count
+from polyattn_jax.audit.provenance import Provenance
+from polyattn_jax.audit.results import ConditionResult, LossInterval, TextLoss
+from polyattn_jax.recipes.hybrid_recipe import HybridRecipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What `check --hybrid` tries.
+
+    Attributes:
+      keep: percent of all heads that keep softmax.
+      draws: random sets of each size.
+      max_loss: nats per token that the loss on text may rise.
+    """
+
+    keep: tuple[float, ...]
+    draws: int
+    max_loss: float
+
+    def __post_init__(self) -> None:
+        if not self.keep or not all(0 <= share < 100 for share in self.keep):
+            raise UsageError(f"--keep={self.keep} must be percentages from 0 to below 100")
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleHead:
+    """The recipe in one head alone.
+
+    Attributes:
+      change: of the loss on the texts of the search, nats per token.
+      rank: 0 for the head that costs most.
+    """
+
+    layer: Count
+    head: Count
+    change: LossInterval
+    rank: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSet:
+    """The recipe in all heads but some.
+
+    Attributes:
+      kept: number of heads that keep softmax.
+      seed: of the random heads that keep it; null where they are those that cost most.
+      text: loss on the texts of the measurement.
+      needle: accuracy on the needle prompts.
+      accepted: whether both hold.
+    """
+
+    kept: Count
+    seed: Count | None
+    text: TextLoss
+    needle: ConditionResult
+    accepted: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridResult:
+    """Search for the heads that a recipe may have.
+
+    Attributes:
+      search: what was tried.
+      bias: of all heads, or by layer and head.
+      layers: of the model.
+      heads: query heads of each layer.
+      search_texts: number of texts that ranked the heads.
+      documents: number of documents that all texts come from; fewer than texts where they are
+        windows of a document, which are not independent.
+      singles: by layer and head.
+      softmax: loss of softmax on the texts of the measurement.
+      softmax_needle: accuracy of softmax on the needle prompts.
+      frontier: ranked sets by the number of heads kept, each followed by the random ones.
+      best: the accepted ranked set with the fewest softmax heads; null where none is.
+    """
+
+    model: str
+    provenance: Provenance
+    search: Search
+    recipe: str
+    bias: float | tuple[tuple[float, ...], ...]
+    layers: Count
+    heads: Count
+    search_texts: Count
+    documents: Count
+    singles: tuple[SingleHead, ...]
+    softmax: TextLoss
+    softmax_needle: ConditionResult
+    frontier: tuple[HeadSet, ...]
+    best: HybridRecipe | None

@@ -1,0 +1,151 @@
+"""b_auto of an audited model: the rule of `calibrate` on the score rows of shipped texts."""
+
+from collections.abc import Sequence
+import dataclasses
+import hashlib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.run import processes, progress, stop
+from lm_jax.run.files import write_json
+from lm_jax.run.identity import difference
+from lm_jax.run.results import load_result
+from polyattn_jax.audit import measure
+from polyattn_jax.audit.audited_model import AuditedModel
+from polyattn_jax.recipes import calibrate
+
+CALIBRATION_TEXTS_SHA256 = "e5df7fb61fb5c75f55614091449dd88d21206c60faf03112dadbaa1eec4f3028"
+
+
+def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
+    """b_auto of the model, read from `calibration.json` if an earlier start wrote it.
+
+    Raises:
+      BadInputError: the earlier start had another model or other settings.
+    """
+    path = folder / "calibration.json"
+    if processes.on_first(path.exists):
+        stored = load_result(path, calibrate.Calibration)
+        check_source(path, stored, audited)
+        return stored
+    c = audited.config
+    texts_UT, lengths = calibration_tokens(audited)
+    ways = 1 if audited.mesh is None else audited.mesh.shape["data"] * audited.mesh.shape["fsdp"]
+    texts, count = len(texts_UT), jax.process_count()
+    # Devices of the batch axes get a text each; where texts run out, a repeat that is not counted.
+    texts_UT = texts_UT[np.arange(-(-texts // (ways * count)) * ways * count) % texts]
+    own_UT = np.split(texts_UT, count)[jax.process_index()]
+    groups = [audited.put(own_UT[i : i + ways])[0] for i in range(0, len(own_UT), ways)]
+    quiet = not processes.is_first()
+    with progress.track("calibrate b_auto", 4 * len(groups), unit="texts", quiet=quiet) as advance:
+
+        def of_all(by_text: Sequence[np.ndarray]) -> np.ndarray:
+            """One of the fields of a `MassBelow`, texts of all processes along axis 1."""
+            own = np.concatenate(by_text, axis=1)
+            if count > 1:
+                own = np.moveaxis(processes.gather(np.moveaxis(own, 1, 0)), 0, 1)
+            return own[:, :texts]
+
+        def mass(thresholds: np.ndarray) -> calibrate.MassBelow:
+            results = []
+            for tokens_BT in groups:
+                if processes.share_stop():
+                    stop.check("during calibration")
+                measured = measure.mass(
+                    audited.model.params,
+                    tokens_BT,
+                    jnp.asarray(thresholds),
+                    lengths=lengths,
+                    cfg=audited.model.cfg,
+                )
+                results.append(jax.tree.map(np.asarray, measured))
+                advance()
+            return calibrate.MassBelow(
+                of_all([one.total_M for one in results]), of_all([one.rows for one in results])
+            )
+
+        result = calibrate.calibrate_texts(
+            mass,
+            lengths,
+            c.calibrated_at,
+            budget=c.budget,
+            resamples=c.resamples,
+            seed=c.seed,
+        )
+    result = dataclasses.replace(result, model_sha256=audited.model.identity.text, dtype=c.dtype)
+    processes.on_first(lambda: write_json(path, result))
+    return result
+
+
+def check_source(path: Path, stored: Any, audited: AuditedModel) -> None:
+    """Compares the model and the settings of a stored calibration with those of this run.
+
+    Raises:
+      BadInputError: one of them differs.
+    """
+    c = audited.config
+    wanted = {
+        "dtype": c.dtype,
+        "budget": c.budget,
+        "length": c.calibrated_at,
+    }
+    remedy = "remove the file to calibrate again, or choose another --workdir"
+    if change := difference(stored.model_sha256, audited.model.identity.text, where=path):
+        raise BadInputError(f"{path} is of another model: {change}; {remedy}")
+    for field, value in wanted.items():
+        if (held := getattr(stored, field)) != value:
+            raise BadInputError(f"{path}: {field} is {held!r}, and {value!r} in this run; {remedy}")
+
+
+def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ...]]:
+    """The shipped texts as tokens `[U, T]`, and the lengths at which b_auto is read.
+
+    The lengths are that of the calibration, an eighth, a quarter and a half of it, and those of the
+    other suites that fit texts and context.
+
+    Raises:
+      BadInputError: for a calibration that is longer than the model's context or a text.
+    """
+    c, longest = audited.config, audited.model.cfg.max_length
+    if c.calibrated_at > longest:
+        raise BadInputError(
+            f"config.calibration_length = {c.calibrated_at} is longer than the model's "
+            f"context of {longest} tokens; lower it"
+        )
+    ids = [audited.tokenizer.encode(text) for text in calibration_texts().values()]
+    shortest = min(map(len, ids))
+    if shortest < c.calibrated_at:
+        raise BadInputError(
+            f"config.calibration_length = {c.calibrated_at}, but the shortest calibration text has "
+            f"{shortest} tokens in this tokenizer; set it to that or less"
+        )
+    audited_lengths = [*c.niah_lengths]
+    audited_lengths += [c.induction_length] if c.induction_n else []
+    audited_lengths += [c.mqar_length] if c.mqar_n else []
+    wanted = {c.calibrated_at // part for part in (1, 2, 4, 8)} | set(audited_lengths)
+    lengths = tuple(sorted(n for n in wanted if 1 < n <= min(shortest, longest)))
+    return np.array([one[: lengths[-1]] for one in ids], np.int32), lengths
+
+
+def calibration_texts() -> dict[str, str]:
+    """The shipped texts by name, each of about 2,300 words (see `data/README.md`).
+
+    Raises:
+      CorruptError: if the files are not those that were shipped.
+    """
+    folder = resources.files("polyattn_jax").joinpath("data/calibration")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".txt")), key=lambda f: f.name)
+    raw = {file.name: file.read_bytes() for file in files}
+    result = hashlib.sha256(b"".join(n.encode() + b"\0" + raw[n] for n in raw)).hexdigest()
+    if result != CALIBRATION_TEXTS_SHA256:
+        raise CorruptError(
+            f"polyattn_jax/data/calibration: sha256 {result[:12]} is not the shipped "
+            f"{CALIBRATION_TEXTS_SHA256[:12]}; reinstall the package"
+        )
+    return {name.removesuffix(".txt"): text.decode("ascii") for name, text in raw.items()}

@@ -1,0 +1,31 @@
+"""Results of the suites that a setting names: one suite at one length."""
+
+import dataclasses
+
+from lm_jax.run.results import Count
+from lm_jax.statistics import Interval
+from polyattn_jax.audit.condition_results import ConditionResult
+
+
+@dataclasses.dataclass(frozen=True)
+class SuiteResult:
+    """Answers to one suite at one length, and the diagnostic on the rows of the same prompts.
+
+    Attributes:
+      suite: its name, of `suites.named.NAMES`.
+      length: tokens that are read of each prompt.
+      conditions: softmax and every recipe in all heads. An answer is right if greedy decoding
+        writes all of it; the loss is per token of the answer. A verdict has the accuracy of
+        softmax on this suite as its only control.
+      failures: by recipe, wrong answers by the name of the needle that they copy, or "other".
+      safe: by recipe, share of rows with S_p < 1, of softmax S < 1; a dead row is not safe. Null
+        where it is not measured.
+      dead: by recipe, share of the same rows that are dead; null likewise.
+    """
+
+    suite: str
+    length: Count
+    conditions: tuple[ConditionResult, ...]
+    failures: dict[str, dict[str, Count]]
+    safe: dict[str, Interval | None]
+    dead: dict[str, Interval | None]

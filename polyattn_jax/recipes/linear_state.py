@@ -1,0 +1,154 @@
+"""What a recipe would cost as linear attention: its feature map, its state, the cache it replaces.
+
+Weights that are a polynomial of degree p of u = q.k / sqrt(d) + b are an inner product of finite
+features, u^p = phi(q).phi(k), so that sum_j phi(k_j) v_j^T is a state of fixed size. With m = d
+coordinates for b = 0 and m = d + 1 otherwise (one more for the constant), phi holds the monomials
+
+    of degree p          C(m + p - 1, p) with each once ("symmetric"), m^p without symmetry
+    of degrees 0 to p    C(d + p, p), and 1 + d + ... + d^p        (the Taylor map, p = 2)
+
+and the state has as many rows, of the d numbers of a value and one more for the sum that a
+normalised map divides by. A KV cache has 2 d numbers per token and KV head, and the state belongs
+to a KV head as well, since it holds no query. The counts are exact. A layer with a sliding window
+needs no more cache than its window, so that there the comparison favours the state.
+
+A recipe that is a feature map itself (`feature_maps`) has as many features as that map, whatever
+the model does to its scores.
+
+There is no finite feature map for any other weight that is no polynomial of u: max(u, 0)^p, a
+sigmoid, an exponential (softmax, softpick), entmax, or a sum over |u|^p with odd p. For the
+rectified powers the plain power u^p is counted instead, and named so: it is another map, with
+weights where the recipe has none. A tanh on the scores (`score_softcap`) leaves no such recipe a
+polynomial.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from kernels.row_map_attention.maps import RowMap
+from lm_jax.model.config import DecoderConfig
+from lm_jax.run.results import Count
+from polyattn_jax.recipes.feature_maps import FeatureMap
+from polyattn_jax.recipes.field_maps import FieldMap
+from polyattn_jax.recipes.row_maps import Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearState:
+    """Size of the linear attention of one recipe, per KV head and layer.
+
+    Attributes:
+      finite: whether the recipe's own weights have a finite feature map.
+      reason: why not; empty where they have.
+      degree: of the polynomial that is counted, the recipe's own or, where that has no finite
+        feature map, the plain power; null where there is none, and so are the counts, but for a
+        recipe that is a feature map.
+      features: of a key, with each monomial once.
+      tensor_features: of a key, without use of symmetry.
+      state: numbers in the state of the symmetric features.
+      cache_tokens: tokens from which on a KV cache has as many numbers.
+    """
+
+    recipe: str
+    finite: bool
+    reason: str
+    degree: Count | None
+    features: Count | None
+    tensor_features: Count | None
+    state: Count | None
+    cache_tokens: Count | None
+
+
+def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
+    """The cost of linear attention with a recipe in a model; that of its widest heads.
+
+    Args:
+      recipe: the row map.
+      bias: its b, resolved: a number, or `[L, N]`.
+      cfg: the model.
+    """
+    d = max(stack.cfg.head_dim for stack in cfg.stacks)
+    if isinstance(recipe.map, FeatureMap):
+        features = recipe.map.size(d)
+        return _of_size(recipe, "", None, features, features, d)
+    reason = _why_infinite(recipe.map)
+    p, lower = _polynomial(recipe.map)
+    if cfg.score_softcap is not None:
+        reason, p = "the model caps its scores by a tanh", None
+    if p is None:
+        return LinearState(recipe.name, False, reason, None, None, None, None, None)
+    if lower:
+        features, tensor = math.comb(d + p, p), sum(d**power for power in range(p + 1))
+    else:
+        m = d + 1 if np.any(bias) else d
+        features, tensor = math.comb(m + p - 1, p), m**p
+    return _of_size(recipe, reason, p, features, tensor, d)
+
+
+def _of_size(
+    recipe: Recipe, reason: str, degree: int | None, features: int, tensor: int, d: int
+) -> LinearState:
+    """The result where there are features to count; `d` is the width of a head."""
+    state = features * (d + int(recipe.map.normalised))
+    return LinearState(
+        recipe=recipe.name,
+        finite=not reason,
+        reason=reason,
+        degree=degree,
+        features=features,
+        tensor_features=tensor,
+        state=state,
+        cache_tokens=-(-state // (2 * d)),
+    )
+
+
+def _polynomial(row_map: RowMap | FieldMap) -> tuple[int | None, bool]:
+    """Degree of the polynomial to count, or None; whether it has monomials of lower degree too."""
+    if isinstance(row_map, FieldMap):
+        match row_map.kind:
+            case "taylor2":
+                return 2, True
+            case "poly" | "poly_over_length":
+                return row_map.p, False
+            case _:
+                return None, False
+    whole = row_map.relu and row_map.p == int(row_map.p)
+    return (int(row_map.p), False) if whole else (None, False)
+
+
+def _why_infinite(row_map: RowMap | FieldMap) -> str:
+    """Why the weights of a map are no polynomial of the scores; empty where they are."""
+    if isinstance(row_map, FieldMap):
+        if row_map.kind == "poly" and row_map.p % 2:
+            return "the sum over |z + b|^p is no polynomial for odd p"
+        return {
+            "softpick": "softpick is rectified and exponential",
+            "entmax15": "the threshold of entmax depends on the whole row",
+            "softmax_logn": "an exponential is no polynomial",
+        }.get(row_map.kind, "")
+    if row_map.relu:
+        return "max(z + b, 0) is rectified"
+    if row_map.kind == "softmax":
+        return "an exponential is no polynomial"
+    return "a sigmoid is no polynomial"
+
+
+def sentence(entry: LinearState) -> str:
+    """The cost in words: whether a finite feature map exists, its size and the cache it equals."""
+    size = f"as much memory as {entry.cache_tokens or 0:,} tokens of KV cache"
+    if entry.degree is not None:
+        size = (
+            f"{entry.features:,} symmetric features per KV head ({entry.tensor_features:,} without "
+            f"symmetry), {size}"
+        )
+    elif entry.finite:
+        size = f"{entry.features:,} features per KV head, {size}"
+    if entry.finite:
+        return f"a finite feature map of {size}"
+    text = f"no finite feature map: {entry.reason}"
+    if entry.degree is None:
+        return text
+    return f"{text}; the plain power of degree {entry.degree} has {size}"

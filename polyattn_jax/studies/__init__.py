@@ -1,0 +1,1 @@
+"""Commands: audit, check, hybrid search, distillation, the paper's tables."""

@@ -1,0 +1,187 @@
+"""Page and terminal summary of a training of replaced heads."""
+
+import dataclasses
+from pathlib import Path
+import textwrap
+
+from lm_jax import report
+from lm_jax.report import Column, Points, Section, cell, section, table
+from lm_jax.report.markup import Markup
+from lm_jax.report.tables import rate
+from lm_jax.run.files import to_jsonable
+from lm_jax.run.terminal import format_table
+from lm_jax.statistics import Interval
+from polyattn_jax.audit.bias_tables import describe
+from polyattn_jax.studies.distill.results import DistillSummary
+
+QUESTION = "Does the safe share predict what training repairs?"
+# A rank correlation from here on is called more than a little.
+CLEAR = 0.3
+TERMS = {
+    "error": "Sum over tokens of |z' - z|², over that of |z|²: z is the output of a head under "
+    "softmax, z' under the recipe, both on the residual stream of the frozen model.",
+    "safe share": "Share of rows in which the recipe gives the key that softmax prefers more than "
+    "all other keys together, S < 1.",
+    "repaired": "Share of the error before training that training removes.",
+    "interval": "95 %, from resampling documents; of a rank correlation, from resampling heads. "
+    "Of one training.",
+}
+
+
+def build(summary: DistillSummary) -> str:
+    """The whole page."""
+    return report.page(
+        f"Trained heads: {Path(summary.model).name}, {summary.recipe}",
+        [
+            section("Output and loss", _numbers(summary)),
+            _prediction(summary),
+            _heads(summary),
+            section("Terms", report.key_values(TERMS)),
+        ],
+        provenance=report.facts(to_jsonable(dataclasses.asdict(summary.provenance))),
+        lead=[report.verdict(conclusion(summary), answer(summary))],
+    )
+
+
+def conclusion(summary: DistillSummary) -> str:
+    """What the training changes, in one sentence."""
+    return (
+        f"{summary.steps:,} updates of the {summary.trained} of {summary.replaced} of "
+        f"{summary.layers * summary.heads} heads under {summary.recipe} (b = "
+        f"{describe(summary.bias)}) take the error of their output from "
+        f"{summary.error_before.estimate:.3g} to {summary.error_after.estimate:.3g}, and the loss "
+        f"over softmax from {summary.before.estimate:+.3f} to {summary.after.estimate:+.3f} nats "
+        "per token (one run)."
+    )
+
+
+def answer(summary: DistillSummary) -> str:
+    """The answer to `QUESTION`, from the interval of the rank correlation."""
+    rank = summary.repair_rank
+    if rank is None:
+        return f"{QUESTION} Nothing to rank: the safe share, or what is repaired, is the same."
+    where = (
+        f"rank correlation {rank.estimate:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}] over "
+        f"{rank.n} heads"
+    )
+    if rank.low <= 0 <= rank.high:
+        return f"{QUESTION} Not shown: {where}."
+    extent = "Yes" if abs(rank.estimate) >= CLEAR else "Only a little"
+    which = "safer" if rank.low > 0 else "less safe"
+    return f"{QUESTION} {extent}, {which} heads are repaired more: {where}."
+
+
+def _numbers(summary: DistillSummary) -> Markup:
+    heads = ["", "Softmax", "Before", "After", "After − before"]
+    loss, error = {"spec": "+.3f", "scale": 1.0}, {"spec": ".3g", "scale": 1.0}
+    lines = [
+        [
+            "error of the output",
+            0.0,
+            rate(summary.error_before, **error),
+            rate(summary.error_after, **error),
+            rate(summary.error_change, spec="+.3g", scale=1.0),
+        ],
+        [
+            "loss over softmax, nats per token",
+            cell(0.0, note=f"loss {summary.softmax_loss.estimate:.3f}"),
+            rate(summary.before, **loss),
+            rate(summary.after, **loss),
+            rate(summary.change, **loss),
+        ],
+    ]
+    caption = (
+        f"On {summary.tokens:,} held-out tokens of {summary.documents} documents; trained on "
+        f"{summary.trained_tokens:,} tokens, {summary.parameters:,} parameters."
+    )
+    return table(heads, lines, caption=caption)
+
+
+def _prediction(summary: DistillSummary) -> Section:
+    heads = summary.by_head
+    titles = [f"{head.layer}.{head.head}" for head in heads]
+    points = Points(
+        "replaced heads", [h.safe_before for h in heads], [h.repaired for h in heads], titles
+    )
+    ranks = [
+        ("error before", summary.error_rank),
+        ("repaired", summary.repair_rank),
+        ("error after", summary.after_rank),
+    ]
+    return section(
+        QUESTION,
+        answer(summary),
+        table(
+            ["Safe share before, ranked against", "Spearman"],
+            [[name, _rank(rank)] for name, rank in ranks],
+            caption="Rank correlation over the replaced heads; intervals resample heads.",
+        ),
+        report.scatter(
+            [points],
+            caption="A point is a head, layer.head.",
+            x_label="safe share before training",
+            y_label="share of the error that training removes",
+            n=len(heads),
+        ),
+    )
+
+
+def _rank(rank: Interval | None) -> report.Cell:
+    return cell(None) if rank is None else rate(rank, spec="+.2f", scale=1.0)
+
+
+def _heads(summary: DistillSummary) -> Section:
+    columns = [
+        "Head",
+        Column("Safe, softmax", ".2f"),
+        Column("Safe before", ".2f"),
+        Column("Safe after", ".2f"),
+        Column("S before", ".3g"),
+        Column("S after", ".3g"),
+        Column("Error before", ".3g"),
+        Column("Error after", ".3g"),
+        Column("Repaired", ".2f"),
+    ]
+    lines = [
+        [
+            f"{head.layer}.{head.head}",
+            head.safe_softmax,
+            head.safe_before,
+            head.safe_after,
+            head.s_before,
+            head.s_after,
+            head.error_before,
+            head.error_after,
+            head.repaired,
+        ]
+        for head in summary.by_head
+    ]
+    caption = "Replaced heads, layer.head; S is the median over rows."
+    return section("Heads", report.details("All heads", table(columns, lines, caption=caption)))
+
+
+def format_summary(summary: DistillSummary) -> str:
+    """The numbers as plain text of at most 80 columns."""
+
+    def ends(interval: Interval, spec: str) -> tuple[str, str]:
+        return f"{interval.estimate:{spec}}", f"{interval.low:{spec}} to {interval.high:{spec}}"
+
+    rows: list[tuple[str, str, str]] = [
+        ("error of the output, before", *ends(summary.error_before, ".3g")),
+        ("  after", *ends(summary.error_after, ".3g")),
+        ("  change (paired)", *ends(summary.error_change, "+.3g")),
+        ("loss of softmax, nats per token", *ends(summary.softmax_loss, ".3f")),
+        ("  of the hybrid over it, before", *ends(summary.before, "+.3f")),
+        ("  after", *ends(summary.after, "+.3f")),
+        ("  change (paired)", *ends(summary.change, "+.3f")),
+    ]
+    for name, rank in (
+        ("safe share and error before", summary.error_rank),
+        ("safe share and repaired", summary.repair_rank),
+        ("safe share and error after", summary.after_rank),
+    ):
+        estimate, interval = ends(rank, "+.2f") if rank else ("none", "")
+        rows.append((name, estimate, interval))
+    lines = [*textwrap.wrap(conclusion(summary), 80), ""]
+    lines += [format_table(("", "estimate", "95 % interval"), rows), ""]
+    return "\n".join([*lines, *textwrap.wrap(answer(summary), 80)])

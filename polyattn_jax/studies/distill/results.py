@@ -1,0 +1,125 @@
+"""Results of `iaj polyattn distill`: `summary.json`, and the columns of its parquet files."""
+
+import dataclasses
+
+import pyarrow as pa
+
+from lm_jax.run.results import Count, Real, Share
+from lm_jax.statistics import Interval
+from polyattn_jax.audit.provenance import Provenance
+
+# One row per head. A row of weights is safe where S < 1 on the key that softmax prefers.
+ROWS = pa.schema(
+    [
+        ("layer", pa.int16()),
+        ("head", pa.int16()),
+        ("replaced", pa.bool_()),
+        ("rows", pa.int32()),
+        ("safe_softmax", pa.float32()),
+        ("safe_before", pa.float32()),
+        ("safe_after", pa.float32()),
+        ("s_before", pa.float32()),
+        ("s_after", pa.float32()),
+        ("error_before", pa.float32()),
+        ("error_after", pa.float32()),
+    ]
+)
+# One row per window of text; losses are sums in nats.
+LOSSES = pa.schema(
+    [
+        ("document", pa.int64()),
+        ("tokens", pa.int64()),
+        ("softmax", pa.float64()),
+        ("before", pa.float64()),
+        ("after", pa.float64()),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadRepair:
+    """One head before and after the training.
+
+    Attributes:
+      rows: number of rows whose S was read.
+      safe_softmax: share of them with S < 1 under softmax.
+      safe_before, safe_after: the same under the recipe, on the key that softmax prefers.
+      s_before, s_after: median S.
+      error_before, error_after: sum of |z' - z|^2 over that of |z|^2, over all tokens.
+    """
+
+    layer: Count
+    head: Count
+    rows: Count
+    safe_softmax: Share
+    safe_before: Share
+    safe_after: Share
+    s_before: Real
+    s_after: Real
+    error_before: Real
+    error_after: Real
+
+    @property
+    def repaired(self) -> float:
+        """Share of the error that training removes; negative where it adds to it."""
+        return 1 - self.error_after / self.error_before if self.error_before > 0 else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillSummary:
+    """Replaced heads before and after a training, on text that it did not see.
+
+    Intervals of losses and errors resample documents, those of rank correlations heads; they are of
+    one training.
+
+    Attributes:
+      recipe: its spec.
+      bias: of all heads, or by layer and head.
+      trained: "matrices of the feature map" or "adapters of queries and keys".
+      parameters: number of trained numbers.
+      layers: of the model.
+      heads: query heads of each layer.
+      replaced: number of heads with the recipe.
+      steps: updates.
+      trained_tokens: tokens predicted in training.
+      windows: number of windows measured.
+      documents: number of documents that they are of.
+      tokens: number of tokens predicted in them.
+      error_before, error_after: over all replaced heads, sum of |z' - z|^2 over that of |z|^2, each
+        head on the stream of the frozen model.
+      error_change: after less before, paired.
+      softmax_loss: of the frozen model, nats per token.
+      before, after: loss of the hybrid less that of softmax, paired.
+      change: loss after less before, paired.
+      error_rank, repair_rank, after_rank: rank correlation (Spearman) over the replaced heads of
+        their safe share before training with the error before, with the share of it that training
+        removes, and with the error after; null where one of the two is the same in all heads.
+      by_head: the replaced heads.
+    """
+
+    model: str
+    model_sha256: str
+    provenance: Provenance
+    recipe: str
+    bias: float | tuple[tuple[float, ...], ...]
+    trained: str
+    parameters: Count
+    layers: Count
+    heads: Count
+    replaced: Count
+    steps: Count
+    trained_tokens: Count
+    windows: Count
+    documents: Count
+    tokens: Count
+    error_before: Interval
+    error_after: Interval
+    error_change: Interval
+    softmax_loss: Interval
+    before: Interval
+    after: Interval
+    change: Interval
+    error_rank: Interval | None
+    repair_rank: Interval | None
+    after_rank: Interval | None
+    by_head: tuple[HeadRepair, ...]

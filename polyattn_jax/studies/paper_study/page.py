@@ -1,0 +1,229 @@
+"""The page of the paper's tables on given models, and the same answer for a terminal.
+
+The page opens with one screen: every claim of the paper with what each model says of it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lm_jax import report
+from lm_jax.report import Cell, Section, cell, section, table
+from lm_jax.report.markup import clean, element, number
+from lm_jax.report.prose import Prose
+from lm_jax.run.files import to_jsonable
+from polyattn_jax.report import paper
+from polyattn_jax.report.findings import Tone
+from polyattn_jax.report.paper_comparison import PAPER
+from polyattn_jax.studies.paper_study import claims
+from polyattn_jax.studies.paper_study.items import ITEMS
+from polyattn_jax.studies.paper_study.results import (
+    ClaimResult,
+    ClaimVerdict,
+    ComparedNumber,
+    PaperSummary,
+    StudiedModel,
+)
+
+_PROSE = Prose("polyattn_jax.studies.paper_study")
+TONES: dict[ClaimVerdict, Tone] = {"holds": "good", "undecided": "warn", "fails": "bad"}
+_STYLES = {"holds": "green", "undecided": "yellow", "fails": "red"}
+WIDTH = 100
+
+
+def answer(summary: PaperSummary) -> str:
+    """The sentence to quote: how many of the paper's claims hold on these models."""
+    names = [model.name for model in summary.models if model.available]
+    counts = dict.fromkeys((*TONES, "not measured"), 0)
+    for claim in summary.claims:
+        counts[claim.verdict] += 1
+    every = "all of " * (len(names) > 1)
+    text = (
+        f"Of {len(summary.claims)} claims of the paper {counts['holds']} hold on {every}"
+        f"{' and '.join(names)}, {counts['fails']} fail{' on at least one' * (len(names) > 1)}, "
+        f"{counts['undecided']} stay undecided"
+    )
+    text += f", {counts['not measured']} not measured." if counts["not measured"] else "."
+    if absent := [model.name for model in summary.models if not model.available]:
+        text += f" Not available here: {', '.join(absent)}."
+    return text
+
+
+def build(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> str:
+    """The whole page.
+
+    Args:
+      summary: the content of summary.json.
+      rows: those of comparison.parquet.
+    """
+    verdicts = {claim.verdict for claim in summary.claims}
+    worst = claims.overall(verdicts)
+    tolerance = f"{100 * summary.config.tolerance:g}"
+    parts = [_models(summary.models)]
+    for name in summary.items:
+        title = next(item.title for item in ITEMS if item.name == name)
+        own = [one for one in rows if one.item == name]
+        parts.append(section(f"Paper's {name}: {title}", _numbers(name, own)))
+    parts.append(
+        section(
+            "What has no number here",
+            table(
+                ["Table or figure", "What it shows", "Why there is no number"],
+                [[one.item, one.title, one.reason] for one in summary.unmeasured],
+                caption=f"Tables and figures of {PAPER} without a number of ours.",
+            ),
+        )
+    )
+    return report.page(
+        "Do the paper's findings on polynomial attention hold on other models?",
+        parts,
+        provenance=report.facts(to_jsonable(summary.provenance)) | {"rows": summary.rows},
+        lead=[
+            report.verdict(
+                answer(summary), _PROSE("lead", tolerance), tone=TONES.get(worst, "warn")
+            ),
+            _claims(summary.claims),
+        ],
+    )
+
+
+def _claims(results: Sequence[ClaimResult]) -> Markup:
+    names = list(results[0].by_model)
+    return table(
+        ["Claim of the paper", *names],
+        [
+            [
+                cell(
+                    claim.claim,
+                    note=f"the paper, {claim.where}: {claim.paper}; ours from {claim.evidence}",
+                ),
+                *(
+                    Cell(finding.text, finding.verdict, TONES.get(finding.verdict, "none"))
+                    for finding in claim.by_model.values()
+                ),
+            ]
+            for claim in results
+        ],
+        caption=f"Claims of {PAPER}, and what each model says of them.",
+    )
+
+
+def _models(models: Sequence[StudiedModel]) -> Section:
+    lines = []
+    for model in models:
+        beside = model.beside or "none of its architecture"
+        if model.same or model.named:
+            beside += f" ({'the same weights' if model.same else paper.UNVERIFIED})"
+        report_at = Markup(element("a", {"href": f"{model.folder}/report.html"}, "its own report"))
+        lines.append(
+            [
+                model.name,
+                cell(report_at) if model.available else "not available",
+                model.family or "–",
+                beside if model.available else "–",
+                model.reason,
+            ]
+        )
+    return section(
+        "Models",
+        table(
+            ["Model", "Audit", "Family", "Stands beside the paper's", "Why not"],
+            lines,
+            caption="Models that were asked for. A model that the paper has not tested stands "
+            "beside its model of the same architecture.",
+        ),
+    )
+
+
+def _numbers(item: str, rows: Sequence[ComparedNumber]) -> Markup:
+    place = {key: i for i, key in enumerate(dict.fromkeys(map(_key, rows)))}
+    lines = [
+        [
+            cell(one.cell, note=one.suite),
+            f"{one.quantity}, {one.unit}" if one.unit != "1" else one.quantity,
+            cell(one.model, note=f"beside {one.beside}" if one.beside else ""),
+            _theirs(one),
+            _ours(one),
+            "; ".join(one.causes),
+        ]
+        for one in sorted(rows, key=lambda one: place[_key(one)])
+    ]
+    return table(
+        ["Cell, suite", "Quantity", "Model", "Paper", "Ours [95 %]", "What differs"],
+        lines,
+        caption=f"The paper's {item} beside ours; n counts prompts.",
+    )
+
+
+def _key(one: ComparedNumber) -> tuple[str, str, str]:
+    """What a line is of, whatever the model: lines of several models stand together."""
+    return one.suite, one.cell, one.quantity
+
+
+def _spec(one: ComparedNumber) -> str:
+    if one.unit in ("rows", "heads", "sets", "keys"):
+        return ",.0f"
+    return ".3f" if one.unit == "1" else "+.1f" if one.unit == "points" else ".1f"
+
+
+def _ours(one: ComparedNumber) -> Cell:
+    spec, text = _spec(one), number(one.ours, _spec(one))
+    if one.low is not None:
+        text += f" [{number(one.low, spec)}, {number(one.high, spec)}]"
+    return Cell(text, f"n = {number(one.n)}", numeric=True)
+
+
+def _theirs(one: ComparedNumber) -> Cell:
+    spec = _spec(one)
+    ends = f"{number(one.paper_low, spec)} to {number(one.paper_high, spec)}"
+    if one.paper is None:
+        return Cell(number(None) if one.paper_low is None else ends, numeric=True)
+    text = number(one.paper, spec)
+    return Cell(text if one.paper_low is None else f"{text} [{ends}]", numeric=True)
+
+
+def print_summary(
+    summary: PaperSummary, *, report: Path | None = None, console: Console | None = None
+) -> None:
+    """Prints the answer, the claims with what each model says, and the path of the report."""
+    console = console or Console()
+    rule = box.SIMPLE_HEAD if console.is_terminal else None
+    if not console.is_terminal:
+        # rich assumes 80 columns there, which whatever reads the pipe does not have.
+        console = Console(file=console.file, width=WIDTH)
+
+    def text(value: str, style: str = "") -> Text:
+        plain = clean(value).replace("−", "-").replace("–", "-")
+        return Text(plain.encode(console.encoding, "replace").decode(console.encoding), style)
+
+    console.print(text(answer(summary), "bold"), highlight=False)
+    lines = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
+    lines.add_column("claim", ratio=2)
+    names = list(summary.claims[0].by_model)
+    for name in names:
+        lines.add_column(clean(name), ratio=2)
+    for claim in summary.claims:
+        lines.add_row(
+            text(claim.claim),
+            *(
+                text(f"{one.verdict}: {one.text}", _STYLES.get(one.verdict, ""))
+                for one in claim.by_model.values()
+            ),
+        )
+    console.print("", lines, "", sep="\n", highlight=False)
+    for model in summary.models:
+        if not model.available:
+            console.print(text(f"{model.name} is not available: {model.reason}"), highlight=False)
+    counts = (
+        f"{summary.rows:,} numbers of {len(summary.items)} tables and figures, {summary.compared:,}"
+        f" beside one of the paper; {len(summary.unmeasured)} tables and figures without a number."
+    )
+    console.print(text(counts), highlight=False)
+    if report is not None:
+        # A path is copied from here, so it must not be broken into lines.
+        console.print(text(f"report: {report}"), soft_wrap=True, highlight=False)

@@ -1,0 +1,1 @@
+"""Statistics of gates, steering, generation: what is read from a trained model."""

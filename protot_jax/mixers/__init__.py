@@ -1,0 +1,1 @@
+"""Token mixers: prototype channels, and the recurrences that they are compared with."""

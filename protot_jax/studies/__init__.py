@@ -1,0 +1,1 @@
+"""Commands that measure a trained model: concepts, interventions, robustness, GLUE and others."""

@@ -1,0 +1,167 @@
+"""The attribution report as one offline HTML file: maps, strongest pairs, sums and their errors.
+
+    write_text(folder / "report.html", render(result))
+
+The page shows a `results.AttributionReport` and measures nothing; the prose is in `report.html.j2`.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+from lm_jax import report
+from lm_jax.report import Column, Section, cell, section, table
+from lm_jax.report.page import Part
+from lm_jax.report.prose import Prose
+from protot_jax.studies.attribution.results import AttributionReport, Target
+
+_PROSE = Prose("protot_jax.studies.attribution")
+# Largest error of a sum in float32 that is taken for rounding (circuits.md, graph certificates).
+BAR = 1e-5
+# Name and unit of what a logit is the sum of.
+PART = "part of the logit (nats)"
+
+
+def render(result: AttributionReport, *, provenance: Mapping[str, object] | None = None) -> str:
+    """The HTML text of the page.
+
+    Args:
+      result: of one prompt.
+      provenance: commit, versions and the like, added to the model.
+    """
+    lines: dict[str, object] = {"model": dataclasses.asdict(result.model), "prompt": result.prompt}
+    return report.page(
+        "Which prototypes a logit comes from",
+        [*(_section(result, target) for target in result.targets), _terms()],
+        provenance=lines | report.facts(provenance or {}),
+        lead=[_PROSE("lead", prompt=result.prompt, model=result.model), _verdict(result)],
+    )
+
+
+def _verdict(result: AttributionReport) -> Part:
+    largest = max(target.certificate.largest for target in result.targets)
+    if largest <= BAR:
+        text = f"All parts sum to the logits of the forward pass, to {largest:.1e}."
+        return report.verdict(text, tone="good")
+    return report.verdict(
+        f"The parts do not sum to the logits: they differ by {largest:.1e} of their size.",
+        "Rounding explains 1e-5 at most; do not use these numbers, and report the run.",
+        tone="bad",
+    )
+
+
+def _section(result: AttributionReport, target: Target) -> Section:
+    outcome = f"Probability {target.probability:.3f}, logit {target.logit:+.3f} nats over the mean."
+    through, measured = target.through.prototypes, target.measured.prototypes
+    ends = _symmetric(through, measured)
+    return section(
+        f"Next token: {target.token.text}",
+        outcome,
+        report.grid(
+            _by_prototype(through, _PROSE("through"), PART, ends),
+            _by_prototype(
+                measured,
+                _PROSE("measured", target.measured.spearman),
+                "fall of the logit (nats)",
+                ends,
+            ),
+        ),
+        _pairs(result, target),
+        _sources(result, target),
+        _by_prototype(target.direct.prototypes, _PROSE("direct"), PART),
+        report.details("Sums and their errors", _sums(target)),
+    )
+
+
+def _by_prototype(
+    rows: tuple, caption: str, value_label: str, ends: tuple[float, float] | None = None
+) -> Part:
+    return report.heat_map(
+        rows,
+        caption=caption,
+        x_label="prototype",
+        y_label="layer",
+        value_label=value_label,
+        scale="diverging",
+        value_range=ends,
+    )
+
+
+def _symmetric(*maps: tuple) -> tuple[float, float]:
+    """One colour scale for maps that are to be compared."""
+    largest = max(abs(value) for rows in maps for row in rows for value in row) or 1.0
+    return -largest, largest
+
+
+def _sources(result: AttributionReport, target: Target) -> Part:
+    sources = target.sources
+    return report.heat_map(
+        [sources.tokens, *sources.mlps],
+        caption=_PROSE("sources"),
+        x_label="token",
+        y_label="source",
+        value_label=PART,
+        row_labels=["embedding", *(f"MLP {layer}" for layer in range(len(sources.mlps)))],
+        column_labels=_names(result),
+        scale="diverging",
+    )
+
+
+def _pairs(result: AttributionReport, target: Target) -> Part:
+    names = _names(result)
+    return table(
+        ["prototype", "from", "to", Column("weight", ".3f"), Column(PART, "+.4f")],
+        [
+            [
+                f"L{pair.layer}P{pair.prototype}",
+                names[pair.key],
+                names[pair.query],
+                pair.weight,
+                pair.share,
+            ]
+            for pair in target.pairs
+        ],
+        caption=_PROSE("pairs", target.pairs_for_90_percent, target.entries),
+        align=["left", "left", "left", "right", "right"],
+        n=len(target.pairs),
+    )
+
+
+def _sums(target: Target) -> Part:
+    sources, through, direct = target.sources, target.through, target.direct
+    rows: list[tuple[object, ...]] = [
+        ("sources", _total(sources.tokens), _total(sources.mlps), sources.constant),
+        ("direct", _total(direct.prototypes), direct.token + sum(direct.mlps), direct.constant),
+    ]
+    for layer, own in enumerate(through.prototypes):
+        parts = _total(own), through.bypass[layer], through.later[layer]
+        rows.append((f"layer {layer}", *parts))
+    certificate = target.certificate
+    errors = [certificate.sources, certificate.direct, *certificate.layers]
+    heads = [
+        "sum",
+        Column("tokens; prototypes (nats)", "+.4f"),
+        Column("MLPs; past the mixer; last token and MLPs (nats)", "+.4f"),
+        Column("constant; later (nats)", "+.4f"),
+        Column("error, relative", ".1e"),
+    ]
+    return table(
+        heads,
+        [
+            [*row, cell(error, spec=".1e", tone="none" if error <= BAR else "bad")]
+            for row, error in zip(rows, errors, strict=True)
+        ],
+        caption=_PROSE("certificate"),
+    )
+
+
+def _total(values: tuple) -> float:
+    return sum(_total(value) if isinstance(value, tuple) else value for value in values)
+
+
+def _names(result: AttributionReport) -> list[str]:
+    """Tokens of the prompt with their positions, which tell repeated ones apart."""
+    return [f"{i} {token.text}" for i, token in enumerate(result.tokens)]
+
+
+def _terms() -> Section:
+    return section("Terms", _PROSE("terms"))

@@ -1,0 +1,285 @@
+"""The report of generation and judging as one offline HTML file.
+
+    write_text(folder / "report.html", render(result))
+
+The page shows a `results.JudgingSummary` and measures nothing; the prose is in `report.html.j2`.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+from lm_jax import report
+from lm_jax.evaluate.verdicts import DECISIVE, failed
+from lm_jax.report import Bar, Cell, Column, Section, cell, rate, section, table
+from lm_jax.report.page import Part
+from lm_jax.report.prose import Prose
+from lm_jax.statistics import Interval
+from protot_jax.studies.judging import paper
+from protot_jax.studies.judging.results import Judged, JudgeResult, JudgingSummary, Sample
+
+_PROSE = Prose("protot_jax.studies.judging")
+
+
+def render(result: JudgingSummary, *, provenance: Mapping[str, object] | None = None) -> str:
+    """The HTML text of the page.
+
+    Args:
+      result: of all models.
+      provenance: commit, versions and the like, added to the models and settings.
+    """
+    lines: dict[str, object] = {
+        "settings": dataclasses.asdict(result.settings),
+        "BLEU": [result.bleu_signature, result.bleu_unsmoothed_signature],
+    }
+    return report.page(
+        "What trained models write, and which a judge prefers",
+        [
+            _models(result),
+            _measures(result),
+            _judges(result),
+            *_ratings(result),
+            _paper(result),
+            _samples(result),
+            section("Terms", _PROSE("terms", result)),
+        ],
+        provenance=lines | report.facts(provenance or {}),
+        lead=[_PROSE("lead", result.settings, len(result.models)), _verdict(result)],
+    )
+
+
+def _verdict(result: JudgingSummary) -> Part:
+    rating = [judge.name for judge in result.judges if any(one.ratings for one in judge.decodings)]
+    notes = [] if result.settings.same_data else [_PROSE("other_data")]
+    if len(result.models) < 2:
+        return report.verdict("No ratings: one model has no opponent.", tone="warn")
+    if not rating:
+        return report.verdict("No ratings.", _PROSE("no_ratings"), *notes, tone="warn")
+    text = f"Ratings by {', '.join(rating)}."
+    return report.verdict(text, *notes, tone="warn" if notes else "good")
+
+
+def _models(result: JudgingSummary) -> Section:
+    return section(
+        "Models",
+        table(
+            ["model", "mixer", "parameters", "seed", "step", "run"],
+            [
+                [one.name, one.kind, one.parameters, str(one.seed), one.step, one.run]
+                for one in result.models
+            ],
+            caption="One seed of each: the intervals below say nothing of other seeds.",
+        ),
+    )
+
+
+def _measures(result: JudgingSummary) -> Section:
+    heads = ["texts", "decoding", "BLEU", "unsmoothed", "corpus", "ROUGE-L"]
+    heads += ["repetition", "distinct-1", "distinct-2", "distinct-3", "words", "ended, %"]
+    return section(
+        "What the models write",
+        _PROSE("measures"),
+        table(
+            [Column(head, ".3f") for head in heads],
+            [
+                [
+                    one.model,
+                    one.decoding or "–",
+                    _interval(one.bleu, ".3f"),
+                    _interval(one.bleu_unsmoothed, ".3f"),
+                    one.bleu_corpus,
+                    _interval(one.rouge_l, ".3f"),
+                    _interval(one.repetition, ".3f"),
+                    *one.distinct,
+                    _interval(one.words, ".1f"),
+                    "–" if one.ended is None else rate(one.ended),
+                ]
+                for one in result.measured
+            ],
+            caption="Means over prompts with 95 % intervals over prompts.",
+            n=result.settings.prompts,
+        ),
+    )
+
+
+def _judges(result: JudgingSummary) -> Section:
+    return section(
+        "What the judges can tell",
+        _PROSE("controls"),
+        table(
+            ["judge", "shuffled words", "another text", "a loop", "first of two equal", "rates"],
+            [
+                [
+                    judge.name,
+                    *(_control(judge, kind) for kind in DECISIVE),
+                    _share(judge.position),
+                    cell("yes", tone="good") if judge.rates else _failure(judge),
+                ]
+                for judge in result.judges
+            ],
+            caption="How often the real continuation is preferred, in percent.",
+            n=result.settings.prompts,
+        ),
+        table(
+            ["judge", "decoding", "flips", "kappa", "first named", "ties", "longer", "missing"],
+            [
+                [
+                    judge.name,
+                    one.decoding,
+                    _share(one.consistency.flips),
+                    cell(one.consistency.kappa, spec="+.2f"),
+                    _share(one.consistency.first),
+                    _share(one.consistency.ties),
+                    _share(one.consistency.longer),
+                    one.consistency.missing,
+                ]
+                for judge in result.judges
+                for one in judge.decodings
+                if one.duels
+            ],
+            caption="Verdicts on the models, in both orders; shares in percent.",
+        ),
+    )
+
+
+def _failure(judge: JudgeResult) -> Cell:
+    return cell("no", tone="warn", note=f"failed: {', '.join(failed(judge.controls))}")
+
+
+def _control(judge: JudgeResult, kind: str) -> Cell:
+    (one,) = (each for each in judge.controls if each.kind == kind)
+    if one.share is None:
+        return cell("never in both orders", tone="bad")
+    shown = rate(one.share)
+    return shown._replace(tone="good" if one.passed else "bad")
+
+
+def _ratings(result: JudgingSummary) -> list[Section]:
+    return [
+        section(f"{judge.name}, {one.decoding}", *_rated(judge, one))
+        for judge in result.judges
+        for one in judge.decodings
+        if one.ratings is not None
+    ]
+
+
+def _rated(judge: JudgeResult, judged: Judged) -> list[Part]:
+    rows = judged.ratings or ()
+    bars = report.bars(
+        [
+            Bar(
+                one.model,
+                one.strength.estimate - 1000,
+                one.strength.low - 1000,
+                one.strength.high - 1000,
+            )
+            for one in rows
+        ],
+        caption=f"Bradley-Terry ratings less their mean of 1000, by {judge.name}.",
+        x_label="points",
+        spec="+.0f",
+        n=rows[0].strength.n,
+    )
+    ratings = table(
+        [
+            "model",
+            "Bradley-Terry",
+            "both orders agree",
+            "online Elo",
+            Column("equal length", ".0f"),
+        ],
+        [
+            [
+                one.model,
+                _interval(one.strength, ".0f"),
+                _interval(one.agreed, ".0f"),
+                _interval(one.elo, ".0f"),
+                one.length_controlled,
+            ]
+            for one in rows
+        ],
+        caption="Ratings, in points.",
+        n=rows[0].strength.n,
+    )
+    duels = table(
+        ["model", "against", "won", "tied", "lost", "won in both orders", "lost in both"],
+        [[*dataclasses.astuple(one)] for one in judged.duels],
+        caption="Verdicts, two for each prompt.",
+    )
+    return [bars, _PROSE("ratings", judged), ratings, report.details("Pair by pair", duels)]
+
+
+def _paper(result: JudgingSummary) -> Section:
+    judged = [
+        (judge.name, one)
+        for judge in result.judges
+        for one in judge.decodings
+        if one.ratings is not None
+    ]
+    heads = ["mixer", Column("paper, Table 22", ".2f")]
+    heads += [f"{name}, {one.decoding}" for name, one in judged]
+    kinds = {one.name: one.kind for one in result.models}
+    rows = []
+    for kind, elo in paper.ELO.items():
+        ours = []
+        for _, one in judged:
+            rated = [each for each in one.ratings or () if kinds[each.model] == kind]
+            ours.append(_interval(rated[0].strength, ".0f") if len(rated) == 1 else "–")
+        rows.append([kind, elo, *ours])
+    best = [
+        [
+            one.model,
+            one.decoding,
+            _best(one, smoothed=True),
+            _best(one, smoothed=False),
+            cell(paper.BEST_BLEU.get(kinds[one.model]), spec=".4f"),
+        ]
+        for one in result.samples
+    ]
+    return section(
+        "Beside the paper",
+        _PROSE("paper"),
+        table(heads, rows, caption="Ratings by mixer."),
+        table(
+            ["model", "decoding", "BLEU", "unsmoothed", "paper"],
+            best,
+            caption="BLEU at the prompt where the smoothed one is highest.",
+        ),
+    )
+
+
+def _best(sample: Sample, *, smoothed: bool) -> Cell:
+    (own,) = (one for one in sample.answers if one.model == sample.model)
+    return cell(own.bleu if smoothed else own.bleu_unsmoothed, spec=".4f")
+
+
+def _samples(result: JudgingSummary) -> Section:
+    return section(
+        "Samples",
+        _PROSE("samples"),
+        *(
+            report.details(
+                f"{sample.model}, {sample.decoding}",
+                table(
+                    ["", "text", Column("BLEU", ".4f"), Column("ROUGE-L", ".4f")],
+                    [
+                        ["prompt", sample.prompt, "–", "–"],
+                        ["reference", sample.reference, "–", "–"],
+                        *([one.model, one.text, one.bleu, one.rouge_l] for one in sample.answers),
+                    ],
+                    caption=f"Prompt {sample.number}.",
+                    align=["left", "left", "right", "right"],
+                ),
+            )
+            for sample in result.samples
+        ),
+    )
+
+
+def _interval(interval: Interval | None, spec: str) -> Cell | str:
+    if interval is None:
+        return "–"
+    return rate(interval, spec=spec, scale=1.0)._replace(note="")
+
+
+def _share(interval: Interval | None) -> Cell | str:
+    return "–" if interval is None else rate(interval)

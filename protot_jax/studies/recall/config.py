@@ -1,0 +1,218 @@
+"""Settings of the recall suite: the frozen dataclass that its config file becomes."""
+
+from collections.abc import Iterator
+import dataclasses
+import math
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from lm_jax.errors import UsageError, nearest, out_of_range
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.mixers import Mixer
+from lm_jax.run.config_files import in_mode
+from lm_jax.train.config import TrainConfig
+from protot_jax.mixers.models import MODELS
+from protot_jax.studies.recall.sequences import TASKS, Condition, Task, is_possible
+from protot_jax.studies.recall.state import matched_model
+
+
+@dataclasses.dataclass(frozen=True)
+class RecallConfig:
+    """Settings of the recall suite.
+
+    Attributes:
+      tasks: tasks mqar, induction, needle; every model is trained on each apart.
+      models: kinds of model to compare, such as protot or llama
+        (`protot_jax.mixers.models.MODELS`).
+      memory: floats of the memory of a layer of every recurrent model (`state.py`); 4,096 is that
+        of the paper's ProtoT, 32 prototypes of 128.
+      hidden_size: width of the residual stream of every model.
+      num_layers: number of blocks of every model.
+      vocab_size: number of ids, padding included.
+      train_length: length of the sequences that are trained on.
+      lengths: lengths that are measured; longer ones than `train_length` ask for more than was
+        trained.
+      pairs: numbers of pairs of MQAR, each trained on and measured where a sequence has room for
+        it.
+      sequences: number of sequences that are measured in every condition.
+      batch_size: sequences of one update.
+      steps: updates of a training.
+      learning_rates: peaks to try, of which that with the best recall of other sequences of the
+        trained length is reported; 2 % of the steps warm up, then a cosine to a tenth.
+      weight_decay: weight decay of matrices.
+      clip_norm: largest norm of the gradient.
+      seeds: random seeds of weights and training sequences; the measured ones are the same for all.
+    """
+
+    tasks: tuple[str, ...] = TASKS
+    models: tuple[str, ...] = (
+        *("protot", "llama", "mamba_ffn", "deltanet"),
+        *("gated_deltanet", "gated_slots", "raven"),
+    )
+    memory: int = 4096
+    hidden_size: int = 128
+    num_layers: int = 2
+    vocab_size: int = 1024
+    train_length: int = 256
+    lengths: tuple[int, ...] = (128, 256, 512, 1024)
+    pairs: tuple[int, ...] = (4, 8, 16, 32, 64)
+    sequences: int = 200
+    batch_size: int = 64
+    steps: int = 5000
+    learning_rates: tuple[float, ...] = (1e-3, 4e-3)
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def __post_init__(self) -> None:
+        counts = "memory hidden_size num_layers train_length batch_size steps"
+        wanted = {
+            **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
+            **{
+                name: (_different(getattr(self, name), 1), "different numbers from 1 on")
+                for name in ("lengths", "pairs")
+            },
+            "vocab_size": (self.vocab_size >= 4, "at least 4"),
+            "sequences": (self.sequences >= 2, "at least 2"),
+            "learning_rates": (
+                _different(self.learning_rates, 0) and min(self.learning_rates) > 0,
+                "different numbers above 0",
+            ),
+            "weight_decay": (0 <= self.weight_decay < math.inf, "at least 0"),
+            "clip_norm": (0 < self.clip_norm < math.inf, "above 0"),
+            "seeds": (
+                _different(self.seeds, 0) and max(self.seeds) < 2**32,
+                "different numbers in 0..2^32 - 1, one or more",
+            ),
+        }
+        problems = out_of_range(self, wanted, prefix="config.")
+        for field, known in (("tasks", TASKS), ("models", MODELS)):
+            given = getattr(self, field)
+            problems += [
+                f"config.{field} names {name!r}{nearest(name, known)}"
+                for name in given
+                if name not in known
+            ]
+            if not given or len(set(given)) < len(given):
+                problems.append(f"config.{field} = {given} must be one or more different names")
+        if problems:
+            raise UsageError("; ".join(problems))
+        for task in self.task_names:
+            if not self.trained(task):
+                raise UsageError(
+                    f"config.train_length = {self.train_length} or config.vocab_size = "
+                    f"{self.vocab_size} has no room for the task {task}; raise it, or choose fewer "
+                    "config.pairs"
+                )
+        for name in self.models:
+            self.model(name)
+
+    @property
+    def task_names(self) -> tuple[Task, ...]:
+        """The tasks in the order of `TASKS`."""
+        return tuple(task for task in TASKS if task in self.tasks)
+
+    def trained(self, task: Task) -> tuple[Condition, ...]:
+        """The conditions that a model is trained on."""
+        return tuple(self._at(task, self.train_length))
+
+    def measured(self, task: Task) -> tuple[Condition, ...]:
+        """The conditions that a model is measured in."""
+        return tuple(each for length in sorted(self.lengths) for each in self._at(task, length))
+
+    def _at(self, task: Task, length: int) -> Iterator[Condition]:
+        for pairs in sorted(self.pairs) if task == "mqar" else [None]:
+            condition = Condition(task, length, pairs)
+            if is_possible(condition, self.vocab_size):
+                yield condition
+
+    def model(self, name: str) -> tuple[DecoderConfig, Mixer]:
+        """A model with the memory of this suite."""
+        return matched_model(
+            name,
+            self.memory,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            vocab_size=self.vocab_size,
+            context=max(*self.lengths, self.train_length),
+            tie_embeddings=False,
+        )
+
+    def training(self, learning_rate: float) -> TrainConfig:
+        """The training settings of one run."""
+        return TrainConfig(
+            steps=self.steps,
+            learning_rate=learning_rate,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            early_stop=False,
+        )
+
+
+def _different(values: tuple[float, ...], least: float) -> bool:
+    return bool(values) and len(set(values)) == len(values) and min(values) >= least
+
+
+def experiment(mode: str, **settings: Any) -> ConfigDict:
+    """The `get_config(mode)` of the suite.
+
+    Args:
+      mode: "" for the suite; "small" for all of its models and tasks on short sequences, one
+        run each; "quickstart" for three models on MQAR in minutes;
+        "smoke" for a run of seconds that only tests that it runs.
+      **settings: fields of `RecallConfig` that differ from its defaults.
+
+    Raises:
+      UsageError: the mode is unknown, or `RecallConfig` refuses the settings.
+    """
+    modes = {"smoke": smoke, "quickstart": quickstart, "small": small}
+    return in_mode(mode, RecallConfig(**settings), modes, of="the recall suite")
+
+
+def quickstart(config: RecallConfig) -> RecallConfig:
+    """Three models on short sequences of MQAR, which all learn, with a quarter of the memory."""
+    return dataclasses.replace(
+        config,
+        tasks=("mqar",),
+        models=("protot", "llama", "gated_deltanet"),
+        memory=1024,
+        hidden_size=64,
+        vocab_size=20,
+        train_length=12,
+        lengths=(12, 24),
+        pairs=(2, 3),
+        batch_size=64,
+        steps=1000,
+        learning_rates=(4e-3,),
+        seeds=(0,),
+    )
+
+
+def small(config: RecallConfig) -> RecallConfig:
+    """Every task and model at the size of `quickstart`, measured up to four times its length.
+
+    Induction has no room for the longest.
+    """
+    tasks, models = config.tasks, config.models
+    return dataclasses.replace(quickstart(config), tasks=tasks, models=models, lengths=(12, 24, 48))
+
+
+def smoke(config: RecallConfig) -> RecallConfig:
+    """Every task and three models at a size that takes seconds."""
+    return dataclasses.replace(
+        config,
+        models=("protot", "llama", "gated_deltanet"),
+        memory=64,
+        hidden_size=16,
+        num_layers=1,
+        vocab_size=24,
+        train_length=16,
+        lengths=(16, 24),
+        pairs=(2, 4),
+        sequences=5,
+        batch_size=8,
+        steps=2,
+        learning_rates=(4e-3,),
+        seeds=(0,),
+    )

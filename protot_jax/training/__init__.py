@@ -1,0 +1,1 @@
+"""Pretraining and its studies, saved runs, exports."""

@@ -1,0 +1,1 @@
+"""Bernoulli gates on attention, their objective, and the sparse model."""

@@ -1,0 +1,1 @@
+"""Commands: post-training, pairs, circuits, transcoders, graphs, toy models."""

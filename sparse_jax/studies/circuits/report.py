@@ -1,0 +1,343 @@
+"""The page of the circuit study: sizes, ratios, patterns and edges.
+
+Every number comes from the summary and the drawn prompts; nothing is measured here. Paragraphs are
+in `report.html.j2`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lm_jax import report
+from lm_jax.report import Section, cell, rate, section, table
+from lm_jax.report.markup import number
+from lm_jax.report.page import Part
+from lm_jax.report.prose import Prose
+from sparse_jax.studies.circuits import paper, report_figures
+from sparse_jax.studies.circuits.parts import ranked_by
+from sparse_jax.studies.circuits.report_curves import curves
+from sparse_jax.studies.circuits.report_lead import interval_cell, lead, ratio_cell
+from sparse_jax.studies.circuits.report_text import (
+    COMPONENT,
+    SCOPE,
+    count_spec,
+    format_interval,
+    format_random,
+    format_size,
+)
+from sparse_jax.studies.circuits.results import CircuitSummary, DrawnPrompt
+
+_PROSE = Prose("sparse_jax.studies.circuits")
+_METHOD = {"attribution": "attribution patching", "eap": "EAP", "eap_ig": "EAP-IG"}
+
+
+def build(
+    summary: CircuitSummary,
+    drawn: Mapping[tuple[str, str], DrawnPrompt],
+    *,
+    provenance: Mapping[str, Any],
+) -> str:
+    """The whole page.
+
+    Args:
+      summary: from `study.run`.
+      drawn: patterns and edges of one prompt, by model and task.
+      provenance: from `record_provenance`.
+    """
+    config = summary.config
+    own = [task.name for task in summary.tasks if task.rephrases is None]
+    parts = [
+        prompts(summary),
+        solved(summary),
+        *(curves(summary, task, introduced=task != own[0]) for task in own),
+        sizes(summary),
+        areas(summary),
+        agreement(summary),
+        *[transfers(summary)] * bool(summary.transfers),
+        *[patterns(summary, drawn, own)] * ("heads" in config.components),
+        *[edges(summary, drawn, own)] * ("token_edges" in config.components),
+        *[published(summary)] * any(ratio.model == "sparse" for ratio in summary.ratios),
+    ]
+    return report.page(
+        "Circuits of attention heads and token edges",
+        parts,
+        provenance=report.facts(provenance),
+        lead=lead(summary, own),
+        style=report_figures.STYLE,
+    )
+
+
+def prompts(summary: CircuitSummary) -> Section:
+    """Tasks with their prompts, and models."""
+    rows = [
+        [
+            task.name if task.rephrases is None else f"{task.name} (rephrases {task.rephrases})",
+            task.clean,
+            task.corrupt,
+            _listed(task.answers),
+            _listed(task.wrong_answers),
+            task.metric.replace("_", " "),
+            " to ".join(map(str, sorted({task.shortest, task.longest}))),
+            task.kept,
+            "; ".join(f"{count} × {reason}" for reason, count in task.dropped.items()) or "none",
+        ]
+        for task in summary.tasks
+    ]
+    models = [
+        [model.role, model.source, model.family, model.layers, model.heads, model.sha256[:12]]
+        for model in summary.models
+    ]
+    heads = ["Task", "Clean", "Corrupt", "Right", "Wrong", "Metric", "Tokens", "Kept", "Dropped"]
+    return section(
+        "Prompts and models",
+        _PROSE("prompts", len(summary.config.trained_on)),
+        table(heads, rows, caption="Tasks, each with its first example."),
+        table(
+            ["Model", "Source", "Family", "Layers", "Heads per layer", "Weights, sha256"],
+            models,
+            caption="Models.",
+        ),
+    )
+
+
+def solved(summary: CircuitSummary) -> Section:
+    """Accuracy and metric of every model on every task."""
+    rows = [
+        [
+            each.task,
+            each.model,
+            rate(each.accuracy, spec=".0f"),
+            cell("yes" if each.solved else "no", tone="good" if each.solved else "bad"),
+            interval_cell(each.clean),
+            interval_cell(each.corrupt),
+            interval_cell(each.change),
+        ]
+        for each in summary.results
+    ]
+    return section(
+        "Do the models solve the tasks?",
+        _PROSE("solved", f"{100 * summary.config.accuracy_bar:g}"),
+        table(
+            ["Task", "Model", "Right, %", "Solved", "Metric, clean", "Metric, corrupt", "Change"],
+            rows,
+            caption="Accuracy with Wilson intervals, and mean metric with intervals over prompts.",
+        ),
+    )
+
+
+def sizes(summary: CircuitSummary) -> Section:
+    """Sizes of circuits and their ratios."""
+    rows = []
+    for each in summary.results:
+        for own in each.curves:
+            rows.append(
+                [
+                    each.task,
+                    COMPONENT[own.component],
+                    own.ablation,
+                    _ranked(own.ranking, own.scope),
+                    each.model,
+                    cell(format_size(own.crossing)),
+                    each.components[own.component],
+                    cell(each.open[own.component], spec=count_spec(each.open[own.component])),
+                ]
+            )
+    ratios = [
+        [
+            each.task,
+            COMPONENT[each.component],
+            each.ablation,
+            _ranked(each.ranking, each.scope),
+            f"{each.reference} : {each.model}",
+            ratio_cell(each),
+        ]
+        for each in summary.ratios
+    ]
+    tables = [
+        table(
+            ["Task", "Components", "Ablation", "Ranked", "Model", "Needed", "Of", "With weight"],
+            rows,
+            caption=f"Components that explain {100 * summary.config.fraction:g}\u00a0%.",
+        )
+    ]
+    if ratios:
+        tables.append(
+            table(
+                ["Task", "Components", "Ablation", "Ranked", "Models", "Times smaller"],
+                ratios,
+                caption="Size of one model's circuit over that of another's; above 1 where the "
+                "second is smaller. Below each, the same in random order.",
+            )
+        )
+    return section(
+        "Sizes of circuits", _PROSE("sizes", f"{100 * summary.config.fraction:g}"), *tables
+    )
+
+
+def areas(summary: CircuitSummary) -> Section:
+    """CPR, CMD and the log-k area of both rankings, of the circuits of the curves."""
+    rows = [
+        [
+            each.task,
+            COMPONENT[own.component],
+            own.ablation,
+            each.model,
+            own.ranking,
+            *(cell(value, spec=".3f") for value in (own.cpr, own.cmd, own.log_area)),
+        ]
+        for each in summary.results
+        for own in each.curves
+        if own.scope == "task" or own.ranking == "random"
+    ]
+    return section(
+        "CPR and CMD",
+        _PROSE("areas"),
+        table(
+            ["Task", "Components", "Ablation", "Model", "Ranking", "CPR", "CMD", "Mean over ln k"],
+            rows,
+            caption="Circuit performance ratio, circuit-model distance, and mean explained effect "
+            "over ln k.",
+        ),
+    )
+
+
+def agreement(summary: CircuitSummary) -> Section:
+    """Rank correlations of exact patching and of every method and rules of attribution."""
+    config = summary.config
+    rows = [
+        [
+            result.task,
+            result.model,
+            COMPONENT[each.component],
+            each.direction,
+            _METHOD[each.method],
+            each.rules,
+            "yes" if (each.method, each.rules) == ranked_by(config, each.component) else "",
+            each.compared,
+            interval_cell(each.spearman, ".3f"),
+        ]
+        for result in summary.results
+        for each in result.agreements
+    ]
+    return section(
+        "Does attribution agree with exact patching?",
+        _PROSE("agreement", number(config.edge_sample), number(config.ig_steps)),
+        table(
+            [
+                *("Task", "Model", "Components", "Direction", "Method", "Gradient rules"),
+                *("Ranks circuits", "Compared", "Spearman"),
+            ],
+            rows,
+            caption="Rank correlation of effects, averaged over prompts, with 95\u00a0% intervals "
+            "over the components compared.",
+        ),
+    )
+
+
+def transfers(summary: CircuitSummary) -> Section:
+    """Circuits on another wording, of models that solve both."""
+    solved = {(each.task, each.model) for each in summary.results if each.solved}
+    rows: list[list[object]] = []
+    for each in summary.transfers:
+        missing = [name for name in (each.source, each.task) if (name, each.model) not in solved]
+        if missing:
+            model = cell(each.model, tone="bad", note=f"not solved: {', '.join(missing)}")
+            rows.append([each.source, each.task, model, *[None] * 5])
+            continue
+        overlap = cell(each.jaccard, spec=".2f", note=f"by chance {each.jaccard_by_chance:.2f}")
+        explained = [interval_cell(value, ".2f") for value in (each.transferred, each.own)]
+        numbers = [each.size, overlap, cell(each.spearman, spec=".2f"), *explained]
+        rows.append([each.source, each.task, each.model, *numbers])
+    heads = ["Found on", "Evaluated on", "Model", "Heads", "Jaccard", "Spearman"]
+    return section(
+        "Does the circuit hold on rephrased prompts?",
+        _PROSE("transfer"),
+        table(
+            [*heads, "Explained by it", "By their own circuit"],
+            rows,
+            caption="Overlap of the heads of two wordings, rank correlation of the importance of "
+            "all heads, and explained effect on the second wording.",
+        ),
+    )
+
+
+def patterns(
+    summary: CircuitSummary, drawn: Mapping[tuple[str, str], DrawnPrompt], tasks: list[str]
+) -> Section:
+    """Patterns of the needed heads, dense beside sparse."""
+    parts: list[Part] = []
+    for task in tasks:
+        own = [drawn[model.role, task] for model in summary.models]
+        parts.append(report_figures.prompt_text(own[0]))
+        parts += [report_figures.thumbnails(each) for each in own]
+        parts.append(report.grid(*(report_figures.pattern(each) for each in own if each.heads)))
+    fraction = f"{100 * summary.config.fraction:g}"
+    return section("Attention patterns of the needed heads", _PROSE("patterns", fraction), *parts)
+
+
+def edges(
+    summary: CircuitSummary, drawn: Mapping[tuple[str, str], DrawnPrompt], tasks: list[str]
+) -> Section:
+    """The needed token edges of one prompt as graphs."""
+    parts: list[Part] = []
+    layers = {model.role: model.layers for model in summary.models}
+    for task in tasks:
+        own = [drawn[model.role, task] for model in summary.models]
+        parts.append(report_figures.prompt_text(own[0]))
+        parts += [report_figures.edge_graph(each, layers[each.model]) for each in own if each.edges]
+    fraction = f"{100 * summary.config.fraction:g}"
+    return section("Graph of the needed token edges", _PROSE("edges", fraction), *parts)
+
+
+def published(summary: CircuitSummary) -> Section:
+    """The paper's ratios beside ours; a user's file is none of its tasks, whatever its name."""
+    generated = {task.name for task in summary.tasks if task.seed is not None}
+    own: dict[tuple[str, str, str, str], dict[str, str]] = {}
+    first = {
+        each.component: summary.config.ablations_of(each.component)[0] for each in summary.ratios
+    }
+    for each in summary.ratios:
+        if (each.model, each.ablation) == ("sparse", first[each.component]):
+            by_reference = own.setdefault((each.task, each.component, each.ranking, each.scope), {})
+            ratio = format_interval(each.ratio, ".2f") if each.ratio else f"none: {each.why}"
+            by_reference[each.reference] = f"{ratio} (random order: {format_random(each)})"
+    known = set().union(*own.values())
+    references = [name for name in ("dense", "control") if name in known]
+    rows = []
+    for (task, component, ranking, scope), by_reference in own.items():
+        printed = paper.published(task, component, scope) if task in generated else None
+        rows.append(
+            [
+                task,
+                COMPONENT[component],
+                _ranked(ranking, scope),
+                f"{printed.ratio:.3g} (Fig. {printed.figure}, {printed.model})"
+                if printed
+                else "not compared: other wordings"
+                if task in paper.OTHER_WORDINGS
+                else "–",
+                *(by_reference.get(name, "–") for name in references),
+                first[component],
+            ]
+        )
+    ours = [f"Ours, {name} : sparse" for name in references]
+    return section(
+        "Beside the paper",
+        _PROSE("paper", "control" in references),
+        table(
+            ["Task", "Components", "Ranked", "Paper, dense : sparse", *ours, "Our ablation"],
+            rows,
+            caption="Ratios of circuit sizes at 90\u00a0% in the paper, and at our fraction.",
+        ),
+    )
+
+
+def _ranked(ranking: str, scope: str) -> str:
+    if ranking == "random":
+        return ranking
+    return f"{SCOPE[scope]}, by absolute effect" if ranking == "absolute" else SCOPE[scope]
+
+
+def _listed(texts: tuple[str, ...]) -> str:
+    """The first few continuations, with their spaces visible."""
+    shown = ", ".join(f"“{text}”" for text in texts[:3])
+    return shown + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")

@@ -1,0 +1,167 @@
+"""Findings of the circuit study in sentences, for the terminal and for the page."""
+
+from collections.abc import Iterator, Sequence
+
+from lm_jax.report.markup import number
+from lm_jax.statistics import Interval
+from sparse_jax.studies.circuits.results import CircuitSummary, CurveResult, Ratio, TaskResult
+
+COMPONENT = {
+    "heads": "heads",
+    "token_edges": "token edges",
+    "component_edges": "component edges",
+}
+SCOPE = {"prompt": "per prompt", "task": "per task"}
+
+
+def findings(summary: CircuitSummary) -> list[str]:
+    """Sizes of circuits and their ratios, and which models do not solve which task."""
+    return [
+        sentence
+        for task in summary.tasks
+        if task.rephrases is None
+        for sentence in _of_task(summary, task.name)
+    ]
+
+
+def left_out(summary: CircuitSummary) -> list[str]:
+    """How many examples of each task were drawn and left out, and why; none where all fit."""
+    return [
+        f"{task.name}: {task.drawn:,} examples drawn and {task.kept:,} kept; left out were "
+        + ", ".join(f"{count:,} x {reason}" for reason, count in task.dropped.items())
+        for task in summary.tasks
+        if task.dropped
+    ]
+
+
+# Rankings whose ratios are printed, and how they are named.
+_RANKED = {
+    ("signed", "prompt"): "per prompt",
+    ("signed", "task"): "per task",
+    ("absolute", "prompt"): "per prompt by absolute effect",
+    ("absolute", "task"): "per task by absolute effect",
+}
+
+
+def curve(
+    result: TaskResult,
+    component: str,
+    ablation: str,
+    ranking: str = "signed",
+    scope: str = "prompt",
+) -> CurveResult | None:
+    """The curve of these names, if it was asked for."""
+    for each in result.curves:
+        if (each.component, each.ablation, each.ranking, each.scope) == (
+            *(component, ablation, ranking, scope),
+        ):
+            return each
+    return None
+
+
+def count_spec(count: float) -> str:
+    """How a count of components is written that may be a mean: whole from a hundred on."""
+    return ",.0f" if count >= 100 else ""
+
+
+def format_count(count: float) -> str:
+    """A count of components that may be a mean."""
+    return number(count, count_spec(count))
+
+
+def format_interval(interval: Interval | None, spec: str = "") -> str:
+    """An estimate with its interval, or with its n where that allows none."""
+    if interval is None:
+        return "–"
+    if not interval.bounded:
+        return f"{number(interval.estimate, spec)} (n = {interval.n}: no interval)"
+    ends = (number(end, spec) for end in (interval.estimate, interval.low, interval.high))
+    estimate, low, high = ends
+    return f"{estimate} [{low}, {high}]"
+
+
+def format_random(ratio: Ratio) -> str:
+    """The ratio of random orders, to be read beside that of the ranked circuits."""
+    return "–" if ratio.random is None else number(ratio.random.estimate, ".2f")
+
+
+def format_size(interval: Interval | None) -> str:
+    """The size of a circuit with its interval."""
+    return format_interval(interval, count_spec(interval.estimate) if interval else "")
+
+
+def unsolved(summary: CircuitSummary, task: str) -> Iterator[str]:
+    """A sentence for each model that does not solve the task."""
+    for each in summary.results:
+        if each.task == task and not each.solved:
+            yield (
+                f"{task}: {each.model} does not solve it (right in "
+                f"{100 * each.accuracy.estimate:.0f} % of {each.accuracy.n} prompts, the bar is "
+                f"{100 * summary.config.accuracy_bar:g} %; clean minus corrupt metric "
+                f"{format_interval(each.change)})."
+            )
+
+
+def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
+    config = summary.config
+    results = [each for each in summary.results if each.task == task]
+    n = results[0].clean.n
+    yield from unsolved(summary, task)
+    for component in config.components:
+        ablation = config.ablations_of(component)[0]
+        parts = []
+        for each in results:
+            signed, absolute, random = (
+                curve(each, component, ablation, ranking)
+                for ranking in ("signed", "absolute", "random")
+            )
+            assert signed is not None and absolute is not None and random is not None, (
+                "measured for every component"
+            )
+            chance = "–" if random.crossing is None else format_count(random.crossing.estimate)
+            parts.append(
+                f"{each.model} {format_size(signed.crossing)} of "
+                f"{number(each.components[component])} (by absolute effect: "
+                f"{format_size(absolute.crossing)}; random order: {chance})"
+            )
+        yield (
+            f"{task}, {COMPONENT[component]} that explain {100 * config.fraction:g} % of a "
+            f"prompt's metric, n = {n} prompts: {'; '.join(parts)}."
+        )
+        ratios = [
+            each
+            for each in summary.ratios
+            if (each.task, each.component, each.ablation) == (task, component, ablation)
+            and (each.ranking, each.scope) in _RANKED
+        ]
+        yield from ratio_sentences(f"{task}, {COMPONENT[component]}", ratios)
+
+
+def ratio_sentences(subject: str, ratios: Sequence[Ratio]) -> Iterator[str]:
+    """One sentence for each pair of models; where there is a sparse one, for its pairs alone."""
+    pairs = dict.fromkeys((each.reference, each.model) for each in ratios)
+    sparse = [pair for pair in pairs if pair[1] == "sparse"]
+    for pair in sparse or pairs:
+        own = [each for each in ratios if (each.reference, each.model) == pair]
+        ranked = [
+            f"{format_interval(each.ratio, '.2f')} ranked {_RANKED[each.ranking, each.scope]}"
+            for each in own
+            if each.ratio
+        ]
+        if ranked:
+            n = next(each.ratio.n for each in own if each.ratio)
+            ranked.append(f"{format_random(own[0])} in random order")
+            ranked.append(f"n = {n} prompts of one pair of models")
+        missing: dict[str, list[str]] = {}
+        for each in own:
+            if not each.ratio:
+                missing.setdefault(each.why, []).append(_RANKED[each.ranking, each.scope])
+        reasons = [
+            f"no ratio{f' {_listed(names)}' * (len(names) < len(own))}, as {why}"
+            for why, names in missing.items()
+        ]
+        yield f"{subject}, {' : '.join(pair)}: {'; '.join([*ranked, *reasons])}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return "ranked " + ", ".join(names)

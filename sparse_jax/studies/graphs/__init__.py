@@ -1,0 +1,1 @@
+"""The command that draws attribution graphs and compares two models' graphs."""

@@ -1,0 +1,350 @@
+"""The page of one attribution graph: an offline HTML file with a viewer.
+
+    (folder / "graph.html").write_text(build(graph_json.read(folder / "graph.json")), "utf-8")
+
+The page holds the whole document and measures nothing. Its scripts are `viewer_data.js` (the
+graph), `viewer_layout.js` and `viewer_canvas.js` (layers by positions), `viewer_input.js` (pointer,
+keyboard), `viewer_measured.js` (interventions), `viewer_panel.js` (what is selected),
+`viewer_groups.js` (pinned nodes, supernodes) and `viewer_state.js` (saving, loading, the start).
+Tables of the strongest nodes and edges need none of them. Prose and controls are in
+`viewer.html.j2`.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import importlib.resources
+from typing import Any
+
+from markupsafe import Markup
+import numpy as np
+
+from lm_jax import report
+from lm_jax.report import Column, Section, section, table
+from lm_jax.report.markup import json_script
+from lm_jax.report.prose import Prose
+from sparse_jax.graphs import graph_json, influence, supernodes
+from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, TOKEN, Edges
+from sparse_jax.graphs.neurons import NEURON
+from sparse_jax.studies.graphs.report import MODE_NAMES
+
+_PROSE = Prose("sparse_jax.studies.graphs", "viewer.html.j2")
+_SCRIPTS = (
+    "viewer_data.js",
+    "viewer_layout.js",
+    "viewer_canvas.js",
+    "viewer_input.js",
+    "viewer_measured.js",
+    "viewer_panel.js",
+    "viewer_groups.js",
+    "viewer_state.js",
+)
+_LISTED, _TOKENS = 20, 3
+_LONGEST_TITLE = 100
+_SETTINGS = ("info", "generation_settings", "pruning_settings", "transcoder_list")
+
+
+@dataclasses.dataclass(frozen=True)
+class TopText:
+    """A text on which a feature is active.
+
+    Attributes:
+      tokens: as text.
+      activations: of the feature, one per token.
+    """
+
+    tokens: Sequence[str]
+    activations: Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureExamples:
+    """What the panel of a feature shows of a corpus.
+
+    Attributes:
+      texts: those with the largest activations, largest first.
+      top_logits: tokens whose logits its decoders raise most, as text; of a node with an activation
+        below 0, those whose logits they lower.
+      bottom_logits: tokens whose logits they lower most.
+      lowest: texts with the lowest activations, lowest first, for nodes with one below 0.
+    """
+
+    texts: Sequence[TopText]
+    top_logits: Sequence[str] = ()
+    bottom_logits: Sequence[str] = ()
+    lowest: Sequence[TopText] = ()
+
+
+def build(
+    document: Mapping[str, Any],
+    *,
+    features: Mapping[tuple[int, int], FeatureExamples] | None = None,
+    proposals: Sequence[Sequence[str]] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> str:
+    """The HTML text of the page.
+
+    Args:
+      document: of `graph_json`. `metadata.scores`, if there, is shown: by convention, such as
+        unpruned and pruned, a mapping of names to numbers.
+      features: texts of features, by layer and index.
+      proposals: supernodes, each a label and ids; those of `supernodes.propose` by default.
+      provenance: commit, versions and the like.
+
+    Raises:
+      BadInputError: the document does not pass `graph_json.check`.
+    """
+    graph_json.check(document, "the graph")
+    share_E = edge_shares(document)
+    if proposals is None:
+        proposals = supernodes.propose(document)
+    parts = [
+        _viewer(document, share_E, features or {}, proposals),
+        *([_interventions(document)] if document.get("interventions") else []),
+        *([_groups(document, proposals)] if document.get("group_interventions") else []),
+        *([_attention(document)] if document.get("qk") else []),
+        _strongest(document, share_E),
+        section("Terms", _PROSE("terms")),
+    ]
+    metadata = document["metadata"]
+    about = {"graph": metadata["slug"], "model": metadata["scan"], "prompt": metadata["prompt"]}
+    about |= {key: metadata[key] for key in _SETTINGS if key in metadata}
+    return report.page(
+        f"Attribution graph of “{_cut(_shown(metadata['prompt']))}”",
+        parts,
+        provenance=about | dict(provenance or {}),
+        lead=[_lead(document), *_scores(metadata)],
+        script=report.script("sparse_jax.studies.graphs", *_SCRIPTS),
+        style=importlib.resources.files("sparse_jax.studies.graphs")
+        .joinpath("viewer.css")
+        .read_text("utf-8"),
+    )
+
+
+def edge_shares(document: Mapping[str, Any]) -> np.ndarray:
+    """Cumulative share of each link in the logits' influence that passes through links.
+
+    As `influence.prune` ranks edges, among the links of the document: those with a share of at most
+    t are the strongest, and have t of the influence together.
+    """
+    nodes, links = document["nodes"], document["links"]
+    index = {node["node_id"]: i for i, node in enumerate(nodes)}
+    target_E = np.asarray([index[link["target"]] for link in links], np.int64)
+    source_E = np.asarray([index[link["source"]] for link in links], np.int64)
+    node_R, row_E = np.unique(target_E, return_inverse=True)
+    weight_RS = np.zeros((len(node_R), len(nodes)))
+    weight_RS[row_E, source_E] = [link["weight"] for link in links]
+    is_logit_R = np.asarray([graph_json.kind(nodes[i]) == LOGIT for i in node_R], bool)
+    start_R = np.asarray([nodes[i].get("token_prob") or 0.0 for i in node_R])
+    if not start_R[is_logit_R].any():
+        # A file without probabilities: logits count alike.
+        start_R = np.ones(len(node_R))
+    edges = Edges(
+        weight_RS=weight_RS,
+        node_R=np.where(is_logit_R, -1, node_R),
+        start_R=np.where(is_logit_R, start_R, 0.0),
+        kind_S=np.asarray([graph_json.kind(node) for node in nodes]),
+        error_S=np.full(len(nodes), -1),
+    )
+    _, share_E = influence.largest(influence.edge_scores(edges)[row_E, source_E], 1.0)
+    return share_E
+
+
+def _viewer(
+    document: Mapping[str, Any],
+    share_E: np.ndarray,
+    features: Mapping[tuple[int, int], FeatureExamples],
+    proposals: Sequence[Sequence[str]],
+) -> Section:
+    nodes = document["nodes"]
+    keys = [graph_json.feature_of(node) for node in nodes]
+    examples = {
+        f"{key[0]}_{key[1]}": {
+            "texts": _as_json(features[key].texts),
+            "lowest": _as_json(features[key].lowest),
+            "topLogits": list(features[key].top_logits),
+            "bottomLogits": list(features[key].bottom_logits),
+        }
+        for key in sorted({key for key in keys if key in features})
+    }
+    data = {
+        "document": document,
+        "kinds": [graph_json.kind(node) for node in nodes],
+        "indices": [key and key[1] for key in keys],
+        "shares": [round(float(share), 7) for share in share_E],
+        "examples": examples,
+        "proposals": [list(group) for group in proposals],
+    }
+    return section("Explore the graph", _PROSE("viewer", json_script(data)))
+
+
+def _as_json(texts: Sequence[TopText]) -> list[dict[str, Any]]:
+    return [
+        {"tokens": list(text.tokens), "activations": [float(x) for x in text.activations]}
+        for text in texts
+    ]
+
+
+def _lead(document: Mapping[str, Any]) -> Markup:
+    metadata, kinds = document["metadata"], [graph_json.kind(n) for n in document["nodes"]]
+    pruning = metadata.get("pruning_settings") or {}
+    return _PROSE(
+        "lead",
+        neurons=any(node["feature_type"] == NEURON for node in document["nodes"]),
+        model=metadata["scan"],
+        tokens=len(metadata["prompt_tokens"]),
+        counts={kind: kinds.count(kind) for kind in (FEATURE, ERROR, TOKEN, LOGIT)},
+        links=len(document["links"]),
+        node_threshold=pruning.get("node_threshold", metadata.get("node_threshold")),
+        edge_threshold=pruning.get("edge_threshold"),
+    )
+
+
+def _scores(metadata: Mapping[str, Any]) -> list[Markup]:
+    scores = metadata.get("scores")
+    if not scores:
+        return []
+    names = list(dict.fromkeys(name for one in scores.values() for name in one))
+    rows = [[name, *(one.get(name) for one in scores.values())] for name in names]
+    heads = [name.replace("_", " ") for name in scores]
+    rows = [[row[0].replace("_", " "), *row[1:]] for row in rows]
+    columns = ["Score", *(Column(head, ".3f") for head in heads)]
+    return [table(columns, rows, caption=_PROSE("scores"))]
+
+
+def _interventions(document: Mapping[str, Any]) -> Section:
+    names = _Names(document)
+    rows = [
+        [names[one["source"]], one["factor"], names[effect["target"]]]
+        + [effect[name] for name in graph_json.EFFECTS]
+        for one in document["interventions"]
+        for effect in one["effects"]
+    ]
+    columns = [
+        *("Source", "Times", "Target"),
+        *("Predicted", "All frozen", "Attention frozen", "Free"),
+    ]
+    return section(
+        "Interventions",
+        _PROSE("interventions"),
+        table(columns, rows, caption=_PROSE("interventions_caption"), n=len(rows)),
+    )
+
+
+def _groups(document: Mapping[str, Any], proposals: Sequence[Sequence[str]]) -> Section:
+    labels = {frozenset(ids): label for label, *ids in proposals}
+    rows = [
+        [
+            labels.get(frozenset(one["members"]), ", ".join(one["members"])),
+            *(len(one["members"]), one["factor"], MODE_NAMES[outcome["mode"]]),
+            *(one["predicted"], outcome["change"], 100 * outcome["probability"]),
+            _next_tokens(outcome["top"]),
+        ]
+        for one in document["group_interventions"]
+        for outcome in one["outcomes"]
+    ]
+    target = next(node for node in document["nodes"] if graph_json.kind(node) == LOGIT)
+    columns = [
+        *("Supernode", "Nodes", "Times", "Frozen", "Predicted", "Measured"),
+        *(Column("Probability, %", ".1f"), "Next tokens"),
+    ]
+    return section(
+        "Interventions on supernodes",
+        _PROSE("groups"),
+        table(columns, rows, caption=_PROSE("groups_caption", target["clerp"]), n=len(rows)),
+    )
+
+
+def _attention(document: Mapping[str, Any]) -> Section:
+    names = _Names(document)
+    rows = [
+        [
+            f"L{one['layer']}H{one['head']}",
+            *(one[name] for name in ("query", "key", "score")),
+            *(names[query], names[key], term),
+        ]
+        for one in document["qk"]
+        for query, key, term in one["pair_wise_contributors"]
+    ]
+    columns = ["Head", "Query", "Key", "Score", "At the query", "At the key", "Term"]
+    return section(
+        "Attention scores",
+        _PROSE("attention"),
+        table(columns, rows, caption=_PROSE("attention_caption"), n=len(rows)),
+    )
+
+
+def _strongest(document: Mapping[str, Any], share_E: np.ndarray) -> Section:
+    names, nodes, links = _Names(document), document["nodes"], document["links"]
+    ranked = sorted(
+        (node for node in nodes if node.get("influence") is not None),
+        key=lambda node: (node["influence"], node["node_id"]),
+    )
+    tokens = document["metadata"]["prompt_tokens"]
+    node_rows = [
+        [
+            names[node["node_id"]],
+            graph_json.kind(node),
+            f"{node['ctx_idx']} “{_shown(tokens[node['ctx_idx']])}”",
+            node.get("activation"),
+            100 * node["influence"],
+        ]
+        for node in ranked[:_LISTED]
+    ]
+    edge_rows = [
+        [names[links[e]["source"]], names[links[e]["target"]], links[e]["weight"], 100 * share_E[e]]
+        for e in np.argsort(share_E, kind="stable")[:_LISTED]
+    ]
+    share = Column("Cumulative share, %", ".1f")
+    return section(
+        "Strongest nodes and edges",
+        table(
+            ["Node", "Kind", "Position", "Activation", share],
+            node_rows,
+            caption=_PROSE("strongest_nodes", len(node_rows), len(nodes)),
+        ),
+        table(
+            ["From", "To", "Weight", share],
+            edge_rows,
+            caption=_PROSE("strongest_edges", len(edge_rows), len(links)),
+        ),
+    )
+
+
+class _Names:
+    """Names of nodes for people, by id."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        nodes = [*document["nodes"], *document.get("qk_only_nodes", [])]
+        self._nodes = {node["node_id"]: node for node in nodes}
+        self._tokens = document["metadata"]["prompt_tokens"]
+
+    def __getitem__(self, name: str) -> str:
+        node = self._nodes[name]
+        token = _shown(self._tokens[node["ctx_idx"]])
+        match graph_json.kind(node):
+            case "token":
+                return f"token “{token}” ({node['ctx_idx']})"
+            case "logit" | "bias":
+                return node["clerp"] or name
+            case "error":
+                return f"error of layer {node['layer']} at “{token}” ({node['ctx_idx']})"
+        key = graph_json.feature_of(node)
+        what = f"feature {key[1] if key else node['feature']} of layer {node['layer']}"
+        label = f"{node['clerp']}, " if node["clerp"] else ""
+        return f"{label}{what} at “{token}” ({node['ctx_idx']})"
+
+
+def _next_tokens(top: Sequence[Mapping[str, Any]]) -> str:
+    """The most probable next tokens with their probabilities."""
+    each = [f"“{_shown(one['token'])}” {100 * one['probability']:.1f} %" for one in top[:_TOKENS]]
+    return ", ".join(each)
+
+
+def _cut(text: str) -> str:
+    """The end of a long prompt, which its logits follow."""
+    return text if len(text) <= _LONGEST_TITLE else f"…{text[1 - _LONGEST_TITLE :]}"
+
+
+def _shown(text: str) -> str:
+    """A token or prompt on one line."""
+    return text.replace("\n", "↵").strip(" ") or "␣"

@@ -1,0 +1,384 @@
+"""The page of several graphs: their scores, and how few heads and pairs carry their edges.
+
+Every number comes from the files of the run; nothing is measured here.
+"""
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lm_jax import report
+from lm_jax.report import Column, Section, Series, cell, section, table
+from lm_jax.report.markup import Markup, element, number
+from lm_jax.report.prose import Prose
+from lm_jax.statistics import Interval
+from sparse_jax.studies.graphs import case_study, comparison
+from sparse_jax.studies.graphs.config import COMPARED
+from sparse_jax.studies.graphs.mass import COMPONENTS, KINDS, Component
+from sparse_jax.studies.graphs.results import (
+    EdgeCounts,
+    GraphResult,
+    GraphSummary,
+    GroupIntervention,
+    MassRatio,
+    RoleMass,
+)
+
+_PROSE = Prose("sparse_jax.studies.graphs")
+MODE_NAMES = {"frozen": "all", "attention_frozen": "attention", "free": "nothing"}
+NAMES = {"heads": "heads", "pairs": "key-query pairs"}
+EDGES = {"any": "all", "different": "between different positions"}
+facts = report.facts
+# Points of a curve, near to even in the logarithm.
+_POINTS = 200
+
+
+def build(summary: GraphSummary, rows: pa.Table, *, provenance: Mapping[str, Any]) -> str:
+    """The whole page; `rows` are those of `masses.parquet`."""
+    compared = " and ".join(each.role for each in summary.models)
+    what = "Attribution graphs" if len(summary.models) == 1 else f"Attribution graphs: {compared}"
+    parts = [graphs(summary), mass(summary, rows), *([ratios(summary)] if summary.ratios else [])]
+    if summary.stability:
+        parts.append(stability(summary))
+    if len(summary.models) > 1:
+        parts.append(one_prompt(summary))
+    if any(each.supernodes for each in summary.graphs):
+        parts.append(supernodes(summary))
+    if summary.compared:
+        parts.insert(0, compared_prompts(summary))
+    lead = [conclusion(summary)] if summary.ratios else []
+    return report.page(what, parts, provenance=facts(provenance), lead=lead)
+
+
+def conclusion(summary: GraphSummary) -> Markup:
+    """Ratios of the absolute mass of all edges, beside the paper's."""
+    sentences = [
+        format_ratio(each)
+        for each in summary.ratios
+        if (each.sign, each.positions) == ("absolute", "any")
+    ]
+    return report.verdict(format_counted(summary), *sentences, tone="none")
+
+
+def format_counted(summary: GraphSummary) -> str:
+    """How many prompts a comparison counts, and of how many models."""
+    right = sum(not each.why for each in summary.compared)
+    return (
+        f"Compared on {right} of {len(summary.compared)} prompts, which both models answer rightly "
+        "and whose graphs explain the same token; one pair of models."
+    )
+
+
+def compared_prompts(summary: GraphSummary) -> Section:
+    """Prompts that count in the comparison, and why others do not."""
+    roles = [each.role for each in summary.models]
+    return section(
+        "Which prompts are compared?",
+        _PROSE("compared"),
+        table(
+            ["Prompt", *(f"{role.capitalize()} answers" for role in roles), "Target", "Left out"],
+            [
+                [
+                    each.slug,
+                    *(f"{each.answers[role]!r}" for role in roles),
+                    f"{each.target!r}" if each.target else "–",
+                    each.why or "–",
+                ]
+                for each in summary.compared
+            ],
+            caption="The most probable next token of each model, and the token explained.",
+            n=f"{number(len(summary.compared))} prompts",
+        ),
+    )
+
+
+def format_ratio(ratio: MassRatio) -> str:
+    """A ratio in a sentence."""
+    what = f"{NAMES[ratio.component]} ({ratio.sign}; edges: {EDGES[ratio.positions]})"
+    left_out = (
+        f"left out, as no head carries them: {format_left_out(ratio.dense)} edges of the dense "
+        f"model, {format_left_out(ratio.sparse)} of the sparse one"
+    )
+    if ratio.of_mean is None:
+        why = "fewer than two of these prompts have edges in both models"
+        return f"{what}: no ratio, as {why}; {left_out}."
+    paper = "" if ratio.paper is None else f"; the paper's is {ratio.paper:g}"
+    return (
+        f"Of {what} the dense model needs {format_interval(ratio.of_mean)} times as many as the "
+        f"sparse one ({ratio.of_mean.n} prompts{paper}; {left_out})."
+    )
+
+
+def format_left_out(edges: EdgeCounts) -> str:
+    """Edges that no head carries, of all."""
+    return f"{number(edges.unmediated)} of {number(edges.total)}"
+
+
+def format_interval(interval: Interval | None) -> str:
+    """An estimate with its interval, or with its n where that allows none."""
+    if interval is None:
+        return "–"
+    if not interval.bounded:
+        return f"{number(interval.estimate, '.2f')} (n = {interval.n}: no interval)"
+    estimate, low, high = (
+        number(x, ".2f") for x in (interval.estimate, interval.low, interval.high)
+    )
+    return f"{estimate} [{low}, {high}]"
+
+
+def graphs(summary: GraphSummary) -> Section:
+    """A row per graph."""
+    columns = [
+        *("Graph", "Kind", "Next token", "Features", "Edges", "Replacement", "Completeness"),
+        *(Column("Row error", ".1e"), Column("Mediation error", ".1e")),
+        Column("Over-count", ".2f"),
+    ]
+    return section(
+        "Graphs",
+        _PROSE("graphs", summary.config.neurons),
+        table(
+            columns,
+            [_row(each) for each in summary.graphs],
+            caption="Scores, sizes after pruning, and errors of each graph.",
+            n=f"{number(len(summary.graphs))} graphs",
+        ),
+    )
+
+
+def _row(graph: GraphResult) -> list[Any]:
+    whole, pruned = graph.scores.unpruned, graph.scores.pruned
+    page = PurePosixPath(graph.file).with_suffix(".html").as_posix()
+    first = graph.logits[0]
+    return [
+        element("a", {"href": page}, PurePosixPath(page).stem),
+        graph.kind,
+        f"{first.token!r}, {100 * first.probability:.1f} %",
+        graph.sizes.kept_features,
+        graph.sizes.kept_edges,
+        cell(whole.replacement, note=f"pruned {pruned.replacement:.3f}", spec=".3f"),
+        cell(whole.completeness, note=f"pruned {pruned.completeness:.3f}", spec=".3f"),
+        *(max(graph.row_error), max(graph.mediation_error), graph.over_count),
+    ]
+
+
+def strongest_supernode(graph: GraphResult) -> tuple[GroupIntervention, ...]:
+    """The supernode with the largest change of the logit in any mode, times each factor."""
+    if not graph.supernodes:
+        return ()
+    most = max(graph.supernodes, key=lambda one: max(abs(each.change) for each in one.outcomes))
+    return tuple(one for one in graph.supernodes if one.members == most.members)
+
+
+def supernodes(summary: GraphSummary) -> Section:
+    """The supernode of each graph with the largest effect."""
+    rows = [
+        [
+            *(PurePosixPath(graph.file).stem, one.label, len(one.members), one.factor),
+            *(MODE_NAMES[each.mode], one.predicted, each.change, 100 * each.probability),
+            f"{each.top[0].token!r}, {100 * each.top[0].probability:.1f} %",
+        ]
+        for graph in summary.graphs
+        for one in strongest_supernode(graph)
+        for each in one.outcomes
+    ]
+    columns = [
+        *("Graph", "Supernode", "Nodes", "Times", "Frozen", "Predicted", "Measured"),
+        *(Column("Probability, %", ".1f"), "Next token"),
+    ]
+    return section(
+        "Interventions on supernodes",
+        _PROSE("supernodes", summary.config.supernodes),
+        table(
+            columns,
+            rows,
+            caption="Change of the first logit, the probability of its token, and the next token.",
+            n=f"{number(len(summary.graphs))} graphs",
+        ),
+    )
+
+
+def mass(summary: GraphSummary, rows: pa.Table) -> Section:
+    """Mean cumulative masses and counts of each model."""
+    config = summary.config
+    fraction = f"{config.fraction:.0%}"
+    charts = []
+    for kind in (each for each in KINDS if each.positions == "any"):
+        series, prompts = [], {}
+        for each in summary.models:
+            mass_PRC, _ = comparison.curves(rows, [each.role], kind)
+            prompts[each.role] = len(mass_PRC)
+            if not len(mass_PRC):
+                continue
+            mean_C = mass_PRC[:, 0].mean(0)
+            at = np.unique(np.geomspace(1, len(mean_C), _POINTS).astype(int))
+            series.append(Series(each.role, at, mean_C[at - 1]))
+        charts.append(
+            report.curves(
+                series,
+                caption=f"Mean cumulative mass of {NAMES[kind.component]}, {kind.sign}.",
+                x_label=f"{NAMES[kind.component]}, largest share first",
+                y_label="mean cumulative mass",
+                n=_prompts(prompts),
+                log_x=True,
+                h_lines=[(config.fraction, fraction)],
+            )
+        )
+    counts = [_counts(each) for each in summary.masses]
+    return section(
+        "What carries an edge",
+        _PROSE("mass", fraction, config.mediated),
+        report.grid(*charts),
+        table(
+            [
+                *("Model", "Components", "Shares", "Edges"),
+                *(f"Mean curve at {fraction}", "Mean per edge", "Prompts", "Left out"),
+            ],
+            counts,
+            caption=f"Components that have {fraction} of the mass, with 95 % intervals over "
+            "prompts, and edges that no head carries.",
+        ),
+    )
+
+
+def _prompts(counts: Mapping[str, int]) -> str:
+    """How many prompts are behind curves, of each model where they differ."""
+    if len(set(counts.values())) == 1:
+        return f"{next(iter(counts.values()))} prompts"
+    return ", ".join(f"{role} {count} prompts" for role, count in counts.items())
+
+
+def _n(interval: Interval | None) -> int | None:
+    return None if interval is None else interval.n
+
+
+def _counts(each: RoleMass) -> list[Any]:
+    return [
+        *(each.role, NAMES[each.component], each.sign, EDGES[each.positions]),
+        *(format_interval(each.needed_of_mean), format_interval(each.needed)),
+        *(_n(each.needed), format_left_out(each.edges)),
+    ]
+
+
+def ratios(summary: GraphSummary) -> Section:
+    """Dense over sparse, beside the paper."""
+    fraction = f"{summary.config.fraction:.0%}"
+    return section(
+        "Dense against sparse",
+        _PROSE("ratios", fraction),
+        table(
+            [
+                *("Components", "Shares", "Edges", f"Mean curve at {fraction}", "Mean per edge"),
+                *("Prompts", "Paper", "Left out, dense", "Left out, sparse"),
+            ],
+            [
+                [
+                    *(NAMES[each.component], each.sign, EDGES[each.positions]),
+                    *(format_interval(each.of_mean), format_interval(each.per_edge)),
+                    _n(each.of_mean),
+                    "–" if each.paper is None else f"{each.paper:g}",
+                    *(format_left_out(each.dense), format_left_out(each.sparse)),
+                ]
+                for each in summary.ratios
+            ],
+            caption="Components of the dense model for each of the sparse one, with 95 % "
+            "intervals over prompts, and edges that no head carries.",
+        ),
+    )
+
+
+def stability(summary: GraphSummary) -> Section:
+    """How much of the heads' mass rephrasings have in common."""
+    counted = comparison.counted_graphs(summary.graphs, summary.compared)
+    graphs = [each for each in counted if each.meaning]
+    which = ", of the prompts that are compared" if summary.compared else ""
+    return section(
+        "The same in other words",
+        _PROSE("stability"),
+        table(
+            ["Model", "Kind", "Of one meaning", "Of other kinds", "Meanings"],
+            [
+                [
+                    *(each.role.capitalize(), each.kind or "all"),
+                    *(format_interval(each.within), format_interval(each.across)),
+                    _n(each.within),
+                ]
+                for each in summary.stability
+            ],
+            caption="Mean overlap of two graphs' mass over heads, from 0 to 1, with 95 % intervals "
+            f"over meanings{which}.",
+            n=f"{len({each.meaning for each in graphs})} meanings, {len(graphs)} graphs",
+        ),
+    )
+
+
+def one_prompt(summary: GraphSummary) -> Section:
+    """One prompt in both models beside the paper's case study (`case_study`)."""
+    graphs = case_study.chosen(summary)
+    papers = [case_study.PAPER[role] for role in COMPARED]
+    own = [graphs[role] for role in COMPARED]
+    fractions = sorted({case_study.FRACTION, summary.config.fraction})
+    rows: list[list[Any]] = [
+        ["First logit", *(_first_logit(each) for each in own), *map(_paper_logit, papers)],
+        [
+            "Active features",
+            *(each.sizes.features for each in own),
+            *(each.features for each in papers),
+        ],
+        [
+            "Features after pruning",
+            *(each.sizes.kept_features for each in own),
+            *(each.kept_features for each in papers),
+        ],
+        [
+            "Replacement score",
+            *(number(each.scores.unpruned.replacement, ".3f") for each in own),
+            *(each.replacement for each in papers),
+        ],
+    ]
+    for component in COMPONENTS:
+        for fraction in fractions:
+            published = [getattr(each, component) for each in papers]
+            rows.append(
+                [
+                    f"{NAMES[component]} with {fraction:.0%} of the key edge".capitalize(),
+                    *(_carriers(each, component, fraction) for each in own),
+                    *(published if fraction == case_study.FRACTION else [None, None]),
+                ]
+            )
+    models = {each.role: each for each in summary.models}
+    return section(
+        "One prompt beside the paper's case study",
+        _PROSE(
+            "one_prompt",
+            prompt=own[0].prompt,
+            paper_prompt=case_study.PROMPT,
+            model=models[COMPARED[0]],
+            edges=[(each.role, each.key_edge) for each in own],
+        ),
+        table(
+            ["", "Dense", "Sparse", "Dense, paper", "Sparse, paper"],
+            [[row[0], *("–" if cell is None else cell for cell in row[1:])] for row in rows],
+            caption="Sizes and scores of one graph of each model.",
+            n="one prompt, one pair of models",
+        ),
+    )
+
+
+def _first_logit(graph: GraphResult) -> str:
+    first = graph.logits[0]
+    return f"{first.token!r}, {100 * first.probability:.1f} %"
+
+
+def _paper_logit(paper: case_study.PaperStudy) -> str:
+    probability = "" if paper.probability is None else f", {100 * paper.probability:.1f} %"
+    return f"{paper.token!r}{probability}"
+
+
+def _carriers(graph: GraphResult, component: Component, fraction: float) -> int | None:
+    """Of the key edge; None where the graph has none, or no head carries it."""
+    carriers = graph.key_edge.carriers if graph.key_edge else ()
+    counts = [c.needed for c in carriers if (c.component, c.fraction) == (component, fraction)]
+    return counts[0] if counts else None

@@ -1,0 +1,87 @@
+"""The summary of attribution graphs as text for a terminal."""
+
+from collections.abc import Iterator
+
+from sparse_jax.studies.graphs.report import (
+    format_counted,
+    format_interval,
+    format_ratio,
+    strongest_supernode,
+)
+from sparse_jax.studies.graphs.results import GraphResult, GraphSummary
+
+
+def format_summary(summary: GraphSummary) -> str:
+    """The lines that the command prints at its end."""
+    lines = [line for graph in summary.graphs for line in _of_graph(graph)]
+    if summary.config.neurons:
+        lines.insert(0, "features are neurons of the models' MLPs; this is no transcoder")
+    if len(summary.graphs) == 1:
+        lines += [*_by_layer(summary.graphs[0]), *_supernode(summary.graphs[0])]
+    labels = [
+        f"{each.role}: {each.labelled} of {each.features} shown features have a label (judge: "
+        f"{each.judge})"
+        for each in summary.features
+        if each.labelled or each.judge != "null"
+    ]
+    stable = [
+        f"{each.role}, {each.kind or 'all'}: graphs of one meaning overlap by "
+        f"{format_interval(each.within)} in the mass of heads, with other kinds of prompts by "
+        f"{format_interval(each.across)}"
+        for each in summary.stability
+    ]
+    compared = [format_counted(summary)] if summary.compared else []
+    compared += [f"  left out: {each.slug}, as {each.why}" for each in summary.compared if each.why]
+    ratios = map(format_ratio, summary.ratios)
+    return "\n".join([*lines, *labels, *compared, *ratios, *stable])
+
+
+def _by_layer(graph: GraphResult) -> list[str]:
+    """The certificates of each layer; rows are of readings in it, those of the logits last."""
+    rows = [*map("{:.1e}".format, graph.row_error)]
+    mediation = " ".join(map("{:.1e}".format, graph.mediation_error))
+    return [
+        f"  errors of rows by layer: {' '.join(rows[:-1])}, logits {rows[-1]}",
+        f"  errors of mediation by layer: {mediation}",
+    ]
+
+
+def _supernode(graph: GraphResult) -> Iterator[str]:
+    """The supernode with the largest effect, with nothing frozen."""
+    for one in strongest_supernode(graph):
+        free = next(each for each in one.outcomes if each.mode == "free")
+        first = free.top[0]
+        yield (
+            f"  supernode “{one.label}” ({len(one.members)} nodes) times {one.factor:g}: the logit "
+            f"of {graph.logits[0].token!r} changes by {free.change:.2f} (predicted "
+            f"{one.predicted:.2f}), next is {first.token!r} {100 * first.probability:.1f} %"
+        )
+
+
+def _of_graph(graph: GraphResult) -> Iterator[str]:
+    sizes, whole, pruned = graph.sizes, graph.scores.unpruned, graph.scores.pruned
+    tokens = ", ".join(f"{each.token!r} {100 * each.probability:.1f} %" for each in graph.logits)
+    yield f"{graph.role}, {graph.slug}: {sizes.tokens} tokens, then {tokens}"
+    yield (
+        f"  {sizes.features:,} active features, of which {sizes.kept_features:,} are kept with "
+        f"{sizes.kept_errors:,} errors and {sizes.kept_edges:,} edges"
+    )
+    yield (
+        f"  replacement {whole.replacement:.3f} (pruned {pruned.replacement:.3f}), completeness "
+        f"{whole.completeness:.3f} ({pruned.completeness:.3f}), over nodes with inputs "
+        f"{whole.completeness_with_inputs:.3f} ({pruned.completeness_with_inputs:.3f})"
+    )
+    yield (
+        f"  largest relative error of a row {max(graph.row_error):.1e}, of the mediation of "
+        f"{sizes.mediated_edges:,} edges {max(graph.mediation_error):.1e}; the sum over layers is "
+        f"{graph.over_count:.2f} times the edge (median)"
+    )
+    if graph.agreements:
+        ranks = ", ".join(
+            f"{each.mode.replace('_', ' ')} {format_interval(each.spearman)}"
+            for each in graph.agreements
+        )
+        yield (
+            f"  {graph.agreements[0].interventions} interventions, rank correlation of predicted "
+            f"and measured effects: {ranks}"
+        )

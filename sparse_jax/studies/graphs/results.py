@@ -1,0 +1,386 @@
+"""Typed results of attribution graphs; JSON files are read back strictly."""
+
+import dataclasses
+
+from lm_jax.run.results import Count, Real, Share
+from lm_jax.statistics import Interval
+from sparse_jax.graphs.effects import Mode
+from sparse_jax.graphs.graph import GraphScores
+from sparse_jax.studies.graphs.config import GraphConfig
+from sparse_jax.studies.graphs.mass import Component, Positions, Sign
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFacts:
+    """A model and the transcoder, or the neurons, that stand for its MLPs.
+
+    Attributes:
+      role: model, dense or sparse.
+      source: as the command named the model.
+      sha256: digest of its weights.
+      family: of its blocks.
+      layers, heads: of the model's config; blocks of prototypes have no heads.
+      gated: whether it has gates.
+      transcoder: as the command named it; "" of neurons.
+      transcoder_sha256: which one it is (`transcoders.files.identity`).
+      same_model: whether the transcoder says that it is of this model; false where it says nothing.
+      kind, features, window: of the transcoder; of neurons "neurons", and how many a layer has.
+      skip_start: first tokens of a prompt that have no features.
+    """
+
+    role: str
+    source: str
+    sha256: str
+    family: str
+    layers: Count
+    heads: Count
+    gated: bool
+    transcoder: str
+    transcoder_sha256: str
+    same_model: bool
+    kind: str
+    features: Count
+    window: int | None
+    skip_start: Count = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitNode:
+    """A token whose logit has a node, and its probability by the model itself."""
+
+    token: str
+    id: Count
+    probability: Share
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Numbers of nodes and edges.
+
+    Attributes:
+      tokens: of the prompt.
+      features: that are active at any position.
+      rows: features with a row of their own.
+      kept_features, kept_errors: nodes after pruning.
+      kept_edges: after pruning.
+      mediated_edges: kept edges whose mediation was measured.
+    """
+
+    tokens: Count
+    features: Count
+    rows: Count
+    kept_features: Count
+    kept_errors: Count
+    kept_edges: Count
+    mediated_edges: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class MassResult:
+    """Mean cumulative mass over the edges of one graph, or over graphs (`mass.Mass`).
+
+    Attributes:
+      component, sign, positions: as in `mass`.
+      edges: behind the mean.
+      unmediated: edges that no head carries, which are left out.
+      needed: mean number of components that have `config.fraction` of an edge's mass; NaN without
+        edges.
+      needed_of_mean: where the mean curve has that mass; NaN without edges.
+    """
+
+    component: Component
+    sign: Sign
+    positions: Positions
+    edges: Count
+    unmediated: Count
+    needed: Real
+    needed_of_mean: Real
+
+
+@dataclasses.dataclass(frozen=True)
+class InterventionAgreement:
+    """What a graph predicts of interventions against what is measured.
+
+    Over the features that pruning kept, and the logits.
+
+    Attributes:
+      mode: what was frozen (`interventions.Mode`).
+      interventions: pairs of a feature and a factor.
+      spearman: with its 95 % interval over features; null where one side is constant, or of a
+        single feature.
+      error: largest difference of predicted and measured effects, pre-activations and logits.
+      largest: measured effect by absolute value.
+    """
+
+    mode: Mode
+    interventions: Count
+    spearman: Interval | None
+    error: float
+    largest: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Carriers:
+    """How many heads or pairs have a fraction of the absolute mass of an edge."""
+
+    component: Component
+    fraction: Share
+    needed: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyEdge:
+    """The strongest kept edge from a feature at an earlier position to the first logit.
+
+    Attributes:
+      source, target: ids of its nodes in the graph's file.
+      weight: of the edge.
+      carriers: of the paper's fraction and of `config.fraction` (`case_study`).
+    """
+
+    source: str
+    target: str
+    weight: float
+    carriers: tuple[Carriers, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class NextToken:
+    """A token and its probability of being next."""
+
+    token: str
+    id: Count
+    probability: Share
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupOutcome:
+    """What becomes of the next token where a group is scaled.
+
+    Attributes:
+      mode: what was frozen (`interventions.Mode`).
+      change: of the first logit node, demeaned, from the clean run.
+      probability: of its token.
+      top: the most probable next tokens.
+    """
+
+    mode: Mode
+    change: float
+    probability: Share
+    top: tuple[NextToken, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupIntervention:
+    """A proposed supernode all of whose features are multiplied by a factor (`groups`).
+
+    Attributes:
+      label: as it was proposed, before features had labels.
+      members: ids of nodes in the graph's file.
+      factor: of their activations.
+      predicted: change of the first logit node by the graph's edges from them to it.
+      outcomes: measured, by mode.
+    """
+
+    label: str
+    members: tuple[str, ...]
+    factor: float
+    predicted: float
+    outcomes: tuple[GroupOutcome, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphResult:
+    """One graph in numbers.
+
+    Attributes:
+      role: of its model.
+      slug: of its prompt.
+      file: of the graph, in the work folder.
+      kind, prompt, tokens: of its prompt.
+      logits: its logit nodes.
+      sizes: numbers of nodes and edges.
+      scores: of the whole graph and of the pruned one.
+      row_error: largest error of row sum and bias against the forward pass, per layer of the
+        reading, logits last (`Graph.certificate`).
+      mediation_error: largest error of heads, bypass and late writes against the edge, per layer
+        (`Mediation.certificate`).
+      over_count: median over mediated edges of the sum over all layers as a multiple of the edge;
+        NaN without edges.
+      masses: mean cumulative mass of heads and of pairs.
+      head_shares: share of each head, by layer, of the absolute mass of the measured edges; empty
+        where no head carries any.
+      meaning: of its prompt (`prompts.Prompt`); "" for none.
+      score_errors: of attention scores that were split, relative (`QK.certificate`).
+      agreements: of interventions, by mode; none without kept features.
+      supernodes: interventions on proposed supernodes, each times each factor.
+      key_edge: null where pruning kept none.
+    """
+
+    role: str
+    slug: str
+    file: str
+    kind: str
+    prompt: str
+    tokens: tuple[str, ...]
+    logits: tuple[LogitNode, ...]
+    sizes: Sizes
+    scores: GraphScores
+    row_error: tuple[float, ...]
+    mediation_error: tuple[float, ...]
+    over_count: Real
+    masses: tuple[MassResult, ...]
+    score_errors: tuple[float, ...]
+    agreements: tuple[InterventionAgreement, ...]
+    supernodes: tuple[GroupIntervention, ...]
+    key_edge: KeyEdge | None
+    head_shares: tuple[Share, ...] = ()
+    meaning: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureCorpus:
+    """The text whose windows are shown with the features of a model.
+
+    Attributes:
+      role: of the model.
+      features: that its graphs show.
+      silent: those that are active on no token of the text.
+      source: of the text, as `lm_jax.text.corpora` names it; "" for none.
+      sha256: digest of its documents.
+      tokens: that were read.
+      labelled: features with a label of the user or of the judge.
+      judge: its name; "null" for none.
+    """
+
+    role: str
+    features: Count
+    silent: Count
+    source: str
+    sha256: str
+    tokens: Count
+    labelled: Count
+    judge: str
+
+
+@dataclasses.dataclass(frozen=True)
+class EdgeCounts:
+    """Edges of all prompts.
+
+    Attributes:
+      total: whose mediation was measured.
+      unmediated: of them, those that no head carries, which are in no mean.
+    """
+
+    total: Count
+    unmediated: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleMass:
+    """Mass of one model over all prompts, each with the same weight.
+
+    Attributes:
+      role: of the model.
+      component, sign, positions: as in `mass`.
+      edges: how many, and how many of them are left out.
+      needed: mean number of components per edge, with its interval over prompts; None of fewer
+        than two prompts.
+      needed_of_mean: where the mean curve has the mass, with its interval.
+    """
+
+    role: str
+    component: Component
+    sign: Sign
+    positions: Positions
+    edges: EdgeCounts
+    needed: Interval | None
+    needed_of_mean: Interval | None
+
+
+@dataclasses.dataclass(frozen=True)
+class MassRatio:
+    """How many times as many components the dense model needs as the sparse one.
+
+    Attributes:
+      component, sign, positions: as in `mass`.
+      dense, sparse: edges of either model, and how many of them are left out.
+      of_mean: of the counts where the mean curves reach the mass, as the paper's figure has it;
+        with an interval over prompts.
+      per_edge: of the mean counts per edge.
+      paper: the paper's figure (GPT-2, Fig. 6); None where it has none.
+    """
+
+    component: Component
+    sign: Sign
+    positions: Positions
+    dense: EdgeCounts
+    sparse: EdgeCounts
+    of_mean: Interval | None
+    per_edge: Interval | None
+    paper: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stability:
+    """How much of the heads' mass rephrasings have in common (`stability`).
+
+    Attributes:
+      role: of the model, or "sparse minus dense".
+      kind: of the prompts; "" for all.
+      within: mean overlap of graphs of one meaning, with its interval over meanings; None of fewer
+        than two.
+      across: the same of each with graphs of other kinds of prompts; None without any.
+    """
+
+    role: str
+    kind: str
+    within: Interval | None
+    across: Interval | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedPrompt:
+    """Whether a prompt counts in the comparison of two models.
+
+    Attributes:
+      slug: of the prompt.
+      answers: the most probable next token of each model, by role.
+      target: the one token that both graphs explain; "" where the prompt does not count.
+      why: it does not; "" where it does.
+    """
+
+    slug: str
+    answers: dict[str, str]
+    target: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphSummary:
+    """`summary.json` of attribution graphs.
+
+    Attributes:
+      config: the settings.
+      models: one, or the two that are compared.
+      prompts_sha256: digest of the prompts with their targets.
+      graphs: by model, then prompt.
+      features: text of each model's features.
+      masses: by model; over prompts.
+      ratios: of a comparison, over the prompts that count in it.
+      device: that it was computed on.
+      stability: under rephrasing; empty where no two prompts share a meaning.
+      compared: which prompts count in masses, ratios and stability of a comparison, in order; empty
+        for a model by itself, of which all count.
+    """
+
+    config: GraphConfig
+    models: tuple[ModelFacts, ...]
+    prompts_sha256: str
+    graphs: tuple[GraphResult, ...]
+    features: tuple[FeatureCorpus, ...]
+    masses: tuple[RoleMass, ...]
+    ratios: tuple[MassRatio, ...]
+    device: str
+    stability: tuple[Stability, ...] = ()
+    compared: tuple[ComparedPrompt, ...] = ()

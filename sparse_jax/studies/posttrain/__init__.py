@@ -1,0 +1,1 @@
+"""Post-training of a pretrained model to sparse attention, with its control."""

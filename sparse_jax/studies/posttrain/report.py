@@ -1,0 +1,410 @@
+"""The page of a post-training: losses and open edges, training, attention before and after.
+
+Every number comes from the files of the run; nothing is measured here. Paragraphs are in
+`report.html.j2`.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from lm_jax import report
+from lm_jax.report import Cell, Column, Points, Section, Series, cell, section, table
+from lm_jax.report.markup import Markup, number
+from lm_jax.report.page import Part
+from lm_jax.report.prose import Prose
+from lm_jax.run.results import load_result
+from lm_jax.statistics import Interval
+from lm_jax.train.metrics import EVALUATIONS, METRICS
+from sparse_jax.studies.posttrain import export
+from sparse_jax.studies.posttrain.config import PosttrainConfig
+from sparse_jax.studies.posttrain.paper import TABLE_1
+from sparse_jax.studies.posttrain.report_text import ONE_RUN, format_rounding, format_signed, terms
+from sparse_jax.studies.posttrain.results import PosttrainSummary, RunResult, Spread, TextPatterns
+
+_PROSE = Prose("sparse_jax.studies.posttrain")
+
+# A longer curve is drawn through means of neighbouring steps.
+_MOST_POINTS = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Numbers, tables and patterns of one run, from its folder.
+
+    Attributes:
+      moving: the bound of each update, where it is no fixed number; else ().
+    """
+
+    result: RunResult
+    steps: Mapping[str, Sequence[float]]
+    evaluations: Sequence[Mapping[str, Any]]
+    edges: Mapping[str, Sequence[int]]
+    patterns: tuple[TextPatterns, ...]
+    moving: tuple[float, ...] = ()
+
+    def evaluated(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one metric of the evaluations."""
+        rows = [row for row in self.evaluations if row["name"] == name]
+        return [row["step"] for row in rows], [row["value"] for row in rows]
+
+
+def read(folder: Path, moving: tuple[float, ...] = ()) -> Run:
+    """Reads a run from its folder; `moving` is its bound by update.
+
+    Raises:
+      CorruptError: a file is damaged.
+    """
+    return Run(
+        load_result(folder / export.RESULT, RunResult),
+        pq.read_table(folder / METRICS).to_pydict(),
+        pq.read_table(folder / EVALUATIONS).to_pylist(),
+        pq.read_table(folder / export.EDGES).to_pydict(),
+        load_result(folder / export.PATTERNS, tuple[TextPatterns, ...]),
+        moving,
+    )
+
+
+def build(
+    config: PosttrainConfig,
+    summary: PosttrainSummary,
+    result: Sequence[Run],
+    *,
+    provenance: Mapping[str, Any],
+) -> str:
+    """The whole page; the runs of the first seed are shown in detail."""
+    parts = [losses(summary), over_seeds(summary), frontier(summary, result)]
+    for run in result:
+        if run.result.seed == summary.seeds[0]:
+            parts += [training(run, summary), by_head(run), attention(run)]
+    parts += [paper(summary), section("Terms", report.key_values(terms(config)))]
+    return report.page(
+        f"Sparse attention: {Path(summary.model).name}",
+        [part for part in parts if part is not None],
+        provenance=report.facts(provenance),
+        lead=[conclusion(config, summary)],
+    )
+
+
+def conclusion(config: PosttrainConfig, summary: PosttrainSummary) -> Markup:
+    """The sparsest bound that is kept, or the sparsest of all if none is; means over seeds."""
+    kept = [bound for bound in summary.bounds if bound.loss.mean <= bound.target]
+    best = min(kept or summary.bounds, key=lambda bound: bound.edges.mean)
+    several = len(summary.seeds) > 1
+    text = (
+        f"{best.edges.mean:.2%} of attention edges stay open, and the loss minus the dense model's "
+        f"is {best.difference.mean:+.4f} nats per token"
+    )
+    text += f" (means of {len(summary.seeds)} seeds)." if several else f" ({ONE_RUN})."
+    # The bound is on the training text; held-out text may be a little harder.
+    slack, than = best.slack, "dense model"
+    if config.slack_over == "control" and not config.targets:
+        slack, than = config.slacks[summary.bounds.index(best)], "control"
+    reason = f"The bound was {slack:+.4f} against the {than}, " + (
+        "and it is kept."
+        if kept
+        else "and no run keeps it on held-out text: train longer, or set a lower slack."
+    )
+    if best.over_control:
+        reason += (
+            " The loss minus that of a control, trained as long with all gates open, is "
+            f"{best.over_control.mean:+.4f}."
+        )
+    return report.verdict(text, reason, tone="good" if kept else "warn")
+
+
+def losses(summary: PosttrainSummary) -> Section:
+    """A row per run."""
+    rows = [
+        [
+            str(run.seed),
+            run.target,
+            interval_cell(run.loss, ".4f"),
+            interval_cell(run.difference, "+.4f"),
+            interval_cell(run.edges, ".2f", scale=100),
+            run.open_edges_per_head,
+            run.strength,
+        ]
+        for run in summary.runs
+    ]
+    first = summary.runs[0]
+    columns = [
+        "Seed",
+        Column("Bound", ".3f"),
+        "Loss",
+        "Minus dense",
+        "Open, %",
+        Column("Per head", ".1f"),
+        Column("Strength", ".3g"),
+    ]
+    notes: list[str | Markup] = []
+    if summary.controls:
+        columns.insert(4, "Minus control")
+        for row, run in zip(rows, summary.runs, strict=True):
+            row.insert(4, interval_cell(run.over_control, "+.4f"))
+        less = "; ".join(format_signed(each.difference) for each in summary.controls)
+        notes.append(_PROSE("control", less))
+    notes += [
+        f"Seed {run.seed}, {run.folder}: {line}."
+        for run in (*summary.runs, *summary.controls)
+        if (line := format_rounding(run.rounding))
+    ]
+    return section(
+        "Result",
+        _PROSE(
+            "result",
+            f"{summary.dense_loss:.4f}",
+            number(summary.validation_tokens),
+            summary.corpus.source,
+            summary.context,
+            number(summary.trained_parameters),
+            first.steps,
+            number(first.tokens_seen),
+        ),
+        *notes,
+        table(
+            columns,
+            rows,
+            caption="Each run after training: losses in nats per token, on the same windows as the "
+            "dense model; open edges in total, and per head and window. Intervals are over "
+            "documents, for the trained model.",
+            n=f"{number(first.windows)} windows of {first.edges.n} documents",
+        ),
+    )
+
+
+def over_seeds(summary: PosttrainSummary) -> Section:
+    """Spread of the results over seeds."""
+    count = len(summary.seeds)
+    if count == 1:
+        return section("Comparison of seeds", _PROSE("one_seed"))
+    columns = [Column("Bound", ".3f"), "Loss", "Minus dense", "Open, %"]
+    rows = [
+        [
+            bound.target,
+            _spread(bound.loss, ".4f"),
+            _spread(bound.difference, "+.4f"),
+            _spread(bound.edges, ".2f", scale=100),
+        ]
+        for bound in summary.bounds
+    ]
+    if summary.controls:
+        columns.append("Minus control")
+        for row, bound in zip(rows, summary.bounds, strict=True):
+            row.append(_spread(bound.over_control, "+.4f"))
+    return section(
+        "Comparison of seeds",
+        table(
+            columns,
+            rows,
+            caption="Mean over seeds, with the lowest and the highest.",
+            n=f"{count} seeds",
+        ),
+    )
+
+
+def frontier(summary: PosttrainSummary, result: Sequence[Run]) -> Section | None:
+    """Loss against open edges, at every evaluation of every run."""
+    trajectories = []
+    for run in result:
+        steps, loss = run.evaluated("validation/loss")
+        _, edges = run.evaluated("validation/edges")
+        excess = np.subtract(loss, summary.dense_loss)
+        titles = [f"step {step}" for step in steps]
+        label = f"bound {run.result.target - summary.dense_loss:+.3f}"
+        label += f", seed {run.result.seed}" * (len(summary.seeds) > 1)
+        trajectories.append(Points(label, 100 * np.asarray(edges), excess, titles))
+    return section(
+        "Loss against edges",
+        _PROSE("frontier"),
+        report.scatter(
+            trajectories,
+            caption="Loss minus the dense model's, against open edges.",
+            x_label="open edges, %",
+            y_label="loss - dense loss, nats per token",
+            log_x=True,
+            n=f"{sum(np.size(each.x) for each in trajectories)} evaluations",
+        ),
+    )
+
+
+def training(run: Run, summary: PosttrainSummary) -> Section:
+    """Edges, strength and losses by step, as in Fig. 11."""
+    steps = run.steps
+    step, edges = _thinned(steps["step"], steps["edges"])
+    _, strength = _thinned(steps["step"], steps["strength"])
+    _, loss = _thinned(steps["step"], steps["loss"])
+    at, held_out = run.evaluated("validation/loss")
+    _, open_edges = run.evaluated("validation/edges")
+    count = f"{number(len(steps['step']))} steps"
+    target, dense = run.result.target, summary.dense_loss
+    losses = [Series("training", step, loss), Series("held out", at, held_out)]
+    h_lines = [(target, "bound"), (dense, "dense")]
+    caption = "Loss, with its bound and the dense model's."
+    over: list[Part] = []
+    if run.moving:
+        _, moving = _thinned(steps["step"], run.moving)
+        losses.append(Series("bound in training", step, moving))
+        over.append(
+            report.curves(
+                [Series("training", step, loss - moving)],
+                caption="Training loss minus its bound at the same update.",
+                x_label="step",
+                y_label="nats per token",
+                h_lines=[(0.0, "bound")],
+                n=count,
+            )
+        )
+        h_lines[0] = (target, "bound held out")
+        caption = (
+            "Loss, with its bounds, which are those of the control plus the slack, and the dense "
+            "model's."
+        )
+    return section(
+        f"Training under the bound {target:.4f}",
+        report.grid(
+            report.curves(
+                [
+                    Series("expected, in training", step, 100 * edges),
+                    Series("held out, logit > 0", at, 100 * np.asarray(open_edges)),
+                ],
+                caption="Open edges.",
+                x_label="step",
+                y_label="open edges, %",
+                log_y=True,
+                n=count,
+            ),
+            report.curves(
+                losses,
+                caption=caption,
+                x_label="step",
+                y_label="nats per token",
+                h_lines=h_lines,
+                n=count,
+            ),
+            report.curves(
+                [Series("strength", step, strength)],
+                caption="Strength of the penalty.",
+                x_label="step",
+                y_label="strength, nats",
+                log_y=True,
+                n=count,
+            ),
+            *over,
+        ),
+    )
+
+
+def by_head(run: Run) -> Section:
+    """Share of open edges of every head."""
+    layers, heads = max(run.edges["layer"]) + 1, max(run.edges["head"]) + 1
+    share = np.divide(run.edges["open"], run.edges["pairs"]).reshape(layers, heads)
+    closed = int((np.asarray(run.edges["open"]) == 0).sum())
+    return section(
+        f"Heads under the bound {run.result.target:.4f}",
+        f"{closed} of {layers * heads} heads have no open edge in any window.",
+        report.heat_map(
+            100 * share,
+            value_label="open edges, %",
+            caption="Open edges of each head, % of visible pairs.",
+            x_label="head",
+            y_label="layer",
+            scale="sequential",
+            spec=".1f",
+            show_values=heads <= 16,
+            n=f"{number(sum(run.edges['pairs']))} pairs",
+        ),
+    )
+
+
+def attention(run: Run) -> Section | None:
+    """Attention patterns of the chosen heads on the chosen texts."""
+    drawn: list[str | Markup] = []
+    for text in run.patterns:
+        labels = [token.strip() or repr(token) for token in text.tokens]
+        drawn.append(f"“{text.text.strip()}”")
+        for head in text.heads:
+            name = f"Layer {head.layer}, head {head.head}"
+            pictures = [
+                report.heat_map(
+                    weights,
+                    value_label="weight",
+                    caption=f"{name}: {when}.",
+                    x_label="key",
+                    y_label="query",
+                    row_labels=labels,
+                    column_labels=labels,
+                    scale="sequential",
+                    value_range=(0.0, 1.0),
+                    n=count,
+                )
+                for weights, when, count in (
+                    (head.dense, "before", f"{head.pairs} edges"),
+                    (head.sparse, "after", f"{head.open} open edges"),
+                )
+            ]
+            drawn.append(report.grid(*pictures))
+    if not drawn:
+        return None
+    return section(
+        f"Attention before and after, under the bound {run.result.target:.4f}",
+        _PROSE("attention"),
+        *drawn,
+    )
+
+
+def paper(summary: PosttrainSummary) -> Section:
+    """The published numbers beside ours."""
+    rows: list[list[object]] = [
+        [each.model, each.dense_loss, each.sparse_loss - each.dense_loss, 100 * each.edges]
+        for each in TABLE_1
+    ]
+    of = f"mean of {len(summary.seeds)} seeds" if len(summary.seeds) > 1 else ONE_RUN
+    name = f"{Path(summary.model).name}, context {summary.context}, ours, {of}"
+    for bound in summary.bounds:
+        edges = 100 * bound.edges.mean
+        rows.append([name, summary.dense_loss, bound.difference.mean, edges])
+    tokens = number(max(run.tokens_seen for run in summary.runs))
+    return section(
+        "Comparison with the paper",
+        table(
+            [
+                "Model",
+                Column("Dense loss", ".3f"),
+                Column("Sparse - dense", "+.3f"),
+                Column("Open edges, %", ".2f"),
+            ],
+            rows,
+            caption="Table 1 of the paper, and this run.",
+        ),
+        _PROSE("paper", tokens),
+    )
+
+
+def interval_cell(interval: Interval | None, spec: str, scale: float = 1.0) -> Cell:
+    """The estimate with its interval below it."""
+    if interval is None:
+        return cell(None)
+    low, high = (format(scale * x, spec) for x in (interval.low, interval.high))
+    return cell(scale * interval.estimate, note=f"[{low}, {high}]", spec=spec)
+
+
+def _spread(value: Spread | None, spec: str, scale: float = 1.0) -> str:
+    if value is None:
+        return "–"
+    mean, least, most = (format(scale * x, spec) for x in (value.mean, value.least, value.most))
+    return f"{mean} ({least} to {most})"
+
+
+def _thinned(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Means of neighbouring points of a long curve."""
+    width = -(-len(x) // _MOST_POINTS)
+    parts = range(0, len(x), width)
+    x_mean, y_mean = (
+        np.array([np.mean(values[i : i + width]) for i in parts]) for values in (x, y)
+    )
+    return x_mean, y_mean

@@ -1,0 +1,133 @@
+"""Text of post-training results, for the terminal and for the page."""
+
+from collections.abc import Iterator
+
+from lm_jax.statistics import Interval
+from sparse_jax.studies.posttrain.config import PosttrainConfig
+from sparse_jax.studies.posttrain.results import (
+    BoundSummary,
+    ComparedRun,
+    ControlResult,
+    PosttrainSummary,
+    Rounding,
+    RunResult,
+    Spread,
+)
+
+ONE_RUN = "one run"
+INTERVALS = (
+    "intervals: 95 %, over documents, of one trained model; another seed, processor or number of "
+    "threads trains another"
+)
+
+
+def format_summary(summary: PosttrainSummary) -> str:
+    """The results of `summary.json` as lines of a terminal."""
+    return "\n".join(_lines(summary))
+
+
+def _lines(summary: PosttrainSummary) -> Iterator[str]:
+    yield (
+        f"dense: {summary.dense_loss:.4f} nats per token over "
+        f"{summary.validation_tokens:,} tokens of {summary.corpus.source}"
+    )
+    several = len(summary.seeds) > 1
+    for number, bound in enumerate(summary.bounds):
+        own = [run for run in summary.runs if run.bound == number]
+        if several:
+            yield f"target {bound.target:.4f}, {len(own)} seeds: {_between_seeds(bound)}"
+        for run in own:
+            head = f"  seed {run.seed}" if several else f"target {run.target:.4f}, {ONE_RUN}"
+            yield f"{head}: {_of_run(run)}"
+            yield from _rounding(run)
+    for control in summary.controls:
+        seed = f"seed {control.seed}" if several else ONE_RUN
+        less = format_signed(control.difference)
+        yield f"control, every gate open, {seed}: loss {less} against dense"
+        yield from _rounding(control)
+    yield INTERVALS
+
+
+def _between_seeds(bound: BoundSummary) -> str:
+    edges = bound.edges
+    parts = [
+        f"{100 * edges.mean:.2f} % of edges open ({100 * edges.least:.2f} to "
+        f"{100 * edges.most:.2f} between seeds)",
+        f"loss {format_spread(bound.difference)} against dense",
+    ]
+    if bound.over_control:
+        parts.append(f"{format_spread(bound.over_control)} against the control")
+    return ", ".join(parts)
+
+
+def _of_run(run: ComparedRun) -> str:
+    edges = run.edges
+    parts = [
+        f"{100 * edges.estimate:.2f} % of edges open ({100 * edges.low:.2f} to "
+        f"{100 * edges.high:.2f})",
+        f"loss {format_signed(run.difference)} against dense",
+    ]
+    if run.over_control:
+        parts.append(f"{format_signed(run.over_control)} against the control")
+    return ", ".join([*parts, f"{run.tokens_seen:,} tokens seen"])
+
+
+def _rounding(run: RunResult | ControlResult) -> Iterator[str]:
+    if line := format_rounding(run.rounding):
+        yield f"  {line}"
+
+
+def format_rounding(rounding: Rounding | None) -> str:
+    """The cost of merging adapters into weights of a lower precision; "" where there is none."""
+    if rounding is None or not rounding.update_lost:
+        return ""
+    before = "" if rounding.loss_before is None else f"changes from {rounding.loss_before:.4f} to "
+    return (
+        f"merged into {rounding.dtype} weights: rounding loses "
+        f"{rounding.update_lost:.1%} of the update, and the loss {before or 'is '}"
+        f"{rounding.loss_after:.4f}; "
+        "--config.export_dtype=float32 --resume=force exports it again without rounding"
+    )
+
+
+def format_spread(spread: Spread) -> str:
+    """Text of a difference of losses over seeds."""
+    if spread.n == 1:
+        return f"{spread.mean:+.4f}"
+    return f"{spread.mean:+.4f} ({spread.least:+.4f} to {spread.most:+.4f} between seeds)"
+
+
+def format_signed(interval: Interval) -> str:
+    """Text of a difference of losses with its interval."""
+    return f"{interval.estimate:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
+
+
+def terms(config: PosttrainConfig) -> dict[str, str]:
+    """What the words of the page mean, for the method that ran."""
+    score = "the score without its scale" if config.raw_gate else "the scaled score"
+    sampled = "in training it is sampled"
+    if config.by_rule:
+        sampled += f", and in the last {config.by_rule:.0%} of the updates open by this rule too"
+    if config.by_rule == 1:
+        sampled = "in training too"
+    bound = "A loss in nats per token, given in the config."
+    if not config.targets:
+        bound = f"The {config.slack_over} model's loss on the held-out text, and a slack."
+    if config.paired:
+        bound += (
+            " In training it is that of the control at the same update, on the same batch, and the "
+            "slack."
+        )
+    return {
+        "edge": "A query that reads a key in one head: T (T + 1) / 2 per head in a window of T "
+        "tokens.",
+        "open": "The gate of the edge passes its softmax weight on"
+        + ", divided by the sum of those that are open" * config.renormalise
+        + f". In evaluation a gate is open where its logit, {score} plus a bias, is above 0; "
+        f"{sampled}.",
+        "loss": "Mean negative log-likelihood of the next token, in nats.",
+        "bound": bound,
+        "strength": "Factor of the penalty, which is the expected share of open edges summed over "
+        "layers. It rises while the loss is below its bound, and falls while it is above.",
+        "interval": "95 %, from resampling documents, for one trained model.",
+    }

@@ -1,0 +1,1 @@
+"""The command that trains a cross-layer transcoder and scores it."""

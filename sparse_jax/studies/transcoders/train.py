@@ -1,0 +1,302 @@
+"""Trains a transcoder on the activations of a model, computed as they are needed.
+
+    iaj sparse transcoder --config=sparse/clt --config.model=MODEL --workdir=runs/clt
+
+The work folder then holds
+
+    data/             the prepared corpus
+    scales.json       scales of the activations, measured once (`results.StoredScales`)
+    checkpoints/, metrics.parquet, evaluations.parquet    of `lm_jax.train.loop`
+    transcoder/       the transcoder of raw activations (`files`)
+    per_layer/        the same of the per-layer transcoder, with `config.control`
+    report.html       the page, one offline file
+    summary.json      `results.TranscoderSummary`, written last
+
+Evaluations measure activity, errors and predictions with all MLPs replaced (`measure`), and every
+`scores_every` steps scores of attribution graphs on a fixed set of prompts (`scores`). The same
+command resumes a killed run, which ends with the same parameters.
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.model import params as params_lib
+from lm_jax.model.params import ParamTree
+from lm_jax.parallel import sharding
+from lm_jax.run import processes
+from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
+from lm_jax.run.finished import Inputs
+from lm_jax.run.identity import difference
+from lm_jax.run.provenance import (
+    RunStart,
+    collect_provenance,
+    read_provenance,
+    record_provenance,
+)
+from lm_jax.run.results import load_result
+from lm_jax.text.corpora import corpus_inputs
+from lm_jax.text.examples import Batches, Examples, OnePass
+from lm_jax.text.preparation import Prepared, prepare_on_first
+from lm_jax.train.config import CheckpointPolicy
+from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.metrics import METRICS
+from lm_jax.train.step import check_batch
+from lm_jax.weights import hub
+from lm_jax.weights.load import identities
+from sparse_jax.circuits.source_model import SourceModel, open_identity
+from sparse_jax.studies.transcoders import report
+from sparse_jax.studies.transcoders.config import TranscoderTraining
+from sparse_jax.studies.transcoders.measure import Measurements, Text
+from sparse_jax.studies.transcoders.results import (
+    Control,
+    Reconstruction,
+    StoredScales,
+    TranscoderSummary,
+)
+from sparse_jax.transcoders import files, thresholds
+from sparse_jax.transcoders.inputs import measure_scales
+from sparse_jax.transcoders.objective import Frozen, Transcoding
+from sparse_jax.transcoders.transcoder import Transcoder, equal_features, spec
+
+DATA, SCALES, TRANSCODER, SUMMARY = "data", "scales.json", "transcoder", "summary.json"
+REPORT = "report.html"
+PER_LAYER = "per_layer"
+
+
+def inputs(config: TranscoderTraining) -> Inputs:
+    """The model and the text of a training."""
+    text = corpus_inputs({"config.corpus": config.corpus.source})
+    return identities({"model": config.model}, open_identity) | text
+
+
+def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
+    """Trains or resumes in an open work folder and returns the summary.
+
+    Raises:
+      As `SourceModel.load` and `lm_jax.train.loop.train`.
+    """
+    data, fsdp, tensor = config.mesh
+    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    check_batch(config.batch_size, config.accumulate, mesh)
+    source = SourceModel.load(config.model, dtype=config.dtype, mesh=mesh)
+    cfg = source.model.cfg
+    if config.context > cfg.max_length:
+        raise UsageError(
+            f"config.context = {config.context} is beyond the {cfg.max_length} positions of "
+            f"{config.model}; lower it"
+        )
+    prepared = prepare_on_first(folder / DATA, config.corpus, tokenizer=source.tokenizer)
+    manifest = prepared.manifest
+    origin = collect_provenance(
+        seeds={"run": config.seed},
+        dtype=config.dtype,
+        data=hub.identity("model", source.identity.text, source.revision)
+        | {"documents": manifest["documents_sha256"]}
+        | dict(manifest["sources"]),
+        tokenizer=manifest["tokenizer_sha256"],
+    )
+    task = _Task(source, prepared, mesh, origin)
+    trained = task.train(config, folder)
+    controls: tuple[Control, ...] = ()
+    if config.control:
+        sizes = trained.measurements.objective.cfg
+        other = dataclasses.replace(
+            config, window=1, features=equal_features(sizes, 1), control=False
+        )
+        controls = (_as_control(task.conclude(task.train(other, folder / PER_LAYER))),)
+    return task.conclude(trained, controls)
+
+
+def _as_control(summary: TranscoderSummary) -> Control:
+    return Control(
+        name="per_layer",
+        features=summary.features,
+        parameters=summary.parameters,
+        l0=summary.reconstruction.l0,
+        unexplained=summary.reconstruction.unexplained,
+        substitution=summary.substitution,
+        graphs=summary.graphs,
+        steps=summary.steps,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trained:
+    """A trained transcoder, in its folder, with what measures it."""
+
+    folder: Path
+    measurements: Measurements
+    result: TrainResult
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What all transcoders of a run share: the model, the text, the devices."""
+
+    source: SourceModel
+    prepared: Prepared
+    mesh: jax.sharding.Mesh
+    origin: RunStart
+
+    def train(self, config: TranscoderTraining, folder: Path) -> _Trained:
+        """Trains, or resumes training, in a folder."""
+        cfg = self.source.model.cfg
+        processes.on_first(lambda: _prepare_folder(folder, self.origin))
+        index, count = sharding.batch_share(self.mesh)
+        size = {"batch_size": config.batch_size}
+        share = size | {"process_index": index, "process_count": count}
+        windows = functools.partial(
+            Examples,
+            self.prepared,
+            context=config.context,
+            mode="window",
+            vocab_size=cfg.vocab_size,
+        )
+        train_windows = windows("train")
+        held_out = windows("validation", limit=config.validation_documents)
+        batches = Batches(train_windows, seed=config.seed, **share)
+        validation = OnePass(held_out, **share)
+        text = Text(
+            Batches(train_windows, seed=config.seed, **size), OnePass(held_out, **size), self.mesh
+        )
+        frozen = _frozen(config, self.source, text, folder)
+        objective = Transcoding(
+            config.sizes(cfg.num_layers, cfg.hidden_size),
+            config.penalties,
+            steps=config.steps,
+            skip_start=config.skip_start,
+            outlier=config.outlier,
+            dtype=config.dtype,
+        )
+        measurements = Measurements.of(
+            config, objective, self.mesh, frozen, text, validation, self.source.tokenizer
+        )
+        result = train(
+            folder,
+            objective,
+            config.train,
+            batches,
+            validation,
+            seed=config.seed,
+            mesh=self.mesh,
+            frozen=frozen,
+            base_sha256=self.source.identity.text,
+            policy=CheckpointPolicy(
+                save_every=config.save_every, allow_fallback=config.allow_fallback
+            ),
+            params=functools.partial(_start, config, objective, frozen, text),
+            measure=measurements.numbers,
+            done=measurements.ends if config.stop_l0 else None,
+            in_nats=False,
+        )
+        return _Trained(folder, measurements, result)
+
+    def conclude(self, trained: _Trained, controls: tuple[Control, ...] = ()) -> TranscoderSummary:
+        """Sets thresholds, evaluates, and writes transcoder, page and summary."""
+        measurements, state, folder = trained.measurements, trained.result.state, trained.folder
+        config, objective = measurements.config, measurements.objective
+        final = measurements.with_thresholds(state.params)
+        evaluation = measurements.evaluated(final)
+        reconstruction = Reconstruction.of(evaluation)
+        batch_topk = batch_topk_graphs = None
+        if config.kind == "batchtopk":
+            before = Transcoder(state.params, objective.cfg)
+            batch_topk = Reconstruction.of(measurements.evaluated(before))
+            batch_topk_graphs = measurements.scores_before_thresholds(state.params)
+        exported, neurons = measurements.folded(final), measurements.neurons()
+        silent_LF = state.aux_state.silent_LF
+        summary = TranscoderSummary(
+            model=self.source.name,
+            model_sha256=self.source.sha256,
+            family=self.source.model.cfg.family,
+            kind=config.kind,
+            window=objective.cfg.window,
+            features=config.features,
+            parameters=params_lib.count(objective.spec),
+            steps=int(state.step),
+            tokens_seen=int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py()),
+            ended="l0" if trained.result.history.stopped_early else "steps",
+            validation_tokens=evaluation.tokens,
+            reconstruction=reconstruction,
+            batch_topk=batch_topk,
+            substitution=measurements.substitution(exported),
+            graphs=measurements.scores(exported),
+            controls=(
+                *controls,
+                measurements.shuffled(final),
+                neurons,
+                *measurements.largest_neurons(exported, neurons),
+            ),
+            dead=float(jnp.mean(silent_LF >= config.penalties.silent_steps)),
+            device=jax.devices()[0].device_kind,
+            batch_topk_graphs=batch_topk_graphs,
+        )
+        host = dataclasses.replace(exported, params=sharding.fetch(exported.params))
+
+        def write() -> None:
+            if not (folder / TRANSCODER).exists():
+                numbers = {"l0": reconstruction.l0, "unexplained": reconstruction.unexplained}
+                origin = files.Origin(self.source.name, self.source.identity.text, numbers)
+                files.save(folder / TRANSCODER, host, origin)
+            provenance = to_jsonable(read_provenance(folder))
+            page = report.build(config, summary, folder, provenance=provenance)
+            write_text(folder / REPORT, page)
+            write_json(folder / SUMMARY, summary)
+
+        processes.on_first(write)
+        return load_result(folder / SUMMARY, TranscoderSummary)
+
+
+def _prepare_folder(folder: Path, origin: RunStart) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise storage_error(folder, error) from error
+    record_provenance(folder, origin)
+
+
+def _frozen(config: TranscoderTraining, source: SourceModel, text: Text, folder: Path) -> Frozen:
+    """The model and the scales of its activations, which are read back where they are stored.
+
+    All processes measure them, as the model is on the devices of all, and the first writes.
+
+    Raises:
+      BadInputError: they were measured on another model.
+    """
+    file = folder / SCALES
+    if not processes.on_first(lambda: int(file.exists())):
+        first = (text.batch(text.train, k) for k in range(config.scale_batches))
+        scales = measure_scales(source.model, first, skip_start=config.skip_start)
+        processes.on_first(lambda: write_json(file, StoredScales.of(scales, source.identity.text)))
+    stored = load_result(file, StoredScales)
+    if change := difference(stored.model_sha256, source.identity.text, where=file):
+        raise BadInputError(
+            f"{file} is of another model than {source.name}, with {change}; put that back, or "
+            "choose another --workdir"
+        )
+    return Frozen(source.model, stored.scales)
+
+
+def _start(
+    config: TranscoderTraining, objective: Transcoding, frozen: Frozen, text: Text
+) -> ParamTree:
+    """Initial parameters: random weights, and biases by which features fire at the wanted rate.
+
+    Each device draws its own part of them.
+    """
+    declared = spec(objective.cfg)
+    draw = jax.jit(
+        functools.partial(params_lib.init, spec=declared),
+        out_shardings=sharding.param_shardings(text.mesh, declared),
+    )
+    drawn = draw(jax.random.key(config.seed))
+    count = min(config.scale_batches, 5)
+    read = text.first_activations(config, frozen, count)
+    return thresholds.initial_biases(Transcoder(drawn, objective.cfg), read, config.firing_rate)

@@ -1,0 +1,146 @@
+"""The page of the two-hop study, and its findings as text.
+
+Every number comes from the runs; nothing is measured here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lm_jax import report
+from lm_jax.report import Column, Section, Series, section, table
+from lm_jax.report.markup import Markup
+from lm_jax.report.prose import Prose
+from sparse_jax.studies.two_hop.config import TwoHopConfig
+from sparse_jax.studies.two_hop.results import TwoHopRun
+
+_PROSE = Prose("sparse_jax.studies.two_hop")
+KINDS = {0: "cross-layer", 1: "per-layer"}
+# Below this share of variance a transcoder has the results; a path of what it lacks says little.
+EXPLAINED = 0.1
+
+
+def build(config: TwoHopConfig, runs: Sequence[TwoHopRun], *, provenance: Mapping[str, Any]) -> str:
+    """The whole page."""
+    return report.page(
+        "Two hops or one",
+        [paths(config, runs, second_hop) for second_hop in config.second_hops],
+        provenance=report.facts(provenance),
+        lead=[_verdict(runs)],
+    )
+
+
+def findings(runs: Sequence[TwoHopRun]) -> list[str]:
+    """A line for each model, kind of transcoder and sparsity: means and ranges over seeds."""
+    lines = []
+    for second_hop, window, sparsity, some in _groups(runs):
+        unexplained = np.mean([run.paths.unexplained_result for run in some])
+        lines.append(
+            f"{second_hop}, {KINDS[window]}, sparsity {sparsity:g}: "
+            f"{_spread(some, 'two_hops')} in two hops, {_spread(some, 'merged')} merged, "
+            f"{np.mean([r.paths.l0 for r in some]):.2f} features active, "
+            f"{unexplained:.1%} of the results unexplained"
+        )
+    return lines
+
+
+def _groups(runs: Sequence[TwoHopRun]) -> list[tuple[str, int, float, list[TwoHopRun]]]:
+    def key(run: TwoHopRun) -> tuple[str, int, float]:
+        return run.second_hop, run.window, run.sparsity
+
+    return [(*each, [r for r in runs if key(r) == each]) for each in dict.fromkeys(map(key, runs))]
+
+
+def _spread(runs: Sequence[TwoHopRun], name: str) -> str:
+    values = [getattr(run.paths, name) for run in runs]
+    text = f"{np.mean(values):.1%}"
+    if len(values) > 1:
+        text += f" ({min(values):.1%} to {max(values):.1%})"
+    return text
+
+
+def _verdict(runs: Sequence[TwoHopRun]) -> Markup:
+    """What the sparsest cross-layer transcoders that have the results do."""
+    parts = []
+    for second_hop in dict.fromkeys(run.second_hop for run in runs):
+        having = [
+            group
+            for hop, window, _, group in _groups(runs)
+            if (hop, window) == (second_hop, 0)
+            and max(run.paths.unexplained_result for run in group) <= EXPLAINED
+        ]
+        if having:
+            sparsest = max(having, key=lambda group: group[0].sparsity)
+            parts.append(f"{_spread(sparsest, 'merged')} of the results ({second_hop})")
+    if not parts:
+        return report.verdict(
+            f"No cross-layer transcoder explains {1 - EXPLAINED:.0%} of the results.",
+            "Train for more updates, or with less sparsity.",
+            tone="warn",
+        )
+    return report.verdict(
+        f"The sparsest cross-layer transcoders write {' and '.join(parts)} from the first layer.",
+        f"Of those that explain at least {1 - EXPLAINED:.0%} of the results with every seed; mean "
+        "and range over seeds. The models compute all results in two hops.",
+        tone="none",
+    )
+
+
+def paths(config: TwoHopConfig, runs: Sequence[TwoHopRun], second_hop: str) -> Section:
+    """Paths of one model by sparsity, as curves and as a table of its runs."""
+    runs = [run for run in runs if run.second_hop == second_hop]
+    seeds = f"{len(config.seeds)} seeds, {config.steps:,} updates"
+
+    def series(name: str, window: int) -> Series:
+        some = [(x, group) for _, w, x, group in _groups(runs) if w == window]
+        values = [[getattr(run.paths, name) for run in group] for _, group in some]
+        return Series(
+            f"{KINDS[window]}: {name.replace('_', ' ')}",
+            [x for x, _ in some],
+            [100 * float(np.mean(each)) for each in values],
+            [100 * min(each) for each in values],
+            [100 * max(each) for each in values],
+        )
+
+    names = {0: ("merged", "two_hops"), 1: ("from_bits", "two_hops")}
+    return section(
+        f"Paths to the results ({second_hop})",
+        _PROSE("toy", second_hop, 4 * config.groups, config.features),
+        report.curves(
+            [series(name, window) for window in config.windows for name in names[window]],
+            caption="Share of what is written to results, by path; bands are the range over seeds.",
+            x_label="sparsity coefficient",
+            y_label="share, %",
+            n=seeds,
+            log_x=True,
+        ),
+        table(
+            [
+                "Transcoder",
+                Column("Sparsity", "g"),
+                Column("Seed", "d"),
+                Column("Two hops, %", ".1f"),
+                Column("From bits, %", ".1f"),
+                Column("Merged, %", ".1f"),
+                Column("Active", ".2f"),
+                Column("Unexplained, %", ".1f"),
+                Column("of the results, %", ".1f"),
+            ],
+            [
+                [
+                    KINDS[run.window],
+                    run.sparsity,
+                    run.seed,
+                    100 * run.paths.two_hops,
+                    100 * run.paths.from_bits,
+                    100 * run.paths.merged,
+                    run.paths.l0,
+                    100 * run.paths.unexplained,
+                    100 * run.paths.unexplained_result,
+                ]
+                for run in runs
+            ],
+            caption="All transcoders, measured on every input with its probability.",
+        ),
+    )

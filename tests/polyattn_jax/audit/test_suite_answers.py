@@ -1,0 +1,220 @@
+"""Answers to named suites: one pass judges greedy decoding, results follow from their file."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import lm_jax
+from lm_jax.errors import UsageError
+from lm_jax.run.results import load_result
+from polyattn_jax import recipe
+from polyattn_jax.audit import measure
+from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.audit.head_sets import SINGLE
+from polyattn_jax.audit.results import AuditSummary
+from polyattn_jax.audit.suite_answers import failure
+from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.suites.prompts import Prompt
+from tests import tiny
+from tests.polyattn_jax.synthetic_report import lines, parsed
+
+ASKED = ("needle", "decoys")
+STEPS = 4
+
+
+def test_one_pass_judges_what_greedy_decoding_writes():
+    """The oracle is `lm_jax.generate` with the recipe as its attend."""
+    cfg = tiny.decoder()
+    params = jax.tree.map(lambda x: 4.0 * x, lm_jax.init_params(jax.random.key(1), cfg))
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, cfg.vocab_size, size).tolist() for size in (9, 13, 5)]
+    specs = ("softmax", "relu:p=4,b=1", "relu_over_length:p=2,alpha=1")
+    maps = tuple(parse_recipe(spec).map for spec in specs)
+    written = {}
+    for index, spec in enumerate(specs):
+        written[spec] = lm_jax.generate(
+            params, prompts, cfg, max_new_tokens=STEPS, attend=recipe(spec)
+        )
+        # Row b has a wrong token at step b, the first none; what follows it does not matter.
+        answers = [list(row) for row in written[spec]]
+        for b in (1, 2):
+            answers[b][b] = (answers[b][b] + 1) % cfg.vocab_size
+        rows = [[*p, *a[:-1]] for p, a in zip(prompts, answers, strict=True)]
+        lengths = np.array([len(row) for row in rows])
+        tokens_BT = np.zeros((3, lengths.max()), np.int32)
+        for b, row in enumerate(rows):
+            tokens_BT[b, : len(row)] = row
+        judged = measure.answers(
+            params,
+            jnp.asarray(tokens_BT),
+            jnp.asarray(lengths),
+            jnp.asarray(lengths[:, None] - STEPS + np.arange(STEPS)),
+            jnp.asarray(answers),
+            jnp.int32(index),
+            jnp.float32(parse_recipe(spec).bias),
+            jnp.ones((cfg.num_layers, cfg.num_heads), bool),
+            cfg=cfg,
+            maps=maps,
+        )
+        assert judged["step"].tolist() == [STEPS - 1, 1, 2]
+        steps = enumerate(judged["step"].tolist())
+        assert judged["predicted"].tolist() == [written[spec][b][step] for b, step in steps]
+        assert judged["target"].tolist() == [answers[0][-1], answers[1][1], answers[2][2]]
+        assert judged["rank"].tolist()[0] == 0 and min(judged["rank"].tolist()[1:]) > 0
+    assert len({json.dumps(each) for each in written.values()}) == len(specs)
+
+
+def test_a_wrong_answer_is_named_after_the_needle_that_it_continues():
+    others = [["decoy", [5, 7, 9]], ["fake", [5, 6, 3]]]
+    prompt = Prompt("a", (0, 5, 6), (5, 6, 8), (1, 2, 3), (0, 1, 2), meta={"others": others})
+    assert [failure(prompt, 2, token) for token in (8, 3, 9)] == ["", "fake", "other"]
+    assert [failure(prompt, 1, token) for token in (7, 4)] == ["decoy", "other"]
+    assert failure(prompt, 0, 4) == "other"
+    assert failure(dataclasses.replace(prompt, meta={}), 0, 4) == "other"
+
+
+@pytest.fixture(scope="module")
+def suites_run(run_audit, tmp_path_factory):
+    """An audit with two named suites, of the length that is compiled already."""
+    folder = tmp_path_factory.mktemp("suites") / "run"
+    settings = [f"--config.suites={ASKED}", "--config.suite_n=5"]
+    settings += ["--config.suite_recipes=('relu_p4_b0',)", "--config.single_heads=2"]
+    outcome = run_audit(folder, *settings, "--config.ablation_suites=('decoys',)")
+    assert outcome.code == 0, outcome.err
+    return folder, load_result(folder / "summary.json", AuditSummary), outcome.out
+
+
+def test_results_of_named_suites_follow_from_their_parquet_file(suites_run):
+    folder, result, printed = suites_run
+    lengths = sorted({entry.length for entry in result.suites})
+    rows = pq.read_table(folder / "suite_answers.parquet").to_pylist()
+    assert {row["stage"] for row in rows} == {"suites", "ablation"}
+    assert {row["step"] for row in rows} == {0}
+    rows = [row for row in rows if row["stage"] == "suites"]
+    swept, recipes = {entry.cell for entry in result.sweep}, {"softmax", "relu_p4_b0"}
+    assert len(rows) == len(ASKED) * len(lengths) * 5 * len(recipes)
+    assert [entry.suite for entry in result.suites] == [n for n in ASKED for _ in lengths]
+    diagnosed = pq.read_table(folder / "rows.parquet").to_pylist()
+    for entry in result.suites:
+        name = f"{entry.suite}_{entry.length}"
+        own = [row for row in rows if row["suite"] == name]
+        assert {row["length"] for row in own} == {entry.length}
+        for condition in entry.conditions:
+            answers = [row for row in own if row["cell"] == condition.cell]
+            right = [row["predicted"] == row["target"] for row in answers]
+            assert condition.accuracy.estimate == np.mean(right) and condition.accuracy.n == 5
+            assert [row["failure"] == "" for row in answers] == right
+            assert sum(entry.failures[condition.cell].values()) == 5 - sum(right)
+        safe = {kind for kind, share in entry.safe.items() if share is not None}
+        assert safe == swept - {"relu_p1_over_L"}
+        active = [
+            row["s_4"] < 1
+            for row in diagnosed
+            if (row["suite"], row["bias_kind"], row["target"]) == (name, "zero", "argmax")
+            and row["status"] == 1
+        ]
+        assert entry.safe["relu_p4_b0"].estimate == pytest.approx(np.mean(active))
+    assert "Other suites, n = 5 prompts each" in printed
+    page = (folder / "report.html").read_text("utf-8")
+    table = lines(parsed(page), "decoys. Right: greedy decoding")
+    assert len(table) == len(lengths) * len(recipes)
+
+
+def test_heads_at_both_ends_of_the_ranking_are_replaced_one_at_a_time(suites_run):
+    folder, result, _ = suites_run
+    heads = pq.read_table(folder / "heads.parquet").to_pylist()
+    ranked = [(h["layer"], h["head"]) for h in sorted(heads, key=lambda h: h["rank"])]
+    places = [*ranked[:2], *ranked[:-3:-1]]
+    names = {f"single-{layer}-{head}" for layer, head in places}
+    assert {one.cell for one in result.single_heads} == {"softmax", *names}
+    sets = pq.read_table(folder / "head_sets.parquet").to_pylist()
+    single = [(row["layer"], row["head"]) for row in sets if row["group"] == "single"]
+    assert single == places
+    answers = pq.read_table(folder / "answers.parquet").to_pylist()
+    for entry in result.single_heads:
+        own = [row for row in answers if (row["stage"], row["cell"]) == (SINGLE, entry.cell)]
+        assert entry.accuracy.estimate == np.mean([r["predicted"] == r["target"] for r in own])
+        assert {row["heads"] for row in own} == {int(entry.cell != "softmax")}
+    page = (folder / "report.html").read_text("utf-8")
+    assert "In one head alone, for each of the 4 at both ends of the ranking" in page
+    assert f"layer {places[0][0]}, head {places[0][1]} alone" in page
+
+
+def test_the_head_sets_of_the_ablation_are_tried_on_a_named_suite(suites_run):
+    folder, result, _ = suites_run
+    (entry,) = result.suite_ablation
+    # The last of `suite_lengths`, and the first four prompts.
+    assert (entry.suite, entry.length) == ("decoys", max(e.length for e in result.suites))
+    rows = pq.read_table(folder / "suite_answers.parquet").to_pylist()
+    rows = [row for row in rows if row["stage"] == "ablation"]
+    assert {row["suite"] for row in rows} == {f"decoys_{entry.length}"}
+    assert len({row["prompt"] for row in rows}) == result.config.ablation_n == 4
+    assert [e.cell for e in entry.conditions] == [e.cell for e in result.ablation]
+    assert [e.heads for e in entry.conditions] == [e.heads for e in result.ablation]
+    right = {
+        e.cell: sum(row["predicted"] == row["target"] for row in rows if row["cell"] == e.cell)
+        for e in entry.conditions
+    }
+    for one in entry.decisiveness:
+        assert (one.top, one.bottom, one.n) == (
+            right[f"top-{one.size}"],
+            right[f"bottom-{one.size}"],
+            4,
+        )
+        assert one.random == (right[f"random-{one.size}-0"],)
+    # Softmax in no head is softmax everywhere, whatever the stage.
+    base = [
+        [
+            row["predicted"]
+            for row in pq.read_table(folder / "suite_answers.parquet").to_pylist()
+            if (row["stage"], row["cell"], row["suite"])
+            == (stage, "softmax", f"decoys_{entry.length}")
+        ]
+        for stage in ("ablation", "suites")
+    ]
+    assert base[0] == base[1][:4]
+    page = (folder / "report.html").read_text("utf-8")
+    assert len(lines(parsed(page), "The same head sets on decoys")) == len(entry.decisiveness)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ablation_suites": ("decoys",)}, "'decoys', which is not in config.suites"),
+        ({"suite_recipes": ("relu_p2_b0",)}, "'relu_p2_b0', which is not in config.recipes"),
+        (
+            {"single_heads": 1, "ablation_heads": ()},
+            "config.single_heads needs config.ablation_heads",
+        ),
+        (
+            {"ablation_suites": ("decoys",), "suites": ("decoys",), "ablation_heads": ()},
+            "config.ablation_suites needs config.ablation_heads",
+        ),
+    ],
+)
+def test_suites_of_the_ablation_that_cannot_be_tried_are_refused(changes, said):
+    with pytest.raises(UsageError, match=said):
+        AuditConfig(**{"model": "m", "ablation_heads": (1,), **changes})
+
+
+def test_a_needle_suite_of_the_length_of_the_sweep_has_its_answers(suites_run):
+    folder, _, _ = suites_run
+    named = pq.read_table(folder / "suite_answers.parquet").to_pylist()
+    swept = pq.read_table(folder / "answers.parquet").to_pylist()
+    key = {(r["cell"], r["prompt"]): r["predicted"] for r in swept if r["stage"] == "sweep"}
+    own = {(r["cell"], r["prompt"]): r["predicted"] for r in named if r["suite"] == "needle_64"}
+    assert own and own.items() <= key.items()
+
+
+def test_settings_of_suites_are_checked():
+    with pytest.raises(UsageError, match=r"config\.suites has 'decoy'; did you mean 'decoys'"):
+        AuditConfig("a", suites=("decoy",))
+    with pytest.raises(UsageError, match="without prompts"):
+        AuditConfig("a", suites=("decoys",), suite_lengths=())
+    with pytest.raises(UsageError, match=r"config\.suite_n = 0 must be at least 1"):
+        AuditConfig("a", suite_n=0)

@@ -1,0 +1,123 @@
+"""The counted features are those whose inner product is the weight, by exact arithmetic."""
+
+from collections import Counter
+import dataclasses
+from fractions import Fraction
+import itertools
+import math
+
+import pytest
+
+from polyattn_jax.recipes.linear_state import linear_state, sentence
+from polyattn_jax.recipes.row_maps import RECIPES, parse_recipe, resolve_bias
+from tests import tiny
+from tests.polyattn_jax.conftest import ROOT
+
+
+def cost(text, d, b_auto=1.0, **changes):
+    recipe = parse_recipe(text)
+    cfg = tiny.decoder(head_dim=d, rope=None, **changes)
+    return linear_state(recipe, resolve_bias(recipe, b_auto), cfg)
+
+
+def monomials(q, k, p):
+    """phi(q).phi(k) with each monomial of degree p once, and the number of these."""
+    total, count = Fraction(0), 0
+    for chosen in itertools.combinations_with_replacement(range(len(q)), p):
+        ways = math.factorial(p)
+        for times in Counter(chosen).values():
+            ways //= math.factorial(times)
+        total += ways * math.prod(q[i] for i in chosen) * math.prod(k[i] for i in chosen)
+        count += 1
+    return total, count
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 5])
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("b", [0, 1, -2])
+def test_as_many_features_as_the_power_needs(d, p, b):
+    q = [Fraction(3 * i - 4, 7) for i in range(d)]
+    k = [Fraction(5 - 2 * i, 3) for i in range(d)]
+    u = sum(x * y for x, y in zip(q, k, strict=True)) + b
+    # The constant is one more coordinate of both, its sign in that of the query.
+    extra = ([*q, Fraction(b)], [*k, Fraction(1)]) if b else (q, k)
+    value, count = monomials(*extra, p)
+    assert value == u**p
+    entry = cost(f"poly_over_length:p={p},b={b}", d)
+    assert entry.finite and entry.degree == p
+    assert entry.features == count
+    assert entry.tensor_features == len(list(itertools.product(extra[0], repeat=p)))
+    assert entry.state == count * d
+
+
+@pytest.mark.parametrize("d", [1, 2, 4])
+def test_the_taylor_map_has_all_monomials_up_to_degree_two(d):
+    entry = cost("taylor2:b=auto", d)
+    exponents = [e for e in itertools.product(range(3), repeat=d) if sum(e) <= 2]
+    assert entry.finite and entry.features == len(exponents)
+    assert entry.tensor_features == 1 + d + d * d
+    # One more number per feature: the sum that the map divides by.
+    assert entry.state == len(exponents) * (d + 1)
+
+
+def test_known_sizes_and_the_cache_of_the_same_memory():
+    """D = C(d + p - 1, p) at b = 0; D d / 2 d tokens of cache, were there no normaliser."""
+    for d, p, features, tokens in (
+        (64, 2, 2_080, 1_040),
+        (64, 4, 766_480, 383_240),
+        (128, 2, 8_256, 4_128),
+        (128, 4, 11_716_640, 5_858_320),
+        (256, 2, 32_896, 16_448),
+    ):
+        entry = cost(f"poly_over_length:p={p}", d)
+        assert (entry.features, entry.cache_tokens) == (features, tokens)
+        normalised = cost(f"poly:p={p}", d)
+        assert normalised.state == features * (d + 1)
+        # The first number of tokens whose cache is at least as large.
+        per_token = 2 * d
+        assert per_token * (normalised.cache_tokens - 1) < normalised.state
+        assert normalised.state <= per_token * normalised.cache_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "degree", "words"),
+    [
+        ("relu:p=4,b=1", 4, "rectified"),
+        ("relu_over_length:p=1", 1, "rectified"),
+        ("relu:p=2.5", None, "rectified"),
+        ("sigmoid", None, "a sigmoid"),
+        ("ramapuram", None, "a sigmoid"),
+        ("softpick", None, "softpick"),
+        ("entmax15", None, "entmax"),
+        ("softmax_logn", None, "exponential"),
+        ("softmax", None, "exponential"),
+        ("poly:p=3", 3, "odd p"),
+    ],
+)
+def test_maps_without_a_finite_feature_map_say_so(text, degree, words):
+    entry = cost(text, 8)
+    assert not entry.finite and words in entry.reason and entry.degree == degree
+    said = sentence(entry)
+    assert said.startswith("no finite feature map: ")
+    assert ("the plain power of degree" in said) == (degree is not None)
+    assert (entry.features is None) == (degree is None)
+
+
+def test_a_cap_on_the_scores_leaves_no_polynomial():
+    entry = cost("poly:p=2", 8, score_softcap=30.0)
+    assert not entry.finite and "tanh" in entry.reason and entry.state is None
+
+
+def test_no_recipe_of_the_paper_has_a_finite_feature_map():
+    for recipe in RECIPES.values():
+        entry = linear_state(recipe, 1.0, tiny.decoder())
+        assert not entry.finite and dataclasses.asdict(entry)["recipe"] == recipe.name
+
+
+def test_the_documentation_has_the_counts_of_heads_of_width_64():
+    words = " ".join((ROOT / "docs" / "polyattn.md").read_text("utf-8").split())
+    second, fourth = (cost(f"relu:p={p},b=0", 64) for p in (2, 4))
+    assert (
+        f"degree 2 has {second.features:,} features and is as large as {second.cache_tokens:,} "
+        f"tokens, degree 4 {fourth.features:,} and {fourth.cache_tokens:,}"
+    ) in words

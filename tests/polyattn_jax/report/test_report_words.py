@@ -1,0 +1,201 @@
+"""Sentences, verdicts and the console follow the numbers of the summary."""
+
+import dataclasses
+import io
+import math
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from rich.console import Console
+
+from lm_jax.statistics import Interval
+from polyattn_jax.recipes.diagnostic import Status
+from polyattn_jax.report import findings, recipes, sharpness, terminal
+from tests.polyattn_jax.synthetic_report import (
+    CORRECT,
+    SETTINGS,
+    audit,
+    build,
+    diagnosed_rows,
+    parsed,
+    printed,
+    text_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("s_p", "softmax", "says"),
+    [
+        (2.0, 0.5, "spreads more rows than softmax at p = 2, 4, 8 and 16."),
+        (0.5, 2.0, "spreads fewer than softmax at p = 2, 4, 8 and 16."),
+        (2.0, 2.0, "spreads as many as softmax, within the interval, at p = 2, 4, 8 and 16."),
+    ],
+)
+def test_the_words_on_sharpness_follow_the_numbers(s_p, softmax, says):
+    rows = diagnosed_rows(suites=("niah_64",))
+    for name, value in [("s_softmax", softmax), *((f"s_{p}", s_p) for p in (2, 4, 8, 16))]:
+        column = pa.array(np.full(rows.num_rows, value, np.float32))
+        rows = rows.set_column(rows.column_names.index(name), name, column)
+    status = pa.array(np.full(rows.num_rows, Status.ACTIVE, np.int8))
+    rows = rows.set_column(rows.column_names.index("status"), "status", status)
+    result = audit(rows=rows)[0]
+    text = sharpness.sentence(result)
+    assert says in text
+    assert f"outweigh the best one in {100 * (softmax > 1):.1f} % of the" in text
+    assert ("softmax concentrates it loses" in text) == (softmax < 1)
+    for entry in sharpness.entries(result, "auto"):
+        moved = f"{100 * entry.change.estimate:.0f} % (p = {entry.p})"
+        assert moved in text.split("head's output change by more than")[1]
+    # An unsafe share by itself says nothing of the recipe.
+    assert "warns that" not in text_of(parsed(build(*audit(rows=rows))))
+
+
+def test_a_recipe_finds_its_own_comparison_with_softmax():
+    config = dataclasses.replace(SETTINGS, recipes=(*SETTINGS.recipes, "relu:p=8,b=0.25"))
+    rows = diagnosed_rows()
+    own = rows.filter(pc.equal(rows["bias_kind"], "zero"))
+    kind = pa.array(["0.25"] * own.num_rows)
+    own = own.set_column(own.column_names.index("bias_kind"), "bias_kind", kind)
+    correct = CORRECT | {"relu_p8_b0.25": 3}
+    result = audit(config, correct, rows=pa.concat_tables([rows, own]))[0]
+    for recipe, kind, p in (
+        ("relu_p4_b0", "zero", 4),
+        ("relu_p4_bauto", "auto", 4),
+        ("relu_p8_b0.25", "0.25", 8),
+    ):
+        entry = sharpness.of_recipe(result, recipe)
+        assert (entry.suite, entry.bias_kind, entry.p) == ("niah_64", kind, p)
+    assert sharpness.of_recipe(result, "sigmoid_b0") is None
+    verdict = next(v for v in result.verdicts if v.recipe == "relu_p8_b0.25")
+    assert verdict.safe is not None
+    row = next(line for line in printed(result).splitlines() if line.startswith("relu_p8_b0.25"))
+    against = sharpness.of_recipe(result, "relu_p8_b0.25")
+    shares = [f"{100 * share.estimate:.1f}" for share in (against.lost, against.sharpened)]
+    assert row.split()[-3:-1] == shares
+
+
+@pytest.mark.parametrize(
+    ("correct", "tone", "part"),
+    [
+        (
+            {"softmax": 6, "relu_p4_b0": 6},
+            "warn",
+            "No verdict on Other-1B: softmax itself is right",
+        ),
+        ({"softmax": 12, "relu_p4_b0": 3}, "bad", "The recipe tried does not preserve"),
+        (
+            {"softmax": 12, "relu_p4_b0": 3, "sigmoid_b0": 4},
+            "bad",
+            "the best, sigmoid_b0, is right",
+        ),
+        (
+            {"softmax": 12, "relu_p4_b0": 12},
+            "warn",
+            "The recipe tried is not shown to lose less than 5 points",
+        ),
+    ],
+)
+def test_the_overall_sentence(correct, tone, part):
+    result = findings.overall(audit(correct=correct)[0])
+    assert result.tone == tone
+    assert part in result.text
+
+
+def test_one_recipe_that_preserves_is_the_answer():
+    result, _, _ = audit(correct={"softmax": 12, "relu_p4_b0": 12, "sigmoid_b0": 0})
+    tolerant = audit(
+        dataclasses.replace(SETTINGS, tolerance=0.3), {"softmax": 12, "relu_p4_b0": 12}
+    )[0]
+    assert findings.overall(result).tone == "warn"
+    result = findings.overall(tolerant)
+    assert result.tone == "good"
+    assert "The recipe tried can replace softmax" in result.text
+    assert "lose less than 30 points" in result.text
+
+
+def test_of_many_recipes_one_preserves_only_after_holm():
+    """12 of 12 shows a loss below 30 points for one or two recipes tried, and not for three."""
+    settings = dataclasses.replace(SETTINGS, tolerance=0.3)
+    right = {"softmax": 12, "relu_p4_b0": 12, "sigmoid_b0": 0, "relu_p8_bauto": 0}
+    for tried, shown in ((2, True), (3, False)):
+        result, *_ = audit(settings, dict(list(right.items())[: tried + 1]))
+        first, *rest = result.verdicts
+        assert (first.recipe, first.verdict) == ("relu_p4_b0", "preserve")
+        assert first.loss_p < 0.025 and first.loss_p_holm == pytest.approx(tried * first.loss_p)
+        assert (first.loss_p_holm <= 0.025) == shown
+        assert all(one.loss_p_holm > 0.5 for one in rest)
+        found = findings.overall(result)
+        assert found.tone == ("good" if shown else "warn")
+        assert f"after Holm's correction for {tried} recipes" in found.text
+        assert ("1 would preserve: relu_p4_b0 (12 of 12" in found.text) != shown
+
+
+@pytest.mark.parametrize(
+    ("softmax", "right", "recipe", "verdict", "reason"),
+    [
+        (12, 12, "relu_p4_bauto", "undecided", "anything from -24.2 to +24.2 points"),
+        (12, 10, "relu_p4_bauto", "undecided", "do not tell whether the loss is smaller than 5"),
+        (12, 0, "relu_p4_bauto", "no-go", "part of the rows is measured safe"),
+        (12, 0, "sigmoid_b0", "no-go", "S_p is not measured for this map"),
+        (6, 0, "relu_p4_bauto", "undecided", "softmax itself is right in 6 of 12 prompts"),
+    ],
+)
+def test_a_verdict_gives_the_reason_that_holds(softmax, right, recipe, verdict, reason):
+    result = audit(correct={"softmax": softmax, recipe: right})[0]
+    (decided,) = result.verdicts
+    assert decided.verdict == verdict
+    assert reason in decided.reason
+    assert decided.could_decide == softmax
+    (entry,) = (e for e in result.sweep if e.recipe == recipe)
+    assert entry.verdict == verdict
+
+
+def test_the_next_step_names_the_ablation_only_where_there_is_one():
+    correct = {"softmax": 12, "relu_p4_bauto": 0}
+    with_sets, without = (
+        audit(dataclasses.replace(SETTINGS, ablation_heads=sizes), correct)[0].verdicts[0]
+        for sizes in ((1, 2), ())
+    )
+    assert "the ablation shows which sets of heads bear it" in with_sets.next
+    assert "config.ablation_heads tries the recipe in some heads" in without.next
+
+
+def test_the_console_fits_and_holds_every_verdict(finding):
+    result = finding[0]
+    piped = printed(result)
+    assert max(map(len, piped.splitlines())) <= 100
+    assert "\x1b" not in piped
+    for v in result.verdicts:
+        row = next(line for line in piped.splitlines() if line.startswith(v.recipe))
+        assert row.split()[-1] == v.verdict
+    assert piped.splitlines()[0].startswith("The controls hold")
+    assert piped.splitlines()[-1] == "report: runs/x/report.html"
+    terminal = printed(result, force_terminal=True, width=80, no_color=True)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", terminal)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "relu_p4_bauto" in text
+
+
+def test_the_console_prints_text_as_text_in_any_encoding(finding):
+    result = dataclasses.replace(finding[0], model="models/[red]x\x1b[31m漢")
+    buffer = io.BytesIO()
+    file = io.TextIOWrapper(buffer, encoding="ascii")
+    terminal.print_summary(result, console=Console(file=file))
+    file.flush()
+    output = buffer.getvalue().decode("ascii")
+    assert "[red]x" in output
+    assert "\x1b" not in output
+    assert "S_2" in output
+
+
+@pytest.mark.parametrize("ends", [(0.0, math.inf), (-math.inf, math.inf)])
+def test_a_perplexity_of_one_text_has_no_interval_as_its_loss_has_none(ends):
+    """It is the exponential of a loss, whose ends are 0 and inf, or of a change of it."""
+    loss = Interval(1.0, *ends, 1)
+    perplexity = Interval(math.e, *map(math.exp, ends), 1)
+    for shown in (recipes.nats(loss), recipes._perplexity(perplexity)):
+        assert shown.note == findings.NO_INTERVAL
+    assert recipes._perplexity(Interval(2.0, 1.0, math.inf, 2)).note != findings.NO_INTERVAL

@@ -1,0 +1,168 @@
+"""What an audit cannot use is one line that names the field and the remedy, and an exit code."""
+
+import json
+import shutil
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from lm_jax.run import processes
+from lm_jax.run.finished import mark_finished
+from lm_jax.run.workdir import open_workdir
+from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.studies import audit
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "words"),
+    [
+        ("--config.niah_m=3", 2, "--config.niah_m is not a field; did you mean 'niah_n'?"),
+        (
+            "--config.recipes=('relu_p4_bato',)",
+            2,
+            "recipe 'relu_p4_bato': no recipe or kind 'relu_p4_bato'; did you mean 'relu_p4_bauto'",
+        ),
+        ("--config.recipes=('relu:q=4',)", 2, "relu has no option 'q'"),
+        (
+            "--config.recipes=('relu:p=2,b=a/bias.json', 'relu:p=2,b=b/bias.json')",
+            2,
+            "relu:p=2,b=a/bias.json and relu:p=2,b=b/bias.json are both named relu_p2_bbias",
+        ),
+        ("--config.niah_n=0", 2, "config.niah_n = 0 must be at least 1"),
+        ("--config.tolerance=0.0", 2, "config.tolerance = 0.0 must be between 0 and 1"),
+        ("--config.resamples=10", 2, "config.resamples = 10 must be at least 100"),
+        ("--config.induction_n=0", 2, "the ablation ranks heads on induction; set it to 1 or more"),
+        ("--config.sweep_length=128", 2, "is not in config.niah_lengths = (64,); add it there"),
+        ("--config.dtype=float16", 2, "config.dtype = 'float16' is not one of the choices"),
+        ("--config.mesh=(3, 1, 1)", 2, "do not multiply to the 4 devices; set one of them to -1"),
+        ("--config.batch_size=1.5", 2, "--config.batch_size"),
+        ("--config.model=no/such/folder", 3, "'no/such/folder' is no folder or .gguf file"),
+        ("--config.model=smollm3", 3, "did you mean 'smollm2'"),
+        ("--config.haystack=no/such.txt", 3, "neither 'essays' nor 'speeches' nor a readable"),
+        ("--config.prompts=no/such.jsonl", 3, "no/such.jsonl: No such file or directory"),
+        (
+            "--config.induction_length=512",
+            3,
+            "suite 'induction', prompt 'induction-0000': it has 512 tokens, the limit is 256",
+        ),
+        ("--config.calibration_length=300", 3, "longer than the model's context of 256 tokens"),
+        ("--config.calibration_length=-1", 2, "config.calibration_length = -1 must be at least 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_used(run_audit, tmp_path, override, code, words):
+    outcome = run_audit(tmp_path / "run", override)
+    assert (outcome.code, len(outcome.err)) == (code, 1)
+    assert outcome.err[0].startswith("error: ")
+    assert words in outcome.err[0]
+    assert not list(tmp_path.glob("run/*.parquet"))
+
+
+@pytest.fixture
+def copied(tiny, tmp_path):
+    """A copy of the model's folder, to be spoilt."""
+    return shutil.copytree(tiny, tmp_path / "model")
+
+
+def write_tokenizer(folder, words):
+    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.save(str(folder / "tokenizer.json"))
+
+
+def spoil_vocabulary(folder):
+    write_tokenizer(folder, ["<unk>", *map(str, range(20_000))])
+
+
+def spoil_nouns(folder):
+    write_tokenizer(folder, ["<unk>", "The", "secret", "word", "is", ".", "apple", "arrow"])
+
+
+def spoil_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+
+
+def spoil_family(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "llamma"}))
+
+
+def spoil_weights(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (spoil_vocabulary, "use the tokenizer that belongs to these weights"),
+        (spoil_nouns, "nouns: 2 of 200 are one token in this tokenizer, 50 are needed"),
+        (spoil_tokenizer, "has no tokenizer.json"),
+        (spoil_family, "model_type = 'llamma' is not supported"),
+        (spoil_weights, "model.safetensors"),
+    ],
+)
+def test_a_model_that_cannot_be_used(run_audit, tmp_path, copied, spoil, words):
+    spoil(copied)
+    outcome = run_audit(tmp_path / "run", f"--config.model={copied}")
+    assert (outcome.code, len(outcome.err)) == (3, 1)
+    assert words in outcome.err[0]
+
+
+def test_a_folder_that_another_run_uses(run_audit, tmp_path):
+    with open_workdir(tmp_path / "run", {"any": "config"}):
+        outcome = run_audit(tmp_path / "run")
+    assert (outcome.code, len(outcome.err)) == (6, 1)
+    assert "is in use by process" in outcome.err[0]
+    assert "choose another --workdir" in outcome.err[0]
+
+
+def test_a_folder_with_another_config(run_audit, audited):
+    before = {path: path.read_bytes() for path in audited.glob("*.*")}
+    outcome = run_audit(audited, "--config.seed=1", "--config.niah_n=8")
+    assert (outcome.code, len(outcome.err)) == (2, 1)
+    assert "config.niah_n = 7, not 8, config.seed = 0, not 1" in outcome.err[0]
+    assert before == {path: path.read_bytes() for path in audited.glob("*.*")}
+
+
+def test_other_weights_in_the_same_place(run_audit, audited, tiny, tmp_path):
+    """The config is the same, and yet the rows on disk are of another model."""
+    model, folder = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(tiny, model)
+    assert run_audit(folder, f"--config.model={model}").code == 0
+    (folder / "finished.json").unlink()
+    path = model / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+    outcome = run_audit(folder, f"--config.model={model}")
+    assert (outcome.code, len(outcome.refusals)) == (2, 1)
+    assert "another model, data set or setting made them" in outcome.refusals[0]
+
+
+def test_a_damaged_shard(run_audit, audited, tmp_path):
+    folder = shutil.copytree(audited, tmp_path / "run")
+    (folder / "finished.json").unlink()
+    (shard,) = folder.glob("rows/*.parquet")
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    outcome = run_audit(folder)
+    assert (outcome.code, len(outcome.err)) == (7, 1)
+    assert shard.name in outcome.err[0]
+    shard.unlink()
+    assert run_audit(folder).code == 0
+
+
+def test_a_finished_audit_is_shown_though_its_files_are_gone(tmp_path, monkeypatch, capsys):
+    config = AuditConfig(model=str(tmp_path / "gone"), prompts="no/such.jsonl")
+    with processes.open_shared_workdir(tmp_path / "run", config) as folder:
+        mark_finished(folder, {"model": "a" * 64, "config.prompts": "b" * 64})
+    monkeypatch.setattr(audit, "load_result", lambda file, kind: file)
+    assert audit.run_in(config, tmp_path / "run").name == audit.SUMMARY
+    assert "model, config.prompts cannot be compared" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_called_like_a_haystack_is_none(tmp_path, monkeypatch):
+    (tmp_path / "essays").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "config.haystack" not in audit.inputs(AuditConfig(model="no/such", haystack="essays"))

@@ -1,0 +1,219 @@
+"""The search for the heads that may have a recipe, and the file that it leaves."""
+
+import dataclasses
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy import stats
+
+import lm_jax
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.run.results import load_result
+import polyattn_jax
+from polyattn_jax.audit.hybrid_results import HybridResult, Search
+from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.report import hybrid as page
+from polyattn_jax.studies import audit
+from polyattn_jax.studies.hybrid import head_sets_of
+from tests.polyattn_jax.conftest import PROSE
+from tests.tiny import edit_json
+
+L, N = 3, 4
+PROMPTS = 73
+
+
+@pytest.fixture(scope="module")
+def texts_file(tmp_path_factory):
+    """Twenty texts, of which the search reads ten."""
+    rng = np.random.default_rng(1)
+    path = tmp_path_factory.mktemp("texts") / "mine.jsonl"
+    rows = [{"id": f"{i}", "text": " ".join(rng.choice(PROSE, 30))} for i in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def searched(run_check, texts_file, tmp_path_factory):
+    """Output, result, stored losses and saved file of a search on the tiny model."""
+    folder = tmp_path_factory.mktemp("searches")
+    outcome = run_check(
+        *("--recipe=relu_p4_b0", f"--n={PROMPTS}", f"--text={texts_file}", "--max_loss=1000"),
+        *("--keep=0,50", "--draws=1", "--batch_size=10", f"--hybrid={folder / 'heads.json'}"),
+        f"--workdir={folder / 'run'}",
+    )
+    assert outcome.code == 0, outcome.err
+    result = load_result(folder / "run" / "hybrid.json", HybridResult)
+    losses = pq.read_table(folder / "run" / "text_losses").to_pylist()
+    return outcome.out, result, losses, folder / "heads.json"
+
+
+def test_heads_are_ranked_on_texts_that_measure_nothing(searched):
+    _, result, losses, _ = searched
+    by_stage = {}
+    for row in losses:
+        by_stage.setdefault(row["stage"], set()).add(row["prompt"])
+    even, odd = ([f"{i}" for i in range(start, 20, 2)] for start in (0, 1))
+    assert by_stage == {"single heads": set(even), "frontier": set(odd)}
+    loss = {(row["cell"], row["prompt"]): row["loss"] for row in losses}
+    for head in result.singles:
+        own = [loss[f"{head.layer * N + head.head}", t] - loss["softmax", t] for t in even]
+        assert head.change.estimate == pytest.approx(np.mean(own), abs=1e-12)
+    ranked = sorted(result.singles, key=lambda head: head.rank)
+    assert [h.rank for h in ranked] == list(range(L * N))
+    changes = [h.change.estimate for h in ranked]
+    assert changes == sorted(changes, reverse=True) and len(set(changes)) > L
+
+
+def test_the_frontier_holds_ranked_and_random_sets_and_the_rule(searched):
+    out, result, _, path = searched
+    assert [(e.kept, e.seed) for e in result.frontier] == [(0, None), (6, None), (6, 0)]
+    for entry in result.frontier:
+        assert entry.text.heads == entry.needle.heads == L * N - entry.kept
+        assert entry.accepted == (
+            entry.text.change.high < 1000 and entry.needle.verdict == "preserve"
+        )
+    # The tiny model retrieves with the recipe in every head.
+    assert result.frontier[0].accepted and len(result.best.replaced) == L * N
+    assert "12 of 12 heads can have relu:p=4,b=0" in " ".join(out.split())
+    assert f"Saved to {path}\n" in out
+    assert max(len(line) for line in out.splitlines() if str(path) not in line) <= 80
+
+
+def test_the_page_has_the_frontier_and_says_what_was_found(searched):
+    _, result, _, heads = searched
+    html = (heads.parent / "run" / "report.html").read_text("utf-8")
+    assert html == page.build(result)
+    assert "12 of 12 heads can have relu:p=4,b=0" in html
+    for entry in result.frontier:
+        assert f"{entry.text.change.estimate:+.3f} [" in html.replace("\u2212", "-")
+    assert "Few texts: 10, where 30 or more are wanted." in html and "windows of" not in html
+    windows = page.format_hybrid(dataclasses.replace(result, documents=1))
+    assert "windows of 1 document, which alternate between search" in " ".join(windows.split())
+    none = dataclasses.replace(result, best=None)
+    assert "No set of heads is shown to lose less than 1000 nats" in page.build(none)
+
+
+def test_a_set_is_accepted_by_students_interval_over_texts(searched):
+    _, result, losses, _ = searched
+    for entry in result.frontier:
+        seed = "" if entry.seed is None else "random-"
+        name = f"but-{seed}{entry.kept}" + (f"-{entry.seed}" if seed else "")
+        change = [
+            next(r["loss"] for r in losses if (r["cell"], r["prompt"]) == (name, f"{i}"))
+            - next(
+                r["loss"]
+                for r in losses
+                if (r["stage"], r["cell"], r["prompt"]) == ("frontier", "softmax", f"{i}")
+            )
+            for i in range(1, 20, 2)
+        ]
+        want = stats.ttest_1samp(change, 0.0).confidence_interval()
+        # All texts have as many tokens.
+        assert entry.text.change.low == pytest.approx(want.low, rel=1e-9)
+        assert entry.text.change.high == pytest.approx(want.high, rel=1e-9)
+
+
+def test_a_file_is_neither_lost_nor_replaced_nor_asked_for_too_late(
+    run_check, texts_file, tmp_path, monkeypatch
+):
+    old = tmp_path / "heads.json"
+    old.write_text("{}")
+    monkeypatch.setattr(audit, "load", lambda config: pytest.fail("the model was loaded"))
+    for target, words in (
+        (old, "heads.json exists; name a file that does not, or remove it"),
+        (tmp_path / "none" / "heads.json", "there is no folder"),
+    ):
+        (line,) = run_check(f"--hybrid={target}", f"--text={texts_file}").refusals
+        assert words in line
+    assert old.read_text() == "{}"
+
+
+def test_the_sets_keep_the_heads_that_cost_most(searched):
+    ranking = np.array([3, 1, 0, 2])
+    sets = head_sets_of(ranking, Search((0.0, 50.0), 2, 0.05))
+    assert [*sets] == ["but-0", "but-2", "but-random-2-0", "but-random-2-1"]
+    assert sets["but-2"][1].tolist() == [3, 1]
+    assert (
+        sets["but-random-2-1"][1].tolist() == np.random.RandomState(1).permutation(4)[:2].tolist()
+    )
+
+
+def test_the_saved_heads_run_as_they_were_tried(searched, tiny, tmp_path):
+    *_, path = searched
+    model = lm_jax.load_pretrained(tiny)
+    held = json.loads(path.read_text())
+    kept = [[1, 2], [2, 0]]
+    held["replaced"] = [place for place in held["replaced"] if place not in kept]
+    (tmp_path / "heads.json").write_text(json.dumps(held))
+    tokens_BT = jnp.asarray(np.random.default_rng(0).integers(0, 200, (2, 20)))
+    mask = np.ones((L, N), bool)
+    mask[tuple(np.transpose(kept))] = False
+
+    def logits(attend):
+        return lm_jax.forward(model.params, tokens_BT, model.cfg, attend=attend).logits
+
+    row_map = parse_recipe(held["recipe"]).map
+    wanted = polyattn_jax.recipes.substitute(
+        [row_map], 0, held["bias"], jnp.asarray(mask), jnp.ones((2, 20), bool)
+    )
+    got = logits(polyattn_jax.load_recipe(tmp_path / "heads.json", model))
+    np.testing.assert_array_equal(got, logits(wanted))
+    assert not np.array_equal(got, logits(polyattn_jax.load_recipe(path, model)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("version", 2, "version = 2"),
+        ("replaced", [[0, 4]], "beyond 3 layers of 4 heads; remove it"),
+        ("replaced", [[1, 0], [0, 0]], "once, in ascending order"),
+        ("recipe", "rleu:p=2", "did you mean 'relu'"),
+        ("biass", 1.0, "biass is not a field of HybridRecipe"),
+    ],
+)
+def test_a_damaged_file_is_refused(searched, tiny, tmp_path, field, value, words):
+    held = json.loads(searched[-1].read_text())
+    path = tmp_path / "heads.json"
+    path.write_text(json.dumps(held | {field: value}))
+    with pytest.raises(CorruptError, match=words):
+        polyattn_jax.load_recipe(path, lm_jax.load_pretrained(tiny))
+
+
+def test_heads_run_in_the_model_that_they_were_found_on_alone(searched, tiny, tmp_path, capsys):
+    """Equal weights with another base of the rotation are another model."""
+    path = searched[-1]
+    other = shutil.copytree(tiny, tmp_path / "other")
+    rope = {"rope_type": "default", "rope_theta": 777.0}
+    edit_json(other / "config.json", rope_parameters=rope)
+    with pytest.raises(BadInputError, match=r"heads were found on .* with configuration .*, not"):
+        polyattn_jax.load_recipe(path, lm_jax.load_pretrained(other))
+    # A file of an earlier version has the digest of the weights.
+    model = lm_jax.load_pretrained(tiny)
+    old = tmp_path / "old.json"
+    held = json.loads(path.read_text())
+    old.write_text(json.dumps(held | {"model_sha256": model.sha256}))
+    for _ in range(2):
+        polyattn_jax.load_recipe(old, model)
+    assert capsys.readouterr().err.count("identified a model by its weights alone") == 1
+    old.write_text(json.dumps(held | {"model_sha256": "0" * 64}))
+    with pytest.raises(BadInputError, match="with weights 000000000000, not"):
+        polyattn_jax.load_recipe(old, model)
+
+
+def test_what_cannot_be_searched_is_refused(run_check, texts_file, tmp_path):
+    target = f"--hybrid={tmp_path / 'heads.json'}"
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(texts_file.read_text().splitlines(keepends=True)[:19]))
+    for arguments, words in (
+        ([target], "--hybrid measures the loss on texts; name a file"),
+        ([target, f"--text={texts_file}", "--keep=10,x"], "write 5,10,20"),
+        ([target, f"--text={few}"], "holds 19 texts, but the search needs 20"),
+    ):
+        (line,) = run_check(*arguments).refusals
+        assert words in line
+    with pytest.raises(UsageError, match="percentages from 0 to below 100"):
+        Search((100.0,), 1, 0.05)

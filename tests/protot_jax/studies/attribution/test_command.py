@@ -1,0 +1,171 @@
+"""The command from a run to its page, its numbers, and what it refuses."""
+
+import contextlib
+import copy
+import io
+import json
+import re
+
+import jsonschema
+import numpy as np
+import pytest
+
+from lm_jax.errors import CorruptError
+from lm_jax.report import figure
+from lm_jax.run import cli
+from lm_jax.run.results import json_schema, load_result
+import protot_jax
+from protot_jax.studies.attribution import __main__ as command
+from protot_jax.studies.attribution import attribute, prompt_tokens, report
+from protot_jax.studies.attribution.results import AttributionReport
+from tests.browser import without_scripts
+
+PROMPT = "the house of a river and its"
+FLAGS = (f"--prompt={PROMPT}", "--targets=town,people", "--pairs=7")
+
+
+def launched(*flags):
+    return cli.run(command.main, ["graph", *flags], options=command.Options, workdir_required=False)
+
+
+@pytest.fixture(scope="module")
+def attributed(run):
+    """What the command wrote into the run, and what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert launched(f"--run={run}", *FLAGS) == 0
+    (folder,) = (run / "attribution").iterdir()
+    content = json.loads((folder / "attribution.json").read_text("utf-8"))
+    return folder, content, printed.getvalue()
+
+
+def test_the_files_are_written_and_keep_to_their_schema(attributed):
+    folder, content, printed = attributed
+    schema = json_schema(AttributionReport)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(content, schema)
+    assert sorted(file.name for file in folder.glob("[!.]*")) == [
+        "attribution.json",
+        "config.json",
+        "finished.json",
+        "log.txt",
+        "provenance.json",
+        "report.html",
+    ]
+    assert [each["token"]["text"] for each in content["targets"]] == ["town", "people"]
+    assert [each["text"] for each in content["tokens"]][-7:] == PROMPT.split()
+    first = content["targets"][0]["pairs"][0]
+    assert f"L{first['layer']}P{first['prototype']}" in printed
+    assert f"{first['share']:+.4f}" in printed and str(folder / "report.html") in printed
+    counted = content["targets"][0]
+    assert (
+        f"{counted['pairs_for_90_percent']:,} of {counted['entries']:,} pairs have 90 % of the sum "
+        "of all absolute parts"
+    ) in printed
+    assert report.PART in printed
+
+
+def test_numbers_of_the_file_are_those_of_the_decomposition(run, attributed):
+    _, content, _ = attributed
+    model = protot_jax.load_run(run)
+    tokens = prompt_tokens(model.tokenizer, PROMPT)
+    assert [each["id"] for each in content["tokens"]] == tokens
+    for target in content["targets"]:
+        parts = attribute(model, tokens, targets=[target["token"]["id"]])
+        share_LNTS = np.asarray(parts.through_XLNTS[0], np.float64)
+        assert target["through"]["prototypes"] == share_LNTS.sum((2, 3)).tolist()
+        assert target["logit"] == float(parts.logit_X[0])
+        sizes = np.sort(np.abs(share_LNTS).ravel())[::-1]
+        listed = [abs(pair["share"]) for pair in target["pairs"]]
+        assert listed == sizes[:7].tolist()
+        for pair in target["pairs"]:
+            assert pair["key"] < pair["query"] < len(tokens)
+            at = tuple(pair[name] for name in ("layer", "prototype", "query", "key"))
+            assert pair["share"] == share_LNTS[at] and 0 < pair["weight"] <= 1
+        count = target["pairs_for_90_percent"]
+        assert sizes[: count - 1].sum() < 0.9 * sizes.sum() <= sizes[:count].sum() * (1 + 1e-12)
+        assert target["entries"] == np.count_nonzero(share_LNTS)
+        largest = max(target["certificate"]["sources"], *target["certificate"]["layers"])
+        assert max(largest, target["certificate"]["direct"]) <= 1e-5
+        # The sums can be made again from the file alone.
+        sources, direct = target["sources"], target["direct"]
+        size = np.abs([*sources["tokens"], *np.ravel(sources["mlps"])]).sum()
+        total = sum(sources["tokens"]) + np.sum(sources["mlps"]) + sources["constant"]
+        assert total == pytest.approx(target["logit"], rel=0, abs=1e-5 * size)
+        total = np.sum(direct["prototypes"]) + sum(direct["mlps"]) + direct["token"]
+        assert total + direct["constant"] == pytest.approx(target["logit"], rel=0, abs=1e-5 * size)
+
+
+def test_the_page_shows_every_target_and_its_certificate(attributed):
+    folder, content, _ = attributed
+    page = (folder / "report.html").read_text("utf-8")
+    assert "Next token: town" in page and "Next token: people" in page
+    assert "All parts sum to the logits of the forward pass" in page
+    assert page.count(figure.MARK) == 4 * len(content["targets"]) and PROMPT in page
+    pair = content["targets"][0]["pairs"][0]
+    assert f"L{pair['layer']}P{pair['prototype']}" in page
+
+
+def test_parts_of_a_logit_are_in_nats_and_not_called_shares(attributed):
+    text = without_scripts((attributed[0] / "report.html").read_text("utf-8"))
+    for label in ("part of the logit (nats)", "fall of the logit (nats)", "constant; later (nats)"):
+        assert label in text
+    # The one share is without a unit: of a token in the mean that is read.
+    assert re.findall(r"\S+ shares?\b", text) == ["the share"]
+
+
+def test_sums_that_miss_are_called_so(attributed):
+    folder, content, _ = attributed
+    content = copy.deepcopy(content)
+    content["targets"][1]["certificate"]["layers"][1] = 2e-3
+    (folder.parent / "missed.json").write_text(json.dumps(content))
+    page = report.render(load_result(folder.parent / "missed.json", AttributionReport))
+    assert "The parts do not sum to the logits" in page and "All parts sum" not in page
+    (folder.parent / "missed.json").unlink()
+
+
+def test_a_damaged_file_is_refused_with_every_place(attributed, tmp_path):
+    _, content, _ = copy.deepcopy(attributed)
+    content["version"] = 2
+    content["targets"][0]["pairs"][0]["share"] = "large"
+    (tmp_path / "broken.json").write_text(json.dumps(content))
+    with pytest.raises(CorruptError) as caught:
+        load_result(tmp_path / "broken.json", AttributionReport)
+    assert all(place in str(caught.value) for place in ("version = 2", "pairs[0].share = 'large'"))
+
+
+def test_a_finished_folder_says_so_and_other_targets_have_another(run, attributed, capsys):
+    folder, _, _ = attributed
+    before = (folder / "attribution.json").stat().st_mtime_ns
+    assert launched(f"--run={run}", *FLAGS) == 0
+    assert capsys.readouterr().out.startswith("finished 2")
+    assert (folder / "attribution.json").stat().st_mtime_ns == before
+    assert launched(f"--run={run}", *FLAGS, "--pairs=3") == 2
+    assert "pairs" in capsys.readouterr().err
+
+
+def test_without_targets_the_most_probable_tokens_are_taken(run, tmp_path):
+    folder = tmp_path / "top"
+    assert launched(f"--run={run}", f"--prompt={PROMPT}", "--top=2", f"--workdir={folder}") == 0
+    report = load_result(folder / "attribution.json", AttributionReport)
+    first, second = (target.probability for target in report.targets)
+    assert 1 > first >= second > 0
+    assert all(target.measured.prototypes for target in report.targets)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "--prompt='' has"),
+        ((f"--prompt={PROMPT}", "--targets=xyzzy"), "xyzzy"),
+        ((f"--prompt={PROMPT}", "--targets=town,town"), "names a token twice"),
+        ((f"--prompt={PROMPT}", "--targets=townhouse"), "tokens ("),
+        ((f"--prompt={'town ' * 40}",), "training context of 32"),
+        ((f"--prompt={PROMPT}", "--run_seed=9"), "seed = 9"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(run, flags, message, tmp_path, capsys):
+    folder = tmp_path / "none"
+    assert launched(f"--run={run}", *flags, f"--workdir={folder}") in (2, 3)
+    error = capsys.readouterr().err
+    assert message in error and len(error.strip().splitlines()) == 1
+    assert not folder.exists()

@@ -1,0 +1,388 @@
+"""The command from a run to its report, and what the report says, measured again."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+
+import jsonschema
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from lm_jax.errors import CorruptError
+from lm_jax.evaluate import chat
+from lm_jax.evaluate.judge import Label
+from lm_jax.run import cli
+from lm_jax.run.files import to_jsonable, write_json
+from lm_jax.run.results import json_schema, load_result
+from lm_jax.run.tables import read_table_provenance
+from lm_jax.text.examples import Examples
+from lm_jax.text.preparation import open_prepared
+import protot_jax
+from protot_jax.studies.concepts import __main__ as command
+from protot_jax.studies.concepts import collect, lag, measures, report_data
+from protot_jax.studies.concepts.results import ConceptReport
+from tests import rounding
+from tests.protot_jax.studies.concepts import stored
+
+U = 2.0**-24
+SCHEMA = json_schema(ConceptReport)
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+LABEL = {
+    "theme": "towns",
+    "disentanglement": 4,
+    "coverage": 7.5,
+    "themes": 3,
+    "explanation": "Most texts name a town.",
+}
+
+
+class Recorder:
+    """A judge that gives every prototype the same label and keeps the texts it was asked about."""
+
+    name = "recorder"
+
+    def __init__(self):
+        self.prompts = []
+
+    def label(self, texts):
+        self.prompts.append(texts)
+        return Label(**LABEL)
+
+
+def launched(*flags):
+    return cli.run(
+        command.main, ["concepts", *flags], options=command.Options, workdir_required=False
+    )
+
+
+@pytest.fixture(scope="module")
+def reported(run):
+    """What the command wrote into the run, with little of everything."""
+    assert launched(f"--run={run}", "--length=16", "--top=3", "--resamples=99") == 0
+    folder = run / "concepts"
+    return folder, json.loads((folder / "concepts.json").read_text("utf-8"))
+
+
+def test_the_report_keeps_to_its_schema(reported):
+    folder, content = reported
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(content, SCHEMA)
+    assert sorted(file.name for file in folder.glob("[!.]*")) == [
+        "activations.parquet",
+        "concepts.html",
+        "concepts.json",
+        "config.json",
+        "finished.json",
+        "log.txt",
+        "provenance.json",
+    ]
+    recorded = json.loads((folder / "provenance.json").read_text("utf-8"))
+    assert read_table_provenance(folder / "activations.parquet") == recorded
+    assert "<html" in (folder / "concepts.html").read_text("utf-8")
+    assert content["model"]["seed"] == 1
+    assert len(content["prototypes"]) == 2 * 4
+    for each in content["prototypes"]:
+        for top in each["top_texts"]:
+            tokens = content["texts"][top["text"]]["tokens"]
+            assert {len(top[name]) for name in ("write", "read", "memory")} == {len(tokens)}
+
+
+def test_the_report_is_read_back_as_it_was_written(reported, tmp_path):
+    folder, content = copy.deepcopy(reported)
+    report = load_result(folder / "concepts.json", ConceptReport)
+    write_json(tmp_path / "again.json", report)
+    assert (tmp_path / "again.json").read_bytes() == (folder / "concepts.json").read_bytes()
+    content["layers"][0]["write"]["gini"] = "high"
+    content["texts"][1]["word"] = content["texts"][1].pop("words")
+    content["version"] = 1
+    (tmp_path / "broken.json").write_text(json.dumps(content))
+    with pytest.raises(CorruptError) as caught:
+        load_result(tmp_path / "broken.json", ConceptReport)
+    places = ("layers[0].write.gini = 'high'", "texts[1].words is", "texts[1].word ", "version = 1")
+    assert all(place in str(caught.value) for place in places)
+    assert {".".join(map(str, error.path)) for error in VALIDATOR.iter_errors(content)} == {
+        "layers.0.write.gini",
+        "texts.1",
+        "version",
+    }
+
+
+def test_the_first_layer_takes_no_part_in_the_lag_test(reported):
+    _, content = reported
+    first = [each for each in content["prototypes"] if each["layer"] == 0]
+    assert all(each["lag"] is None for each in first)
+    assert {c for each in first for c in each["cross_correlation"]} == {None}
+    texts = content["settings"]["texts"]
+    for name in ("lead", "own_lead"):
+        assert (content["lag"][name]["prototypes"], content["lag"][name]["texts"]) == (4, texts)
+    assert content["half_life_repetition"]["spearman"]["prototypes"] == 8
+
+
+def collected(run, folder):
+    """The model, and the texts of the reports."""
+    model = protot_jax.load_run(run)
+    data = Examples(open_prepared(run / "data"), "validation", context=15)
+    path = folder / "again.parquet"
+    return model, collect.collect(model, data, path, texts=4_000, batch_size=64)
+
+
+def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_path):
+    folder, content = reported
+    model, texts = collected(run, tmp_path)
+    write_NTR, read_NTR = (
+        collect.gates_of_layer(folder / collect.ACTIVATIONS, texts, gate, 1)
+        for gate in collect.GATES
+    )
+    token_mask_NT = texts.token_mask_NT
+    assert content["settings"]["texts"] == len(write_NTR)
+    assert content["settings"]["tokens"] == token_mask_NT.sum()
+    entries = [each for each in content["prototypes"] if each["layer"] == 1]
+    logit_R = np.float64(model.params["blocks"]["mixer"]["decay_logit"][1])
+    for r, entry in enumerate(entries):
+        # Of numbers in float16 float64 makes exact sums, in whatever order.
+        means = [
+            gate[counted].mean(dtype=np.float64)
+            for gate, counted in zip(write_NTR[..., r], token_mask_NT, strict=True)
+        ]
+        best = np.argsort(-np.array(means), kind="stable")[:3]
+        documents = [content["texts"][top["text"]]["document"] for top in entry["top_texts"]]
+        assert documents == texts.document_N[best].tolist()
+        assert [top["mean"] for top in entry["top_texts"]] == [means[text] for text in best]
+        beta = entry["decay"]
+        # An exponential, a sum and a division in float32; the half-life is of the logit.
+        assert beta == pytest.approx(1 / (1 + np.exp(-logit_R[r])), rel=8 * U)
+        assert entry["half_life"] == pytest.approx(np.log(2) / np.log1p(np.exp(-logit_R[r])))
+        # Memory also holds what `<bos>` wrote, which is before the first token listed.
+        write_T = np.float64(write_NTR[best[0], :, r])
+        memory = [
+            (1 - beta) * sum(beta ** (i - 1 - j) * write_T[j] for j in range(i)) for i in range(16)
+        ]
+        # Printed with five digits, after four operations a step on numbers below 1.
+        assert entry["top_texts"][0]["memory"] == pytest.approx(
+            np.array(memory)[token_mask_NT[best[0]]], rel=0, abs=0.5e-5 + 16 * 4 * U
+        )
+        gate_M = write_NTR[token_mask_NT][:, r]
+        assert entry["write"]["mean"] == gate_M.mean(dtype=np.float64)
+        result = measures.mutual_information(texts.token_NT[token_mask_NT], gate_M)
+        assert entry["write"]["mutual_information"] == result
+    layer = content["layers"][1]
+    # The same numbers in float64, added in another order.
+    assert layer["read"]["gini"] == pytest.approx(
+        measures.gini(read_NTR[token_mask_NT]).mean(), rel=token_mask_NT.sum() * 2.0**-52
+    )
+    of_layer = lag.of_layer(write_NTR, read_NTR, token_mask_NT)
+    correlations = [each["cross_correlation"] for each in entries]
+    np.testing.assert_array_equal(correlations, of_layer.correlation_RK)
+    # The headline numbers are of these gates, and of layers kept apart.
+    settings = {name: content["settings"][name] for name in ("resamples", "seed")}
+    tests = lag.tests([of_layer], **settings)
+    for name in ("lead", "own_lead"):
+        expected = dataclasses.asdict(getattr(tests, name))
+        for key, number in expected.items():
+            assert content["lag"][name][key] == (number if math.isfinite(number) else None)
+    ranks = []
+    for layer in range(2):
+        of_one = [each for each in content["prototypes"] if each["layer"] == layer]
+        for name in ("half_life", "repetition"):
+            ranked = scipy_stats.rankdata([each[name] for each in of_one])
+            ranks.append(ranked - ranked.mean())
+    half_life_Q, repetition_Q = np.hstack(ranks[::2]), np.hstack(ranks[1::2])
+    # Ranks are halves, so that all but the root and the quotient is exact.
+    squares = (half_life_Q @ half_life_Q) * (repetition_Q @ repetition_Q)
+    within = half_life_Q @ repetition_Q / math.sqrt(squares)
+    spearman = content["half_life_repetition"]["spearman"]["value"]
+    assert spearman == pytest.approx(within, rel=4 * 2.0**-53)
+    assert spearman != content["half_life_repetition"]["overall_spearman"]
+
+
+def test_a_prototype_that_forgets_at_once_has_a_half_life_of_zero(reported):
+    result = load_result(reported[0] / command.RESULT, ConceptReport)
+    ones = [dataclasses.replace(each, half_life=0.0) for each in result.prototypes]
+    ones[-1] = dataclasses.replace(ones[-1], half_life=None)
+    text = command.format_report(dataclasses.replace(result, prototypes=tuple(ones)))
+    assert "maximum: 0.00, 0.00, 0.00, 0.00, inf" in text
+
+
+def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog):
+    model = protot_jax.load_run(run)
+    # Of joined documents, which the command says.
+    model = dataclasses.replace(model, config=dataclasses.replace(model.config, examples="join"))
+    recorder = Recorder()
+    settings = report_data.ConceptConfig(length=16, top=2, resamples=99)
+    report = command.report(model, run / "data", tmp_path, settings, recorder)
+    assert load_result(tmp_path / "concepts.json", ConceptReport) == report
+    content = to_jsonable(report)
+    assert "trained on documents joined into rows" in caplog.text
+    jsonschema.validate(content, SCHEMA)
+    assert content["settings"]["judge"] == "recorder"
+    assert all(each["label"] == LABEL for each in content["prototypes"])
+    assert len(content["baseline"]) == report_data.BASELINE_DRAWS
+    assert len(recorder.prompts) == 8 + report_data.BASELINE_DRAWS
+    for words, gates in recorder.prompts[0]:
+        assert len(words) == len(gates)
+        assert "".join(words) in ["".join(text["words"]) for text in content["texts"]]
+    for draw in content["baseline"]:
+        assert len(set(draw["texts"])) == 2
+        assert draw["label"] == LABEL
+
+
+def test_texts_in_other_batches_give_the_same_numbers(run, reported, tmp_path):
+    folder, content = reported
+    flags = ("--length=16", "--top=3", "--resamples=99", "--batch_size=7")
+    assert launched(f"--run={run}", f"--workdir={tmp_path / 'b'}", *flags) == 0
+    again = json.loads((tmp_path / "b" / "concepts.json").read_text("utf-8"))
+    assert again["settings"] == content["settings"]
+    model, texts = collected(run, tmp_path)
+    wanted = stored.expected(model, texts.token_NT)
+    token_mask_NT = texts.token_mask_NT[:, 1:]
+    perplexity = stored.perplexity(*(each[0][token_mask_NT] for each in wanted))
+    for report, path in ((content, folder), (again, tmp_path / "b")):
+        rounding.assert_within(report["model"]["perplexity"], perplexity)
+        gates = stored.gates(path / collect.ACTIVATIONS, texts, model.cfg.num_layers)
+        rounding.assert_within(gates, rounding.Expected(*(each[1] for each in wanted)))
+        for entry, gate in itertools.product(report["prototypes"], collect.GATES):
+            gate_M = gates[gate][entry["layer"], texts.token_mask_NT, entry["prototype"]]
+            assert entry[gate]["mean"] == gate_M.mean(dtype=np.float64)
+
+
+def test_a_finished_report_says_so_and_another_is_refused(run, reported, capsys):
+    folder, _ = reported
+    flags = ("--length=16", "--top=3", "--resamples=99")
+    before = (folder / "concepts.json").stat().st_mtime_ns
+    assert launched(f"--run={run}", *flags) == 0
+    assert capsys.readouterr().out.startswith("finished 2")
+    assert launched(f"--run={run}", *flags, "--rank_by=sum") == 2
+    assert "analysis.rank_by" in capsys.readouterr().err
+    assert (folder / "concepts.json").stat().st_mtime_ns == before
+
+
+def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
+    answers, folder = tmp_path / "answers.jsonl", tmp_path / "labelled"
+    answers.touch()
+    flags = (f"--run={run}", f"--workdir={folder}", f"--judge=cached:{answers}", "--length=16")
+    assert launched(*flags) == 0
+    text = capsys.readouterr().out
+    prompts = (tmp_path / "answers.jsonl.missing").read_text("utf-8").splitlines()
+    assert "labelled 0 of 18" in text
+    lines = [json.loads(line) | {"answer": json.dumps(LABEL)} for line in prompts]
+    answers.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    assert launched(*flags) == 2
+    assert "--resume=force" in capsys.readouterr().err
+    assert launched(*flags, "--resume=force") == 0
+    assert "labelled 18 of 18" in capsys.readouterr().out
+    # What was labelled can be told from the file alone: 2 layers of 3 prototypes, 12 random texts.
+    used = [json.loads(line) for line in (folder / "answers.jsonl").read_text("utf-8").splitlines()]
+    assert len(used) == 18 and {line["judge"] for line in used} == {"cached:answers.jsonl"}
+    units = {line["unit"] for line in used}
+    assert {f"L{layer} P{r}" for layer in range(2) for r in range(3)} < units and len(units) == 18
+    digest = protot_jax.load_run(run).checkpoint_sha256
+    assert {line["model"].split(", ")[-1] for line in used} == {digest[:16]}
+    content = json.loads((folder / "concepts.json").read_text("utf-8"))
+    jsonschema.validate(content, SCHEMA)
+    assert {each["label"]["theme"] for each in content["prototypes"] + content["baseline"]} == {
+        "towns"
+    }
+
+
+def test_instructions_of_the_user_reach_the_judge(run, tmp_path, capsys):
+    rubric, answers = tmp_path / "rubric.txt", tmp_path / "answers.jsonl"
+    rubric.write_text("theme disentanglement coverage themes explanation of {count} texts", "utf-8")
+    answers.touch()
+    flags = [f"--run={run}", f"--workdir={tmp_path / 'own'}", f"--judge=cached:{answers}"]
+    flags += [f"--rubric={rubric}", "--length=16", "--top=3", "--resamples=99"]
+    assert launched(*flags) == 0
+    lines = (tmp_path / "answers.jsonl.missing").read_text("utf-8").splitlines()
+    start = "theme disentanglement coverage themes explanation of 3 texts\n"
+    assert lines and all(json.loads(line)["prompt"].startswith(start) for line in lines)
+    rubric.write_text("theme", "utf-8")
+    capsys.readouterr()
+    assert launched(*flags) == 3
+    assert "does not ask for disentanglement, coverage" in capsys.readouterr().err
+
+
+def test_settings_of_the_judge_reach_it(run, tmp_path, capsys):
+    answers = tmp_path / "answers.jsonl"
+    answers.touch()
+    flags = [f"--run={run}", f"--workdir={tmp_path / 'own'}", f"--judge=cached:{answers}"]
+    flags += ["--length=16", "--top=3", "--resamples=99", "--texts=20", "--ablated=0"]
+    assert launched(*flags, "--marked=1", "--judge_texts=2") == 0
+    lines = (tmp_path / "answers.jsonl.missing").read_text("utf-8").splitlines()
+    for asked in (json.loads(line)["prompt"] for line in lines):
+        assert "Text 2: " in asked and "Text 3: " not in asked
+        # All but words that nothing is written of.
+        assert asked.count("«") > 10
+    content = json.loads((tmp_path / "own" / "concepts.json").read_text("utf-8"))
+    name = "cached:answers.jsonl, 1 of the words marked, at most 2 texts"
+    assert content["settings"]["judge"] == name
+    # A finished folder is of these settings alone.
+    capsys.readouterr()
+    assert launched(*flags, "--judge_texts=2") == 2
+    assert "asking.marked" in capsys.readouterr().err
+
+
+def test_the_sampler_of_the_judge_reaches_it(run, tmp_path, monkeypatch):
+    sent = []
+
+    def answer(model, url, text, **options):
+        sent.append(options)
+        return json.dumps(LABEL)
+
+    monkeypatch.setattr(chat, "_answer", answer)
+    flags = [f"--run={run}", "--judge=chat:m@http://localhost:1/v1", "--length=16", "--top=3"]
+    flags += ["--resamples=99", "--texts=20", "--ablated=0", f"--workdir={tmp_path / 'own'}"]
+    assert launched(*flags, "--judge_temperature=1", "--judge_tokens=756") == 0
+    assert sent
+    assert all(each == {"temperature": 1.0, "max_tokens": 756} for each in sent)
+
+
+def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
+    flags = (f"--workdir={tmp_path / 'two'}", "--texts=5", "--length=16", "--rank_by=sum")
+    assert launched(f"--run={run}", "--run_seed=2", *flags) == 0
+    text = capsys.readouterr().out
+    assert "5 texts of the validation split" in text
+    content = json.loads((tmp_path / "two" / "concepts.json").read_text("utf-8"))
+    assert (content["model"]["seed"], content["settings"]["rank_by"]) == (2, "sum")
+    # A statistic is printed with the interval and the p of its own hypothesis.
+    lag = content["lag"]
+    for about, result in (
+        ("lead over lag 0: ", lag["lead"]),
+        ("over other prototypes: ", lag["own_lead"]),
+        ("within layers: Spearman ", content["half_life_repetition"]["spearman"]),
+    ):
+        (line,) = [line for line in text.splitlines() if about in line]
+        value, low, high, p = (
+            "?" if result[name] is None else f"{result[name]:.3f}"
+            for name in ("value", "low", "high", "p")
+        )
+        counts = f"{result['prototypes']} prototypes, 5 texts"
+        assert line.endswith(f"{about}{value} ({low} to {high}, p {p}; {counts})")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        ([], 2, "--run is missing"),
+        (["--run=nowhere"], 3, "is no run"),
+        (["--run={run}", "--run_seed=3"], 2, "seed = 3 is none of 1, 2"),
+        (["--run={run}", "--judge=oracle"], 2, "judge = 'oracle' is unknown"),
+        (["--run={run}", "--length=5"], 2, "--length"),
+        (["--run={run}", "--marked=1.5"], 2, "marked = 1.5 must be a share of the words"),
+        (["--run={run}", "--marked=0"], 2, "marked = 0.0 must be a share of the words"),
+        (["--run={run}", "--judge_texts=0"], 2, "--judge_texts"),
+        (["--run={run}", "--judge_temperature=-1"], 2, "--judge_temperature"),
+        (["--run={run}", "--judge_tokens=9"], 2, "judge = 'null' generates nothing"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(run, flags, code, message, capsys):
+    assert launched(*(flag.format(run=run) for flag in flags)) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_without_prototypes_is_refused(attention_run, capsys):
+    assert launched(f"--run={attention_run}") == 2
+    assert "trained 'llama', which has no prototypes" in capsys.readouterr().err
+    assert not (attention_run / "concepts").exists()

@@ -1,0 +1,207 @@
+"""The study as a command: its smoke mode end to end, and after a stop."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jsonschema
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from lm_jax.errors import CorruptError, UsageError
+from lm_jax.model import params as params_lib
+from lm_jax.run import cli
+from lm_jax.run import stop as stop_flag
+from lm_jax.run.config import from_plain
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.results import json_schema, load_result
+from lm_jax.run.tables import read_table_provenance
+from lm_jax.train import loop
+from sparse_jax.studies.addition import models, problems, report, study
+from sparse_jax.studies.addition.__main__ import main
+from sparse_jax.studies.addition.config import AdditionConfig, experiment
+from sparse_jax.studies.addition.results import AdditionSummary, SeedSummary, between_seeds
+from sparse_jax.studies.posttrain.results import Spread
+
+CONFIG = "configs/sparse/addition.py:smoke"
+
+
+def command(folder) -> int:
+    return cli.run(main, ["addition", f"--workdir={folder}"], config=CONFIG)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study") / "run"
+    assert command(folder) == 0
+    return folder
+
+
+def test_the_smoke_study_leaves_its_numbers_and_its_report(finished, capsys):
+    (summary,) = load_result(finished / study.SUMMARY, AdditionSummary).seeds
+    for name, own in summary.models.items():
+        assert own.accuracy.all.n == 60
+        assert own.steps == 6
+        assert len(own.edges.by_layer) == len(own.without) == 4
+        assert (finished / "seed_0" / name / "metrics.parquet").is_file()
+    table = pq.read_table(finished / "seed_0" / study.SUMS).to_pydict()
+    assert len(table["sum"]) == 120
+    recorded = json.loads((finished / "provenance.json").read_text("utf-8"))
+    for name in (study.SUMS, "sparse/metrics.parquet"):
+        assert read_table_provenance(finished / "seed_0" / name) == recorded
+    edges = np.sum([table[f"edges_{layer}"] for layer in range(4)], axis=0)
+    assert edges[:60].tolist() == [264] * 60
+    assert edges[60:].mean() == pytest.approx(summary.models.sparse.edges.all.estimate)
+    page = (finished / study.REPORT).read_text("utf-8")
+    # Three sums, two models each, and two curves.
+    assert page.count("<svg xmlns") == 6 and page.count('<figure class="plot chart"') == 2
+    assert command(finished) == 0
+    printed = capsys.readouterr().out
+    assert "finished 20" in printed and "Exact sums on 60 problems" in printed
+    assert "(seed 0, one run)" in printed
+
+
+def test_the_summary_is_read_as_it_was_written_and_a_broken_one_is_refused(finished, tmp_path):
+    summary = load_result(finished / study.SUMMARY, AdditionSummary)
+    path = tmp_path / study.SUMMARY
+    write_json(path, summary)
+    assert path.read_bytes() == (finished / study.SUMMARY).read_bytes()
+    assert load_result(path, AdditionSummary) == summary
+    (seed,) = summary.seeds
+    assert load_result(finished / "seed_0" / study.SUMMARY, SeedSummary) == seed
+    tree = read_json(path)
+    jsonschema.validate(tree, json_schema(AdditionSummary))
+
+    sparse = tree["seeds"][0]["models"]["sparse"]
+    sparse["operands"][1]["both"]["low"] = "low"
+    sparse["carry"][0]["place"] = "units"
+    del tree["seeds"][0]["models"]["dense"]
+    tree["config"]["num_layers"] = 1
+    write_json(path, tree)
+    with pytest.raises(CorruptError) as caught:
+        load_result(path, AdditionSummary)
+    for text in (
+        f"{path} is no AdditionSummary",
+        "seeds[0].models.sparse.operands[1].both.low =",
+        "seeds[0].models.sparse.carry[0].place = 'units' is not one of the choices",
+        "seeds[0].models.dense is missing",
+        "config.num_layers = 1 must be at least 2",
+        "restore it, or start again in another --workdir",
+    ):
+        assert text in str(caught.value)
+
+
+def test_a_finished_study_with_a_broken_summary_is_refused(finished, tmp_path, capsys):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    tree = read_json(folder / study.SUMMARY)
+    del tree["between_seeds"]
+    write_json(folder / study.SUMMARY, tree)
+    assert command(folder) == CorruptError.exit_code
+    assert "between_seeds is missing" in capsys.readouterr().err
+
+
+def test_strength_and_gates_stay_as_set(finished):
+    steps = pq.read_table(finished / "seed_0" / "sparse" / "metrics.parquet").to_pydict()
+    strength = AdditionConfig().strength
+    assert steps["strength"] == pytest.approx([strength] * 6, rel=1e-5)
+    assert set(steps["divergence"]) == {0.0}
+    assert all(0.5 < share < 1 for share in steps["edges"])
+
+
+def test_the_sparse_model_begins_as_the_dense_one(finished):
+    dense, sparse = (
+        pq.read_table(finished / "seed_0" / name / "metrics.parquet")["loss"].to_pylist()
+        for name in ("dense", "sparse")
+    )
+    assert dense[0] > sparse[0] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"batch_size": 0, "seeds": (-1,)}, r"batch_size = 0 .*; config\.seeds = \(-1,\)"),
+        ({"drawn": ("3+4",)}, "'3\\+4' is no problem"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_together(field, message):
+    with pytest.raises(UsageError, match=message):
+        AdditionConfig(**field)
+
+
+def test_a_stopped_study_resumes_to_the_same_numbers(finished, tmp_path, monkeypatch):
+    train = loop.train
+
+    def stopped(folder, *args, **kwargs):
+        def stop(step):
+            if folder.name == "sparse" and step == 4:
+                stop_flag.request()
+
+        return train(folder, *args, **kwargs, on_step=stop)
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr(models, "train", stopped)
+    assert command(folder) == 75
+    monkeypatch.setattr(models, "train", train)
+    assert command(folder) == 0
+    result, whole = (read_json(place / study.SUMMARY) for place in (folder, finished))
+    for summary in (result, whole):
+        for own in summary["seeds"][0]["models"].values():
+            del own["training_seconds"]
+    assert result == whole
+
+
+def test_seeds_are_compared_and_a_trained_one_is_not_trained_again(finished, tmp_path, capsys):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    saved = {file: file.stat().st_mtime_ns for file in folder.rglob("checkpoints/*")}
+    argv = ["addition", f"--workdir={folder}", "--config.seeds=(0, 5)", "--resume=force"]
+    assert cli.run(main, argv, config=CONFIG) == 0
+    assert {file: file.stat().st_mtime_ns for file in saved} == saved
+    summary = load_result(folder / study.SUMMARY, AdditionSummary)
+    assert [each.seed for each in summary.seeds] == [0, 5]
+    losses = [
+        pq.read_table(folder / f"seed_{seed}" / "dense" / "metrics.parquet")["loss"].to_pylist()
+        for seed in (0, 5)
+    ]
+    assert losses[0] != losses[1]
+    # Six updates close nothing, so that these are the numbers of longer studies.
+    changed = tuple(map(with_sparse, summary.seeds, (40.0, 48.0), (0.75, 1.0)))
+    result = between_seeds(changed)
+    assert result.sparse.edges == Spread(mean=44.0, least=40.0, most=48.0, n=2)
+    summary = dataclasses.replace(summary, seeds=changed, between_seeds=result)
+    text = " ".join(report.findings(summary))
+    assert "87.5 % (75.0 % to 100.0 %) sparse" in text
+    assert "open edges of a sum 44.0 (40.0 to 48.0)" in text
+    printed = capsys.readouterr().out
+    assert "Over 2 seeds, mean and range" in printed
+    assert "Over 2 seeds, mean and range" in (folder / study.REPORT).read_text("utf-8")
+
+
+def with_sparse(seed, edges, exact):
+    """The seed with these open edges and this share of exact sums of its sparse model."""
+    sparse = seed.models.sparse
+    replace = dataclasses.replace
+    edges = replace(sparse.edges, all=replace(sparse.edges.all, estimate=edges))
+    accuracy = replace(sparse.accuracy, all=replace(sparse.accuracy.all, estimate=exact))
+    sparse = replace(sparse, edges=edges, accuracy=accuracy)
+    return replace(seed, models=replace(seed.models, sparse=sparse))
+
+
+def test_a_trace_has_the_gates_that_the_kernels_count():
+    config = from_plain(experiment("smoke", bias=0.0), AdditionConfig)
+    _, sparse = models.tasks(config)
+    initial = params_lib.init(jax.random.key(0), sparse.objective.spec)
+    # Larger than initialised, so that scores have both signs.
+    params = jax.tree.map(lambda x: 20.0 * x, initial)
+    tokens = problems.rows(np.arange(0, 10_000, 997))
+    trace = sparse.trace(sparse.weights(params), tokens)
+    counted = jax.jit(sparse.objective.evaluate)(params, (), tokens)
+    assert not (trace.pattern_LPTS[~trace.open_LPTS]).any()
+    np.testing.assert_array_equal(trace.edges_LP.sum(1), counted["open_edges"][:, 0])
+    assert 0.1 < trace.open_LPTS.sum() / (11 * 264) < 0.9
+    closed = sparse.trace(
+        sparse.weights(params), tokens, kept_LTS=np.zeros((4, 11, 11), np.float32)
+    )
+    assert not closed.pattern_LPTS.any()
+    np.testing.assert_array_equal(closed.open_LPTS[0], trace.open_LPTS[0])

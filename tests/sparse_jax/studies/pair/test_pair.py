@@ -1,0 +1,300 @@
+"""The pair end to end: its text, the two phases of pretraining, shared controls, resuming."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import lm_jax
+from lm_jax.errors import BadInputError, StoppedError, UsageError
+from lm_jax.parallel import sharding
+from lm_jax.run import stop
+from lm_jax.run.config import from_plain
+from lm_jax.run.workdir import FINISHED_FILE
+from lm_jax.text.examples import Batches, Examples, OnePass
+from lm_jax.text.preparation import open_prepared
+from lm_jax.train import loop
+from lm_jax.train.config import Plateau
+from lm_jax.train.evaluate import evaluate
+from lm_jax.train.metrics import METRICS
+from lm_jax.train.objective import LanguageModelling, ignore_index_batch
+from lm_jax.train.step import make_eval_step
+from lm_jax.weights.card import CARD
+import sparse_jax
+from sparse_jax.circuits.generators import GENERATORS
+from sparse_jax.studies.pair import corpus, dense, study
+from sparse_jax.studies.pair.config import PairConfig, TextConfig, experiment
+from sparse_jax.studies.pair.folders import model_folders
+from sparse_jax.studies.pair.report_text import format_summary
+from sparse_jax.studies.posttrain import posttrain
+from sparse_jax.studies.posttrain.task import open_task
+from tests.sparse_jax.small_runs import write_text
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("source") / "text")
+
+
+@pytest.fixture(scope="module")
+def config(source):
+    smoke = from_plain(experiment("smoke"), PairConfig)
+    return dataclasses.replace(
+        smoke,
+        text=dataclasses.replace(smoke.text, source=str(source), vocab_size=300),
+        variants=("sparse", "teacher"),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    return folder, study.run(config, folder)
+
+
+def rows(folder, name):
+    return [json.loads(line) for line in (folder / study.TEXT / name).read_text().splitlines()]
+
+
+def test_both_texts_have_the_stated_share_of_prompts_and_nothing_in_common(whole, config):
+    folder, _ = whole
+    texts, documents = {}, 0
+    for name in (corpus.PRETRAIN, corpus.POSTTRAIN):
+        table = rows(folder, name)
+        tasks = [row["task"] for row in table if "task" in row]
+        several = [row for row in table if "task" in row]
+        assert all(len(row["prompts"]) == config.text.prompts_per_document for row in several)
+        assert all("\n".join(row["prompts"]) == row["text"] for row in several)
+        # Rounded to a whole number of prompts.
+        assert abs(len(tasks) - config.text.task_share * len(table)) <= 1
+        counts = [tasks.count(task) for task in config.text.tasks]
+        assert max(counts) - min(counts) <= 1
+        texts[name] = [row["text"] for row in table]
+        documents += len(table) - len(tasks)
+        assert len(set(texts[name])) == len(texts[name])
+    first, second = texts.values()
+    assert not set(first) & set(second)
+    documents = (
+        len(first) + len(second) - sum("task" in row for n in texts for row in rows(folder, n))
+    )
+    assert documents == 150
+
+
+def test_a_prompt_is_a_clean_prompt_with_a_right_continuation():
+    prompts = corpus.prompts("greater_than", seed=3)
+    for _ in range(20):
+        text = next(prompts)
+        first, last = (int(word[-4:]) for word in text.split() if word[-4:].isdigit())
+        assert first // 100 == last // 100 and last > first
+
+
+def test_a_task_without_more_prompts_is_refused(monkeypatch, source, tmp_path):
+    example = GENERATORS["copy"].draw(np.random.default_rng(0))
+    one = dataclasses.replace(GENERATORS["copy"], draw=lambda rng: example)
+    monkeypatch.setitem(GENERATORS, "copy", one)
+    text = TextConfig(source=str(source), tasks=("copy",))
+    with pytest.raises(BadInputError, match=r"task copy has no more than about 1 .*task_share"):
+        corpus.write_corpora(text, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_exported_model_has_the_loss_of_the_last_evaluation(whole, config):
+    folder, summary = whole
+    prepared = open_prepared(folder / study.DATA)
+    model = lm_jax.load_pretrained(model_folders(folder)["dense"])
+    assert model.tokenizer.sha256 == prepared.tokenizer.sha256
+    mesh = sharding.make_mesh(data=-1)
+    held_out = Examples(prepared, "validation", context=config.context, mode="window")
+    objective = LanguageModelling(model.cfg, make_batch=ignore_index_batch)
+    result = evaluate(
+        make_eval_step(objective, mesh), model.params, OnePass(held_out, batch_size=8), mesh
+    )
+    # The same program on the same numbers.
+    assert result.loss == summary.dense.cooldown.loss
+    assert summary.dense.plateau.steps == config.dense.most_steps
+    assert not summary.dense.reached_plateau
+    card = (model_folders(folder)["dense"] / CARD).read_text("utf-8")
+    assert f"| held-out loss, nats per token | {result.loss:.4g} |" in card
+    assert "| plateau reached | no |" in card and "| text | text, and prompts as" in card
+    (control,) = folder.glob("sparse/seed_*/control")
+    loss = json.loads((control / "result.json").read_text())["loss"]["estimate"]
+    card = (control / "model" / CARD).read_text("utf-8")
+    assert f"| loss, nats per token | {loss:.4f} (95 % interval" in card
+
+
+def test_the_second_phase_reads_the_batches_after_the_first(whole, config):
+    folder, _ = whole
+    examples = Examples(
+        open_prepared(folder / study.DATA), "train", context=config.context, mode="window"
+    )
+    batches = Batches(examples, batch_size=8, seed=0)
+    following = dense.Following(batches, skip=4)
+    for k in range(3):
+        np.testing.assert_array_equal(following.at(k)["tokens"], batches.at(4 + k)["tokens"])
+    assert following.fingerprint != batches.fingerprint
+
+
+def test_a_plateau_ends_the_first_phase(config, source, tmp_path):
+    pretraining = dataclasses.replace(
+        config.dense, plateau=Plateau(min_gain=99.0, patience=1), most_steps=100, warmup_steps=1
+    )
+    ended = dataclasses.replace(config, dense=pretraining)
+    corpus.write_corpora(ended.text, tmp_path / study.TEXT)
+    prepared = study.prepare(ended, tmp_path)
+    result = dense.train_dense(ended, prepared, tmp_path / study.DENSE, sharding.make_mesh(data=-1))
+    assert result.reached_plateau
+    # The second evaluation is the first that can be compared.
+    assert result.plateau.steps == 2 * config.dense.eval_every
+    assert result.cooldown.steps == config.dense.cooldown_steps
+
+
+def test_variants_share_one_control_and_its_bound(whole):
+    folder, summary = whole
+    plain, teacher = summary.variants
+    control = summary.controls[0].loss.estimate
+    for variant in (plain, teacher):
+        (run,) = variant.runs
+        assert run.target == control + 15.0
+        over = run.over_control
+        assert over is not None
+        # Sums of the same windows in another order.
+        assert over.estimate == pytest.approx(run.loss.estimate - control, abs=1e-9)
+    assert not list((folder / "teacher").glob("seed_*/control"))
+    text = format_summary(summary)
+    assert "no plateau yet" in text and "teacher: " in text and "between 1 seeds" not in text
+
+
+def test_each_update_is_bounded_by_that_of_the_control(whole, config, tmp_path, monkeypatch):
+    folder, _ = whole
+    work = tmp_path / "sparse"
+    shutil.copytree(folder / "sparse", work)
+    task = open_task(study.posttrain_config(config, folder, "sparse"), work)
+    control = work / "seed_0" / posttrain.CONTROL
+    loss = json.loads((control / "result.json").read_text())["loss"]["estimate"]
+    trained = []
+
+    def train_once(task, folder, objective, seed):
+        trained.append(objective)
+        raise StoppedError("before the first update")
+
+    monkeypatch.setattr(posttrain, "train_once", train_once)
+    with pytest.raises(StoppedError):
+        posttrain.train_target(task, 0, loss + 0.25, control)
+    (objective,) = trained
+    assert list(objective.reference) == pq.read_table(control / METRICS)["loss"].to_pylist()
+    assert len(objective.reference) == config.posttrain.steps
+    assert objective.dual.target == pytest.approx(0.25, abs=1e-12)
+
+
+def test_a_width_of_the_heads_replaces_the_even_share(config):
+    wide = dataclasses.replace(config.dense, num_heads=3, head_dim=6)
+    cfg = wide.decoder(vocab_size=300, max_length=32)
+    assert (cfg.num_heads, cfg.head_dim, cfg.hidden_size) == (3, 6, 16)
+    assert config.dense.decoder(300, 32).head_dim == config.dense.hidden_size // 2
+    for changes, message in (
+        ({"head_dim": 3}, r"config.dense.head_dim = 3 must be even"),
+        ({"num_heads": 3}, r"hidden_size = 16 must be .*or give config.dense.head_dim"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            dataclasses.replace(config, dense=dataclasses.replace(config.dense, **changes))
+
+
+def test_the_models_of_a_pair_are_found_by_their_roles(whole, tmp_path):
+    folder, summary = whole
+    folders = model_folders(folder)
+    assert list(folders) == ["dense", "control", "sparse"]
+    numbers = sparse_jax.load(folders["sparse"]).numbers
+    assert numbers["target loss"] == summary.variants[0].runs[0].target
+    weights = {
+        lm_jax.load_pretrained(each, without_gates=role == "sparse").sha256
+        for role, each in folders.items()
+    }
+    assert len(weights) == 3
+    with pytest.raises(BadInputError, match="finished iaj sparse pair"):
+        model_folders(tmp_path)
+
+
+def test_the_page_states_the_numbers_of_the_summary(whole):
+    folder, summary = whole
+    page = (folder / study.REPORT).read_text("utf-8")
+    for variant in summary.variants:
+        (run,) = variant.runs
+        assert run.over_control is not None
+        assert f"{run.over_control.estimate:+.4f}<small>[" in page
+        assert f"{100 * run.edges.estimate:.3f}<small>[" in page
+    assert "was still falling after 4 updates" in page
+    # Every task is either scored, for all models, or named with the reason.
+    scored = {score.task for score in summary.scores}
+    left_out = {each.task for each in summary.unscored}
+    assert scored | left_out == set(GENERATORS) & {*TextConfig().tasks} and not scored & left_out
+    assert len(summary.scores) == len(scored) * (2 + len(summary.variants))
+    assert all(f"{task} was left out" in page for task in left_out)
+    # The last point of the curve of pretraining, among the numbers of its table.
+    assert f"<td>6</td><td>{summary.dense.cooldown.loss:.4g}</td>" in page
+
+
+def test_a_run_that_was_killed_before_its_page_is_concluded(whole, config):
+    folder, summary = whole
+    page = folder / "sparse" / posttrain.REPORT
+    # The provenance below it has the times of all starts.
+    before, _, _ = page.read_text("utf-8").partition("<footer")
+    for file in (page, folder / "sparse" / FINISHED_FILE):
+        file.unlink()
+    assert untimed(study.run(config, folder)) == untimed(summary)
+    assert page.read_text("utf-8").startswith(before)
+
+
+def test_stopped_anywhere_it_ends_in_the_same_models(whole, config, tmp_path, monkeypatch):
+    """Stopped in both phases of pretraining, in the control and in post-training."""
+    reference, summary = whole
+    # Counts of updates over all starts: 4 and 2 of pretraining, then 2 of each post-training.
+    stops, updates = {3, 5, 7, 10}, iter(range(1, 100))
+
+    def share_stop():
+        if next(updates) in stops:
+            stop.request()
+        return stop.requested()
+
+    monkeypatch.setattr(loop.processes, "share_stop", share_stop)
+    for _ in stops:
+        with stop.signals_as_requests(), pytest.raises(StoppedError):
+            study.run(config, tmp_path)
+    again = study.run(config, tmp_path)
+    assert untimed(again) == untimed(summary)
+    for model in ("dense/model", "sparse/seed_0/control/model"):
+        name = f"{model}/model.safetensors"
+        assert (tmp_path / name).read_bytes() == (reference / name).read_bytes()
+
+
+def untimed(summary):
+    phases = {
+        name: dataclasses.replace(getattr(summary.dense, name), seconds=0.0)
+        for name in ("plateau", "cooldown")
+    }
+    return dataclasses.replace(summary, dense=dataclasses.replace(summary.dense, **phases))
+
+
+def test_wrong_settings_are_named():
+    for changes, message in (
+        ({"variants": ("teacher",)}, 'of which the first is "sparse"'),
+        ({"text": TextConfig(tasks=("coppy",))}, "did you mean 'copy'"),
+        ({"text": TextConfig(task_share=1.0)}, r"config.text.task_share = 1.0 must be"),
+        (
+            {"posttrain": dataclasses.replace(PairConfig().posttrain, context=9)},
+            "config.posttrain.context = 9 must be left out",
+        ),
+    ):
+        with pytest.raises(UsageError, match=message):
+            PairConfig(**changes)
+
+
+def test_numbers_of_two_digits_are_tokens(config, tmp_path):
+    """However rare they are in the text: other merges come after them."""
+    wide = dataclasses.replace(config, text=dataclasses.replace(config.text, vocab_size=400))
+    corpus.write_corpora(wide.text, tmp_path / study.TEXT)
+    tokenizer = study.prepare(wide, tmp_path).tokenizer
+    for number in range(100):
+        assert len(tokenizer.encode(f"x{number:02d}")) == len(tokenizer.encode("x")) + 1, number

@@ -1,0 +1,179 @@
+"""Invalid config fields are refused by name, before any model is read."""
+
+import dataclasses
+from pathlib import Path
+import re
+
+import pytest
+
+from lm_jax.errors import UsageError
+from lm_jax.run import cli
+from lm_jax.run.config_files import load_config
+from lm_jax.text.preparation import CorpusConfig
+from sparse_jax.studies.addition.config import AdditionConfig
+from sparse_jax.studies.multiple_choice import MultipleChoiceConfig
+from sparse_jax.studies.posttrain import posttrain
+from sparse_jax.studies.posttrain.config import SMALL_MODEL, PosttrainConfig, experiment, smoke
+
+ROOT = Path(__file__).parents[4]
+CONFIG = ROOT / "configs" / "sparse" / "smollm2.py"
+POSTTRAIN = {
+    "context": (0, "at least 1"),
+    "validation_documents": (0, "at least 1"),
+    "batch_size": (0, "at least 1"),
+    "accumulate": (0, "at least 1"),
+    "steps": (0, "at least 1"),
+    "eval_every": (0, "at least 1"),
+    "save_every": (0, "at least 1"),
+    "slacks": ((-0.1,), "at least 0"),
+    "targets": ((3.5, 3.50001), "0.0001 apart"),
+    "bias": (float("nan"), "finite"),
+    "distill": (-1.0, "at least 0"),
+    "by_rule": (1.5, "at least 0 and at most 1"),
+    "temperature": (0.0, "above 0"),
+    "learning_rate": (-1.0, "above 0"),
+    "warmup": (1.0, "at least 0 and below 1"),
+    "weight_decay": (-0.1, "at least 0"),
+    "clip_norm": (-1.0, "at least 0"),
+    "skip_sigma": (-1.0, "at least 0"),
+    "seeds": ((1, 1), "different numbers"),
+    "mesh": ((-1, -1, 1), "one may be -1"),
+}
+OTHERS = {
+    "no bound": ({"slacks": ()}, "config.slacks = () must be one number or more"),
+    "a slack over no control": (
+        {"slack_over": "control"},
+        "config.slack_over = 'control' needs config.control = True",
+    ),
+    "updates that cannot be paired": (
+        {"control": True, "slack_over": "control", "paired": True, "skip_sigma": 4.0},
+        "config.skip_sigma = 4.0 skips updates, and config.paired compares each with that of the",
+    ),
+    "no seed": ({"seeds": ()}, "config.seeds = () must be"),
+    "seed below 0": ({"seeds": (-1,)}, "config.seeds = (-1,) must be"),
+    "mesh of nothing": ({"mesh": (0, 1, 1)}, "config.mesh = (0, 1, 1) must be"),
+    "batch that cannot be cut": (
+        {"batch_size": 6, "accumulate": 4},
+        "config.batch_size = 6 must be a multiple of config.accumulate = 4",
+    ),
+    "head": ({"heads": ("3",)}, "config.heads has '3'; write layer.head"),
+    "splits": (
+        {"corpus": CorpusConfig(splits=(1.0, 0.0, 0.0))},
+        "config.corpus.splits = (1.0, 0.0, 0.0) must give training and validation a share",
+    ),
+}
+
+
+def numbers_of(config):
+    """Names of the numeric fields."""
+    return {
+        field.name
+        for field in dataclasses.fields(config)
+        if re.search("int|float", str(field.type)) and "Literal" not in str(field.type)
+    }
+
+
+@pytest.mark.parametrize("name", POSTTRAIN)
+def test_a_field_of_post_training_is_refused_by_its_name(name):
+    value, what = POSTTRAIN[name]
+    with pytest.raises(UsageError) as caught:
+        PosttrainConfig(**{name: value})
+    assert f"config.{name} = {value} must be" in str(caught.value)
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_fields_of_post_training_that_do_not_fit(case):
+    changes, message = OTHERS[case]
+    with pytest.raises(UsageError, match=re.escape(message)):
+        PosttrainConfig(**changes)
+
+
+def test_every_number_of_post_training_is_checked():
+    """Every numeric field has a row in the table, so that no new field is forgotten."""
+    assert numbers_of(PosttrainConfig) == set(POSTTRAIN)
+
+
+def test_the_command_refuses_before_it_reads_the_model(tmp_path, capsys):
+    argv = [
+        "posttrain",
+        f"--config={CONFIG}",
+        f"--workdir={tmp_path / 'run'}",
+        f"--config.model={tmp_path / 'none'}",
+        "--config.learning_rate=-1",
+        "--config.temperature=0",
+    ]
+    assert cli.run(posttrain.main, argv, config=str(CONFIG)) == 2
+    message = capsys.readouterr().err
+    assert "config.temperature = 0.0 must be above 0; config.learning_rate = -1.0" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_smoke_keeps_the_characteristics_of_a_recipe():
+    config = PosttrainConfig(targets=(2.29, 2.4), batch_size=64, accumulate=4, mesh=(1, 8, 1))
+    small = smoke(config)
+    assert len(small.targets) == 2 and min(small.targets) > 12
+    assert (small.accumulate, small.mesh) == (4, (1, -1, 1))
+    assert small.batch_size % (4 * 4) == 0
+
+
+@pytest.mark.parametrize(("recipe", "batch", "steps"), [("gpt2", 256, 1.2e6), ("olmo7b", 16, 4e5)])
+def test_both_recipes_interpret_the_batch_of_table_2_alike(recipe, batch, steps):
+    """It is a micro-batch, four of which make an update."""
+    config = load_config(str(ROOT / "configs" / "sparse" / f"{recipe}.py"))
+    assert (config.batch_size, config.accumulate, config.steps) == (4 * batch, 4, steps)
+
+
+ADDITION = {
+    "num_layers": 1,
+    "hidden_size": 0,
+    "mlp_size": 0,
+    "held_out": 0,
+    "batch_size": 0,
+    "dense_steps": 0,
+    "sparse_steps": 0,
+    "dense_rate": 0.0,
+    "sparse_rate": -1.0,
+    "dense_decay": -1.0,
+    "sparse_decay": -1.0,
+    "clip_norm": 0.0,
+    "strength": 0.0,
+    "bound": -1.0,
+    "bias": float("inf"),
+    "eval_every": 0,
+    "seeds": (3, 3),
+}
+
+
+@pytest.mark.parametrize("name", ADDITION)
+def test_a_field_of_the_addition_is_refused_by_its_name(name):
+    value = ADDITION[name]
+    with pytest.raises(UsageError, match=re.escape(f"config.{name} = {value} must be")):
+        AdditionConfig(**{name: value})
+
+
+def test_every_number_of_the_addition_is_checked():
+    assert numbers_of(AdditionConfig) == set(ADDITION)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": ("arc",)}, "config.tasks has 'arc'"),
+        ({"tasks": ("arc_easy", "arc_easy")}, "names a task twice"),
+        ({"tasks": ()}, "names no task"),
+        ({"sparse": ("a", "a")}, "name a model twice"),
+        ({"sparse": ("dense",)}, "as the dense model is called"),
+        ({"limit": -1}, "config.limit = -1"),
+        ({"batch_tokens": 0}, "config.batch_tokens = 0"),
+    ],
+)
+def test_a_field_of_multiple_choice_is_refused_by_its_name(changes, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        MultipleChoiceConfig(**changes)
+
+
+def test_the_mode_over_dense_is_the_recipe_of_small_models_with_a_control():
+    text = CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=600_000)
+    expected = experiment("", **SMALL_MODEL, corpus=text, validation_documents=120, control=True)
+    assert load_config(f"{CONFIG}:over_dense").to_dict() == expected.to_dict()

@@ -1,0 +1,230 @@
+"""Dense and sparse models on the same questions: equal with open gates, and scored once."""
+
+import json
+import shutil
+
+import jax
+from ml_collections import ConfigDict
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.evaluate.multiple_choice import TRUTHFULQA, Scorer, compare, truthfulqa
+from lm_jax.run import cli
+from lm_jax.run.config import from_plain
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.results import load_result
+from lm_jax.run.workdir import FINISHED_FILE
+from lm_jax.text.tokenizer_training import train_tokenizer
+from sparse_jax.gates import model as sparse_model
+from sparse_jax.studies import multiple_choice
+from sparse_jax.studies.multiple_choice import DENSE, MultipleChoiceConfig
+from sparse_jax.studies.posttrain.results import ChoiceSummary
+from tests import tiny
+from tests.lm_jax.text.synthetic_corpus import texts
+
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A dense model, the same with gates that are all open or all closed, and random questions."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = train_tokenizer((text for _, text in texts(60)), vocab_size=110)
+    cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=64, family="llama")
+    params = jax.tree.map(lambda x: 3.0 * x, lm_jax.init_params(jax.random.key(0), cfg))
+    lm_jax.save_pretrained(folder / "dense", cfg, params, tokenizer)
+    lm_jax.save_pretrained(folder / "control", cfg, params, tokenizer)
+    base = lm_jax.load_pretrained(folder / "dense")
+    for name, bias in (("open", 1e6), ("closed", -1e6)):
+        gates = sparse_model.constant_gates(cfg, bias)
+        sparse_model.save(folder / name, base, gates, {"open edges": name})
+    words = sorted({word for _, text in texts(20) for word in text.split()})
+    rng = np.random.default_rng(0)
+    lines = []
+    for _ in range(COUNT):
+        one, two, three = (" ".join(rng.choice(words, 3)) for _ in range(3))
+        answers = {"choices": [two, three], "labels": [1, 0]}
+        lines.append(json.dumps({"question": one, "mc1_targets": answers}))
+    (folder / "mc.jsonl").write_text("\n".join(lines), "utf-8")
+    return folder
+
+
+def config_of(folders, *sparse, **changes):
+    settings = {
+        "dense": str(folders / "dense"),
+        "sparse": tuple(str(folders / name) for name in sparse),
+        "tasks": (),
+        "truthfulqa": str(folders / "mc.jsonl"),
+        "limit": 0,
+        "batch_tokens": 256,
+    }
+    return multiple_choice.experiment("", **settings | changes)
+
+
+def test_equal_weights_of_another_configuration_have_their_own_scores(folders, tmp_path):
+    """Both are in one comparison, and each has the scores that it has alone."""
+    twin = shutil.copytree(folders / "dense", tmp_path / "twin")
+    rope = {"rope_type": "default", "rope_theta": 3.0}
+    tiny.edit_json(twin / "config.json", rope_parameters=rope)
+    both = command(config_of(folders, controls=(str(twin),)), tmp_path / "both")
+    alone = command(config_of(folders, dense=str(twin)), tmp_path / "alone")
+    stores = {path.name for path in (tmp_path / "both" / "scores").iterdir()}
+    (own,) = (path.name for path in (tmp_path / "alone" / "scores").iterdir())
+    assert len(stores) == 2 and own in stores
+    for metric in ("acc", "acc_norm"):
+        of_both, of_alone = (
+            each["tasks"][TRUTHFULQA]["metrics"][metric]["accuracy"] for each in (both, alone)
+        )
+        assert of_both[str(twin)] == of_alone[DENSE]
+    paired = both["tasks"][TRUTHFULQA]["metrics"]["acc"]["paired"][str(twin)]
+    assert paired["lost"] + paired["gained"] > 0
+
+
+def test_a_finished_comparison_is_not_that_of_a_model_that_was_changed(folders, tmp_path):
+    models = shutil.copytree(folders, tmp_path / "models")
+    config = config_of(models, "closed")
+    command(config, tmp_path / "run")
+    command(config, tmp_path / "run")
+    tiny.edit_json(models / "closed" / sparse_model.SPARSE, numbers={"open edges": "other"})
+    command(config, tmp_path / "run")
+    note = read_json(models / "closed" / sparse_model.SPARSE)
+    opened = [[1.0 for _ in row] for row in note["gate_bias"]]
+    tiny.edit_json(models / "closed" / sparse_model.SPARSE, gate_bias=opened)
+    with pytest.raises(BadInputError, match=r"closed: configuration \w+, not"):
+        command(config, tmp_path / "run")
+    write_json(models / "closed" / sparse_model.SPARSE, note)
+    with (models / "mc.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(BadInputError, match=r"config\.truthfulqa: content"):
+        command(config, tmp_path / "run")
+
+
+def command(config, folder):
+    multiple_choice.main(cli.Arguments(config, folder))
+    return read_json(folder / multiple_choice.SUMMARY)
+
+
+def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders, tmp_path, capsys):
+    closed = str(folders / "closed")
+    summary = command(config_of(folders, "open", "closed"), tmp_path / "run")
+    task = summary["tasks"][TRUTHFULQA]
+    assert task["n"] == COUNT and task["chance"] == 0.5
+    accuracy = task["metrics"]["acc"]["accuracy"]
+    same = task["metrics"]["acc"]["paired"][str(folders / "open")]
+    assert accuracy[str(folders / "open")] == accuracy[DENSE]
+    assert (same["lost"], same["gained"], same["p_value"]) == (0, 0, 1.0)
+
+    # The oracle for closed gates is a model whose attention weights are 0.
+    dense = lm_jax.load_pretrained(folders / "dense")
+    questions = truthfulqa(folders / "mc.jsonl")
+
+    def without_attention(tokens_BT, valid_BT):
+        def attend(scores_BNTS):
+            return 0.0 * jax.nn.softmax(scores_BNTS)
+
+        return lm_jax.forward(dense.params, tokens_BT, dense.cfg, attend=attend).logits
+
+    scorer = Scorer(jax.jit(without_attention), dense.tokenizer, 64, 256)
+    want = compare({"closed": scorer}, {"task": questions})["tasks"]["task"]
+    result = accuracy[closed]["estimate"]
+    assert result == want["metrics"]["acc"]["accuracy"]["closed"]["estimate"]
+    paired = task["metrics"]["acc"]["paired"][closed]
+    assert paired["lost"] + paired["gained"] > 0
+
+    page = (tmp_path / "run" / multiple_choice.REPORT).read_text("utf-8")
+    assert f"{100 * result:.1f} [" in page
+    for name in ("open", "closed"):
+        assert f"<dt>{folders / name}</dt><dd>{name}</dd>" in page
+    assert "closed" in capsys.readouterr().out
+
+
+def test_models_are_shown_by_the_end_of_their_paths_where_these_differ():
+    names = ["dense", "/runs/a/seed_0/control/model", "/runs/a/seed_0/target_3.1/model"]
+    assert list(multiple_choice._short_names(names).values()) == [
+        "dense",
+        "seed_0/control/model",
+        "seed_0/target_3.1/model",
+    ]
+    same = [*names, "/runs/b/seed_0/control/model"]
+    assert multiple_choice._short_names(same) == {name: name for name in same}
+
+
+def test_a_control_answers_as_a_dense_model(folders, tmp_path):
+    control, opened = (str(folders / name) for name in ("control", "open"))
+    summary = command(config_of(folders, "open", controls=(control,)), tmp_path / "run")
+    metric = summary["tasks"][TRUTHFULQA]["metrics"]["acc"]
+    assert list(metric["accuracy"]) == [DENSE, control, opened]
+    # The control is the dense model, and so the change from either is the same.
+    assert metric["over_controls"] == {control: {opened: metric["paired"][opened]}}
+    page = (tmp_path / "run" / multiple_choice.REPORT).read_text("utf-8")
+    assert "Changes from the controls." in page
+    assert metric["accuracy"][control] == metric["accuracy"][DENSE]
+    assert metric["paired"][control]["lost"] == metric["paired"][control]["gained"] == 0
+    assert list(summary["edges"]) == [str(folders / "open")]
+
+
+@pytest.mark.parametrize("role", ["dense", "controls"])
+def test_a_sparse_model_is_no_dense_one(folders, tmp_path, role):
+    """Its gates would be left out."""
+    closed = str(folders / "closed")
+    changes = {role: closed if role == "dense" else (closed,)}
+    with pytest.raises(BadInputError, match=r"closed is a sparse model.*--config\.sparse"):
+        command(config_of(folders, "open", **changes), tmp_path / "run")
+
+
+def test_the_summary_is_read_as_it_was_written_and_a_broken_one_is_refused(folders, tmp_path):
+    config, folder = config_of(folders, "open", limit=4), tmp_path / "run"
+    tree = command(config, folder)
+    path = folder / multiple_choice.SUMMARY
+    summary = load_result(path, ChoiceSummary)
+    write_json(tmp_path / "again.json", summary)
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+    assert summary.edges == {str(folders / "open"): "open"}
+    accuracy = summary.tasks[TRUTHFULQA].metrics["acc"].accuracy[DENSE]
+    assert accuracy.n == summary.tasks[TRUTHFULQA].n == 4
+
+    tree["tasks"][TRUTHFULQA]["metrics"]["acc"]["accuracy"][DENSE]["n"] = "4"
+    del tree["device"]
+    write_json(path, tree)
+    with pytest.raises(CorruptError) as caught:
+        command(config, folder)
+    for text in (
+        f"{path} is no ChoiceSummary",
+        f"tasks.{TRUTHFULQA}.metrics.acc.accuracy.{DENSE}.n = '4'",
+        "device is missing",
+        "restore it, or start again in another --workdir",
+    ):
+        assert text in str(caught.value)
+
+
+def test_a_scored_choice_is_not_scored_again(folders, tmp_path, monkeypatch):
+    first = command(config_of(folders, "open", limit=6), tmp_path / "run")
+    (tmp_path / "run" / FINISHED_FILE).unlink()
+    calls = []
+    real = multiple_choice._logits
+
+    def counted(model, params, tokens_BT):
+        calls.append(type(model).__name__)
+        return real(model, params, tokens_BT)
+
+    monkeypatch.setattr(multiple_choice, "_logits", counted)
+    assert command(config_of(folders, "open", limit=6), tmp_path / "run") == first
+    assert calls == []
+
+
+def test_invalid_settings_are_refused(folders, tmp_path):
+    with pytest.raises(UsageError, match=r"'arc_esy'; did you mean 'arc_easy'.*limit = -1"):
+        MultipleChoiceConfig(tasks=("arc_esy",), limit=-1)
+    with pytest.raises(UsageError, match="names no task"):
+        MultipleChoiceConfig(tasks=())
+    for twice in ({"sparse": ("a", "b", "a")}, {"controls": ("a",), "sparse": ("a",)}):
+        with pytest.raises(UsageError, match="name a model twice"):
+            MultipleChoiceConfig(**twice)
+    with pytest.raises(UsageError, match=r"write \./dense"):
+        MultipleChoiceConfig(sparse=("dense",))
+    with pytest.raises(BadInputError, match=r"no sparse\.json"):
+        command(config_of(folders, "dense"), tmp_path / "run")
+    smoke = from_plain(multiple_choice.experiment("smoke"), MultipleChoiceConfig)
+    assert smoke.limit == 2 and isinstance(multiple_choice.experiment(""), ConfigDict)
