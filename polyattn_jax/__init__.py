@@ -1,9 +1,14 @@
 """Asks, before doing it, whether softmax in a pretrained LM can become a polynomial map.
 
 After "When Does Polynomial Attention Concentrate? A Relative-Margin Diagnostic for Zero-Shot
-Softmax Substitution": `diagnostic` measures S_p on score rows, `row_maps` holds the maps that may
-replace softmax, `substitute` puts them there, `calibrate` finds the bias b_auto.
-`python -m polyattn_jax.studies.audit` runs it all on a model, `check` gives the verdict alone, and
+Softmax Substitution":
+
+    recipes    S_p of score rows, maps that may replace softmax, the bias b_auto, substitution
+    suites     prompts with known answers, and their controls
+    audit      stages, statistics and results that the studies share
+    report     the page of an audit
+    studies    commands: audit, check (the verdict alone), distill, the paper's tables
+
 `verdict` decides on any two arrays of right answers; `load_recipe` gives the attend of the heads
 that `check --hybrid` found, `load_trained` the heads that `distill` trained.
 """

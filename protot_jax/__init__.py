@@ -1,6 +1,11 @@
 """Prototype Transformer: language models whose token mixer is R readable, editable prototypes.
 
 After "Prototype Transformer: Towards Language Model Architectures Interpretable by Design".
+
+    mixers      prototype channels, their edits, and the recurrences they are compared with
+    training    pretraining, ablation studies and search, saved runs, exports
+    analysis    generation and steering
+    studies     commands: concepts, interventions, attribution, robustness, judging, recall, GLUE
 """
 
 from protot_jax.mixers.deltanet import DeltaNetMixer

@@ -43,6 +43,12 @@ PACKAGE_MAY_IMPORT = {
 }
 PACKAGE_MAY_IMPORT["train"] = {*PACKAGE_MAY_IMPORT["weights"], "weights"}
 PACKAGE_MAY_IMPORT["evaluate"] = {*PACKAGE_MAY_IMPORT["train"], "train", "statistics"}
+# The rooms of each library, from the bottom up: a room imports itself and those before it.
+ROOMS = {
+    "polyattn_jax": ("recipes", "suites", "audit", "report", "studies"),
+    "protot_jax": ("mixers", "training", "analysis", "studies"),
+    "sparse_jax": ("gates", "circuits", "transcoders", "graphs", "studies"),
+}
 # The front end of commands: it traces training steps, and only commands and tests import it.
 CLI = "lm_jax.run.cli"
 CLI_MAY_IMPORT = {"errors", "run", "train"}
@@ -210,6 +216,52 @@ def test_the_packages_of_lm_jax_keep_their_order():
         for line in package_violations(source, path, modules)
     ]
     assert not results, "\n".join(results)
+
+
+def upward(graph: Mapping[str, set[str]]) -> list[str]:
+    """One line for each import that goes from a room of a library to one above it."""
+    results = []
+    for module, imported in sorted(graph.items()):
+        library, *inner = module.split(".")
+        if library not in ROOMS or not inner:
+            continue
+        order = ROOMS[library]
+        for name in sorted(imported):
+            other = name.split(".")
+            if other[0] == library and (
+                len(other) == 1 or order.index(other[1]) > order.index(inner[0])
+            ):
+                results.append(f"{module} imports {name}, which is above it")
+    return results
+
+
+def test_a_library_is_rooms_and_nothing_beside_them():
+    modules = {module_of(path) for path in sources()}
+    for library, rooms in ROOMS.items():
+        held = {name.split(".")[1] for name in modules if name.startswith(f"{library}.")}
+        assert held == set(rooms)
+
+
+def test_no_room_imports_one_above_it():
+    assert not upward(import_graph(sources()))
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("sparse_jax/gates/a", "from sparse_jax.graphs.b import x"),
+        ("protot_jax/training/a", "def f():\n    import protot_jax.analysis.b"),
+        ("polyattn_jax/recipes/a", "import polyattn_jax"),
+    ],
+)
+def test_a_made_import_of_a_room_above_is_found(module, source):
+    made = {
+        f"{module}.py": source,
+        "sparse_jax/graphs/b.py": "",
+        "protot_jax/analysis/b.py": "",
+        "polyattn_jax/__init__.py": "",
+    }
+    assert len(upward(import_graph(made))) == 1
 
 
 def test_the_command_line_is_imported_by_commands_alone():

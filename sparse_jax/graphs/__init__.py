@@ -16,7 +16,6 @@ influence      influence on the logits, pruning, scores
 graph_document pruned graphs as files hold them
 graph_json     files in the schema of Neuronpedia and circuit-tracer
 supernodes     groups of features, proposed by clustering
-page           the offline page of a graph, with a viewer
 """
 
 from sparse_jax.graphs.attribute import attribute

@@ -1,6 +1,7 @@
 """Logits attributed to prototypes: which prototype carried what from which token to which.
 
-    from protot_jax import attribution, load_run
+    from protot_jax import load_run
+    from protot_jax.studies import attribution
 
     model = load_run("runs/speeches")
     tokens = attribution.prompt_tokens(model.tokenizer, "the people of the united")

@@ -2,7 +2,8 @@
 
 Prototype Transformer, appendix A.3. The command is `iaj protot intervene`.
 
-    from protot_jax import interventions, load_run
+    from protot_jax import load_run
+    from protot_jax.studies import interventions
 
     model = load_run("runs/speeches")
     cases = interventions.shipped("war")

@@ -2,7 +2,7 @@
 
 Prototype Transformer, section 5.2 and appendix A.5. The command is `iaj protot robustness`.
 
-    from protot_jax import robustness
+    from protot_jax.studies import robustness
 
     robustness.jensen_shannon(logits_a, logits_b)     # nats, over the last axis, at most ln 2
     robustness.pmr(js_base, js_clamped)               # mean of ratios, ratio of means, median
