@@ -1,11 +1,12 @@
 """Runs a command of this distribution: `iaj protot generate --run=runs/speeches`.
 
-The words name a module (`iaj.commands`), which runs as `python -m MODULE` with the remaining
-arguments; no other command is imported. Readers of runs (`iaj.run_readers`) are registered here
-alone.
+The words name a module (`iaj.commands`): a study, which `lm_jax.study` runs, or one that runs as
+`python -m MODULE` with the remaining arguments. No other command is imported. Readers of runs
+(`iaj.run_readers`) are registered here alone.
 """
 
 from collections.abc import Sequence
+import importlib
 import runpy
 import sys
 
@@ -39,7 +40,12 @@ def _run(words: tuple[str, ...], rest: Sequence[str]) -> int:
             from iaj import run_readers
 
             run_readers.register_all()
-        runpy.run_module(commands.COMMANDS[words], run_name="__main__", alter_sys=True)
+        module = commands.COMMANDS[words]
+        if commands.is_study(module):
+            from lm_jax.study import command
+
+            return command.run(importlib.import_module(module).STUDY, sys.argv)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:
         # During the imports of the command, which handles signals itself once it runs.
         print("error: interrupted", file=sys.stderr)

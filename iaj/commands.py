@@ -51,9 +51,17 @@ _EXAMPLES = """\
 
 
 def source_file(module: str) -> Path:
-    """The file that `python -m MODULE` runs, next to this package."""
+    """The file that a command's module runs, next to this package; of a study its declaration."""
     path = Path(__file__).parents[1].joinpath(*module.split("."))
+    if is_study(module):
+        return path / "__init__.py"
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def is_study(module: str) -> bool:
+    """Whether the module declares a study (`lm_jax.study`), which is a package without a main."""
+    path = Path(__file__).parents[1].joinpath(*module.split("."))
+    return path.is_dir() and not (path / "__main__.py").exists()
 
 
 def summary(module: str) -> str:

@@ -14,6 +14,7 @@ import pytest
 from iaj import commands as front
 from lm_jax.assets.manifest import entries
 from lm_jax.run import cli, config_files, usage
+from lm_jax.study import Distributed, Training, frame
 
 ROOT = Path(__file__).parents[1]
 LIBRARIES = ("lm_jax", "polyattn_jax", "protot_jax", "sparse_jax")
@@ -68,18 +69,36 @@ def commands():
     return results
 
 
-COMMANDS = commands()
+STUDIES = [module for module in front.COMMANDS.values() if front.is_study(module)]
+COMMANDS = commands() | {module: (module, {}) for module in STUDIES}
 
 
 def loaded(name):
     """The main of a command, and the keywords with which it calls `cli.app`."""
     file, keywords = COMMANDS[name]
     module = importlib.import_module(file)
+    if name in STUDIES:
+        return declared(module.STUDY, file)
     options = {
         key: getattr(module, value.id) if isinstance(value, ast.Name) else ast.literal_eval(value)
         for key, value in keywords.items()
     }
     return module.main, options
+
+
+def declared(study, package):
+    """The same of a study, whose package has the help."""
+
+    def main(arguments):
+        frame.execute(study, arguments.config, arguments.folder, resume=arguments.resume)
+
+    main.__module__ = package
+    return main, {
+        "config": study.config_name,
+        "config_class": study.config,
+        "distributed": issubclass(study.config, Distributed),
+        "training": issubclass(study.config, Training),
+    }
 
 
 def required_options(options):
@@ -110,7 +129,10 @@ def test_training_commands_and_no_others_take_a_range_of_steps_to_trace(name, tm
 
 def test_the_guide_to_traces_names_every_training_command():
     guide = (ROOT / "docs" / "profiling.md").read_text("utf-8")
-    assert {name for name in COMMANDS if f"`{name}`" in guide} == TRAINING
+    named = {
+        module for words, module in front.COMMANDS.items() if f"`iaj {' '.join(words)}`" in guide
+    }
+    assert named == TRAINING
 
 
 @pytest.mark.parametrize("words", front.COMMANDS, ids=" ".join)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
+from iaj import commands as front
+
 ROOT = Path(__file__).parent.parent
 LIBRARIES = {"protot_jax", "sparse_jax", "polyattn_jax"}
 HOUSE = {"kernels", "lm_jax", *LIBRARIES, "iaj", "configs", "tools", "tests"}
@@ -49,9 +51,12 @@ ROOMS = {
     "protot_jax": ("mixers", "training", "analysis", "studies"),
     "sparse_jax": ("gates", "circuits", "transcoders", "graphs", "studies"),
 }
+PACKAGE_MAY_IMPORT["study"] = {"errors", "run", "report", "statistics"}
 # The front end of commands: it traces training steps, and only commands and tests import it.
 CLI = "lm_jax.run.cli"
 CLI_MAY_IMPORT = {"errors", "run", "train"}
+# Runs every study as a command.
+STUDY_COMMAND = "lm_jax/study/command.py"
 KERNELS_MAY_IMPORT = {"jax", "jax_triton", "numpy", "triton", *sys.stdlib_module_names}
 # jax_triton raises on import where there is no GPU; the others are slow and may be absent.
 ONLY_IN_FUNCTIONS = {
@@ -153,7 +158,7 @@ def package_violations(source: str, path: str, modules: Collection[str]) -> list
         name = resolved(each.member or each.name, modules)
         if name.startswith("lm_jax.") and name.split(".")[1] not in allowed:
             results.append(f"{path}:{each.line}: {name}: lm_jax.{package} may not import it")
-        if name == CLI:
+        if name == CLI and path != STUDY_COMMAND:
             results.append(f"{path}:{each.line}: {name}: only commands import it")
     return results
 
@@ -268,7 +273,19 @@ def test_the_command_line_is_imported_by_commands_alone():
     graph, held = import_graph(sources()), sources()
     users = {path for path in held if CLI in graph[module_of(path)]}
     assert users
-    assert not {path for path in users if '__name__ == "__main__"' not in held[path]}
+    mains = {path for path in users if '__name__ == "__main__"' in held[path]}
+    assert users - mains == {STUDY_COMMAND}
+
+
+STUDY_FILES = {"__init__.py", "settings.py", "run.py", "numbers.py", "results.py", "report.py"}
+
+
+def test_a_study_has_its_six_files_and_no_other():
+    studies = [name for name in front.COMMANDS.values() if front.is_study(name)]
+    assert studies
+    for name in studies:
+        folder = ROOT.joinpath(*name.split("."))
+        assert {file.name for file in folder.glob("*.py")} == STUDY_FILES, name
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ sequences of MQAR, with 1,024 floats; `small` all models on all tasks at that si
 
 from ml_collections import ConfigDict
 
-from protot_jax.studies.recall.config import experiment
+from protot_jax.studies.recall import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.studies.recall.config.RecallConfig`."""
-    return experiment(mode)
+    """The settings of `protot_jax.studies.recall.settings.RecallConfig`."""
+    return STUDY.settings(mode)

@@ -8,6 +8,7 @@ from lm_jax.report.charts import Bar, Points, Series, bars, curves, histogram, s
 from lm_jax.report.heat import heat_map
 from lm_jax.report.markup import slug
 from lm_jax.report.page import (
+    Report,
     Section,
     coverage,
     details,
@@ -29,6 +30,7 @@ __all__ = [
     "Column",
     "Points",
     "Prose",
+    "Report",
     "Section",
     "Series",
     "bars",

@@ -102,6 +102,22 @@ class Section(NamedTuple):
     body: Markup
 
 
+class Report(NamedTuple):
+    """What a study has to say, for its page and for the terminal.
+
+    Attributes:
+      title: heading of the page.
+      sections: its sections, in order.
+      lead: parts above them: the answer.
+      lines: the text of the terminal.
+    """
+
+    title: str
+    sections: Sequence[Section]
+    lead: Sequence[Part]
+    lines: Sequence[str]
+
+
 def section(title: str, *parts: Part) -> Section:
     """Returns a section of a page; a plain string becomes a paragraph."""
     return Section(title, _flow(parts))

@@ -133,6 +133,7 @@ def run(
     workdir_required: bool = True,
     distributed: bool = False,
     training: bool = False,
+    doc: str | None = None,
 ) -> int:
     """Runs `main` on `argv` (program name first) and returns the exit code; raises nothing.
 
@@ -141,12 +142,20 @@ def run(
     help quotes. The fields of the dataclass `options` are its own flags. A command that is
     `distributed` can be one of several processes (`processes.join`). One that is `training` can
     trace some of its steps (`train.profiling`) and has the options of `train.launch`.
+    `doc` is the text that the help begins with; without it the docstring of `main`'s module.
     """
     debug = "--debug" in argv or bool(os.environ.get("LM_JAX_DEBUG"))
     workdir = log = None
     try:
         arguments = _parse(
-            main, argv, config, config_class, options, workdir_required, distributed, training
+            argv,
+            config,
+            config_class,
+            options,
+            workdir_required,
+            distributed,
+            training,
+            doc or sys.modules[main.__module__].__doc__,
         )
         if arguments is None:
             return 0
@@ -210,7 +219,6 @@ def _log_traceback(log: Path | None) -> Path | None:
 
 
 def _parse(
-    main: Main,
     argv: Sequence[str],
     default_config: str | None,
     config_class: type | None,
@@ -218,6 +226,7 @@ def _parse(
     workdir_required: bool,
     distributed: bool,
     training: bool,
+    doc: str | None,
 ) -> Arguments | None:
     """Parses in two passes, because the flags of the second depend on the config of the first."""
     own = flags.FlagValues()
@@ -267,7 +276,7 @@ def _parse(
         rest = own(argv, known_only=True)
         config = None if spec is None else load_config(spec.value)
         if own["help"].value:
-            print(_help(main, own, own_flags, config, config_class), flush=True)
+            print(_help(doc, own, own_flags, config, config_class), flush=True)
             return None
         rest = config_files.override(config, rest)
     except flags.UnrecognizedFlagError as error:
@@ -312,13 +321,13 @@ def _join(own: flags.FlagValues) -> int:
 
 
 def _help(
-    main: Main,
+    doc: str | None,
     own: flags.FlagValues,
     own_flags: Sequence[flags.Flag],
     config: config_dict.ConfigDict | None,
     config_class: type | None,
 ) -> str:
-    lines = [examples_first(sys.modules[main.__module__].__doc__)]
+    lines = [examples_first(doc)]
     if own_flags:
         lines += ["", "Options of this command:", *help_lines(own_flags)]
     common_flags = [own[name] for name in _COMMON_FLAGS if name in own]

@@ -1,10 +1,23 @@
-"""Recall of mixers at matched state size: MQAR, induction and a needle, by length and pairs.
+"""Trains mixers of equal memory to recall, and measures them by length and number of pairs.
 
-sequences    rows of a task, and batches of them by number
-state        the floats that a mixer carries, and models of equal memory
-config       settings of the suite
-study        trains and measures every model
-summary      statistics of the measurements
-results      their types
-report       the page
+    iaj protot recall --config=protot/recall:quickstart --workdir=runs/recall_quickstart
+    iaj protot recall --config=protot/recall --workdir=runs/recall
+
+MQAR, induction and a needle in noise; the Prototype Transformer's paper reports none. `run.py`
+lists the files of the work folder. The same command resumes a suite that was killed, which ends
+with the same numbers.
 """
+
+from lm_jax.study import Study
+from protot_jax.studies.recall.results import RecallSummary
+from protot_jax.studies.recall.settings import RecallConfig, quickstart, small, smoke
+
+STUDY = Study(
+    command="protot recall",
+    config=RecallConfig,
+    modes={"smoke": smoke, "quickstart": quickstart, "small": small},
+    summary=RecallSummary,
+    inputs="run:inputs",
+    run="run:measure",
+    report="report:build",
+)

@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_jax import report
-from lm_jax.report import Cell, Column, Section, Series, section, table
+from lm_jax.report import Cell, Column, Report, Section, Series, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.run import terminal
+from protot_jax.analysis.recall import Task
 from protot_jax.studies.recall.results import (
     ConditionResult,
     DivergedTraining,
     ModelSize,
     RecallSummary,
 )
-from protot_jax.studies.recall.sequences import Task
+from protot_jax.studies.recall.settings import RecallConfig
 
 _PROSE = Prose("protot_jax.studies.recall")
 _TITLES: Mapping[Task, str] = {
@@ -27,10 +28,11 @@ _TITLES: Mapping[Task, str] = {
 }
 
 
-def build(summary: RecallSummary, *, provenance: Mapping[str, Any]) -> str:
-    """The whole page."""
+def build(config: RecallConfig, summary: RecallSummary) -> Report:
+    """The report of a summary, which holds its settings itself."""
+    del config
     tasks = dict.fromkeys(each.task for each in summary.results)
-    return report.page(
+    return Report(
         "Recall of mixers with equal memory",
         [
             sizes(summary),
@@ -38,8 +40,8 @@ def build(summary: RecallSummary, *, provenance: Mapping[str, Any]) -> str:
             *([diverged(summary)] if summary.diverged else []),
             settings(summary),
         ],
-        provenance=report.facts(provenance),
         lead=[report.verdict(*findings(summary))],
+        lines=[format_tables(summary)],
     )
 
 

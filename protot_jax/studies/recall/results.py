@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from lm_jax.run.results import Count, Share
 from lm_jax.statistics import Interval
-from protot_jax.studies.recall.config import RecallConfig
-from protot_jax.studies.recall.sequences import Task
+from protot_jax.analysis.recall import Task
+from protot_jax.studies.recall.settings import RecallConfig
 from protot_jax.training.seeds import OverSeeds
 
 SCHEMA: Literal["protot_jax.recall"] = "protot_jax.recall"

@@ -1,19 +1,15 @@
-"""The page of the two-hop study, and its findings as text.
+"""The report of the two-hop study; every number comes from its runs."""
 
-Every number comes from the runs; nothing is measured here.
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from lm_jax import report
-from lm_jax.report import Column, Section, Series, section, table
+from lm_jax.report import Column, Report, Section, Series, section, table
 from lm_jax.report.markup import Markup
 from lm_jax.report.prose import Prose
-from sparse_jax.studies.two_hop.config import TwoHopConfig
-from sparse_jax.studies.two_hop.results import TwoHopRun
+from sparse_jax.studies.two_hop.results import TwoHopRun, TwoHopSummary
+from sparse_jax.studies.two_hop.settings import TwoHopConfig
 
 _PROSE = Prose("sparse_jax.studies.two_hop")
 KINDS = {0: "cross-layer", 1: "per-layer"}
@@ -21,13 +17,14 @@ KINDS = {0: "cross-layer", 1: "per-layer"}
 EXPLAINED = 0.1
 
 
-def build(config: TwoHopConfig, runs: Sequence[TwoHopRun], *, provenance: Mapping[str, Any]) -> str:
-    """The whole page."""
-    return report.page(
+def build(config: TwoHopConfig, summary: TwoHopSummary) -> Report:
+    """The report of a summary."""
+    runs = summary.runs
+    return Report(
         "Two hops or one",
         [paths(config, runs, second_hop) for second_hop in config.second_hops],
-        provenance=report.facts(provenance),
         lead=[_verdict(runs)],
+        lines=findings(runs),
     )
 
 

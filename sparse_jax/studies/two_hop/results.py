@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pyarrow as pa
+
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
@@ -41,3 +43,14 @@ class TwoHopSummary:
 
     runs: tuple[TwoHopRun, ...]
     device: str
+
+
+ROWS = pa.schema(
+    [
+        ("second_hop", pa.string()),
+        ("window", pa.int32()),
+        ("sparsity", pa.float64()),
+        ("seed", pa.int64()),
+        *((field.name, pa.float64()) for field in dataclasses.fields(Paths)),
+    ]
+)

@@ -8,22 +8,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.errors import DivergedError
-from lm_jax.run import cli
 from lm_jax.run import stop as stop_flag
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import read_table_provenance
+from lm_jax.study import command as study_command
+from lm_jax.study import frame
 from lm_jax.train import loop
-from protot_jax.studies.recall import report, study, summary
-from protot_jax.studies.recall.__main__ import main
-from protot_jax.studies.recall.config import RecallConfig
+from protot_jax.studies.recall import STUDY, numbers, report, run
 from protot_jax.studies.recall.results import ROWS, DivergedTraining, RecallSummary
-
-CONFIG = "configs/protot/recall.py:smoke"
+from protot_jax.studies.recall.settings import RecallConfig
 
 
 def command(folder, *flags) -> int:
-    return cli.run(main, ["recall", f"--workdir={folder}", *flags], config=CONFIG)
+    arguments = ["--config=protot/recall:smoke", f"--workdir={folder}", *flags]
+    return study_command.run(STUDY, ["recall", *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +32,11 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_every_condition_of_every_run_has_its_rows(finished, capsys):
-    table = pq.read_table(finished / study.TABLE)
+def test_every_condition_of_every_run_has_its_rows(finished):
+    table = pq.read_table(finished / "rows.parquet")
     assert table.schema.remove_metadata() == ROWS
     recorded = json.loads((finished / "provenance.json").read_text("utf-8"))
-    assert read_table_provenance(finished / study.TABLE) == recorded
+    assert read_table_provenance(finished / "rows.parquet") == recorded
     # MQAR has 2 and 4 pairs at 16 tokens and at 24; the other tasks one condition at each.
     tested = table.filter(table["split"].to_numpy() == "test")
     assert len(tested) == 3 * 5 * (4 + 2 + 2)
@@ -47,16 +46,13 @@ def test_every_condition_of_every_run_has_its_rows(finished, capsys):
         **{("induction", length, None): length - length // 2 - 1 for length in (16, 24)},
         **{("needle", length, None): 1 for length in (16, 24)},
     }
-    result = load_result(finished / study.SUMMARY, RecallSummary)
+    result = load_result(finished / frame.SUMMARY, RecallSummary)
     assert [each.memory for each in result.sizes] == [64, None, 64]
     assert [each.memory_per_token for each in result.sizes] == [0, 32, 0]
-    page = (finished / study.REPORT).read_text("utf-8")
+    page = (finished / frame.REPORT).read_text("utf-8")
     assert page.count('<figure class="plot chart"') == 4
     for words in ("Needle", "one run", "32 for each token"):
         assert words.lower() in page.lower()
-    assert command(finished) == 0
-    printed = capsys.readouterr().out
-    assert "finished 20" in printed and "16 tokens, 4 pairs" in printed
 
 
 def test_a_stopped_suite_resumes_to_the_same_rows(finished, tmp_path, monkeypatch):
@@ -73,15 +69,15 @@ def test_a_stopped_suite_resumes_to_the_same_rows(finished, tmp_path, monkeypatc
         return train(folder, *args, **kwargs, on_step=stop)
 
     folder, tasks = tmp_path / "run", ("mqar", "induction")
-    monkeypatch.setattr(study, "train", stopped)
+    monkeypatch.setattr(run, "train", stopped)
     assert command(folder, f"--config.tasks={tasks}") == 75
     assert command(folder, f"--config.tasks={tasks}") == 0
     # The first was measured and is not trained again, the second is finished.
     assert started[:3] == ["protot-mqar-0.004-seed0"] + 2 * ["protot-induction-0.004-seed0"]
     assert len(started) == 7
-    rows, whole = (pq.read_table(each / study.TABLE).to_pylist() for each in (folder, finished))
+    rows, whole = (pq.read_table(each / "rows.parquet").to_pylist() for each in (folder, finished))
     assert rows == [row for row in whole if row["task"] in tasks]
-    result, whole = (read_json(each / study.SUMMARY) for each in (folder, finished))
+    result, whole = (read_json(each / frame.SUMMARY) for each in (folder, finished))
     assert result["sizes"] == whole["sizes"]
     assert result["results"] == [each for each in whole["results"] if each["task"] in tasks]
 
@@ -90,7 +86,7 @@ def test_a_training_that_diverges_ends_neither_the_suite_nor_the_rate_that_does_
     tmp_path, monkeypatch
 ):
     """ProtoT diverges at the second rate, LLaMA at both."""
-    trained, fast = [], 0.5
+    trained, fast, folder = [], 0.5, tmp_path / "run"
 
     def run_one(config, one, folder):
         trained.append(one.name)
@@ -99,7 +95,7 @@ def test_a_training_that_diverges_ends_neither_the_suite_nor_the_rate_that_does_
         columns = rows({(split, one.learning_rate, 0): [1, 2] for split in ("choice", "test")})
         return columns.to_pydict() | {"model": [one.model] * 4}
 
-    monkeypatch.setattr(study, "run_one", run_one)
+    monkeypatch.setattr(run, "run_one", run_one)
     config = RecallConfig(
         tasks=("mqar",),
         models=("protot", "llama"),
@@ -114,7 +110,7 @@ def test_a_training_that_diverges_ends_neither_the_suite_nor_the_rate_that_does_
         seeds=(0,),
         sequences=2,
     )
-    result = study.run(config, tmp_path)
+    result = frame.execute(STUDY, config, folder)
     assert len(trained) == 4
     (one,) = result.results
     assert (one.model, one.learning_rate) == ("protot", 1e-3)
@@ -124,10 +120,11 @@ def test_a_training_that_diverges_ends_neither_the_suite_nor_the_rate_that_does_
     text = report.format_tables(result)
     assert f"protot on mqar diverged at a rate of 0.5, seed 0: {reason}" in text
     assert "llama on mqar diverged at a rate of 0.001, seed 0, as at every rate" in text
-    page = (tmp_path / study.REPORT).read_text("utf-8")
+    page = (folder / frame.REPORT).read_text("utf-8")
     assert page.count("no: diverged at every rate") == 2 and reason in page
     # None is trained again.
-    assert study.run(config, tmp_path) == result and len(trained) == 4
+    (folder / "finished.json").unlink()
+    assert frame.execute(STUDY, config, folder) == result and len(trained) == 4
 
 
 SMALL = RecallConfig(
@@ -175,12 +172,12 @@ def test_a_rate_is_chosen_by_other_sequences_than_it_is_measured_on():
             **{("test", 4e-3, seed): [4, 4] for seed in (0, 1)},
         }
     )
-    (result,) = summary.summarise(SMALL, table, sizes=(), device="none").results
+    (result,) = numbers.summarise(SMALL, table, sizes=(), device="none").results
     assert result.learning_rate == 1e-3 and result.chance == 0.25 and not result.longer
     assert [each.accuracy.estimate for each in result.by_seed] == [0.5, 0.875]
     assert (result.over_seeds.mean, result.over_seeds.low) == (0.6875, None)
     assert report.percent(result) == "68.8 % (50.0 to 87.5)"
-    (line,) = report.findings(summary.summarise(SMALL, table, sizes=(), device="none"))
+    (line,) = report.findings(numbers.summarise(SMALL, table, sizes=(), device="none"))
     assert line.endswith("16 tokens, 4 pairs: protot 68.8 % (50.0 to 87.5).")
     # Seed 0 answers 2 of 4 in both sequences; 3 and 4 of 4 of seed 1 bound nothing: Student's t of
     # one degree of freedom reaches beyond 0 and 1.
@@ -196,10 +193,10 @@ def test_a_model_at_the_rate_of_a_guess_did_not_learn():
     for seed_1 in ([1, 1], [1, 2]):
         right = {(split, 1e-3, 0): [1, 1] for split in ("choice", "test")}
         right |= {(split, 1e-3, 1): seed_1 for split in ("choice", "test")}
-        result = summary.summarise(config, rows(right), sizes=(), device="none")
+        result = numbers.summarise(config, rows(right), sizes=(), device="none")
         _, line = report.findings(result)
         assert line.startswith("protot did not learn it: a guess among what may be asked for is")
         assert "right in 25.0 %" in line and line in report.format_tables(result)
     right |= {(split, 1e-3, 1): [2, 2] for split in ("choice", "test")}
-    result = summary.summarise(config, rows(right), sizes=(), device="none")
+    result = numbers.summarise(config, rows(right), sizes=(), device="none")
     assert len(report.findings(result)) == 1

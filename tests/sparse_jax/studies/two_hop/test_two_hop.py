@@ -1,9 +1,6 @@
 """Paths of transcoders made by hand, of which every share is known, and of a trained one."""
 
 import itertools
-import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +8,14 @@ import numpy as np
 import pytest
 
 from lm_jax.model.precision import PRECISION
-from sparse_jax.studies.two_hop.config import TwoHopConfig
-from sparse_jax.studies.two_hop.measures import paths
-from sparse_jax.studies.two_hop.study import trained
-from sparse_jax.studies.two_hop.toy import TwoHopModel
+from lm_jax.study import Work
+from sparse_jax.studies.two_hop import report
+from sparse_jax.studies.two_hop.numbers import paths
+from sparse_jax.studies.two_hop.results import TwoHopSummary
+from sparse_jax.studies.two_hop.run import measure, trained
+from sparse_jax.studies.two_hop.settings import TwoHopConfig, smoke
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
+from sparse_jax.transcoders.two_hop_model import TwoHopModel
 
 P = 0.6
 RELAY = TwoHopModel(1, "relay")
@@ -117,24 +117,25 @@ def test_what_a_sparse_cross_layer_transcoder_of_a_relay_learns_is_merged():
     assert trained(config, RELAY, 1, 0.1, 0).merged == 0.0
 
 
-def test_the_command_writes_its_summary_and_page(tmp_path):
-    command = [sys.executable, "-m", "sparse_jax.studies.two_hop", "--config=sparse/two_hop:smoke"]
-    done = subprocess.run(
-        [*command, f"--workdir={tmp_path / 'w'}"], capture_output=True, text=True, check=True
-    )
-    runs = json.loads((tmp_path / "w" / "summary.json").read_text())["runs"]
-    assert [(run["second_hop"], run["window"]) for run in runs] == [
+def test_shares_of_every_transcoder_sum_to_one_and_the_report_has_a_line_of_each(tmp_path):
+    config = smoke(TwoHopConfig())
+    runs = measure(config, Work(tmp_path, "")).runs
+    assert [(run.second_hop, run.window) for run in runs] == [
         ("relay", 0),
         ("relay", 1),
         ("and", 0),
         ("and", 1),
     ]
     for run in runs:
-        shares = [run["paths"][name] for name in ("merged", "from_bits", "two_hops")]
+        shares = [run.paths.merged, run.paths.from_bits, run.paths.two_hops]
         assert sum(shares) == pytest.approx(1.0) or shares == [0.0, 0.0, 0.0]
-        assert run["window"] == 0 or shares[0] == 0.0
-    assert done.stdout.count("in two hops") == 4
-    assert "Paths to the results (relay)" in (tmp_path / "w" / "report.html").read_text()
+        assert run.window == 0 or shares[0] == 0.0
+    built = report.build(config, TwoHopSummary(runs, "cpu"))
+    assert sum("in two hops" in line for line in built.lines) == 4
+    assert [section.title for section in built.sections] == [
+        "Paths to the results (relay)",
+        "Paths to the results (and)",
+    ]
 
 
 def test_a_window_that_is_neither_is_refused():

@@ -7,9 +7,9 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import UsageError
+from protot_jax.analysis.equal_memory import matched_model, state_size
 from protot_jax.mixers.models import MODELS
-from protot_jax.studies.recall.config import RecallConfig
-from protot_jax.studies.recall.state import matched_model, state_size
+from protot_jax.studies.recall.settings import RecallConfig
 
 SHAPE = {
     "hidden_size": 64,

@@ -14,8 +14,8 @@ import numpy as np
 
 from lm_jax.model.precision import with_exact_products
 from sparse_jax.studies.two_hop.results import Paths
-from sparse_jax.studies.two_hop.toy import TwoHopModel
 from sparse_jax.transcoders.transcoder import Transcoder
+from sparse_jax.transcoders.two_hop_model import TwoHopModel
 
 
 @with_exact_products

@@ -1,14 +1,11 @@
 """Settings of the two-hop study: the frozen dataclass that its config file becomes."""
 
 import dataclasses
-from typing import Any, get_args
-
-from ml_collections import ConfigDict
+from typing import get_args
 
 from lm_jax.errors import UsageError, out_of_range
-from lm_jax.run.config_files import in_mode
 from lm_jax.train.config import TrainConfig
-from sparse_jax.studies.two_hop.toy import SecondHop
+from sparse_jax.transcoders.two_hop_model import SecondHop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +13,8 @@ class TwoHopConfig:
     """All settings of the study.
 
     Attributes:
-      second_hops: second hops of the models, relay or and (`toy.TwoHopModel`); one model each.
+      second_hops: second hops of the models, relay or and
+        (`sparse_jax.transcoders.two_hop_model`); one model each.
       groups: number of groups of four bits in an input.
       probability: probability that a bit is 1.
       features: number F of features of each layer.
@@ -82,15 +80,6 @@ class TwoHopConfig:
             clip_norm=1.0,
             early_stop=False,
         )
-
-
-def experiment(mode: str, **settings: Any) -> ConfigDict:
-    """The `get_config(mode)` of the study; mode "smoke" takes seconds.
-
-    Raises:
-      UsageError: the mode is unknown, or `TwoHopConfig` refuses the settings.
-    """
-    return in_mode(mode, TwoHopConfig(**settings), {"smoke": smoke}, of="the two-hop study")
 
 
 def smoke(config: TwoHopConfig) -> TwoHopConfig:

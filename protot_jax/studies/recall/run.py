@@ -1,11 +1,9 @@
 """Runs the recall suite: trains every model on every task, and measures it in every condition.
 
-The work folder then holds
+Besides what every study has, the work folder holds
 
     runs/<model>-<task>-<rate>-seed<n>/    checkpoints and metrics.parquet (`lm_jax.train.loop`)
     rows.parquet                           a row per run, condition and sequence (`results.ROWS`)
-    summary.json                           every number (`results.RecallSummary`)
-    report.html                            the same as one offline page
 
 A run that was killed resumes from its last checkpoint; a run that was measured is not run again.
 One that diverges has no rows but the reason in `divergence.json` of its folder, and the suite
@@ -27,24 +25,22 @@ from lm_jax.model.decoder import count_params, forward
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.precision import exact_jit
 from lm_jax.parallel import sharding
-from lm_jax.run.config import config_hash, to_plain
-from lm_jax.run.files import to_jsonable, write_json, write_text
-from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
+from lm_jax.run.files import write_json
+from lm_jax.run.finished import Inputs
 from lm_jax.run.results import load_result
-from lm_jax.run.rows import RowStore
 from lm_jax.run.stop import check as check_stop
+from lm_jax.study import Work
 from lm_jax.train.loop import train
 from lm_jax.train.objective import PAD, LanguageModelling
-from protot_jax.studies.recall import report, summary
-from protot_jax.studies.recall.config import RecallConfig
+from protot_jax.analysis.equal_memory import state_size
+from protot_jax.analysis.recall import Batches, Condition, Split, Task, answer_batch, rows
+from protot_jax.studies.recall import numbers
 from protot_jax.studies.recall.results import ROWS, DivergedTraining, ModelSize, RecallSummary
-from protot_jax.studies.recall.sequences import Batches, Condition, Split, Task, answer_batch, rows
-from protot_jax.studies.recall.state import state_size
+from protot_jax.studies.recall.settings import RecallConfig
 from protot_jax.training import diverged, pretrain
 from protot_jax.training.diverged import DIVERGED
 
-RUNS, SHARDS, TABLE = "runs", "shards", "rows.parquet"
-SUMMARY, REPORT = "summary.json", "report.html"
+RUNS = "runs"
 
 Predict = Callable[[np.ndarray], np.ndarray]
 
@@ -77,40 +73,39 @@ def plan(config: RecallConfig) -> Iterator[Run]:
                     yield Run(model, task, rate, seed)
 
 
-def run(config: RecallConfig, folder: Path) -> RecallSummary:
-    """Runs or resumes the suite in an open work folder and returns its summary."""
-    origin = collect_provenance(
-        seeds={f"run {i}": seed for i, seed in enumerate(config.seeds)},
-        dtype="float32",
-        data={"measured sequences": _digest(config)},
+def inputs(config: RecallConfig) -> Inputs:
+    """The digest of all measured sequences."""
+    digest = hashlib.sha256()
+    for task in config.task_names:
+        for condition in config.measured(task):
+            tokens_PS = rows(condition, config.sequences, config.vocab_size, "test")
+            digest.update(tokens_PS.astype("<i4").tobytes())
+    return {"measured sequences": digest.hexdigest()}
+
+
+def measure(config: RecallConfig, work: Work) -> RecallSummary:
+    """Trains and measures every run that has no rows yet."""
+    runs = list(plan(config))
+    table = work.units(
+        "rows",
+        ROWS,
+        {each.unit: each for each in runs},
+        functools.partial(_rows, config, work.path),
     )
-    record_provenance(folder, origin)
-    with RowStore(folder / SHARDS, ROWS, config_hash(to_plain(config))) as store:
-        for each in plan(config):
-            if each.unit not in store:
-                store.append(each.unit, _rows(config, each, folder))
-                store.flush()
-        table = store.merge(folder / TABLE)
-    result = summary.summarise(
+    return numbers.summarise(
         config,
         table,
         sizes=tuple(model_size(name, *config.model(name)) for name in config.models),
         device=jax.devices()[0].device_kind,
         diverged=[
             load_result(marker, DivergedTraining)
-            for each in plan(config)
-            if (marker := folder / RUNS / each.name / DIVERGED).is_file()
+            for each in runs
+            if (marker := work.path / RUNS / each.name / DIVERGED).is_file()
         ],
     )
-    write_json(folder / SUMMARY, result)
-    # The page is rendered from the file, not from the numbers in memory.
-    written = load_result(folder / SUMMARY, RecallSummary)
-    page = report.build(written, provenance=to_jsonable(read_provenance(folder)))
-    write_text(folder / REPORT, page)
-    return written
 
 
-def _rows(config: RecallConfig, one: Run, folder: Path) -> dict[str, list[Any]]:
+def _rows(config: RecallConfig, folder: Path, one: Run) -> dict[str, list[Any]]:
     """The rows of a run; none if it diverges, which its folder then tells."""
     place = folder / RUNS / one.name
     (place / DIVERGED).unlink(missing_ok=True)
@@ -204,12 +199,3 @@ def model_size(name: str, cfg: DecoderConfig, mixer: Mixer) -> ModelSize:
         other=size.other,
         parameters=count_params(cfg, mixer=mixer),
     )
-
-
-def _digest(config: RecallConfig) -> str:
-    digest = hashlib.sha256()
-    for task in config.task_names:
-        for condition in config.measured(task):
-            tokens_PS = rows(condition, config.sequences, config.vocab_size, "test")
-            digest.update(tokens_PS.astype("<i4").tobytes())
-    return digest.hexdigest()

@@ -3,30 +3,28 @@
 from collections.abc import Iterator
 import dataclasses
 import math
-from typing import Any
-
-from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError, nearest, out_of_range
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
-from lm_jax.run.config_files import in_mode
+from lm_jax.study import Training
 from lm_jax.train.config import TrainConfig
+from protot_jax.analysis.equal_memory import matched_model
+from protot_jax.analysis.recall import TASKS, Condition, Task, is_possible
 from protot_jax.mixers.models import MODELS
-from protot_jax.studies.recall.sequences import TASKS, Condition, Task, is_possible
-from protot_jax.studies.recall.state import matched_model
 
 
 @dataclasses.dataclass(frozen=True)
-class RecallConfig:
+class RecallConfig(Training):
     """Settings of the recall suite.
 
     Attributes:
       tasks: tasks mqar, induction, needle; every model is trained on each apart.
       models: kinds of model to compare, such as protot or llama
         (`protot_jax.mixers.models.MODELS`).
-      memory: floats of the memory of a layer of every recurrent model (`state.py`); 4,096 is that
-        of the paper's ProtoT, 32 prototypes of 128.
+      memory: floats of the memory of a layer of every recurrent model
+        (`protot_jax.analysis.equal_memory`); 4,096 is that of the paper's ProtoT, 32 prototypes of
+        128.
       hidden_size: width of the residual stream of every model.
       num_layers: number of blocks of every model.
       vocab_size: number of ids, padding included.
@@ -152,22 +150,6 @@ class RecallConfig:
 
 def _different(values: tuple[float, ...], least: float) -> bool:
     return bool(values) and len(set(values)) == len(values) and min(values) >= least
-
-
-def experiment(mode: str, **settings: Any) -> ConfigDict:
-    """The `get_config(mode)` of the suite.
-
-    Args:
-      mode: "" for the suite; "small" for all of its models and tasks on short sequences, one
-        run each; "quickstart" for three models on MQAR in minutes;
-        "smoke" for a run of seconds that only tests that it runs.
-      **settings: fields of `RecallConfig` that differ from its defaults.
-
-    Raises:
-      UsageError: the mode is unknown, or `RecallConfig` refuses the settings.
-    """
-    modes = {"smoke": smoke, "quickstart": quickstart, "small": small}
-    return in_mode(mode, RecallConfig(**settings), modes, of="the recall suite")
 
 
 def quickstart(config: RecallConfig) -> RecallConfig:

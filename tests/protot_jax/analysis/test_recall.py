@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lm_jax.run.config import from_plain, to_plain
-from protot_jax.studies.recall import sequences, study
-from protot_jax.studies.recall.config import RecallConfig, experiment
-from protot_jax.studies.recall.sequences import Batches, Condition
+from lm_jax.run.config import from_plain
+from protot_jax.analysis import recall as sequences
+from protot_jax.analysis.recall import Batches, Condition
+from protot_jax.studies.recall import STUDY, run
+from protot_jax.studies.recall.settings import RecallConfig
 
 CONDITIONS = (Condition("mqar", 40, 6), Condition("induction", 41), Condition("needle", 40))
 V = 60
@@ -30,7 +31,7 @@ def lookup(tokens_BT):
 @by_condition
 def test_a_perfect_memory_answers_everything(condition):
     tokens_PS = sequences.rows(condition, 30, V, "test")
-    right_P, asked_P = study.answered(lookup, tokens_PS, 7)
+    right_P, asked_P = run.answered(lookup, tokens_PS, 7)
     wanted = {"mqar": 6, "induction": 20, "needle": 1}[condition.task]
     assert asked_P.tolist() == [wanted] * 30
     np.testing.assert_array_equal(right_P, asked_P)
@@ -49,7 +50,7 @@ def test_a_guess_scores_its_chance(condition):
             places = rng.integers(0, 21, (B, T))
         return np.take_along_axis(tokens_BT, places, 1)
 
-    right_P, asked_P = study.answered(guess, sequences.rows(condition, count, V, "test"), 1000)
+    right_P, asked_P = run.answered(guess, sequences.rows(condition, count, V, "test"), 1000)
     p, n = sequences.chance(condition, V), asked_P.sum()
     # Guesses are independent: five standard deviations of their mean.
     assert abs(right_P.sum() / n - p) < 5 * np.sqrt(p * (1 - p) / n)
@@ -95,7 +96,7 @@ def test_conditions_without_room_are_left_out():
 
 def test_the_small_suite_has_every_model_and_task_at_the_size_of_the_quickstart():
     suite, small, quick = (
-        from_plain(to_plain(experiment(mode)), RecallConfig) for mode in ("", "small", "quickstart")
+        from_plain(STUDY.settings(mode), RecallConfig) for mode in ("", "small", "quickstart")
     )
     assert (small.models, small.tasks) == (suite.models, suite.tasks)
     wanted = dataclasses.replace(small, models=quick.models, tasks=("mqar",), lengths=(12, 24))

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax import statistics
-from protot_jax.studies.recall.config import RecallConfig
+from protot_jax.analysis.recall import Condition, Task, chance
 from protot_jax.studies.recall.results import (
     SCHEMA,
     VERSION,
@@ -16,7 +16,7 @@ from protot_jax.studies.recall.results import (
     RecallSummary,
     SeedAccuracy,
 )
-from protot_jax.studies.recall.sequences import Condition, Task, chance
+from protot_jax.studies.recall.settings import RecallConfig
 from protot_jax.training.seeds import over_seeds
 
 Columns = Mapping[str, np.ndarray]

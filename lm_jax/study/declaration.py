@@ -1,0 +1,72 @@
+"""What a study declares of itself."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import importlib
+from typing import Any, cast
+
+from ml_collections import ConfigDict
+
+from lm_jax.run.config_files import in_mode
+
+
+class Training:
+    """Base of the settings of a study that trains: its command can trace steps (`--profile`)."""
+
+
+class Distributed:
+    """Base of the settings of a study that several processes can share (`--coordinator`)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study; its functions are named as `module:function` of its package, loaded when needed.
+
+    Attributes:
+      command: words after `iaj`; `configs/LIBRARY/NAME.py` of the same words is its default config.
+      config: frozen dataclass of the settings; also of `Training` or `Distributed` where it is one.
+      modes: functions from settings to settings, by the name that `--config=NAME:mode` takes;
+        "smoke" is the study in seconds.
+      summary: dataclass of `summary.json`.
+      inputs: `(config) -> Inputs`, what the numbers depend on besides the settings: identities of
+        models and digests of files (`lm_jax.run.finished`). It refuses bad input, and is called
+        before the work folder is made. None where the settings decide everything.
+      run: `(config, work) -> summary`, which measures. A run that was stopped is called again.
+      report: `(config, summary) -> lm_jax.report.Report`, from the file alone.
+    """
+
+    command: str
+    config: type
+    modes: Mapping[str, Callable[[Any], Any]]
+    summary: type
+    inputs: str | None
+    run: str
+    report: str
+
+    @property
+    def config_name(self) -> str:
+        """The name of the default config: `sparse/two_hop`."""
+        return self.command.replace(" ", "/")
+
+    def settings(self, mode: str = "", **changed: Any) -> ConfigDict:
+        """What `get_config(mode)` of a config file returns.
+
+        Args:
+          mode: one of `modes`, or "" for none.
+          **changed: fields of the settings that differ from their defaults.
+
+        Raises:
+          UsageError: the mode is unknown, or the settings are refused.
+        """
+        return in_mode(mode, self.config(**changed), self.modes, of=f"iaj {self.command}")
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """The function of one of the fields `inputs`, `run` and `report`.
+
+        Raises:
+          AttributeError: the module has no such function.
+        """
+        module, _, function = cast(str, getattr(self, name)).partition(":")
+        # The settings are in `settings.py` of the study's package.
+        package = self.config.__module__.rpartition(".")[0]
+        return getattr(importlib.import_module(f"{package}.{module}"), function)

@@ -1,0 +1,90 @@
+"""What a study has while it runs: its folder, and stores of rows that a kill leaves whole."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import logging
+from pathlib import Path
+import time
+from typing import Any, TypeVar
+
+import jax
+import pyarrow as pa
+
+from lm_jax.run import processes, progress, stop
+from lm_jax.run.rows import RowStore, Unit
+
+Item = TypeVar("Item")
+Rows = pa.Table | Mapping[str, Sequence[Any]]
+SHARDS = "shards"
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The open work folder of a study.
+
+    Attributes:
+      path: the folder; only process 0 writes files of its own there.
+      fingerprint: what rows must be of to be kept: the hash of the settings.
+    """
+
+    path: Path
+    fingerprint: str
+
+    def units(
+        self,
+        name: str,
+        schema: pa.Schema,
+        plan: Mapping[Unit, Item],
+        measure: Callable[[Item], Rows],
+        *,
+        shards: str = SHARDS,
+    ) -> pa.Table:
+        """Measures every unit that has no rows yet, and returns the rows of all.
+
+        Units are shared out among processes, in rounds, so that all stop after the same one. Each
+        is on disk before the next begins.
+
+        Args:
+          name: the table, written as `<name>.parquet` when all units are done.
+          schema: its columns.
+          plan: what `measure` is given, by the unit's id, in the order of the work.
+          measure: the rows of one unit; none where there is nothing to say of it.
+          shards: folder that holds the rows until then.
+
+        Raises:
+          StoppedError: the command was asked to stop.
+          CorruptError: a shard is damaged, or of other settings.
+        """
+        begin = time.monotonic()
+        count, index = jax.process_count(), jax.process_index()
+        store = RowStore(self.path / shards, schema, self.fingerprint, process=index)
+        with store:
+            # All must see the same units as done before any of them writes more.
+            processes.wait_for_all()
+            todo = [unit for unit in plan if unit not in store]
+            quiet = not processes.is_first()
+            done = len(plan) - len(todo)
+            with progress.track(name, len(plan), unit="units", done=done, quiet=quiet) as advance:
+                for start in range(0, len(todo), count):
+                    if processes.share_stop():
+                        stop.check(f"before unit {start + done + 1} of {len(plan)} of {name}")
+                    taken = todo[start : start + count]
+                    if index < len(taken):
+                        store.append(taken[index], measure(plan[taken[index]]))
+                        store.flush()
+                    advance(len(taken))
+            processes.wait_for_all()
+            if todo:
+                seconds = time.monotonic() - begin
+                _log.info("%s: %d units in %.1f s", name, len(todo), seconds)
+            return _merged(store, self.path / f"{name}.parquet")
+
+
+def _merged(store: RowStore, file: Path) -> pa.Table:
+    """The rows of all processes; process 0 writes them to a file."""
+    tables = []
+    processes.on_first(lambda: tables.append(store.merge(file)))
+    return tables[0] if tables else store.read()
+
+
+_log = logging.getLogger(__name__)

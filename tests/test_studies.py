@@ -1,0 +1,196 @@
+"""What every study (`lm_jax.study`) does alike: the same tests over all declarations.
+
+A study is run once in its mode "smoke"; what is changed afterwards is changed in a copy.
+"""
+
+import html.parser
+import importlib
+import re
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+
+from iaj import commands as front
+from lm_jax.errors import BadInputError, CorruptError, UsageError, WorkdirInUseError
+from lm_jax.run.config import from_plain
+from lm_jax.run.config_files import fields
+from lm_jax.run.files import read_json, write_json
+from lm_jax.run.results import load_result
+from lm_jax.run.rows import RowStore
+from lm_jax.run.workdir import open_workdir
+from lm_jax.study import command, frame, work
+
+STUDIES = {
+    " ".join(words): importlib.import_module(module).STUDY
+    for words, module in front.COMMANDS.items()
+    if front.is_study(module)
+}
+WRITTEN = {"config.json", "finished.json", "log.txt", "provenance.json", "report.html"}
+
+
+def start(study, folder, *flags) -> int:
+    config = f"--config={study.config_name}:smoke"
+    return command.run(study, [f"iaj {study.command}", config, f"--workdir={folder}", *flags])
+
+
+@pytest.fixture(scope="module", params=STUDIES)
+def study(request):
+    """A study, as its command's words name it."""
+    assert STUDIES[request.param].command == request.param
+    return STUDIES[request.param]
+
+
+@pytest.fixture(scope="module")
+def finished(study, tmp_path_factory):
+    """The folder of its smoke run."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert start(study, folder) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of that folder."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def test_its_functions_are_there(study):
+    for name in ("run", "report", *(["inputs"] if study.inputs else [])):
+        assert callable(study.function(name))
+
+
+def test_a_smoke_run_writes_what_every_study_writes(study, finished):
+    held = {file.name for file in finished.iterdir()}
+    assert {*WRITTEN, frame.SUMMARY} <= held
+    assert isinstance(load_result(finished / frame.SUMMARY, study.summary), study.summary)
+    provenance = read_json(finished / "provenance.json")
+    assert provenance["seeds"] and provenance["dtype"] and not provenance["restarts"]
+    inputs = read_json(finished / "finished.json")["inputs"]
+    assert bool(inputs) == bool(study.inputs)
+    assert provenance["data"] == inputs
+
+
+class _Page(html.parser.HTMLParser):
+    """Elements that are open, ids, links within the page, and addresses outside of it."""
+
+    EMPTY = frozenset({"meta", "br", "img", "input", "hr", "col", "link"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids, self.links, self.outside = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href"):
+                (self.links if value.startswith("#") else self.outside).append(value)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_its_page_is_whole_and_needs_no_network(finished):
+    text = (finished / frame.REPORT).read_text("utf-8")
+    page = _Page()
+    page.feed(text)
+    page.close()
+    assert not page.open and not page.outside
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links} <= set(page.ids)
+    assert re.search(r'Content-Security-Policy" content="[^"]*default-src &#39;none&#39;', text)
+
+
+def test_a_finished_run_says_so_with_the_same_text_and_changes_nothing(study, copied, capsys):
+    before = {file: file.read_bytes() for file in copied.glob("[!.]*.*") if file.name != "log.txt"}
+    built = study.function("report")
+    config = from_plain(read_json(copied / "config.json"), study.config)
+    summary = load_result(copied / frame.SUMMARY, study.summary)
+    assert start(study, copied) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"finished 20\S+", lines[0])
+    assert "\n".join(lines[1:-1]) == "\n".join(built(config, summary).lines)
+    assert lines[-1] == f"report: {copied / frame.REPORT}"
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_a_run_that_is_killed_after_a_unit_resumes_to_equal_files(
+    study, finished, tmp_path, monkeypatch
+):
+    done, again = [], []
+
+    class Killed(RowStore):
+        def append(self, unit, rows):
+            if done:
+                raise RuntimeError("the power is gone")
+            super().append(unit, rows)
+            done.append(unit)
+
+    class Counted(RowStore):
+        def append(self, unit, rows):
+            super().append(unit, rows)
+            again.append(unit)
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr(work, "RowStore", Killed)
+    assert start(study, folder) == 1
+    assert done and not (folder / "finished.json").exists()
+    monkeypatch.setattr(work, "RowStore", Counted)
+    assert start(study, folder) == 0
+    assert again and not set(again) & set(done)
+    assert len(read_json(folder / "provenance.json")["restarts"]) == 1
+    tables = sorted(file.name for file in finished.glob("*.parquet"))
+    assert tables
+    for name in tables:
+        assert pq.read_table(folder / name).equals(pq.read_table(finished / name))
+    assert (folder / frame.SUMMARY).read_bytes() == (finished / frame.SUMMARY).read_bytes()
+
+
+def test_other_settings_are_refused(study, copied, capsys):
+    name = "seeds" if hasattr(study.config, "seeds") else "seed"
+    other = "(7,)" if name == "seeds" else "7"
+    assert start(study, copied, f"--config.{name}={other}") == UsageError.exit_code
+    error = capsys.readouterr().err
+    assert f"holds a run with config.{name}" in error and "--resume=force" in error
+
+
+def test_a_summary_that_is_damaged_is_named(study, copied, capsys):
+    path = copied / frame.SUMMARY
+    path.write_text(path.read_text("utf-8")[:-20], "utf-8")
+    assert start(study, copied) == CorruptError.exit_code
+    assert str(path) in capsys.readouterr().err
+
+
+def test_a_summary_with_another_field_is_refused(study, copied, capsys):
+    path = copied / frame.SUMMARY
+    write_json(path, read_json(path) | {"invented": 1})
+    assert start(study, copied) == CorruptError.exit_code
+    assert "invented" in capsys.readouterr().err
+
+
+def test_the_numbers_of_other_inputs_are_refused(study, copied, capsys):
+    if not study.inputs:
+        pytest.skip("its settings decide everything")
+    marker = read_json(copied / "finished.json")
+    name = next(iter(marker["inputs"]))
+    marker["inputs"][name] = "0" * 64
+    write_json(copied / "finished.json", marker)
+    assert start(study, copied) == BadInputError.exit_code
+    assert f"({name}: " in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_refused(study, copied, capsys):
+    with open_workdir(copied, read_json(copied / "config.json")):
+        assert start(study, copied) == WorkdirInUseError.exit_code
+    assert "is in use by process" in capsys.readouterr().err
+
+
+def test_a_typo_claims_no_folder(study, tmp_path, capsys):
+    folder = tmp_path / "run"
+    name, _ = next(iter(fields(study.settings("smoke"))))
+    assert start(study, folder, f"--config.{name}x=1") == UsageError.exit_code
+    assert f"did you mean {name!r}" in capsys.readouterr().err
+    assert not folder.exists()
