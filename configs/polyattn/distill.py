@@ -9,9 +9,9 @@ trains the heads that `iaj polyattn check --hybrid=heads.json` found. Mode: `:sm
 
 from ml_collections import ConfigDict
 
-from polyattn_jax.studies.distill.config import experiment
+from polyattn_jax.studies.distill import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `polyattn_jax.studies.distill.config.DistillConfig`."""
-    return experiment(mode)
+    """The settings of `polyattn_jax.studies.distill.settings.DistillConfig`."""
+    return STUDY.settings(mode)

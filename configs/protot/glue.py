@@ -9,12 +9,12 @@ The embedded tasks with a grid of six, for a CPU. Mode `:official` has the nine 
 
 from ml_collections import ConfigDict
 
-from protot_jax.studies.glue.config import experiment
+from protot_jax.studies.glue import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `protot_jax.studies.glue.config.GlueConfig`."""
-    return experiment(
+    """The settings of `protot_jax.studies.glue.settings.GlueConfig`."""
+    return STUDY.settings(
         mode,
         tasks=("films", "films_rating", "qnli_like"),
         learning_rates=(1e-4, 3e-4, 1e-3),

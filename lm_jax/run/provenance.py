@@ -1,6 +1,6 @@
 """Provenance of a run: code, packages, device, seeds and hashes, in a JSON file."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import datetime
@@ -11,6 +11,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from typing import Any
 
 from lm_jax.run.files import write_json
 from lm_jax.run.results import Count, load_result
@@ -141,6 +142,31 @@ def record_provenance(folder: Path, entry: RunStart) -> None:
     write_json(path, record)
 
 
+def amend_provenance(
+    folder: Path, *, data: Mapping[str, str], tokenizer: str | None = None
+) -> None:
+    """Adds digests to the latest start in `provenance.json`, and the tokenizer if it is given.
+
+    Raises:
+      CorruptError: the file is missing or damaged.
+    """
+    _replace_latest(
+        folder,
+        lambda start: {"data": {**start.data, **data}, "tokenizer": tokenizer or start.tokenizer},
+    )
+
+
+def _replace_latest(folder: Path, changes: Callable[[RunStart], Mapping[str, Any]]) -> None:
+    record = read_provenance(folder)
+    if record.restarts:
+        *earlier, last = record.restarts
+        last = dataclasses.replace(last, **changes(last))
+        record = dataclasses.replace(record, restarts=(*earlier, last))
+    else:
+        record = dataclasses.replace(record, **changes(record))
+    write_json(folder / PROVENANCE_FILE, record)
+
+
 @contextlib.contextmanager
 def recording_fallbacks(folder: Path) -> Iterator[None]:
     """Adds the kernels' fallbacks to the latest start in `provenance.json`, as the context ends.
@@ -153,13 +179,7 @@ def recording_fallbacks(folder: Path) -> Iterator[None]:
     finally:
         found, path = _fallbacks(), folder / PROVENANCE_FILE
         if found and path.exists():
-            record = load_result(path, Provenance)
-            if record.restarts:
-                *earlier, last = record.restarts
-                restarts = (*earlier, dataclasses.replace(last, fallbacks=found))
-                write_json(path, dataclasses.replace(record, restarts=restarts))
-            else:
-                write_json(path, dataclasses.replace(record, fallbacks=found))
+            _replace_latest(folder, lambda start: {"fallbacks": found})
 
 
 def _fallbacks() -> tuple[str, ...]:

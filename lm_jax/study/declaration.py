@@ -1,6 +1,6 @@
 """What a study declares of itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import importlib
 from typing import Any, cast
@@ -33,6 +33,8 @@ class Study:
         before the work folder is made. None where the settings decide everything.
       run: `(config, work) -> summary`, which measures. A run that was stopped is called again.
       report: `(config, summary) -> lm_jax.report.Report`, from the file alone.
+      may_change: fields of the settings that may differ when a run is resumed, as no number depends
+        on them but by rounding (`lm_jax.train.config.MAY_CHANGE`).
     """
 
     command: str
@@ -42,6 +44,7 @@ class Study:
     inputs: str | None
     run: str
     report: str
+    may_change: Collection[str] = ()
 
     @property
     def config_name(self) -> str:

@@ -39,7 +39,10 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
     """
     config = from_plain(settings, study.config)
     inputs = study.function("inputs")(config) if study.inputs else NO_INPUTS
-    with processes.open_shared_workdir(folder, settings, resume=resume) as path:
+    opened = processes.open_shared_workdir(
+        folder, settings, resume=resume, may_change=study.may_change
+    )
+    with opened as path:
         finished = finish_time(path, inputs)
         if not finished:
             _run(study, config, settings, path, inputs)
@@ -56,7 +59,8 @@ def _run(study: Study, config: Any, settings: Any, path: Path, inputs: Inputs) -
         seeds=_seeds(config), dtype=getattr(config, "dtype", "float32"), data=inputs
     )
     processes.on_first(lambda: record_provenance(path, started))
-    summary = study.function("run")(config, Work(path, config_hash(to_plain(settings))))
+    bound = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
+    summary = study.function("run")(config, Work(path, config_hash(bound)))
 
     def finish() -> None:
         write_json(path / SUMMARY, summary)

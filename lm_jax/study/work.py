@@ -11,6 +11,7 @@ import jax
 import pyarrow as pa
 
 from lm_jax.run import processes, progress, stop
+from lm_jax.run.provenance import amend_provenance
 from lm_jax.run.rows import RowStore, Unit
 
 Item = TypeVar("Item")
@@ -24,11 +25,20 @@ class Work:
 
     Attributes:
       path: the folder; only process 0 writes files of its own there.
-      fingerprint: what rows must be of to be kept: the hash of the settings.
+      fingerprint: what rows must be of to be kept: the hash of the settings that may not change.
     """
 
     path: Path
     fingerprint: str
+
+    def record(self, data: Mapping[str, str], *, tokenizer: str | None = None) -> None:
+        """Adds to the provenance of this start what is known only once inputs are opened.
+
+        Args:
+          data: digests by name, beside those of the inputs.
+          tokenizer: sha256 of the tokenizer file.
+        """
+        processes.on_first(lambda: amend_provenance(self.path, data=data, tokenizer=tokenizer))
 
     def units(
         self,

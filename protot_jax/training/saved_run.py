@@ -198,6 +198,24 @@ def load_run(
       CorruptError: a checkpoint, the tokenizer's folder or an exported model is damaged.
       UsageError: a seed that the run does not have, or weights that were not exported.
     """
+    opened = open_run(run, seed=seed, best=best)
+    wanted = sharding.abstract(param_spec(opened.cfg, opened.mixer), mesh=mesh)
+    if is_exported(Path(run)):
+        params = read_weights(Path(run), wanted)
+    else:
+        saved = seed_folder(Path(run), opened.seed) / manager.FOLDER
+        params = manager.load_params(saved, opened.step, wanted)
+    return dataclasses.replace(opened, params=params)
+
+
+def open_run(
+    run: str | os.PathLike[str], *, seed: int | None = None, best: bool = True
+) -> TrainedModel:
+    """The model that `load_run` loads without its weights: `params` is empty.
+
+    Raises:
+      BadInputError, CorruptError, UsageError: as `load_run`, but damaged weights are not found.
+    """
     folder = Path(run)
     if not (folder / CONFIG_FILE).is_file():
         raise BadInputError(f"{folder} is no run: it has no {CONFIG_FILE}; name a work folder")
@@ -208,16 +226,14 @@ def load_run(
     exported, saved = is_exported(folder), seed_folder(folder, seed) / manager.FOLDER
     tokenizer = Tokenizer.from_folder(folder / DATA)
     cfg, mixer = model(config, tokenizer.vocab_size)
-    wanted = sharding.abstract(param_spec(cfg, mixer), mesh=mesh)
     if exported:
         manifest = read_manifest(folder, best=best)
         step, own = manifest["step"], manifest["provenance"]["data"]["checkpoint"]
-        params, digest = read_weights(folder, wanted), file_digest(folder / FORMAT.name)["sha256"]
+        digest = file_digest(folder / FORMAT.name)["sha256"]
     else:
         step = _saved_step(saved, best=best)
         digest = own = file_digest(manager.step_folder(saved, step) / MANIFEST)["sha256"]
-        params = manager.load_params(saved, step, wanted)
-    return TrainedModel(cfg, mixer, params, tokenizer, config, seed, step, digest, own)
+    return TrainedModel(cfg, mixer, {}, tokenizer, config, seed, step, digest, own)
 
 
 def _saved_step(saved: Path, *, best: bool) -> int:

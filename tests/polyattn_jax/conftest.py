@@ -147,6 +147,16 @@ def haystack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def write_documents(folder: Path) -> Path:
+    """Writes a new folder of documents of a few words that the tiny model knows; returns it."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for i in range(60):
+        words = rng.choice(PROSE, rng.integers(30, 70))
+        (folder / f"{i:02d}.txt").write_text(" ".join(words), "utf-8")
+    return folder
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """How a command ended: exit code, standard output, lines of standard error."""

@@ -1,18 +1,17 @@
-"""Page and terminal summary of a training of replaced heads."""
+"""The report of a training of replaced heads."""
 
-import dataclasses
 from pathlib import Path
 import textwrap
 
 from lm_jax import report
-from lm_jax.report import Column, Points, Section, cell, section, table
+from lm_jax.report import Column, Points, Report, Section, cell, section, table
 from lm_jax.report.markup import Markup
 from lm_jax.report.tables import rate
-from lm_jax.run.files import to_jsonable
 from lm_jax.run.terminal import format_table
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.bias_tables import describe
 from polyattn_jax.studies.distill.results import DistillSummary
+from polyattn_jax.studies.distill.settings import DistillConfig
 
 QUESTION = "Does the safe share predict what training repairs?"
 # A rank correlation from here on is called more than a little.
@@ -28,9 +27,10 @@ TERMS = {
 }
 
 
-def build(summary: DistillSummary) -> str:
-    """The whole page."""
-    return report.page(
+def build(config: DistillConfig, summary: DistillSummary) -> Report:
+    """The report of a summary, which holds what it needs of the settings."""
+    del config
+    return Report(
         f"Trained heads: {Path(summary.model).name}, {summary.recipe}",
         [
             section("Output and loss", _numbers(summary)),
@@ -38,8 +38,8 @@ def build(summary: DistillSummary) -> str:
             _heads(summary),
             section("Terms", report.key_values(TERMS)),
         ],
-        provenance=report.facts(to_jsonable(dataclasses.asdict(summary.provenance))),
         lead=[report.verdict(conclusion(summary), answer(summary))],
+        lines=[format_summary(summary)],
     )
 
 

@@ -23,8 +23,8 @@ from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, check_model, replaced_heads
 from polyattn_jax.recipes.row_maps import parse_recipe, resolve_bias
-from polyattn_jax.studies.distill.config import DistillConfig
 from polyattn_jax.studies.distill.matching import HeadMatching
+from polyattn_jax.studies.distill.settings import DistillConfig
 
 DATA, TRAIN = "data", "train"
 

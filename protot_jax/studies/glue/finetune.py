@@ -41,11 +41,11 @@ from lm_jax.train.config import CheckpointPolicy, Plateau, TrainConfig
 from lm_jax.train.evaluate import Evaluation, stop_between
 from lm_jax.train.loop import TrainResult, train
 from protot_jax.studies.glue import metrics
-from protot_jax.studies.glue.config import GlueConfig
 from protot_jax.studies.glue.encoding import Encoded, EvalBatches, Rows, TrainBatches
 from protot_jax.studies.glue.objective import HEAD, MODEL, POOLINGS, TextPrediction
 from protot_jax.studies.glue.readers import TaskData
 from protot_jax.studies.glue.results import ROWS, FineTuneResult
+from protot_jax.studies.glue.settings import GlueConfig
 from protot_jax.studies.glue.tasks import Task, find
 from protot_jax.training import diverged
 from protot_jax.training.pretrain import casts, decays

@@ -4,30 +4,35 @@ Every number is from `summary.json` (the paper's from `paper.py`), the prose fro
 Metrics are printed in percent, as in the paper.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import math
 from typing import Any
 
 from lm_jax import report
-from lm_jax.report import Bar, Cell, Section, cell, section, table
+from lm_jax.report import Bar, Cell, Report, Section, cell, section, table
 from lm_jax.report.prose import Prose
+from lm_jax.run import terminal
 from protot_jax.studies.glue import paper, paper_comparison
 from protot_jax.studies.glue.report_text import (
     ALL_DIVERGED,
     NAMES,
+    divergence,
     each_split,
     over_examples,
     over_seeds,
     percent,
+    result_rows,
     without_result,
 )
 from protot_jax.studies.glue.results import GlueSummary, ModelSummary, SplitResult, TaskSummary
+from protot_jax.studies.glue.settings import GlueConfig
 
 _PROSE = Prose("protot_jax.studies.glue")
 
 
-def build(result: GlueSummary, *, provenance: Mapping[str, Any]) -> str:
-    """The whole page, from `summary.json` and the run's provenance."""
+def build(config: GlueConfig, result: GlueSummary) -> Report:
+    """The report of a summary, which holds what it needs of the settings."""
+    del config
     sections = [
         results(result),
         diverged(result),
@@ -39,11 +44,15 @@ def build(result: GlueSummary, *, provenance: Mapping[str, Any]) -> str:
         submissions(result),
         section("Terms", _PROSE("terms")),
     ]
-    return report.page(
+    heads, *rows = result_rows(result)
+    return Report(
         "Fine-tuning on sentence tasks",
         [one for one in sections if one is not None],
-        provenance=report.facts(provenance),
         lead=[_verdict(result)],
+        lines=[
+            terminal.format_table(heads, rows, left=range(4)),
+            *map(divergence, result.diverged),
+        ],
     )
 
 

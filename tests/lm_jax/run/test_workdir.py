@@ -22,6 +22,7 @@ from lm_jax.run.finished import NO_INPUTS, finish_time, mark_finished
 from lm_jax.run.provenance import (
     Commit,
     _git,
+    amend_provenance,
     collect_provenance,
     read_provenance,
     record_provenance,
@@ -324,6 +325,18 @@ def test_provenance_says_what_a_repeat_needs_and_keeps_every_start(tmp_path, mon
     write_json(tmp_path / "provenance.json", tree | {"seeds": {"prompts": "three"}})
     with pytest.raises(CorruptError, match=r"provenance\.json.* seeds\.prompts"):
         record_provenance(tmp_path, entry)
+
+
+def test_what_is_known_later_is_added_to_the_latest_start(tmp_path):
+    entry = collect_provenance(data={"model": "ab"}, tokenizer="cd")
+    record_provenance(tmp_path, entry)
+    amend_provenance(tmp_path, data={"text": "ef"})
+    record_provenance(tmp_path, entry)
+    amend_provenance(tmp_path, data={"text": "12"}, tokenizer="34")
+    stored = read_provenance(tmp_path)
+    assert (stored.data, stored.tokenizer) == ({"model": "ab", "text": "ef"}, "cd")
+    (again,) = stored.restarts
+    assert (again.data, again.tokenizer) == ({"model": "ab", "text": "12"}, "34")
 
 
 @pytest.mark.parametrize(

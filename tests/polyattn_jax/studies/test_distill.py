@@ -17,22 +17,25 @@ import lm_jax
 from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.lora import LoraConfig
-from lm_jax.run import cli, stop
+from lm_jax.run import stop
+from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
+from lm_jax.study import Work, frame
+from lm_jax.study import command as study_command
 from lm_jax.train.objective import LMBatch
 import polyattn_jax
 from polyattn_jax.recipes.row_maps import parse_recipe, relu_power
 from polyattn_jax.recipes.substitute import substitute
-from polyattn_jax.studies.distill import __main__ as distill
-from polyattn_jax.studies.distill import report
-from polyattn_jax.studies.distill.config import DistillConfig
+from polyattn_jax.studies.distill import STUDY, report
+from polyattn_jax.studies.distill import run as distill
 from polyattn_jax.studies.distill.matching import HYBRID, MATCHED, HeadMatching, outweighed
+from polyattn_jax.studies.distill.numbers import rank_correlation
 from polyattn_jax.studies.distill.results import DistillSummary
-from polyattn_jax.studies.distill.summary import rank_correlation
+from polyattn_jax.studies.distill.settings import DistillConfig
 from tests import tiny
-from tests.polyattn_jax.conftest import PROSE, ROOT, run
+from tests.polyattn_jax.conftest import write_documents
 
 L, N, K, B, T, H = 2, 4, 2, 2, 9, 6
 CFG = tiny.GROUPED
@@ -214,13 +217,7 @@ def test_the_rank_correlation_is_spearmans_and_resamples_heads():
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Documents of a few words."""
-    folder, rng = tmp_path_factory.mktemp("text") / "documents", np.random.default_rng(0)
-    folder.mkdir()
-    for i in range(60):
-        words = rng.choice(PROSE, rng.integers(30, 70))
-        (folder / f"{i:02d}.txt").write_text(" ".join(words), "utf-8")
-    return folder
+    return write_documents(tmp_path_factory.mktemp("text") / "documents")
 
 
 def settings(model, text, **changes):
@@ -247,7 +244,7 @@ def settings(model, text, **changes):
 def trained(tiny, text, tmp_path_factory):
     """The folder of a run of the toy model."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    distill.main(cli.Arguments(settings(tiny, text), folder))
+    frame.execute(STUDY, settings(tiny, text), folder)
     return folder
 
 
@@ -303,7 +300,7 @@ def test_the_trained_heads_are_a_folder_that_another_program_runs(trained, tiny,
     model = lm_jax.load_pretrained(tiny)
     summary = load_result(trained / "summary.json", DistillSummary)
     assert (heads.hybrid.replaced, heads.hybrid.bias) == (tuple(np.ndindex(3, 4)), summary.bias)
-    config = distill.from_plain(settings(tiny, text), DistillConfig)
+    config = from_plain(settings(tiny, text), DistillConfig)
     task = distill.open_task(config, trained)
     after = distill.measure(task, heads.objective(model), heads.params)
     losses = pq.read_table(trained / "losses.parquet")["after"].to_numpy()
@@ -353,10 +350,10 @@ def test_a_stopped_run_ends_with_the_same_numbers(trained, tiny, text, tmp_path,
     config, folder = settings(tiny, text), tmp_path / "run"
     monkeypatch.setattr(distill, "train", until(11))
     with pytest.raises(StoppedError):
-        distill.main(cli.Arguments(config, folder))
+        frame.execute(STUDY, config, folder)
     monkeypatch.undo()
     stop._stop.clear()
-    distill.main(cli.Arguments(config, folder))
+    frame.execute(STUDY, config, folder)
     first, second = (read_json(f / "summary.json") for f in (trained, folder))
     for one in (first, second):
         one.pop("provenance")
@@ -377,7 +374,7 @@ def test_too_few_documents_are_refused_before_training(tiny, text, tmp_path):
     config = settings(tiny, few)
     config.corpus.splits = (0.8, 0.2, 0.0)
     with pytest.raises(BadInputError, match="1 document of the validation split has a window"):
-        distill.open_task(distill.from_plain(config, DistillConfig), tmp_path / "run")
+        distill.open_task(from_plain(config, DistillConfig), tmp_path / "run")
 
 
 def test_what_was_trained_is_saved_before_it_is_measured(
@@ -392,12 +389,12 @@ def test_what_was_trained_is_saved_before_it_is_measured(
 
     monkeypatch.setattr(distill, "measure", fail)
     with pytest.raises(BadInputError, match="no interval"):
-        distill.run(distill.from_plain(settings(tiny, text), DistillConfig), folder)
+        distill.train_and_measure(from_plain(settings(tiny, text), DistillConfig), Work(folder, ""))
     first, second = (polyattn_jax.load_trained(f / "trained") for f in (trained, folder))
     jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
 
 
-def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(tiny, text, tmp_path):
+def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(tiny, text, tmp_path, capsys):
     sha256 = lm_jax.load_pretrained(tiny).sha256
     held = {
         "version": 1,
@@ -411,16 +408,15 @@ def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(tiny, text
     }
     heads = tmp_path / "heads.json"
     heads.write_text(json.dumps(held))
-    path = ROOT / "configs" / "polyattn" / "distill.py"
     argv = [
-        f"--config={path}:smoke",
+        "distill",
+        "--config=polyattn/distill:smoke",
         f"--config.model={tiny}",
         f"--config.hybrid={heads}",
         f"--config.corpus.source={text}",
         f"--workdir={tmp_path / 'run'}",
     ]
-    outcome = run(distill.main, argv, config=str(path), config_class=DistillConfig, training=True)
-    assert outcome.code == 0, outcome.err
+    assert study_command.run(STUDY, argv) == 0
     summary = load_result(tmp_path / "run" / "summary.json", DistillSummary)
     assert [(h.layer, h.head) for h in summary.by_head] == [tuple(x) for x in held["replaced"]]
     assert summary.trained == "matrices of the feature map"
@@ -430,12 +426,10 @@ def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(tiny, text
     assert jax.tree.map(np.shape, trained.params) == {
         "maps": {"q": (3, 4, 16, 16), "k": (3, 2, 16, 16)}
     }
-    assert "Does the safe share predict" in outcome.out
-    again = run(distill.main, argv, config=str(path), config_class=DistillConfig, training=True)
-    assert again.code == 0 and again.out.startswith("finished ")
+    assert "Does the safe share predict" in capsys.readouterr().out
     heads.write_text(json.dumps(held | {"model_sha256": "0" * 64}))
     with pytest.raises(BadInputError, match="found on tiny with weights 0000"):
         distill.open_task(
-            distill.from_plain(settings(tiny, text, hybrid=str(heads)), DistillConfig),
+            from_plain(settings(tiny, text, hybrid=str(heads)), DistillConfig),
             tmp_path / "other",
         )

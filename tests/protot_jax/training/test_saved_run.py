@@ -8,7 +8,7 @@ import pytest
 from lm_jax.errors import UsageError
 from lm_jax.run.workdir import CONFIG_FILE
 import protot_jax
-from protot_jax.studies.glue.config import GlueConfig
+from protot_jax.studies.glue.settings import GlueConfig
 from protot_jax.training.saved_run import run_names
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from protot_jax.studies.glue import summary
+from protot_jax.studies.glue import numbers
 from protot_jax.studies.glue.readers import Split, TaskData
 from protot_jax.studies.glue.results import ROWS, GlueSummary, GridPoint, ModelSummary, Submission
 from protot_jax.studies.glue.submission import write_submission
@@ -76,7 +76,7 @@ def build(folder):
         for name, own in data.items():
             rows = rows_of(model, name, own, right)
             results.append(
-                summary.summarise_result(
+                numbers.summarise_result(
                     rows,
                     model,
                     name,
@@ -88,15 +88,15 @@ def build(folder):
                 )
             )
             for file in own.submitted:
-                table = summary.predicted(rows, model, name, file)[SEEDS[0]]
+                table = numbers.predicted(rows, model, name, file)[SEEDS[0]]
                 files[file] = (TASKS[name], table["prediction"].to_numpy())
         if folder is not None:
             written, missing = write_submission(folder / kind, files)
             submissions.append(Submission(model, written, missing))
-    averages = [summary.average(model.name, results) for model in models]
+    averages = [numbers.average(model.name, results) for model in models]
     return GlueSummary(
         models=tuple(models),
-        tasks=tuple(summary.summarise_task(name, TASKS[name], data[name]) for name in data),
+        tasks=tuple(numbers.summarise_task(name, TASKS[name], data[name]) for name in data),
         results=tuple(results),
         averages=tuple(filter(None, averages)),
         submissions=tuple(submissions),

@@ -13,10 +13,10 @@ from lm_jax.model import params as params_lib
 from lm_jax.text.tokenizer_training import train_tokenizer
 from protot_jax.mixers.models import MODELS, build_model
 from protot_jax.studies.glue import finetune
-from protot_jax.studies.glue.config import GlueConfig
 from protot_jax.studies.glue.encoding import encode_task
 from protot_jax.studies.glue.objective import HEAD
 from protot_jax.studies.glue.readers import Split, TaskData
+from protot_jax.studies.glue.settings import GlueConfig
 from protot_jax.studies.glue.tasks import OFFICIAL
 from protot_jax.training.config import PretrainConfig
 from protot_jax.training.saved_run import TrainedModel

@@ -1,19 +1,16 @@
 """Settings of `iaj polyattn distill`: the frozen dataclass that a config file becomes."""
 
 import dataclasses
-from typing import Any
-
-from ml_collections import ConfigDict
 
 from lm_jax.errors import UsageError, out_of_range
 from lm_jax.model.lora import LoraConfig
-from lm_jax.run.config_files import in_mode
+from lm_jax.study import Training
 from lm_jax.text.preparation import CorpusConfig
 from polyattn_jax.recipes.row_maps import parse_recipe
 
 
 @dataclasses.dataclass(frozen=True)
-class DistillConfig:
+class DistillConfig(Training):
     """Everything that decides the result of a training of replaced heads.
 
     Attributes:
@@ -93,19 +90,6 @@ class DistillConfig:
             )
         if problems:
             raise UsageError("; ".join(problems))
-
-
-def experiment(mode: str, **settings: Any) -> ConfigDict:
-    """The `get_config(mode)` of one experiment.
-
-    Args:
-      mode: "" for the experiment; "smoke" for a run of seconds that only shows that it runs.
-      **settings: fields of `DistillConfig` that differ from its defaults.
-
-    Raises:
-      UsageError: the mode is unknown, or `DistillConfig` refuses the settings.
-    """
-    return in_mode(mode, DistillConfig(**settings), {"smoke": smoke}, of="a training of heads")
 
 
 def smoke(config: DistillConfig) -> DistillConfig:

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from lm_jax.run.files import write_json
+from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.study import frame
 from protot_jax.mixers.models import MODELS
-from protot_jax.studies.glue import paper, report, report_text, summary
+from protot_jax.studies.glue import numbers, paper, report, report_text
 from protot_jax.studies.glue.results import GlueSummary
+from protot_jax.studies.glue.settings import GlueConfig
 from protot_jax.studies.glue.submission import file_text
 from protot_jax.studies.glue.tasks import EMBEDDED, OFFICIAL, SUBMISSION
 from tests.browser import drive, without_scripts
@@ -24,17 +27,21 @@ def built(tmp_path_factory):
     return synthetic_summary.build(folder), folder
 
 
+def page_of(result, folder):
+    record_provenance(folder, collect_provenance())
+    return frame.page(report.build(GlueConfig(), result), folder)
+
+
 @pytest.fixture(scope="module")
 def page(built, tmp_path_factory):
     """Rendered from the file, as the command does."""
     path = tmp_path_factory.mktemp("page") / "summary.json"
     write_json(path, built[0])
-    stored = load_result(path, GlueSummary)
-    return report.build(stored, provenance={"commit": "abc"})
+    return page_of(load_result(path, GlueSummary), path.parent)
 
 
 def split_of(task, targets, predictions, constant, **options):
-    return summary.split_result(
+    return numbers.split_result(
         "dev",
         task,
         np.array(targets, float),
@@ -107,7 +114,7 @@ def test_averages_follow_their_formulae(built):
     mains = [own[name][0].metrics[OFFICIAL[name].main].mean for name in OFFICIAL if name != "mnli"]
     assert average.of_main == pytest.approx(np.mean([*mains, mnli]))
     fewer = [one for one in result.results if one.task != "cola"]
-    assert summary.average("ours", fewer) is None
+    assert numbers.average("ours", fewer) is None
 
 
 def test_the_archive_has_the_eleven_files_with_labels_as_the_server_spells_them(built):
@@ -149,14 +156,14 @@ def test_the_page_has_every_number_beside_the_constant_and_the_paper(built, page
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_model_that_the_paper_does_not_fine_tune_has_no_number_of_it(built, kind):
+def test_a_model_that_the_paper_does_not_fine_tune_has_no_number_of_it(built, kind, tmp_path):
     own, *_ = built[0].models
     model = dataclasses.replace(own, kind=kind)
     results = [one for one in built[0].results if one.model == own.name and one.task == "films"]
     result = dataclasses.replace(
         built[0], models=(model,), results=tuple(results), averages=(), submissions=()
     )
-    text = re.sub(r"<[^>]+>", " ", without_scripts(report.build(result, provenance={})))
+    text = re.sub(r"<[^>]+>", " ", without_scripts(page_of(result, tmp_path)))
     name = paper.MODEL.get(kind)
     rate = "–" if name is None else f"{paper.CHOSEN[name][0]:g}, "
     title = paper.COLUMNS["sst2"]
@@ -184,12 +191,9 @@ def test_the_verdict_is_good_only_if_nothing_is_lost(built):
     parts = {"averages": (), "submissions": (), "search_tasks": ()}
 
     def verdict(models, results):
-        text = report.build(
-            dataclasses.replace(result, models=models, tasks=tasks, results=results, **parts),
-            provenance={},
-        )
-        # Up to the first section.
-        return without_scripts(text).split("<section")[0]
+        changed = dataclasses.replace(result, models=models, tasks=tasks, results=results, **parts)
+        (lead,) = report.build(GlueConfig(), changed).lead
+        return lead
 
     assert above.model == ours.name
     good = verdict((ours,), (above,))

@@ -17,9 +17,9 @@ from lm_jax.statistics import Interval
 from lm_jax.train.metrics import METRICS
 from polyattn_jax.audit.provenance import read_provenance
 from polyattn_jax.recipes.row_maps import parse_recipe
-from polyattn_jax.studies.distill.config import DistillConfig
 from polyattn_jax.studies.distill.matching import HeadMatching
 from polyattn_jax.studies.distill.results import LOSSES, DistillSummary, HeadRepair
+from polyattn_jax.studies.distill.settings import DistillConfig
 from polyattn_jax.studies.distill.task import TRAIN, Task
 
 

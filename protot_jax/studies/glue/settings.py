@@ -10,10 +10,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ml_collections import ConfigDict
-
 from lm_jax.errors import UsageError, out_of_range
-from lm_jax.run.config_files import in_mode
+from lm_jax.study import Training
 from lm_jax.train.config import MAY_CHANGE
 from protot_jax.studies.glue.objective import PoolingName
 from protot_jax.studies.glue.tasks import EMBEDDED, OFFICIAL, find
@@ -23,7 +21,7 @@ PAPER_RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-
 
 
 @dataclasses.dataclass(frozen=True)
-class GlueConfig:
+class GlueConfig(Training):
     """Settings of fine-tuning.
 
     Attributes:
@@ -166,22 +164,8 @@ def _distinct(values: tuple[Any, ...]) -> bool:
     return 0 < len(values) == len(set(values))
 
 
-def experiment(mode: str, **settings: Any) -> ConfigDict:
-    """Implements `get_config(mode)` of an experiment.
-
-    Args:
-      mode: "" for the experiment; "official" for the nine tasks and the paper's grid, with
-        `--config.folder`; "smoke" for a run of seconds.
-      **settings: fields of `GlueConfig` that differ from its defaults.
-
-    Raises:
-      UsageError: for an unknown mode, or settings that `GlueConfig` refuses.
-    """
-    modes = {"smoke": smoke, "official": _official}
-    return in_mode(mode, GlueConfig(**settings), modes, of="fine-tuning")
-
-
-def _official(config: GlueConfig) -> GlueConfig:
+def official(config: GlueConfig) -> GlueConfig:
+    """The nine tasks of GLUE and the paper's grid."""
     # A placeholder, as the folder is the user's.
     return GlueConfig(runs=config.runs, tasks=tuple(OFFICIAL), folder="GLUE")
 
