@@ -277,7 +277,7 @@ def test_the_command_line_is_imported_by_commands_alone():
     assert users - mains == {STUDY_COMMAND}
 
 
-# A flag, a number and a sentence are each found with one guess; other modules of a study are methods
+# A flag, a number and a sentence are each found with one guess. Other modules of a study are methods
 # that nothing else uses.
 STUDY_FILES = {"__init__.py", "settings.py", "run.py", "numbers.py", "results.py", "report.py"}
 OTHER_NAMES = {
