@@ -149,6 +149,24 @@ def test_a_run_that_is_killed_after_a_unit_resumes_to_equal_files(
     assert (folder / frame.SUMMARY).read_bytes() == (finished / frame.SUMMARY).read_bytes()
 
 
+def test_a_report_that_fails_leaves_the_run_unfinished(study, copied, monkeypatch, capsys):
+    (copied / "finished.json").unlink()
+
+    def fails(*_):
+        raise RuntimeError("no page")
+
+    function = type(study).function
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(study),
+            "function",
+            lambda self, name: fails if name == "report" else function(self, name),
+        )
+        assert start(study, copied) == 1
+    assert "no page" in capsys.readouterr().err and not (copied / "finished.json").exists()
+    assert start(study, copied) == 0
+
+
 def test_other_settings_are_refused(study, copied, capsys):
     name = "seeds" if hasattr(study.config, "seeds") else "seed"
     other = "(7,)" if name == "seeds" else "7"
