@@ -5,13 +5,16 @@ A study is run once in its mode "smoke"; what is changed afterwards is changed i
 
 import html.parser
 import importlib
+import json
 import re
 import shutil
 
+import jax
 import pyarrow.parquet as pq
 import pytest
 
 from iaj import commands as front
+import lm_jax
 from lm_jax.errors import BadInputError, CorruptError, UsageError, WorkdirInUseError
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import fields
@@ -20,6 +23,9 @@ from lm_jax.run.results import load_result
 from lm_jax.run.rows import RowStore
 from lm_jax.run.workdir import open_workdir
 from lm_jax.study import command, frame, work
+from lm_jax.text.tokenizer_training import train_tokenizer
+from tests import tiny
+from tests.lm_jax.text.synthetic_corpus import texts
 
 STUDIES = {
     " ".join(words): importlib.import_module(module).STUDY
@@ -29,9 +35,38 @@ STUDIES = {
 WRITTEN = {"config.json", "finished.json", "log.txt", "provenance.json", "report.html"}
 
 
-def start(study, folder, *flags) -> int:
-    config = f"--config={study.config_name}:smoke"
-    return command.run(study, [f"iaj {study.command}", config, f"--workdir={folder}", *flags])
+# Of a study that is of somebody's models or texts: the fixture of the flags that name small ones.
+FLAGS = {"sparse choices": "tiny_model_and_questions"}
+
+
+@pytest.fixture(scope="module")
+def tiny_model_and_questions(tmp_path_factory):
+    """A model that has learnt nothing, and questions of TruthfulQA's form."""
+    folder = tmp_path_factory.mktemp("inputs")
+    tokenizer = train_tokenizer((text for _, text in texts(60)), vocab_size=110)
+    cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=64, family="llama")
+    params = lm_jax.init_params(jax.random.key(0), cfg)
+    lm_jax.save_pretrained(folder / "model", cfg, params, tokenizer)
+    answers = {"choices": ["a cat", "two dogs"], "labels": [1, 0]}
+    lines = [json.dumps({"question": f"who is {i}", "mc1_targets": answers}) for i in range(3)]
+    (folder / "questions.jsonl").write_text("\n".join(lines), "utf-8")
+    return [
+        f"--config.dense={folder / 'model'}",
+        "--config.tasks=()",
+        f"--config.truthfulqa={folder / 'questions.jsonl'}",
+    ]
+
+
+@pytest.fixture(scope="module")
+def start(study, request):
+    """`start(folder, *flags)`: the study in its mode "smoke"; returns the exit code."""
+    given = request.getfixturevalue(FLAGS[study.command]) if study.command in FLAGS else []
+
+    def run(folder, *flags) -> int:
+        config = [f"--config={study.config_name}:smoke", *given]
+        return command.run(study, [f"iaj {study.command}", *config, f"--workdir={folder}", *flags])
+
+    return run
 
 
 @pytest.fixture(scope="module", params=STUDIES)
@@ -42,10 +77,10 @@ def study(request):
 
 
 @pytest.fixture(scope="module")
-def finished(study, tmp_path_factory):
+def finished(start, tmp_path_factory):
     """The folder of its smoke run."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert start(study, folder) == 0
+    assert start(folder) == 0
     return folder
 
 
@@ -65,10 +100,12 @@ def test_a_smoke_run_writes_what_every_study_writes(study, finished):
     assert {*WRITTEN, frame.SUMMARY} <= held
     assert isinstance(load_result(finished / frame.SUMMARY, study.summary), study.summary)
     provenance = read_json(finished / "provenance.json")
-    assert provenance["seeds"] and provenance["dtype"] and not provenance["restarts"]
+    assert provenance["dtype"] and not provenance["restarts"]
+    has_seeds = {"seed", "seeds"} & vars(study.config()).keys()
+    assert bool(provenance["seeds"]) == bool(has_seeds)
     inputs = read_json(finished / "finished.json")["inputs"]
     assert bool(inputs) == bool(study.inputs)
-    assert provenance["data"] == inputs
+    assert provenance["data"].items() >= inputs.items()
 
 
 class _Page(html.parser.HTMLParser):
@@ -104,12 +141,14 @@ def test_its_page_is_whole_and_needs_no_network(finished):
     assert re.search(r'Content-Security-Policy" content="[^"]*default-src &#39;none&#39;', text)
 
 
-def test_a_finished_run_says_so_with_the_same_text_and_changes_nothing(study, copied, capsys):
+def test_a_finished_run_says_so_with_the_same_text_and_changes_nothing(
+    study, start, copied, capsys
+):
     before = {file: file.read_bytes() for file in copied.glob("[!.]*.*") if file.name != "log.txt"}
     built = study.function("report")
     config = from_plain(read_json(copied / "config.json"), study.config)
     summary = load_result(copied / frame.SUMMARY, study.summary)
-    assert start(study, copied) == 0
+    assert start(copied) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"finished 20\S+", lines[0])
     assert "\n".join(lines[1:-1]) == "\n".join(built(config, summary).lines)
@@ -117,9 +156,8 @@ def test_a_finished_run_says_so_with_the_same_text_and_changes_nothing(study, co
     assert {file: file.read_bytes() for file in before} == before
 
 
-def test_a_run_that_is_killed_after_a_unit_resumes_to_equal_files(
-    study, finished, tmp_path, monkeypatch
-):
+def test_a_run_that_is_killed_resumes_to_equal_files(start, finished, tmp_path, monkeypatch):
+    """After a unit, or before the summary where a study has no units."""
     done, again = [], []
 
     class Killed(RowStore):
@@ -134,22 +172,30 @@ def test_a_run_that_is_killed_after_a_unit_resumes_to_equal_files(
             super().append(unit, rows)
             again.append(unit)
 
+    def no_summary(*_):
+        raise RuntimeError("the power is gone")
+
+    has_units = (finished / work.SHARDS).exists()
     folder = tmp_path / "run"
-    monkeypatch.setattr(work, "RowStore", Killed)
-    assert start(study, folder) == 1
-    assert done and not (folder / "finished.json").exists()
+    with monkeypatch.context() as patch:
+        if has_units:
+            patch.setattr(work, "RowStore", Killed)
+        else:
+            patch.setattr(frame, "write_json", no_summary)
+        assert start(folder) == 1
+    assert not (folder / "finished.json").exists()
     monkeypatch.setattr(work, "RowStore", Counted)
-    assert start(study, folder) == 0
-    assert again and not set(again) & set(done)
+    assert start(folder) == 0
+    assert bool(done) == bool(again) == has_units and not set(again) & set(done)
     assert len(read_json(folder / "provenance.json")["restarts"]) == 1
     tables = sorted(file.name for file in finished.glob("*.parquet"))
-    assert tables
+    assert bool(tables) == has_units
     for name in tables:
         assert pq.read_table(folder / name).equals(pq.read_table(finished / name))
     assert (folder / frame.SUMMARY).read_bytes() == (finished / frame.SUMMARY).read_bytes()
 
 
-def test_a_report_that_fails_leaves_the_run_unfinished(study, copied, monkeypatch, capsys):
+def test_a_report_that_fails_leaves_the_run_unfinished(study, start, copied, monkeypatch, capsys):
     (copied / "finished.json").unlink()
 
     def fails(*_):
@@ -162,54 +208,56 @@ def test_a_report_that_fails_leaves_the_run_unfinished(study, copied, monkeypatc
             "function",
             lambda self, name: fails if name == "report" else function(self, name),
         )
-        assert start(study, copied) == 1
+        assert start(copied) == 1
     assert "no page" in capsys.readouterr().err and not (copied / "finished.json").exists()
-    assert start(study, copied) == 0
+    assert start(copied) == 0
 
 
-def test_other_settings_are_refused(study, copied, capsys):
-    name = "seeds" if hasattr(study.config, "seeds") else "seed"
-    other = "(7,)" if name == "seeds" else "7"
-    assert start(study, copied, f"--config.{name}={other}") == UsageError.exit_code
+def test_other_settings_are_refused(study, start, copied, capsys):
+    settings = vars(study.config())
+    number = next(name for name, value in settings.items() if type(value) is int)
+    others = {"seeds": "(7,)", "seed": "7", number: settings[number] + 1}
+    name = next(name for name in others if name in settings)
+    assert start(copied, f"--config.{name}={others[name]}") == UsageError.exit_code
     error = capsys.readouterr().err
     assert f"holds a run with config.{name}" in error and "--resume=force" in error
 
 
-def test_a_summary_that_is_damaged_is_named(study, copied, capsys):
+def test_a_summary_that_is_damaged_is_named(start, copied, capsys):
     path = copied / frame.SUMMARY
     path.write_text(path.read_text("utf-8")[:-20], "utf-8")
-    assert start(study, copied) == CorruptError.exit_code
+    assert start(copied) == CorruptError.exit_code
     assert str(path) in capsys.readouterr().err
 
 
-def test_a_summary_with_another_field_is_refused(study, copied, capsys):
+def test_a_summary_with_another_field_is_refused(start, copied, capsys):
     path = copied / frame.SUMMARY
     write_json(path, read_json(path) | {"invented": 1})
-    assert start(study, copied) == CorruptError.exit_code
+    assert start(copied) == CorruptError.exit_code
     assert "invented" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "study", [name for name, each in STUDIES.items() if each.inputs], indirect=True
 )
-def test_the_numbers_of_other_inputs_are_refused(study, copied, capsys):
+def test_the_numbers_of_other_inputs_are_refused(study, start, copied, capsys):
     marker = read_json(copied / "finished.json")
     name = next(iter(marker["inputs"]))
     marker["inputs"][name] = "0" * 64
     write_json(copied / "finished.json", marker)
-    assert start(study, copied) == BadInputError.exit_code
+    assert start(copied) == BadInputError.exit_code
     assert f"({name}: " in capsys.readouterr().err
 
 
-def test_a_folder_in_use_is_refused(study, copied, capsys):
+def test_a_folder_in_use_is_refused(start, copied, capsys):
     with open_workdir(copied, read_json(copied / "config.json")):
-        assert start(study, copied) == WorkdirInUseError.exit_code
+        assert start(copied) == WorkdirInUseError.exit_code
     assert "is in use by process" in capsys.readouterr().err
 
 
-def test_a_typo_claims_no_folder(study, tmp_path, capsys):
+def test_a_typo_claims_no_folder(study, start, tmp_path, capsys):
     folder = tmp_path / "run"
     name, _ = next(iter(fields(study.settings("smoke"))))
-    assert start(study, folder, f"--config.{name}x=1") == UsageError.exit_code
+    assert start(folder, f"--config.{name}x=1") == UsageError.exit_code
     assert f"did you mean {name!r}" in capsys.readouterr().err
     assert not folder.exists()

@@ -11,6 +11,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from typing import Any
 
 from lm_jax.run.files import write_json
 from lm_jax.run.results import Count, load_result
@@ -141,6 +142,23 @@ def record_provenance(folder: Path, entry: RunStart) -> None:
     write_json(path, record)
 
 
+def amend_provenance(folder: Path, **changed: Any) -> None:
+    """Replaces fields of the latest start in `provenance.json`.
+
+    Args:
+      folder: work folder of the run.
+      **changed: new values of fields of `RunStart`.
+
+    Raises:
+      CorruptError: the file is missing or damaged.
+    """
+    record = read_provenance(folder)
+    if record.restarts:
+        *earlier, last = record.restarts
+        changed = {"restarts": (*earlier, dataclasses.replace(last, **changed))}
+    write_json(folder / PROVENANCE_FILE, dataclasses.replace(record, **changed))
+
+
 @contextlib.contextmanager
 def recording_fallbacks(folder: Path) -> Iterator[None]:
     """Adds the kernels' fallbacks to the latest start in `provenance.json`, as the context ends.
@@ -151,15 +169,9 @@ def recording_fallbacks(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        found, path = _fallbacks(), folder / PROVENANCE_FILE
-        if found and path.exists():
-            record = load_result(path, Provenance)
-            if record.restarts:
-                *earlier, last = record.restarts
-                restarts = (*earlier, dataclasses.replace(last, fallbacks=found))
-                write_json(path, dataclasses.replace(record, restarts=restarts))
-            else:
-                write_json(path, dataclasses.replace(record, fallbacks=found))
+        found = _fallbacks()
+        if found and (folder / PROVENANCE_FILE).exists():
+            amend_provenance(folder, fallbacks=found)
 
 
 def _fallbacks() -> tuple[str, ...]:
