@@ -6,8 +6,6 @@ The words name a module (`iaj.commands`): a study, which `lm_jax.study` runs, or
 """
 
 from collections.abc import Sequence
-import importlib
-import runpy
 import sys
 
 from iaj import commands
@@ -40,17 +38,11 @@ def _run(words: tuple[str, ...], rest: Sequence[str]) -> int:
             from iaj import run_readers
 
             run_readers.register_all()
-        module = commands.COMMANDS[words]
-        if commands.is_study(module):
-            from lm_jax.study import command
-
-            return command.run(importlib.import_module(module).STUDY, sys.argv)
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return commands.run(commands.COMMANDS[words])
     except KeyboardInterrupt:
         # During the imports of the command, which handles signals itself once it runs.
         print("error: interrupted", file=sys.stderr)
         return _EXIT_INTERRUPTED
-    return 0
 
 
 def _version() -> int:

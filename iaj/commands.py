@@ -4,7 +4,10 @@ Summaries are the first lines of the modules' files, which are read without impo
 `iaj --help` is fast.
 """
 
+import importlib
 from pathlib import Path
+import runpy
+import sys
 
 # The words of a command -> its module, run as `python -m MODULE` would run it.
 COMMANDS: dict[tuple[str, ...], str] = {
@@ -62,6 +65,17 @@ def is_study(module: str) -> bool:
     """Whether the module declares a study (`lm_jax.study`), which is a package without a main."""
     path = Path(__file__).parents[1].joinpath(*module.split("."))
     return path.is_dir() and not (path / "__main__.py").exists()
+
+
+def run(module: str) -> int:
+    """Runs a command's module on `sys.argv`; returns the exit code unless the command exits."""
+    if is_study(module):
+        # Imported here, as it imports jax.
+        from lm_jax.study import command
+
+        return command.run(importlib.import_module(module).STUDY, sys.argv)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
 
 
 def summary(module: str) -> str:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import io
 import re
-import runpy
 import sys
 import warnings
 
+from iaj import commands
 from iaj.commands import COMMANDS, next_words
 from iaj.parser import Parser, run_parsed
 from lm_jax import assets
@@ -78,7 +78,7 @@ def flags_of(words: tuple[str, ...]) -> list[str]:
         ):
             # An earlier command may have imported this module, of which runpy warns.
             warnings.simplefilter("ignore", RuntimeWarning)
-            runpy.run_module(COMMANDS[words], run_name="__main__", alter_sys=True)
+            commands.run(COMMANDS[words])
     finally:
         sys.argv = argv
     flags = []

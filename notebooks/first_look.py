@@ -133,7 +133,7 @@ rank_LN = stats.s_p[..., 1].ravel().argsort().argsort().reshape(L, -1)
 sets = {"smallest S_4": rank_LN < 90, "largest S_4": rank_LN >= 180, "all heads": rank_LN >= 0}
 divergence = {}
 for name, heads_LN in sets.items():
-    attend = polyattn_jax.recipes.substitute([row_map], 0, 0.403, jnp.asarray(heads_LN))
+    attend = polyattn_jax.substitute([row_map], 0, 0.403, jnp.asarray(heads_LN))
     replaced = lm_jax.forward(model.params, tokens_BT, model.cfg, attend=attend)
     divergence[name] = float(jensen_shannon(out.logits[0, -1], replaced.logits[0, -1]))
     probability = float(jax.nn.softmax(replaced.logits[0, -1])[answer])

@@ -8,7 +8,9 @@ import gc
 import importlib.metadata
 import importlib.util
 import os
+import pathlib
 import sys
+import tomllib
 
 if "jax" in sys.modules:
     raise RuntimeError("jax was imported before tests/conftest.py could set its flags")
@@ -145,6 +147,33 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         (title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections
     ]
     return report
+
+
+# A file whose tests take longer, in seconds, needs a reason.
+_LONG = 30.0
+# Seconds of the tests of each file, in the process that reports.
+_SECONDS: dict[str, float] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Adds up what the tests of a file take, with their fixtures."""
+    file = report.nodeid.partition("::")[0]
+    _SECONDS[file] = _SECONDS.get(file, 0.0) + report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the ten files that took longest, each with the reason that tests/slow_files.toml has.
+
+    A contributor sees there what is to be made faster; no test fails by its time.
+    """
+    if len(_SECONDS) <= 10:
+        return
+    with (pathlib.Path(__file__).parent / "slow_files.toml").open("rb") as file:
+        reasons = tomllib.load(file)
+    terminalreporter.section("slowest files")
+    for name in sorted(_SECONDS, key=lambda name: -_SECONDS[name])[:10]:
+        told = reasons.get(name, "no reason" if _SECONDS[name] > _LONG else "")
+        terminalreporter.write_line(f"{_SECONDS[name]:6.1f} s  {name}  {told}".rstrip())
 
 
 def _compiler_unsupported() -> str:

@@ -277,8 +277,8 @@ def test_the_command_line_is_imported_by_commands_alone():
     assert users - mains == {STUDY_COMMAND}
 
 
-# A flag, a number and a sentence are each found with one guess; other modules of a study are methods
-# that nothing else uses.
+# A flag, a number and a sentence are each found with one guess. Other modules of a study hold its
+# methods, where nothing else uses them.
 STUDY_FILES = {"__init__.py", "settings.py", "run.py", "numbers.py", "results.py", "report.py"}
 OTHER_NAMES = {
     "__main__.py",

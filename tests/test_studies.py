@@ -6,13 +6,16 @@ A study is run once in its mode "smoke"; what is changed afterwards is changed i
 import functools
 import html.parser
 import importlib
+import json
 import re
 import shutil
 
+import jax
 import pyarrow.parquet as pq
 import pytest
 
 from iaj import commands as front
+import lm_jax
 from lm_jax.checkpoint import manager
 from lm_jax.errors import BadInputError, CorruptError, UsageError, WorkdirInUseError
 from lm_jax.run.config import from_plain
@@ -21,12 +24,16 @@ from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.rows import RowStore
 from lm_jax.run.workdir import open_workdir
-from lm_jax.study import command, frame, work
-from tests.polyattn_jax.conftest import tiny, write_documents
+from lm_jax.study import Training, command, frame, work
+from lm_jax.text.tokenizer_training import train_tokenizer
+from tests import tiny
+from tests.lm_jax.text.synthetic_corpus import texts
+from tests.polyattn_jax.conftest import tiny as tiny_with_head
+from tests.polyattn_jax.conftest import write_documents
 from tests.protot_jax.small_runs import run, text
 from tests.protot_jax.studies.glue import learnable_files
 
-__all__ = ["run", "text", "tiny"]
+__all__ = ["run", "text", "tiny_with_head"]
 
 STUDIES = {
     " ".join(words): importlib.import_module(module).STUDY
@@ -35,44 +42,72 @@ STUDIES = {
 }
 WRITTEN = {"config.json", "finished.json", "log.txt", "provenance.json", "report.html"}
 
-# Fixtures of flags, by the command of a study whose smoke run needs a model or files.
-FLAGS = {"polyattn distill": "distill_flags", "protot glue": "glue_flags"}
-# The flags that these gave.
-HELD = {}
+
+# Of a study that is of somebody's models or texts: the fixture of the flags that name small ones.
+FLAGS = {
+    "polyattn distill": "tiny_model_and_documents",
+    "protot glue": "trained_run_and_official_files",
+    "sparse choices": "tiny_model_and_questions",
+}
 
 
 @pytest.fixture(scope="module")
-def distill_flags(tiny, tmp_path_factory):
-    source = write_documents(tmp_path_factory.mktemp("distill") / "documents")
-    return [f"--config.model={tiny}", f"--config.corpus.source={source}"]
+def tiny_model_and_questions(tmp_path_factory):
+    """A model that has learnt nothing, and questions of TruthfulQA's form."""
+    folder = tmp_path_factory.mktemp("inputs")
+    tokenizer = train_tokenizer((text for _, text in texts(60)), vocab_size=110)
+    cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=64, family="llama")
+    params = lm_jax.init_params(jax.random.key(0), cfg)
+    lm_jax.save_pretrained(folder / "model", cfg, params, tokenizer)
+    answers = {"choices": ["a cat", "two dogs"], "labels": [1, 0]}
+    lines = [json.dumps({"question": f"who is {i}", "mc1_targets": answers}) for i in range(3)]
+    (folder / "questions.jsonl").write_text("\n".join(lines), "utf-8")
+    return [
+        f"--config.dense={folder / 'model'}",
+        "--config.tasks=()",
+        f"--config.truthfulqa={folder / 'questions.jsonl'}",
+    ]
 
 
 @pytest.fixture(scope="module")
-def glue_flags(run, tmp_path_factory):
+def tiny_model_and_documents(tiny_with_head, tmp_path_factory):
+    """A model that finds needles, and documents of words that it knows."""
+    source = write_documents(tmp_path_factory.mktemp("documents") / "documents")
+    return [f"--config.model={tiny_with_head}", f"--config.corpus.source={source}"]
+
+
+@pytest.fixture(scope="module")
+def trained_run_and_official_files(run, tmp_path_factory):
+    """A run of pretraining of four steps, and two tasks that it can be fine-tuned on."""
     folder = learnable_files.write(tmp_path_factory.mktemp("glue"))
     tasks = "--config.tasks=('sst2', 'stsb')"
     return [f"--config.runs=('tiny={run}',)", f"--config.folder={folder}", tasks]
 
 
-def start(study, folder, *flags) -> int:
-    own = [f"--config={study.config_name}:smoke", *HELD.get(study.command, ())]
-    return command.run(study, [f"iaj {study.command}", *own, f"--workdir={folder}", *flags])
+@pytest.fixture(scope="module")
+def start(study, request):
+    """`start(folder, *flags)`: the study in its mode "smoke"; returns the exit code."""
+    given = request.getfixturevalue(FLAGS[study.command]) if study.command in FLAGS else []
+
+    def run(folder, *flags) -> int:
+        config = [f"--config={study.config_name}:smoke", *given]
+        return command.run(study, [f"iaj {study.command}", *config, f"--workdir={folder}", *flags])
+
+    return run
 
 
 @pytest.fixture(scope="module", params=STUDIES)
 def study(request):
     """A study, as its command's words name it."""
     assert STUDIES[request.param].command == request.param
-    if request.param in FLAGS:
-        HELD[request.param] = request.getfixturevalue(FLAGS[request.param])
     return STUDIES[request.param]
 
 
 @pytest.fixture(scope="module")
-def finished(study, tmp_path_factory):
+def finished(start, tmp_path_factory):
     """The folder of its smoke run."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert start(study, folder) == 0
+    assert start(folder) == 0
     return folder
 
 
@@ -92,11 +127,12 @@ def test_a_smoke_run_writes_what_every_study_writes(study, finished):
     assert {*WRITTEN, frame.SUMMARY} <= held
     assert isinstance(load_result(finished / frame.SUMMARY, study.summary), study.summary)
     provenance = read_json(finished / "provenance.json")
-    assert provenance["seeds"] and provenance["dtype"] and not provenance["restarts"]
+    assert provenance["dtype"] and not provenance["restarts"]
+    has_seeds = {"seed", "seeds"} & vars(study.config()).keys()
+    assert bool(provenance["seeds"]) == bool(has_seeds)
     inputs = read_json(finished / "finished.json")["inputs"]
     assert bool(inputs) == bool(study.inputs)
-    # A study may record more, once it has opened them.
-    assert inputs.items() <= provenance["data"].items()
+    assert provenance["data"].items() >= inputs.items()
 
 
 class _Page(html.parser.HTMLParser):
@@ -132,12 +168,14 @@ def test_its_page_is_whole_and_needs_no_network(finished):
     assert re.search(r'Content-Security-Policy" content="[^"]*default-src &#39;none&#39;', text)
 
 
-def test_a_finished_run_says_so_with_the_same_text_and_changes_nothing(study, copied, capsys):
+def test_a_finished_run_says_so_with_the_same_text_and_changes_nothing(
+    study, start, copied, capsys
+):
     before = {file: file.read_bytes() for file in copied.glob("[!.]*.*") if file.name != "log.txt"}
     built = study.function("report")
     config = from_plain(read_json(copied / "config.json"), study.config)
     summary = load_result(copied / frame.SUMMARY, study.summary)
-    assert start(study, copied) == 0
+    assert start(copied) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"finished 20\S+", lines[0])
     assert "\n".join(lines[1:-1]) == "\n".join(built(config, summary).lines)
@@ -150,24 +188,9 @@ def numbers(folder):
     return {k: v for k, v in read_json(folder / frame.SUMMARY).items() if k != "provenance"}
 
 
-def test_a_run_that_is_killed_after_a_unit_resumes_to_equal_files(
-    study, finished, tmp_path, monkeypatch
-):
-    """Units of rows; of a study without any, checkpoints of its trainings."""
+def test_a_run_that_is_killed_resumes_to_equal_files(study, start, finished, tmp_path, monkeypatch):
+    """After a unit; without units after a checkpoint of a training, or else before the summary."""
     done, again = [], []
-    # A training keeps its losses likewise.
-    shards = {file.parent.name for file in finished.rglob("rows-000-*.parquet")}
-    has_rows, save = bool(shards - {"steps", "evaluations"}), manager.save
-
-    def killed_save(place, state, **kwargs):
-        if done and not has_rows:
-            raise RuntimeError("the power is gone")
-        counted_save(done, place, state, **kwargs)
-
-    def counted_save(seen, place, state, **kwargs):
-        save(place, state, **kwargs)
-        if not has_rows:
-            seen.append((place.relative_to(folder), int(state.step)))
 
     class Killed(RowStore):
         def append(self, unit, rows):
@@ -181,27 +204,67 @@ def test_a_run_that_is_killed_after_a_unit_resumes_to_equal_files(
             super().append(unit, rows)
             again.append(unit)
 
+    save = manager.save
+
+    def saved(seen, place, state, **kwargs):
+        if seen is done and done:
+            raise RuntimeError("the power is gone")
+        save(place, state, **kwargs)
+        seen.append((place.relative_to(folder), int(state.step)))
+
+    def no_summary(*_):
+        raise RuntimeError("the power is gone")
+
+    has_units = (finished / work.SHARDS).exists()
+    has_checkpoints = not has_units and issubclass(study.config, Training)
     folder = tmp_path / "run"
-    monkeypatch.setattr(work, "RowStore", Killed)
-    monkeypatch.setattr(manager, "save", killed_save)
-    assert start(study, folder) == 1
-    assert done and not (folder / "finished.json").exists()
+    with monkeypatch.context() as patch:
+        if has_units:
+            patch.setattr(work, "RowStore", Killed)
+        elif has_checkpoints:
+            patch.setattr(manager, "save", functools.partial(saved, done))
+        else:
+            patch.setattr(frame, "write_json", no_summary)
+        assert start(folder) == 1
+    assert not (folder / "finished.json").exists()
     monkeypatch.setattr(work, "RowStore", Counted)
-    monkeypatch.setattr(manager, "save", functools.partial(counted_save, again))
-    assert start(study, folder) == 0
-    assert again and not set(again) & set(done)
+    if has_checkpoints:
+        monkeypatch.setattr(manager, "save", functools.partial(saved, again))
+    assert start(folder) == 0
+    parts = has_units or has_checkpoints
+    assert bool(done) == bool(again) == parts and not set(again) & set(done)
     assert len(read_json(folder / "provenance.json")["restarts"]) == 1
     tables = sorted(file.name for file in finished.glob("*.parquet"))
-    assert tables
+    assert bool(tables) == parts
     for name in tables:
         assert pq.read_table(folder / name).equals(pq.read_table(finished / name))
     assert numbers(folder) == numbers(finished)
 
 
-def test_other_settings_are_refused(study, copied, capsys):
-    name = "seeds" if hasattr(study.config, "seeds") else "seed"
-    other = "(7,)" if name == "seeds" else "7"
-    assert start(study, copied, f"--config.{name}={other}") == UsageError.exit_code
+def test_a_report_that_fails_leaves_the_run_unfinished(study, start, copied, monkeypatch, capsys):
+    (copied / "finished.json").unlink()
+
+    def fails(*_):
+        raise RuntimeError("no page")
+
+    function = type(study).function
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(study),
+            "function",
+            lambda self, name: fails if name == "report" else function(self, name),
+        )
+        assert start(copied) == 1
+    assert "no page" in capsys.readouterr().err and not (copied / "finished.json").exists()
+    assert start(copied) == 0
+
+
+def test_other_settings_are_refused(study, start, copied, capsys):
+    settings = vars(study.config())
+    number = next(name for name, value in settings.items() if type(value) is int)
+    others = {"seeds": "(7,)", "seed": "7", number: settings[number] + 1}
+    name = next(name for name in others if name in settings)
+    assert start(copied, f"--config.{name}={others[name]}") == UsageError.exit_code
     error = capsys.readouterr().err
     assert f"holds a run with config.{name}" in error and "--resume=force" in error
 
@@ -209,45 +272,46 @@ def test_other_settings_are_refused(study, copied, capsys):
 @pytest.mark.parametrize(
     "study", [name for name, each in STUDIES.items() if each.may_change], indirect=True
 )
-def test_settings_that_change_no_number_may_change(study, copied, capsys):
-    assert start(study, copied, "--config.allow_fallback=True") == 0
+def test_settings_that_change_no_number_may_change(start, copied, capsys):
+    assert start(copied, "--config.allow_fallback=True") == 0
     assert capsys.readouterr().out.startswith("finished ")
 
 
-def test_a_summary_that_is_damaged_is_named(study, copied, capsys):
+def test_a_summary_that_is_damaged_is_named(start, copied, capsys):
     path = copied / frame.SUMMARY
     path.write_text(path.read_text("utf-8")[:-20], "utf-8")
-    assert start(study, copied) == CorruptError.exit_code
+    assert start(copied) == CorruptError.exit_code
     assert str(path) in capsys.readouterr().err
 
 
-def test_a_summary_with_another_field_is_refused(study, copied, capsys):
+def test_a_summary_with_another_field_is_refused(start, copied, capsys):
     path = copied / frame.SUMMARY
     write_json(path, read_json(path) | {"invented": 1})
-    assert start(study, copied) == CorruptError.exit_code
+    assert start(copied) == CorruptError.exit_code
     assert "invented" in capsys.readouterr().err
 
 
-def test_the_numbers_of_other_inputs_are_refused(study, copied, capsys):
-    if not study.inputs:
-        pytest.skip("its settings decide everything")
+@pytest.mark.parametrize(
+    "study", [name for name, each in STUDIES.items() if each.inputs], indirect=True
+)
+def test_the_numbers_of_other_inputs_are_refused(study, start, copied, capsys):
     marker = read_json(copied / "finished.json")
     name = next(iter(marker["inputs"]))
     marker["inputs"][name] = "0" * 64
     write_json(copied / "finished.json", marker)
-    assert start(study, copied) == BadInputError.exit_code
+    assert start(copied) == BadInputError.exit_code
     assert f"({name}: " in capsys.readouterr().err
 
 
-def test_a_folder_in_use_is_refused(study, copied, capsys):
+def test_a_folder_in_use_is_refused(start, copied, capsys):
     with open_workdir(copied, read_json(copied / "config.json")):
-        assert start(study, copied) == WorkdirInUseError.exit_code
+        assert start(copied) == WorkdirInUseError.exit_code
     assert "is in use by process" in capsys.readouterr().err
 
 
-def test_a_typo_claims_no_folder(study, tmp_path, capsys):
+def test_a_typo_claims_no_folder(study, start, tmp_path, capsys):
     folder = tmp_path / "run"
     name, _ = next(iter(fields(study.settings("smoke"))))
-    assert start(study, folder, f"--config.{name}x=1") == UsageError.exit_code
+    assert start(folder, f"--config.{name}x=1") == UsageError.exit_code
     assert f"did you mean {name!r}" in capsys.readouterr().err
     assert not folder.exists()

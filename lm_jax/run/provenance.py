@@ -1,6 +1,6 @@
 """Provenance of a run: code, packages, device, seeds and hashes, in a JSON file."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import datetime
@@ -142,29 +142,21 @@ def record_provenance(folder: Path, entry: RunStart) -> None:
     write_json(path, record)
 
 
-def amend_provenance(
-    folder: Path, *, data: Mapping[str, str], tokenizer: str | None = None
-) -> None:
-    """Adds digests to the latest start in `provenance.json`, and the tokenizer if it is given.
+def amend_provenance(folder: Path, **changed: Any) -> None:
+    """Replaces fields of the latest start in `provenance.json`.
+
+    Args:
+      folder: work folder of the run.
+      **changed: new values of fields of `RunStart`.
 
     Raises:
       CorruptError: the file is missing or damaged.
     """
-    _replace_latest(
-        folder,
-        lambda start: {"data": {**start.data, **data}, "tokenizer": tokenizer or start.tokenizer},
-    )
-
-
-def _replace_latest(folder: Path, changes: Callable[[RunStart], Mapping[str, Any]]) -> None:
     record = read_provenance(folder)
     if record.restarts:
         *earlier, last = record.restarts
-        last = dataclasses.replace(last, **changes(last))
-        record = dataclasses.replace(record, restarts=(*earlier, last))
-    else:
-        record = dataclasses.replace(record, **changes(record))
-    write_json(folder / PROVENANCE_FILE, record)
+        changed = {"restarts": (*earlier, dataclasses.replace(last, **changed))}
+    write_json(folder / PROVENANCE_FILE, dataclasses.replace(record, **changed))
 
 
 @contextlib.contextmanager
@@ -177,9 +169,9 @@ def recording_fallbacks(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        found, path = _fallbacks(), folder / PROVENANCE_FILE
-        if found and path.exists():
-            _replace_latest(folder, lambda start: {"fallbacks": found})
+        found = _fallbacks()
+        if found and (folder / PROVENANCE_FILE).exists():
+            amend_provenance(folder, fallbacks=found)
 
 
 def _fallbacks() -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 A study is a package with five files beside its `__init__.py`,
 
-    settings.py    what may be set: one dataclass
+    settings.py    what may be set: one dataclass, with the bounds at its fields (`Settings`)
     run.py         what is measured
     numbers.py     rows in, summary out: every number of the page
     results.py     the dataclasses of rows and summary
@@ -25,7 +25,8 @@ the comparison of inputs before "finished", the strict summary, the page and the
 terminal. `command` has the flags, the help and the exit codes.
 """
 
+from lm_jax.run.settings import Settings
 from lm_jax.study.declaration import Distributed, Study, Training
 from lm_jax.study.work import Work
 
-__all__ = ["Distributed", "Study", "Training", "Work"]
+__all__ = ["Distributed", "Settings", "Study", "Training", "Work"]

@@ -8,13 +8,14 @@ from typing import Any, cast
 from ml_collections import ConfigDict
 
 from lm_jax.run.config_files import in_mode
+from lm_jax.run.settings import Settings
 
 
-class Training:
+class Training(Settings):
     """Base of the settings of a study that trains: its command can trace steps (`--profile`)."""
 
 
-class Distributed:
+class Distributed(Settings):
     """Base of the settings of a study that several processes can share (`--coordinator`)."""
 
 

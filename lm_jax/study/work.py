@@ -11,7 +11,7 @@ import jax
 import pyarrow as pa
 
 from lm_jax.run import processes, progress, stop
-from lm_jax.run.provenance import amend_provenance
+from lm_jax.run.provenance import amend_provenance, read_provenance
 from lm_jax.run.rows import RowStore, Unit
 
 Item = TypeVar("Item")
@@ -31,14 +31,26 @@ class Work:
     path: Path
     fingerprint: str
 
-    def record(self, data: Mapping[str, str], *, tokenizer: str | None = None) -> None:
-        """Adds to the provenance of this start what is known only once inputs are opened.
+    def record(
+        self, *, data: Mapping[str, str] | None = None, tokenizer: str | None = None
+    ) -> None:
+        """Adds to the provenance what is known only when models and texts are read.
 
         Args:
-          data: digests by name, beside those of the inputs.
-          tokenizer: sha256 of the tokenizer file.
+          data: digests and revisions by name, beside the study's inputs.
+          tokenizer: sha256 of the tokenizer.
         """
-        processes.on_first(lambda: amend_provenance(self.path, data=data, tokenizer=tokenizer))
+
+        def amend() -> None:
+            record = read_provenance(self.path)
+            last = (record.restarts or (record,))[-1]
+            amend_provenance(
+                self.path,
+                data={**last.data, **(data or {})},
+                tokenizer=tokenizer or last.tokenizer,
+            )
+
+        processes.on_first(amend)
 
     def units(
         self,

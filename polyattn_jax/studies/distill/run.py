@@ -82,7 +82,7 @@ def train_and_measure(config: DistillConfig, work: Work) -> DistillSummary:
     task = open_task(config, folder)
     manifest = task.prepared.manifest
     work.record(
-        hub.identity("model", task.base.identity.text, task.base.revision)
+        data=hub.identity("model", task.base.identity.text, task.base.revision)
         | {"documents": manifest["documents_sha256"]}
         | dict(manifest["sources"]),
         tokenizer=manifest["tokenizer_sha256"],

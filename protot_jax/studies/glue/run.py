@@ -191,7 +191,7 @@ def measure(config: GlueConfig, work: Work) -> GlueSummary:
     models = read_models(config, config.named_runs(), load_run)
     digests = {f"{one.task}/{split}": own for one in texts for split, own in one.sha256.items()}
     work.record(
-        _identities(models) | digests,
+        data=_identities(models) | digests,
         tokenizer=",".join(dict.fromkeys(one.tokenizer.sha256 for one in models.values())),
     )
     summaries, submissions, tables = [], [], []

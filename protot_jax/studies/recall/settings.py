@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 import dataclasses
-import math
+from typing import Annotated
 
-from lm_jax.errors import UsageError, nearest, out_of_range
+from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
+from lm_jax.run.settings import above, at_least, different, names, within
 from lm_jax.study import Training
 from lm_jax.train.config import TrainConfig
 from protot_jax.analysis.equal_memory import matched_model
@@ -43,59 +44,28 @@ class RecallConfig(Training):
       seeds: random seeds of weights and training sequences; the measured ones are the same for all.
     """
 
-    tasks: tuple[str, ...] = TASKS
-    models: tuple[str, ...] = (
+    tasks: Annotated[tuple[str, ...], names(TASKS)] = TASKS
+    models: Annotated[tuple[str, ...], names(MODELS)] = (
         *("protot", "llama", "mamba_ffn", "deltanet"),
         *("gated_deltanet", "gated_slots", "raven"),
     )
-    memory: int = 4096
-    hidden_size: int = 128
-    num_layers: int = 2
-    vocab_size: int = 1024
-    train_length: int = 256
-    lengths: tuple[int, ...] = (128, 256, 512, 1024)
-    pairs: tuple[int, ...] = (4, 8, 16, 32, 64)
-    sequences: int = 200
-    batch_size: int = 64
-    steps: int = 5000
-    learning_rates: tuple[float, ...] = (1e-3, 4e-3)
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
-    seeds: tuple[int, ...] = (0, 1, 2)
+    memory: Annotated[int, at_least(1)] = 4096
+    hidden_size: Annotated[int, at_least(1)] = 128
+    num_layers: Annotated[int, at_least(1)] = 2
+    vocab_size: Annotated[int, at_least(4)] = 1024
+    train_length: Annotated[int, at_least(1)] = 256
+    lengths: Annotated[tuple[int, ...], different(at_least(1))] = (128, 256, 512, 1024)
+    pairs: Annotated[tuple[int, ...], different(at_least(1))] = (4, 8, 16, 32, 64)
+    sequences: Annotated[int, at_least(2)] = 200
+    batch_size: Annotated[int, at_least(1)] = 64
+    steps: Annotated[int, at_least(1)] = 5000
+    learning_rates: Annotated[tuple[float, ...], different(above(0))] = (1e-3, 4e-3)
+    weight_decay: Annotated[float, at_least(0)] = 0.1
+    clip_norm: Annotated[float, above(0)] = 1.0
+    seeds: Annotated[tuple[int, ...], different(within(0, 2**32 - 1))] = (0, 1, 2)
 
     def __post_init__(self) -> None:
-        counts = "memory hidden_size num_layers train_length batch_size steps"
-        wanted = {
-            **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
-            **{
-                name: (_different(getattr(self, name), 1), "different numbers from 1 on")
-                for name in ("lengths", "pairs")
-            },
-            "vocab_size": (self.vocab_size >= 4, "at least 4"),
-            "sequences": (self.sequences >= 2, "at least 2"),
-            "learning_rates": (
-                _different(self.learning_rates, 0) and min(self.learning_rates) > 0,
-                "different numbers above 0",
-            ),
-            "weight_decay": (0 <= self.weight_decay < math.inf, "at least 0"),
-            "clip_norm": (0 < self.clip_norm < math.inf, "above 0"),
-            "seeds": (
-                _different(self.seeds, 0) and max(self.seeds) < 2**32,
-                "different numbers in 0..2^32 - 1, one or more",
-            ),
-        }
-        problems = out_of_range(self, wanted, prefix="config.")
-        for field, known in (("tasks", TASKS), ("models", MODELS)):
-            given = getattr(self, field)
-            problems += [
-                f"config.{field} names {name!r}{nearest(name, known)}"
-                for name in given
-                if name not in known
-            ]
-            if not given or len(set(given)) < len(given):
-                problems.append(f"config.{field} = {given} must be one or more different names")
-        if problems:
-            raise UsageError("; ".join(problems))
+        super().__post_init__()
         for task in self.task_names:
             if not self.trained(task):
                 raise UsageError(
@@ -146,10 +116,6 @@ class RecallConfig(Training):
             clip_norm=self.clip_norm,
             early_stop=False,
         )
-
-
-def _different(values: tuple[float, ...], least: float) -> bool:
-    return bool(values) and len(set(values)) == len(values) and min(values) >= least
 
 
 def quickstart(config: RecallConfig) -> RecallConfig:

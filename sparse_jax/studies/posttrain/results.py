@@ -4,7 +4,7 @@
     dense.json       DenseResult      loss of the dense model
     result.json      RunResult        one bound of one seed; of a control ControlResult
     patterns.json    TextPatterns     attention of chosen heads, a list with one entry per text
-    summary.json     PosttrainSummary of post-training, ChoiceSummary of multiple choice
+    summary.json     PosttrainSummary
 
 Two things make a number uncertain. An interval resamples documents: it holds for the one model that
 was trained. Another seed trains another model, and so does another processor or number of threads,
@@ -16,7 +16,6 @@ import dataclasses
 import statistics
 from typing import Any
 
-from lm_jax.evaluate.multiple_choice.results import ChoiceTask
 from lm_jax.run.results import Count, Share
 from lm_jax.statistics import Interval
 from lm_jax.text.preparation import SplitSize
@@ -257,21 +256,3 @@ def by_bound(result: Sequence[ComparedRun], dense: float) -> tuple[BoundSummary,
 
 def _over(intervals: Sequence[Interval]) -> Spread:
     return spread([interval.estimate for interval in intervals])
-
-
-@dataclasses.dataclass(frozen=True)
-class ChoiceSummary:
-    """Multiple choice by a dense model and by sparse ones: `summary.json`.
-
-    Attributes:
-      models: sha256 of the weights by model.
-      edges: share of open edges by sparse model, as its model card states it.
-      confidence: of all intervals.
-      tasks: by name.
-    """
-
-    models: dict[str, str]
-    edges: dict[str, str]
-    device: str
-    confidence: Share
-    tasks: dict[str, ChoiceTask]

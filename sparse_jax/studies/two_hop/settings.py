@@ -1,15 +1,16 @@
 """Settings of the two-hop study: the frozen dataclass that its config file becomes."""
 
 import dataclasses
-from typing import get_args
+from typing import Annotated, get_args
 
-from lm_jax.errors import UsageError, out_of_range
+from lm_jax.run.settings import above, at_least, between, different, names, within
+from lm_jax.study import Settings
 from lm_jax.train.config import TrainConfig
 from sparse_jax.transcoders.two_hop_model import SecondHop
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoHopConfig:
+class TwoHopConfig(Settings):
     """All settings of the study.
 
     Attributes:
@@ -28,45 +29,20 @@ class TwoHopConfig:
       seeds: random seeds of the initial weights and the inputs.
     """
 
-    second_hops: tuple[str, ...] = ("relay", "and")
-    groups: int = 2
-    probability: float = 0.6
-    features: int = 32
-    sparsities: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
-    windows: tuple[int, ...] = (0, 1)
-    bandwidth: float = 0.5
-    batch_size: int = 256
+    second_hops: Annotated[tuple[str, ...], names(get_args(SecondHop))] = ("relay", "and")
+    groups: Annotated[int, within(1, 3)] = 2
+    probability: Annotated[float, between(0, 1)] = 0.6
+    features: Annotated[int, at_least(1)] = 32
+    sparsities: Annotated[tuple[float, ...], different(above(0))] = (0.003, 0.01, 0.03, 0.1)
+    windows: Annotated[tuple[int, ...], different(within(0, 1))] = (0, 1)
+    bandwidth: Annotated[float, above(0)] = 0.5
+    batch_size: Annotated[int, at_least(1)] = 256
     steps: int = 2_000
     learning_rate: float = 3e-3
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Annotated[tuple[int, ...], different(at_least(0))] = (0, 1, 2)
 
     def __post_init__(self) -> None:
-        wanted = {
-            "second_hops": (
-                bool(self.second_hops) and set(self.second_hops) <= set(get_args(SecondHop)),
-                f"one or more of {', '.join(get_args(SecondHop))}",
-            ),
-            "groups": (1 <= self.groups <= 3, "from 1 to 3"),
-            "probability": (0 < self.probability < 1, "between 0 and 1"),
-            "features": (self.features >= 1, "at least 1"),
-            "sparsities": (
-                bool(self.sparsities) and all(each > 0 for each in self.sparsities),
-                "numbers above 0, one or more",
-            ),
-            "windows": (
-                bool(self.windows) and set(self.windows) <= {0, 1},
-                "0 (cross-layer), 1 (per-layer), or both",
-            ),
-            "bandwidth": (self.bandwidth > 0, "above 0"),
-            "batch_size": (self.batch_size >= 1, "at least 1"),
-            "seeds": (
-                bool(self.seeds) and len(set(self.seeds)) == len(self.seeds),
-                "different numbers, one or more",
-            ),
-        }
-        problems = out_of_range(self, wanted, prefix="config.")
-        if problems:
-            raise UsageError("; ".join(problems))
+        super().__post_init__()
         _ = self.train
 
     @property

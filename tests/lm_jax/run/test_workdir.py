@@ -22,12 +22,12 @@ from lm_jax.run.finished import NO_INPUTS, finish_time, mark_finished
 from lm_jax.run.provenance import (
     Commit,
     _git,
-    amend_provenance,
     collect_provenance,
     read_provenance,
     record_provenance,
 )
 from lm_jax.run.workdir import CONFIG_FILE, log_file, open_workdir
+from lm_jax.study import Work
 
 ROOT = Path(__file__).parents[3]
 
@@ -330,9 +330,9 @@ def test_provenance_says_what_a_repeat_needs_and_keeps_every_start(tmp_path, mon
 def test_what_is_known_later_is_added_to_the_latest_start(tmp_path):
     entry = collect_provenance(data={"model": "ab"}, tokenizer="cd")
     record_provenance(tmp_path, entry)
-    amend_provenance(tmp_path, data={"text": "ef"})
+    Work(tmp_path, "").record(data={"text": "ef"})
     record_provenance(tmp_path, entry)
-    amend_provenance(tmp_path, data={"text": "12"}, tokenizer="34")
+    Work(tmp_path, "").record(data={"text": "12"}, tokenizer="34")
     stored = read_provenance(tmp_path)
     assert (stored.data, stored.tokenizer) == ({"model": "ab", "text": "ef"}, "cd")
     (again,) = stored.restarts

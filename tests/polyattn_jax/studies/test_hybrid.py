@@ -157,7 +157,7 @@ def test_the_saved_heads_run_as_they_were_tried(searched, tiny, tmp_path):
         return lm_jax.forward(model.params, tokens_BT, model.cfg, attend=attend).logits
 
     row_map = parse_recipe(held["recipe"]).map
-    wanted = polyattn_jax.recipes.substitute(
+    wanted = polyattn_jax.substitute(
         [row_map], 0, held["bias"], jnp.asarray(mask), jnp.ones((2, 20), bool)
     )
     got = logits(polyattn_jax.load_recipe(tmp_path / "heads.json", model))

@@ -11,7 +11,7 @@ import lm_jax
 from lm_jax.train.objective import IGNORE_INDEX, ignore_index_batch, nll
 from lm_jax.weights.load import Pretrained
 from sparse_jax.gates.model import Gates, SparseModel
-from sparse_jax.studies import multiple_choice
+from sparse_jax.studies.multiple_choice import run as multiple_choice
 from sparse_jax.studies.posttrain import evaluation
 from tests import rounding
 from tests.lm_jax.model.test_rotation_lengths import FIRST, config, model, text

@@ -11,16 +11,16 @@ import pytest
 import lm_jax
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.evaluate.multiple_choice import TRUTHFULQA, Scorer, compare, truthfulqa
-from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import FINISHED_FILE
+from lm_jax.study import frame
 from lm_jax.text.tokenizer_training import train_tokenizer
 from sparse_jax.gates import model as sparse_model
-from sparse_jax.studies import multiple_choice
-from sparse_jax.studies.multiple_choice import DENSE, MultipleChoiceConfig
-from sparse_jax.studies.posttrain.results import ChoiceSummary
+from sparse_jax.studies.multiple_choice import STUDY, report, run
+from sparse_jax.studies.multiple_choice.results import ChoiceSummary
+from sparse_jax.studies.multiple_choice.settings import DENSE, MultipleChoiceConfig
 from tests import tiny
 from tests.lm_jax.text.synthetic_corpus import texts
 
@@ -60,7 +60,7 @@ def config_of(folders, *sparse, **changes):
         "limit": 0,
         "batch_tokens": 256,
     }
-    return multiple_choice.experiment("", **settings | changes)
+    return STUDY.settings("", **settings | changes)
 
 
 def test_equal_weights_of_another_configuration_have_their_own_scores(folders, tmp_path):
@@ -102,8 +102,8 @@ def test_a_finished_comparison_is_not_that_of_a_model_that_was_changed(folders, 
 
 
 def command(config, folder):
-    multiple_choice.main(cli.Arguments(config, folder))
-    return read_json(folder / multiple_choice.SUMMARY)
+    frame.execute(STUDY, config, folder)
+    return read_json(folder / frame.SUMMARY)
 
 
 def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders, tmp_path, capsys):
@@ -133,7 +133,7 @@ def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders,
     paired = task["metrics"]["acc"]["paired"][closed]
     assert paired["lost"] + paired["gained"] > 0
 
-    page = (tmp_path / "run" / multiple_choice.REPORT).read_text("utf-8")
+    page = (tmp_path / "run" / frame.REPORT).read_text("utf-8")
     assert f"{100 * result:.1f} [" in page
     for name in ("open", "closed"):
         assert f"<dt>{folders / name}</dt><dd>{name}</dd>" in page
@@ -142,13 +142,13 @@ def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders,
 
 def test_models_are_shown_by_the_end_of_their_paths_where_these_differ():
     names = ["dense", "/runs/a/seed_0/control/model", "/runs/a/seed_0/target_3.1/model"]
-    assert list(multiple_choice._short_names(names).values()) == [
+    assert list(report._short_names(names).values()) == [
         "dense",
         "seed_0/control/model",
         "seed_0/target_3.1/model",
     ]
     same = [*names, "/runs/b/seed_0/control/model"]
-    assert multiple_choice._short_names(same) == {name: name for name in same}
+    assert report._short_names(same) == {name: name for name in same}
 
 
 def test_a_control_answers_as_a_dense_model(folders, tmp_path):
@@ -158,7 +158,7 @@ def test_a_control_answers_as_a_dense_model(folders, tmp_path):
     assert list(metric["accuracy"]) == [DENSE, control, opened]
     # The control is the dense model, and so the change from either is the same.
     assert metric["over_controls"] == {control: {opened: metric["paired"][opened]}}
-    page = (tmp_path / "run" / multiple_choice.REPORT).read_text("utf-8")
+    page = (tmp_path / "run" / frame.REPORT).read_text("utf-8")
     assert "Changes from the controls." in page
     assert metric["accuracy"][control] == metric["accuracy"][DENSE]
     assert metric["paired"][control]["lost"] == metric["paired"][control]["gained"] == 0
@@ -177,7 +177,7 @@ def test_a_sparse_model_is_no_dense_one(folders, tmp_path, role):
 def test_the_summary_is_read_as_it_was_written_and_a_broken_one_is_refused(folders, tmp_path):
     config, folder = config_of(folders, "open", limit=4), tmp_path / "run"
     tree = command(config, folder)
-    path = folder / multiple_choice.SUMMARY
+    path = folder / frame.SUMMARY
     summary = load_result(path, ChoiceSummary)
     write_json(tmp_path / "again.json", summary)
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
@@ -203,19 +203,19 @@ def test_a_scored_choice_is_not_scored_again(folders, tmp_path, monkeypatch):
     first = command(config_of(folders, "open", limit=6), tmp_path / "run")
     (tmp_path / "run" / FINISHED_FILE).unlink()
     calls = []
-    real = multiple_choice._logits
+    real = run._logits
 
     def counted(model, params, tokens_BT):
         calls.append(type(model).__name__)
         return real(model, params, tokens_BT)
 
-    monkeypatch.setattr(multiple_choice, "_logits", counted)
+    monkeypatch.setattr(run, "_logits", counted)
     assert command(config_of(folders, "open", limit=6), tmp_path / "run") == first
     assert calls == []
 
 
 def test_invalid_settings_are_refused(folders, tmp_path):
-    with pytest.raises(UsageError, match=r"'arc_esy'; did you mean 'arc_easy'.*limit = -1"):
+    with pytest.raises(UsageError, match=r"limit = -1.*'arc_esy'; did you mean 'arc_easy'"):
         MultipleChoiceConfig(tasks=("arc_esy",), limit=-1)
     with pytest.raises(UsageError, match="names no task"):
         MultipleChoiceConfig(tasks=())
@@ -226,5 +226,5 @@ def test_invalid_settings_are_refused(folders, tmp_path):
         MultipleChoiceConfig(sparse=("dense",))
     with pytest.raises(BadInputError, match=r"no sparse\.json"):
         command(config_of(folders, "dense"), tmp_path / "run")
-    smoke = from_plain(multiple_choice.experiment("smoke"), MultipleChoiceConfig)
-    assert smoke.limit == 2 and isinstance(multiple_choice.experiment(""), ConfigDict)
+    smoke = from_plain(STUDY.settings("smoke"), MultipleChoiceConfig)
+    assert smoke.limit == 2 and isinstance(STUDY.settings(""), ConfigDict)

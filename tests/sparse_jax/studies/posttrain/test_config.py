@@ -11,7 +11,7 @@ from lm_jax.run import cli
 from lm_jax.run.config_files import load_config
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.studies.addition.config import AdditionConfig
-from sparse_jax.studies.multiple_choice import MultipleChoiceConfig
+from sparse_jax.studies.multiple_choice.settings import MultipleChoiceConfig
 from sparse_jax.studies.posttrain import posttrain
 from sparse_jax.studies.posttrain.config import SMALL_MODEL, PosttrainConfig, experiment, smoke
 
