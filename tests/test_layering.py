@@ -51,7 +51,7 @@ ROOMS = {
     "protot_jax": ("mixers", "training", "analysis", "studies"),
     "sparse_jax": ("gates", "circuits", "transcoders", "graphs", "studies"),
 }
-PACKAGE_MAY_IMPORT["study"] = {"errors", "run", "report", "statistics"}
+PACKAGE_MAY_IMPORT["study"] = {"errors", "run", "report", "statistics", "train"}
 # The front end of commands: it traces training steps, and only commands and tests import it.
 CLI = "lm_jax.run.cli"
 CLI_MAY_IMPORT = {"errors", "run", "train"}

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from lm_jax.run.config_files import in_mode
 from lm_jax.run.settings import Settings
+from lm_jax.train.config import MAY_CHANGE
 
 
 class Training(Settings):
@@ -34,8 +35,6 @@ class Study:
         before the work folder is made. None where the settings decide everything.
       run: `(config, work) -> summary`, which measures. A run that was stopped is called again.
       report: `(config, summary) -> lm_jax.report.Report`, from the file alone.
-      may_change: fields of the settings that may differ when a run is resumed, as no number depends
-        on them but by rounding (`lm_jax.train.config.MAY_CHANGE`).
     """
 
     command: str
@@ -45,12 +44,16 @@ class Study:
     inputs: str | None
     run: str
     report: str
-    may_change: Collection[str] = ()
 
     @property
     def config_name(self) -> str:
         """The name of the default config: `sparse/two_hop`."""
         return self.command.replace(" ", "/")
+
+    @property
+    def may_change(self) -> Collection[str]:
+        """Fields that may differ when a training is resumed; numbers depend on them by rounding."""
+        return MAY_CHANGE if issubclass(self.config, Training) else ()
 
     def settings(self, mode: str = "", **changed: Any) -> ConfigDict:
         """What `get_config(mode)` of a config file returns.

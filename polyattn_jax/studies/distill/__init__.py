@@ -18,7 +18,6 @@ the same parameters.
 """
 
 from lm_jax.study import Study
-from lm_jax.train.config import MAY_CHANGE
 from polyattn_jax.studies.distill.results import DistillSummary
 from polyattn_jax.studies.distill.settings import DistillConfig, smoke
 
@@ -30,5 +29,4 @@ STUDY = Study(
     inputs="run:inputs",
     run="run:train_and_measure",
     report="report:build",
-    may_change=MAY_CHANGE,
 )

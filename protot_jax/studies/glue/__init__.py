@@ -20,7 +20,6 @@ diverged: these count as worse than all others in the choice, and have no result
 """
 
 from lm_jax.study import Study
-from lm_jax.train.config import MAY_CHANGE
 from protot_jax.studies.glue.results import GlueSummary
 from protot_jax.studies.glue.settings import GlueConfig, official, smoke
 
@@ -32,5 +31,4 @@ STUDY = Study(
     inputs="run:inputs",
     run="run:measure",
     report="report:build",
-    may_change=MAY_CHANGE,
 )
