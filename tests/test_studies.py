@@ -4,7 +4,6 @@ A study is run once in its mode "smoke"; what is changed afterwards is changed i
 """
 
 import functools
-import html.parser
 import importlib
 import json
 import re
@@ -27,6 +26,7 @@ from lm_jax.run.workdir import open_workdir
 from lm_jax.study import Training, command, frame, work
 from lm_jax.text.tokenizer_training import train_tokenizer
 from tests import tiny
+from tests.browser import PageReader
 from tests.lm_jax.text.synthetic_corpus import texts
 from tests.polyattn_jax.conftest import tiny as tiny_with_head
 from tests.polyattn_jax.conftest import write_documents
@@ -135,36 +135,12 @@ def test_a_smoke_run_writes_what_every_study_writes(study, finished):
     assert provenance["data"].items() >= inputs.items()
 
 
-class _Page(html.parser.HTMLParser):
-    """Elements that are open, ids, links within the page, and addresses outside of it."""
-
-    EMPTY = frozenset({"meta", "br", "img", "input", "hr", "col", "link"})
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.ids, self.links, self.outside = [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value)
-            if name in ("src", "href"):
-                (self.links if value.startswith("#") else self.outside).append(value)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_its_page_is_whole_and_needs_no_network(finished):
     text = (finished / frame.REPORT).read_text("utf-8")
-    page = _Page()
-    page.feed(text)
-    page.close()
-    assert not page.open and not page.outside
-    assert len(page.ids) == len(set(page.ids))
-    assert {link[1:] for link in page.links} <= set(page.ids)
+    page = PageReader(text)
+    ids, links = page.values("id"), page.values("href", "src")
+    assert page.is_closed and len(ids) == len(set(ids))
+    assert {link[:1] for link in links} <= {"#"} and {link[1:] for link in links} <= set(ids)
     assert re.search(r'Content-Security-Policy" content="[^"]*default-src &#39;none&#39;', text)
 
 

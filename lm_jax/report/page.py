@@ -107,7 +107,7 @@ class Report(NamedTuple):
 
     Attributes:
       title: heading of the page.
-      sections: its sections, in order.
+      sections: sections of the page, in order.
       lead: parts above them: the answer.
       lines: the text of the terminal.
     """

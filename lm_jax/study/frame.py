@@ -31,7 +31,7 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
       study: the declaration.
       settings: a ConfigDict or mapping of the study's settings, or its dataclass.
       folder: work folder, created if needed.
-      resume: as `lm_jax.run.workdir.open_workdir` takes it.
+      resume: when to resume, as `lm_jax.run.workdir.open_workdir` takes it.
 
     Raises:
       UserError: the settings, an input or the folder is refused, the run was stopped, or its

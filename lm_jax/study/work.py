@@ -1,21 +1,17 @@
 """What a study has while it runs: its folder, and stores of rows that a kill leaves whole."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
-import logging
 from pathlib import Path
-import time
-from typing import Any, TypeVar
 
 import jax
 import pyarrow as pa
 
-from lm_jax.run import processes, progress, stop
+from lm_jax.run import processes
 from lm_jax.run.provenance import amend_provenance, read_provenance
 from lm_jax.run.rows import RowStore, Unit
+from lm_jax.run.units import Item, Rows, measure_units
 
-Item = TypeVar("Item")
-Rows = pa.Table | Mapping[str, Sequence[Any]]
 SHARDS = "shards"
 
 
@@ -63,12 +59,12 @@ class Work:
     ) -> pa.Table:
         """Measures every unit that has no rows yet, and returns the rows of all.
 
-        Units are shared out among processes, in rounds, so that all stop after the same one. Each
-        is on disk before the next begins.
+        Units are shared out among processes (`lm_jax.run.units`), and each is on disk before the
+        next begins.
 
         Args:
           name: the table, written as `<name>.parquet` when all units are done.
-          schema: its columns.
+          schema: columns of the table.
           plan: what `measure` is given, by the unit's id, in the order of the work.
           measure: the rows of one unit; none where there is nothing to say of it.
           shards: folder that holds the rows until then.
@@ -77,28 +73,11 @@ class Work:
           StoppedError: the command was asked to stop.
           CorruptError: a shard is damaged, or of other settings.
         """
-        begin = time.monotonic()
-        count, index = jax.process_count(), jax.process_index()
-        store = RowStore(self.path / shards, schema, self.fingerprint, process=index)
-        with store:
+        folder, index = self.path / shards, jax.process_index()
+        with RowStore(folder, schema, self.fingerprint, process=index, flush_units=1) as store:
             # All must see the same units as done before any of them writes more.
             processes.wait_for_all()
-            todo = [unit for unit in plan if unit not in store]
-            quiet = not processes.is_first()
-            done = len(plan) - len(todo)
-            with progress.track(name, len(plan), unit="units", done=done, quiet=quiet) as advance:
-                for start in range(0, len(todo), count):
-                    if processes.share_stop():
-                        stop.check(f"before unit {start + done + 1} of {len(plan)} of {name}")
-                    taken = todo[start : start + count]
-                    if index < len(taken):
-                        store.append(taken[index], measure(plan[taken[index]]))
-                        store.flush()
-                    advance(len(taken))
-            processes.wait_for_all()
-            if todo:
-                seconds = time.monotonic() - begin
-                _log.info("%s: %d units in %.1f s", name, len(todo), seconds)
+            measure_units(store, name, plan, measure)
             return _merged(store, self.path / f"{name}.parquet")
 
 
@@ -107,6 +86,3 @@ def _merged(store: RowStore, file: Path) -> pa.Table:
     tables = []
     processes.on_first(lambda: tables.append(store.merge(file)))
     return tables[0] if tables else store.read()
-
-
-_log = logging.getLogger(__name__)

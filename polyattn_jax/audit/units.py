@@ -6,15 +6,14 @@ A unit is one batch of prompts under one condition. A unit that is on disk is no
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
-import logging
 from pathlib import Path
-import time
 
 import jax
 import numpy as np
 
-from lm_jax.run import processes, progress, stop
-from lm_jax.run.rows import RowStore
+from lm_jax.run import processes
+from lm_jax.run.rows import RowStore, Unit
+from lm_jax.run.units import measure_units
 from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.schema import (
     ANSWERS,
@@ -75,36 +74,10 @@ def run_units(
     suites: dict[str, Suite],
     work: Callable[[str, Batch], dict[str, np.ndarray]],
 ) -> None:
-    """Runs `work` on every batch that the store does not hold yet, shared out among processes.
-
-    When it returns, all rows of the stage are on disk, and the seconds that it took in the log.
-    """
-    begin = time.monotonic()
-    plan = [
-        ((stage, name, number), name, batch)
+    """Runs `work` on every batch that the store does not hold yet (`measure_units`)."""
+    plan: dict[Unit, tuple[str, Batch]] = {
+        (stage, name, number): (name, batch)
         for name, suite in suites.items()
         for number, batch in enumerate(batches(suite, audited.config.batch_size))
-    ]
-    todo = [item for item in plan if item[0] not in store]
-    count, index = jax.process_count(), jax.process_index()
-    with progress.track(
-        stage,
-        len(plan),
-        unit="batches",
-        done=len(plan) - len(todo),
-        quiet=not processes.is_first(),
-    ) as advance:
-        # In rounds of one batch for each process, so that all of them stop after the same one.
-        for start in range(0, len(todo), count):
-            if processes.share_stop():
-                stop.check(f"during {stage}")
-            taken = todo[start : start + count]
-            if index < len(taken):
-                unit, name, batch = taken[index]
-                store.append(unit, work(name, batch))
-            advance(len(taken))
-    store.flush()
-    processes.wait_for_all()
-    if todo:
-        seconds = time.monotonic() - begin
-        logging.getLogger(__name__).info("%s: %d batches in %.1f s", stage, len(todo), seconds)
+    }
+    measure_units(store, stage, plan, lambda item: work(*item), noun="batches")

@@ -292,7 +292,7 @@ def run_in(
     Args:
       config: of `AuditConfig`.
       folder: the work folder, created if needed.
-      resume: as `open_workdir` takes it.
+      resume: when to resume, as `open_workdir` takes it.
     """
     settled = config if isinstance(config, AuditConfig) else from_plain(config, AuditConfig)
     # What was finished is shown, though a file of it is gone.

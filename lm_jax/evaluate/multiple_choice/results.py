@@ -62,7 +62,7 @@ class Comparison:
     """Models on the same questions.
 
     Attributes:
-      confidence: of all intervals.
+      confidence: level of all intervals.
       tasks: by name.
     """
 

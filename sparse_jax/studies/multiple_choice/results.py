@@ -13,7 +13,7 @@ class ChoiceSummary:
     Attributes:
       models: sha256 of the weights by model.
       edges: share of open edges by sparse model, as its model card states it.
-      confidence: of all intervals.
+      confidence: level of all intervals.
       tasks: by name.
     """
 

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import html.parser
 import math
 import re
 from xml.etree import ElementTree
@@ -19,6 +18,7 @@ from lm_jax.report.figure import MARK, figure
 from lm_jax.report.markup import clean, element
 from lm_jax.run.files import write_text
 from lm_jax.statistics import Interval, wilson
+from tests.browser import PageReader
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",
@@ -34,20 +34,6 @@ HOSTILE = [
     "x" * 3000,
     "",
 ]
-
-
-class _Reader(html.parser.HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.text = [], ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.text += data
 
 
 def _xml(part):
@@ -118,9 +104,9 @@ def test_hostile_text_stays_text_in_every_part(text):
         text, [report.section(text, text, *parts)], provenance={text: text}, lead=[text]
     )
     page.encode()
-    reader = _Reader(page)
+    reader = PageReader(page)
     harmless = report.page("t", [report.section("t", *_parts("plain"))], provenance={})
-    assert {tag for tag, _ in reader.tags} <= {tag for tag, _ in _Reader(harmless).tags} | {"p"}
+    assert {tag for tag, _ in reader.tags} <= {tag for tag, _ in PageReader(harmless).tags} | {"p"}
     # the reader sees the text itself, not its entities, once per place
     assert reader.text.count(clean(text)) > 20
 
@@ -134,7 +120,7 @@ def test_any_text_survives_an_element_as_valid_xml(text):
 
 
 def test_a_page_without_charts_has_no_script_and_asks_for_nothing():
-    reader = _Reader(
+    reader = PageReader(
         page := report.page("t", [report.section("s", *_still())], provenance={"seed": 0})
     )
     policy = next(
@@ -143,7 +129,7 @@ def test_a_page_without_charts_has_no_script_and_asks_for_nothing():
     assert policy.split("; ")[0] == "default-src 'none'"
     assert "script-src" not in policy
     assert not {"script", "link", "img", "iframe", "object", "base"} & {t for t, _ in reader.tags}
-    links = [a[name] for _, a in reader.tags for name in ("href", "src", "action") if name in a]
+    links = reader.values("href", "src", "action")
     assert all(link.startswith("#") for link in links)
     assert "url(" not in page and "@import" not in page
 
@@ -152,7 +138,7 @@ def test_a_script_runs_by_its_hash_only():
     script = "document.title = 'a & b < c';"
     page = report.page("t", [], provenance={}, script=script)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = next(a for _, a in _Reader(page).tags if a.get("http-equiv"))["content"]
+    policy = next(a for _, a in PageReader(page).tags if a.get("http-equiv"))["content"]
     assert f"script-src 'sha256-{digest}'" in policy
     assert f"<script>{script}</script>" in page
     with pytest.raises(UsageError, match="script contains"):
@@ -168,7 +154,7 @@ def test_a_page_takes_style_of_its_own_after_the_house_style():
 
 def test_contents_lead_to_their_sections_even_when_titles_agree():
     sections = [report.section(title, "x") for title in ("A b", "A b", "漢字")]
-    reader = _Reader(report.page("t", sections, provenance={}))
+    reader = PageReader(report.page("t", sections, provenance={}))
     ids = [a["id"] for tag, a in reader.tags if tag == "section"]
     assert len(set(ids)) == 3
     assert [a["href"] for tag, a in reader.tags if tag == "a"] == [f"#{one}" for one in ids]
@@ -176,7 +162,7 @@ def test_contents_lead_to_their_sections_even_when_titles_agree():
 
 def test_provenance_shows_nested_fields_by_dotted_name():
     page = report.page("t", [], provenance={"versions": {"jax": "0.1"}, "seeds": [0, 1]})
-    assert re.search(r"versions\.jax\s*0\.1\s*seeds\s*0, 1", _Reader(page).text)
+    assert re.search(r"versions\.jax\s*0\.1\s*seeds\s*0, 1", PageReader(page).text)
 
 
 def test_write_replaces_a_report_whole_and_refuses_a_missing_folder(tmp_path):

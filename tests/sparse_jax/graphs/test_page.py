@@ -1,6 +1,5 @@
 """The page of a graph holds its document unchanged, asks for nothing, and runs no foreign text."""
 
-import html.parser
 import importlib.resources
 import json
 import re
@@ -11,7 +10,7 @@ import pytest
 from lm_jax.errors import BadInputError
 from sparse_jax.graphs import graph_document, graph_json, influence
 from sparse_jax.studies.graphs import page
-from tests.browser import without_scripts
+from tests.browser import PageReader, without_scripts
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
 from tools.bench.graph_documents import (
     HOSTILE,
@@ -21,33 +20,8 @@ from tools.bench.graph_documents import (
 )
 
 
-class _Reader(html.parser.HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.scripts, self.text = [], [], ""
-        self._inside = ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._inside = tag
-        if tag == "script":
-            self.scripts.append((dict(attrs), ""))
-
-    def handle_endtag(self, tag):
-        self._inside = ""
-
-    def handle_data(self, data):
-        if self._inside == "script":
-            attrs, code = self.scripts[-1]
-            self.scripts[-1] = attrs, code + data
-        elif self._inside != "style":
-            self.text += data
-
-
 def embedded(text):
-    (data,) = [code for attrs, code in _Reader(text).scripts if attrs.get("id") == "graph-data"]
+    (data,) = [code for attrs, code in PageReader(text).scripts if attrs.get("id") == "graph-data"]
     return data
 
 
@@ -81,7 +55,7 @@ def test_foreign_text_is_never_markup():
         ids = [node["node_id"] for node in document["nodes"][:2]]
         document["group_interventions"] = [group_intervention(ids, text=text)]
     readers = [
-        _Reader(page.build(document, features=examples(document), provenance={"by": HOSTILE}))
+        PageReader(page.build(document, features=examples(document), provenance={"by": HOSTILE}))
         for document in (ordinary, hostile)
     ]
     assert [tag for tag, _ in readers[1].tags] == [tag for tag, _ in readers[0].tags]
@@ -92,12 +66,12 @@ def test_foreign_text_is_never_markup():
 
 def test_the_page_asks_for_nothing_outside_itself():
     text = page.build(synthetic())
-    reader = _Reader(text)
+    reader = PageReader(text)
     (policy,) = [a["content"] for _, a in reader.tags if "http-equiv" in a]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules["default-src"] == "'none'"
     assert re.fullmatch(r"'sha256-[\w+/=]+'", rules["script-src"])
-    links = [a[name] for _, a in reader.tags for name in ("href", "src", "action") if name in a]
+    links = reader.values("href", "src", "action")
     assert links and all(link.startswith("#") for link in links)
     own = without_scripts(text)
     assert not re.findall(r"https?://", own) and "url(" not in own and "@import" not in own
@@ -168,12 +142,12 @@ def test_shares_of_a_graph_by_hand():
     np.testing.assert_allclose(page.edge_shares(document), expected, rtol=4 * np.finfo(float).eps)
     document["links"] = []
     assert page.edge_shares(document).shape == (0,)
-    assert "joined by 0 edges" in _Reader(page.build(document)).text
+    assert "joined by 0 edges" in PageReader(page.build(document)).text
 
 
 def test_what_was_pruned_and_the_scores_are_said():
     document = synthetic()
-    text = " ".join(_Reader(page.build(document)).text.split())
+    text = " ".join(PageReader(page.build(document)).text.split())
     assert "the nodes that have 80 % of the influence on the logits were kept" in text
     assert "those that carry 95 % of it" in text
     assert "Score unpruned pruned" not in text
@@ -182,7 +156,7 @@ def test_what_was_pruned_and_the_scores_are_said():
         "pruned": {"replacement": 0.5, "completeness_with_inputs": 0.6},
     }
     del document["metadata"]["node_threshold"], document["metadata"]["pruning_settings"]
-    text = " ".join(_Reader(page.build(document)).text.split())
+    text = " ".join(PageReader(page.build(document)).text.split())
     assert "The file does not say how it was pruned" in text
     assert re.search(r"Score\s*unpruned\s*pruned\s*replacement\s*0\.712\s*0\.500", text)
     assert re.search(r"completeness with inputs\s*0\.900\s*0\.600", text)
@@ -232,7 +206,7 @@ def test_interventions_on_supernodes_are_a_table():
     assert cells[8:13] == ["both", "2", "−5.00", "nothing", "−1.50"]
     # A group that is no proposal of this page is named by its members.
     assert cells[16] == ids[0] and len(cells) == 32
-    assert 'Change of the logit of Output " next0"' in _Reader(text).text
+    assert 'Change of the logit of Output " next0"' in PageReader(text).text
 
 
 def test_attention_scores_are_a_table():

@@ -1,7 +1,6 @@
 """The concept page holds its data unchanged, asks for nothing, runs no foreign text, and works."""
 
 import dataclasses
-import html.parser
 import json
 import re
 
@@ -13,40 +12,15 @@ from lm_jax.run.results import json_schema
 import protot_jax
 from protot_jax.studies.concepts import report
 from protot_jax.studies.concepts.results import ConceptReport
-from tests.browser import drive, without_scripts
+from tests.browser import PageReader, drive, without_scripts
 from tests.protot_jax.studies.concepts import synthetic_report
-
-
-class _Reader(html.parser.HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.scripts, self.text = [], [], ""
-        self._inside = ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._inside = tag
-        if tag == "script":
-            self.scripts.append((dict(attrs), ""))
-
-    def handle_endtag(self, tag):
-        self._inside = ""
-
-    def handle_data(self, data):
-        if self._inside == "script":
-            attrs, code = self.scripts[-1]
-            self.scripts[-1] = attrs, code + data
-        else:
-            self.text += data
 
 
 @pytest.mark.parametrize("options", [{}, {"hostile": True}, {"judge": "null"}, {"layers": 1}])
 def test_the_page_holds_the_data_as_it_is(options):
     content = synthetic_report.build(**options)
     jsonschema.validate(content, json_schema(ConceptReport))
-    reader = _Reader(report.render(synthetic_report.typed(content)))
+    reader = PageReader(report.render(synthetic_report.typed(content)))
     (embedded,) = [code for attrs, code in reader.scripts if attrs.get("id") == "report-data"]
     assert json.loads(embedded) == content
     assert not set("<>&") & set(embedded)
@@ -54,10 +28,10 @@ def test_the_page_holds_the_data_as_it_is(options):
 
 def test_foreign_text_is_never_markup():
     ordinary, hostile = (
-        _Reader(report.render(synthetic_report.typed(synthetic_report.build()))),
+        PageReader(report.render(synthetic_report.typed(synthetic_report.build()))),
         report.render(synthetic_report.typed(synthetic_report.build(hostile=True))),
     )
-    reader = _Reader(hostile)
+    reader = PageReader(hostile)
     hostile.encode()
     assert {tag for tag, _ in reader.tags} == {tag for tag, _ in ordinary.tags}
     # The libraries of the charts, what calls them, and the explorer.
@@ -76,12 +50,12 @@ def test_a_lone_surrogate_cannot_make_the_page_unwritable():
 
 def test_the_page_asks_for_nothing_outside_itself():
     text = report.render(synthetic_report.typed(synthetic_report.build()))
-    reader = _Reader(text)
+    reader = PageReader(text)
     (policy,) = [a["content"] for _, a in reader.tags if "http-equiv" in a]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules["default-src"] == "'none'"
     assert re.fullmatch(r"'sha256-[\w+/=]+'( 'sha256-[\w+/=]+'){2}", rules["script-src"])
-    links = [a[name] for _, a in reader.tags for name in ("href", "src", "action") if name in a]
+    links = reader.values("href", "src", "action")
     assert all(link.startswith("#") for link in links)
     # The libraries of the charts name addresses, and the policy keeps them from asking there.
     own = without_scripts(text)
@@ -100,7 +74,7 @@ def test_a_page_of_the_default_model_stays_small():
 
 
 def test_statistics_are_printed_with_their_intervals():
-    text = _Reader(report.render(synthetic_report.typed(synthetic_report.build()))).text
+    text = PageReader(report.render(synthetic_report.typed(synthetic_report.build()))).text
     tests = (
         "−0.219[−0.310, −0.120]",
         "0.825[0.400, 1.20]",
@@ -122,14 +96,14 @@ def test_missing_values_are_explained_in_words():
     content["lag"].update(mean=[None] * 11, peaks_one_before=None)
     for p in content["prototypes"]:
         p.update(lag=None, half_life=None)
-    text = _Reader(report.render(synthetic_report.typed(content))).text
+    text = PageReader(report.render(synthetic_report.typed(content))).text
     assert "made without a judge" in text
     assert "No prototype varies enough to have a peak." in text
     assert "8 prototypes have no finite half-life" in text
     unread = synthetic_report.build()
     for p in unread["prototypes"]:
         p["label"] = None
-    text = _Reader(report.render(synthetic_report.typed(unread))).text
+    text = PageReader(report.render(synthetic_report.typed(unread))).text
     assert "gave no answer that could be read" in text
 
 
