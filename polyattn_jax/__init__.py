@@ -13,12 +13,27 @@ Softmax Substitution":
 that `check --hybrid` found, `load_trained` the heads that `distill` trained.
 """
 
+from lm_jax.run.moved import keep_names
 from polyattn_jax.audit.decision import Verdict, verdict
 from polyattn_jax.recipes.diagnostic import RowStats, required_degree, row_stats
 from polyattn_jax.recipes.hybrid_recipe import load_recipe
 from polyattn_jax.recipes.row_maps import RECIPES, parse_recipe
 from polyattn_jax.recipes.substitute import recipe, substitute
 from polyattn_jax.studies.distill.trained import TrainedHeads, load_trained
+
+keep_names(
+    "polyattn_jax",
+    {
+        "recipes": "row_maps field_maps feature_maps calibrate linear_state hybrid_recipe fused "
+        "diagnostic probe",
+        "audit": "bias_tables audit_suites audited_model concentration decision head_sets "
+        "head_types matched matched_results measure model_calibration multiple_choice recipe_rows "
+        "stages suite_answers suite_results summary units schema columns results "
+        "condition_results config provenance hybrid_results",
+        "report": "paper",
+        "studies": "check diagnosis hybrid feed distill paper_study",
+    },
+)
 
 __all__ = [
     "RECIPES",

@@ -8,6 +8,7 @@ After "Prototype Transformer: Towards Language Model Architectures Interpretable
     studies     commands: concepts, interventions, attribution, robustness, judging, recall, GLUE
 """
 
+from lm_jax.run.moved import keep_names
 from protot_jax.mixers.deltanet import DeltaNetMixer
 from protot_jax.mixers.edits import edit, reinitialise
 from protot_jax.mixers.gated_deltanet import GatedDeltaNetMixer
@@ -17,6 +18,19 @@ from protot_jax.mixers.prototypes import PrototypeMixer
 from protot_jax.mixers.slots import GatedSlotMixer, RavenMixer
 from protot_jax.studies.attribution import attribute
 from protot_jax.training.saved_run import TrainedModel, load_run
+
+keep_names(
+    "protot_jax",
+    {
+        "mixers": "routing frozen rotary convolution mamba deltanet gated_deltanet slots models "
+        "reference_code edits",
+        "training": "config pretrain study study_config search search_space router routing_loss "
+        "export exported saved_run subset count seeds results diverged run_options",
+        "analysis": "token_ids steering generate",
+        "studies": "concepts attribution interventions robustness glue judging recall",
+    },
+    {"mixer": "mixers.prototypes", "prototypes": "mixers.config"},
+)
 
 __all__ = [
     "DeltaNetMixer",

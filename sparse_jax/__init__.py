@@ -9,7 +9,28 @@ After "Sparse Attention Post-Training for Mechanistic Interpretability".
     studies        commands: posttrain, pair, circuits, transcoder, graph and others
 """
 
+from lm_jax.run.moved import keep_names
 from sparse_jax.gates.attend import by_kernels, gated
 from sparse_jax.gates.model import SparseModel, load
+
+keep_names(
+    "sparse_jax",
+    {
+        "gates": "attend open_edges geco objective model",
+        "circuits": "source_model edge_graph",
+        "studies": "pair addition two_hop multiple_choice circuits.analysis circuits.config "
+        "circuits.measurements circuits.paper circuits.parts circuits.piece "
+        "circuits.report circuits.report_curves circuits.report_figures "
+        "circuits.report_lead circuits.report_text circuits.results circuits.study "
+        "transcoders.comparison transcoders.config transcoders.measure "
+        "transcoders.neurons transcoders.report transcoders.report_text "
+        "transcoders.results transcoders.scores transcoders.train graphs.case_study "
+        "graphs.comparison graphs.config graphs.explanations graphs.inputs graphs.labels "
+        "graphs.mass graphs.page graphs.piece graphs.prompts graphs.report "
+        "graphs.report_text graphs.results graphs.stability graphs.study",
+        "studies.posttrain": "config task evaluation export patterns posttrain report report_text "
+        "results run_identity paper",
+    },
+)
 
 __all__ = ["SparseModel", "by_kernels", "gated", "load"]
