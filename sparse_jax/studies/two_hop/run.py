@@ -37,7 +37,7 @@ class Unit(NamedTuple):
     @property
     def id(self) -> tuple[str | int, ...]:
         """Its id in the store of rows."""
-        return (self.second_hop, self.window, f"{self.sparsity:g}", self.seed)
+        return (self.second_hop, self.window, repr(self.sparsity), self.seed)
 
 
 def plan(config: TwoHopConfig) -> Iterator[Unit]:

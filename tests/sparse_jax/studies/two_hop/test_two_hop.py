@@ -12,7 +12,7 @@ from lm_jax.study import Work
 from sparse_jax.studies.two_hop import report
 from sparse_jax.studies.two_hop.numbers import paths
 from sparse_jax.studies.two_hop.results import TwoHopSummary
-from sparse_jax.studies.two_hop.run import measure, trained
+from sparse_jax.studies.two_hop.run import measure, plan, trained
 from sparse_jax.studies.two_hop.settings import TwoHopConfig, smoke
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
 from sparse_jax.transcoders.two_hop_model import TwoHopModel
@@ -136,6 +136,12 @@ def test_shares_of_every_transcoder_sum_to_one_and_the_report_has_a_line_of_each
         "Paths to the results (relay)",
         "Paths to the results (and)",
     ]
+
+
+def test_sparsities_that_are_nearly_equal_are_units_of_their_own():
+    config = TwoHopConfig(sparsities=(0.1, 0.1000000001))
+    ids = [unit.id for unit in plan(config)]
+    assert len(set(ids)) == len(ids) == 2 * 2 * 2 * 3
 
 
 def test_a_window_that_is_neither_is_refused():
