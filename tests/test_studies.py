@@ -154,7 +154,7 @@ def test_a_finished_run_says_so_with_the_same_text_and_changes_nothing(
     assert start(copied) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"finished 20\S+", lines[0])
-    assert "\n".join(lines[1:-1]) == "\n".join(built(config, summary).lines)
+    assert "\n".join(lines[1:-1]) == "\n".join(built(config, summary, copied).lines)
     assert lines[-1] == f"report: {copied / frame.REPORT}"
     assert {file: file.read_bytes() for file in before} == before
 
@@ -283,6 +283,20 @@ def test_the_numbers_of_other_inputs_are_refused(study, start, copied, capsys):
     write_json(copied / "finished.json", marker)
     assert start(copied) == BadInputError.exit_code
     assert f"({name}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "study", [name for name, each in STUDIES.items() if each.inputs], indirect=True
+)
+def test_an_interrupted_run_is_not_resumed_with_other_inputs(study, start, copied, capsys):
+    (copied / "finished.json").unlink()
+    provenance = read_json(copied / "provenance.json")
+    name = next(iter(provenance["data"]))
+    provenance["data"][name] = "0" * 64
+    write_json(copied / "provenance.json", provenance)
+    assert start(copied) == BadInputError.exit_code
+    assert f"({name}: " in capsys.readouterr().err
+    assert start(copied, "--resume=force") == 0
 
 
 def test_a_folder_in_use_is_refused(start, copied, capsys):

@@ -7,7 +7,7 @@ draw charts are in the page once, and not in one without charts.
 """
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 import hashlib
 import importlib.resources
@@ -107,15 +107,21 @@ class Report(NamedTuple):
 
     Attributes:
       title: heading of the page.
-      sections: sections of the page, in order.
+      sections: makes the sections of the page, in order; the terminal does without them.
       lead: parts above them: the answer.
       lines: the text of the terminal.
+      facts: facts of the models and settings that close the page, after the provenance.
+      script: the page's own JavaScript.
+      style: the page's own CSS.
     """
 
     title: str
-    sections: Sequence[Section]
+    sections: Callable[[], Sequence[Section]]
     lead: Sequence[Part]
     lines: Sequence[str]
+    facts: Mapping[str, object] = {}
+    script: str = ""
+    style: str = ""
 
 
 def section(title: str, *parts: Part) -> Section:

@@ -12,7 +12,7 @@ A command module is a thin `main` and one line:
 
 `iaj library command --config=library/x:mode --workdir=runs/x --config.model.width=12 --option=2`
 
-1. parses the flags of every command, those of its own `Options` (`lm_jax.run.options`), and the
+1. parses the flags of every command, those of its own settings (`lm_jax.run.flags`), and the
    overrides of `ml_collections.config_flags`; what is left over is refused, because ml_collections
    ignores `config.lr=3` (no dashes) silently;
 2. runs `main`; the first SIGINT, SIGTERM or SIGUSR1 only requests a stop (`lm_jax.run.stop`), so
@@ -31,7 +31,7 @@ import os
 from pathlib import Path
 import sys
 import traceback
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeGuard, cast
 
 from absl import flags
 from ml_collections import config_dict
@@ -48,10 +48,11 @@ from lm_jax.errors import (
     nearest,
 )
 from lm_jax.run import compilation, config_files, downloads, output, stop
+from lm_jax.run import flags as setting_flags
 from lm_jax.run.config import to_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import STORAGE_ERRNOS, STORAGE_REMEDY
-from lm_jax.run.options import define_flags, help_lines, read_options
+from lm_jax.run.settings import Settings, own_flags
 from lm_jax.run.usage import entry, examples_first, field_meanings
 from lm_jax.run.workdir import Resume, log_file
 from lm_jax.train import profiling
@@ -259,7 +260,7 @@ def _parse(
     profile = None
     if training:
         profile = flags.DEFINE_string("profile", None, "steps to trace, FIRST:LAST", own)
-        define_flags(LaunchOptions, own)
+        setting_flags.define_flags(LaunchOptions, own)
     cache = flags.DEFINE_string(
         "compilation_cache",
         None,
@@ -271,14 +272,16 @@ def _parse(
     )
     flags.DEFINE_boolean("debug", False, "print the traceback of every error", own)
     flags.DEFINE_boolean("help", False, "show this help", own, short_name="?")
-    own_flags = [] if options is None else define_flags(options, own)
+    command_flags = _define_own(options, config_class, own)
     try:
         rest = own(argv, known_only=True)
         config = None if spec is None else load_config(spec.value)
         if own["help"].value:
-            print(_help(doc, own, own_flags, config, config_class), flush=True)
+            print(_help(doc, own, command_flags, config, config_class), flush=True)
             return None
         rest = config_files.override(config, rest)
+        if config is not None and _has_flags(config_class):
+            setting_flags.apply(config_class, own, config)
     except flags.UnrecognizedFlagError as error:
         raise UsageError(
             f"--{error.flagname} is not a flag of this command{nearest(error.flagname, own)}"
@@ -295,17 +298,34 @@ def _parse(
         to_plain(config)
     # grain reads a flag of absl's global table.
     flags.FLAGS.mark_as_parsed()
-    chosen = None if options is None else read_options(options, own)
+    chosen = None if options is None else setting_flags.read_options(options, own)
     if workdir_required and not workdir.value:
         raise UsageError("--workdir is missing; name the folder this run may write")
     folder = Path(workdir.value) if workdir.value else None
     traced = None if profile is None else profiling.parse(profile.value)
     process = _join(own) if distributed else 0
     how = cast(Resume, resume.value)
-    start = read_options(LaunchOptions, own) if training else DEFAULTS
+    start = setting_flags.read_options(LaunchOptions, own) if training else DEFAULTS
     return Arguments(
         config, folder, chosen, how, traced, cache.value, download.value, start, process
     )
+
+
+def _has_flags(config_class: type | None) -> TypeGuard[type[Settings]]:
+    return (
+        config_class is not None
+        and issubclass(config_class, Settings)
+        and bool(own_flags(config_class) or config_class.shortcuts)
+    )
+
+
+def _define_own(
+    options: type | None, config_class: type | None, own: flags.FlagValues
+) -> list[flags.Flag]:
+    """Defines the flags of a command's options, or of the settings that have flags of their own."""
+    if _has_flags(config_class):
+        return setting_flags.define_flags(config_class, own)
+    return [] if options is None else setting_flags.define_flags(options, own)
 
 
 def _join(own: flags.FlagValues) -> int:
@@ -323,21 +343,32 @@ def _join(own: flags.FlagValues) -> int:
 def _help(
     doc: str | None,
     own: flags.FlagValues,
-    own_flags: Sequence[flags.Flag],
+    command_flags: Sequence[flags.Flag],
     config: config_dict.ConfigDict | None,
     config_class: type | None,
 ) -> str:
     lines = [examples_first(doc)]
-    if own_flags:
-        lines += ["", "Options of this command:", *help_lines(own_flags)]
+    if command_flags:
+        described = setting_flags.help_lines(command_flags, _defaults(config, config_class))
+        lines += ["", "Options of this command:", *described]
     common_flags = [own[name] for name in _COMMON_FLAGS if name in own]
-    lines += ["", "Options of every command:", *help_lines(common_flags)]
+    lines += ["", "Options of every command:", *setting_flags.help_lines(common_flags)]
     if config is not None:
         lines += ["", f"Fields of {own['config'].value}:"]
         meanings = {} if config_class is None else field_meanings(config_class)
+        with_flags = own_flags(config_class) if _has_flags(config_class) else {}
         for name, value in config_files.fields(config):
+            if name in with_flags:
+                continue
             lines += entry(f"  --config.{name}={_show(value)}", meanings.get(name, ""))
     return "\n".join(lines)
+
+
+def _defaults(config: config_dict.ConfigDict | None, config_class: type | None) -> dict[str, Any]:
+    """What the config file says of the fields that have flags, by the name of the flag."""
+    if config is None or not _has_flags(config_class):
+        return {}
+    return {flag.name or name: config[name] for name, flag in own_flags(config_class).items()}
 
 
 def _show(value: Any) -> str:

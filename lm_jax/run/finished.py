@@ -105,6 +105,15 @@ def check_inputs(folder: Path, recorded: Inputs, inputs: Inputs) -> None:
         )
 
 
+def check_resumed(folder: Path, inputs: Inputs) -> None:
+    """Refuses to go on with a run that was begun with other inputs than those of now.
+
+    Raises:
+      OtherInputsError: naming the inputs, and what of a model differs.
+    """
+    check_inputs(folder, _of_provenance(folder), inputs)
+
+
 def _change(recorded: str, now: str, where: str) -> str:
     """How an input differs, in words; "" if it does not. A file has no parts."""
     if ModelIdentity.parse(now).config is None and recorded != now:

@@ -5,14 +5,16 @@
         steps: Annotated[int, at_least(1)] = 2_000
         seeds: Annotated[tuple[int, ...], different(at_least(0))] = (0, 1, 2)
 
-The docstring's section `Attributes` says what each field means, and is the help of its flag.
+The docstring's section `Attributes` says what each field means, and is the help of its flag: a
+field is `--config.steps` of its command, and with `Flag()` also `--steps` (`lm_jax.run.flags`).
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import math
+from pathlib import Path
 import typing
-from typing import Any
+from typing import Any, ClassVar
 
 from lm_jax.errors import UsageError, nearest
 
@@ -30,6 +32,53 @@ class Bound:
     phrase: str
     holds: Callable[[Any], bool]
     hint: Callable[[Any], str] = lambda _: ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """A flag of its own for a field, besides `--config.FIELD`.
+
+    Attributes:
+      name: name of the flag; "" for that of the field.
+      repeated: whether a tuple is given by repeating the flag, and not with commas.
+      required: whether the command needs it.
+    """
+
+    name: str = ""
+    repeated: bool = False
+    required: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Shortcut:
+    """A flag that sets several fields at once.
+
+    Attributes:
+      help: what it names.
+      fields: the values of the fields, by name, from the text of the flag.
+    """
+
+    help: str
+    fields: Callable[[str], Mapping[str, Any]]
+
+
+def annotations(cls: type, kind: type) -> dict[str, list[Any]]:
+    """The objects of one kind (`Bound`, `Flag`) in the annotations of each field of a class."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {
+        field.name: [
+            one for one in getattr(hints[field.name], "__metadata__", ()) if isinstance(one, kind)
+        ]
+        for field in dataclasses.fields(cls)
+    }
+
+
+def own_flags(cls: type) -> dict[str, Flag]:
+    """The flag of each field that has one of its own; of `CommandOptions` all have."""
+    declared = {name: flags[0] for name, flags in annotations(cls, Flag).items() if flags}
+    if not issubclass(cls, CommandOptions):
+        return declared
+    return {name: declared.get(name, Flag()) for name in annotations(cls, Flag)}
 
 
 def at_least(least: float) -> Bound:
@@ -76,15 +125,21 @@ def names(known: Collection[str]) -> Bound:
 
 
 class Settings:
-    """Base of a frozen dataclass whose fields are compared with their bounds when it is made."""
+    """Base of a frozen dataclass whose fields are compared with their bounds when it is made.
+
+    Attributes:
+      shortcuts: flags that set several fields, by name.
+    """
+
+    shortcuts: ClassVar[Mapping[str, Shortcut]] = {}
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self), include_extras=True)
+        own = own_flags(type(self))
         problems = [
-            f"config.{name} = {value!r} must be {bound.phrase}{bound.hint(value)}"
-            for name, hint in hints.items()
-            for bound in getattr(hint, "__metadata__", ())
-            if isinstance(bound, Bound) and not bound.holds(value := getattr(self, name))
+            f"{_assigned(name, value, own)} must be {bound.phrase}{bound.hint(value)}"
+            for name, bounds in annotations(type(self), Bound).items()
+            for bound in bounds
+            if (value := getattr(self, name)) is not None and not bound.holds(value)
         ]
         if problems := [*problems, *self.problems()]:
             raise UsageError("; ".join(problems))
@@ -92,3 +147,18 @@ class Settings:
     def problems(self) -> list[str]:
         """What is wrong with fields taken together, a phrase for each; none by default."""
         return []
+
+    def default_folder(self) -> Path | None:
+        """The work folder of a command that names none; None where it must name one."""
+        return None
+
+
+class CommandOptions(Settings):
+    """Base of the settings of a command without a config file: each field is a flag."""
+
+
+def _assigned(field: str, value: Any, own: Mapping[str, Flag]) -> str:
+    """A field and its value as the command line has them."""
+    if field in own:
+        return f"--{own[field].name or field}={value}"
+    return f"config.{field} = {value!r}"

@@ -29,9 +29,11 @@ def examples_first(docstring: str | None) -> str:
 def field_meanings(config_class: type) -> dict[str, str]:
     """Dotted name of each field of a config's dataclass, and of its sections, to its meaning."""
     meanings: dict[str, str] = {}
-    _, _, section = inspect.cleandoc(config_class.__doc__ or "").partition("Attributes:\n")
-    for names, text in _ATTRIBUTE.findall(section.partition("\n\n")[0]):
-        meanings |= {name.strip(): " ".join(text.split()) for name in names.split(",")}
+    # A subclass may say more of a field of its base.
+    for cls in reversed(config_class.__mro__):
+        _, _, section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
+        for names, text in _ATTRIBUTE.findall(section.partition("\n\n")[0]):
+            meanings |= {name.strip(): " ".join(text.split()) for name in names.split(",")}
     for name, kind in typing.get_type_hints(config_class).items():
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             meanings |= {f"{name}.{inner}": text for inner, text in field_meanings(kind).items()}

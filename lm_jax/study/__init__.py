@@ -27,6 +27,6 @@ terminal. `command` has the flags, the help and the exit codes.
 
 from lm_jax.run.settings import Settings
 from lm_jax.study.declaration import Distributed, Study, Training
-from lm_jax.study.work import Work
+from lm_jax.study.work import Opened, Work
 
-__all__ = ["Distributed", "Settings", "Study", "Training", "Work"]
+__all__ = ["Distributed", "Opened", "Settings", "Study", "Training", "Work"]

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 import sys
 
 from lm_jax.run import cli
+from lm_jax.run.config import from_plain
+from lm_jax.run.settings import Settings
 from lm_jax.study import frame
 from lm_jax.study.declaration import Distributed, Study, Training
 
@@ -15,7 +17,8 @@ def run(study: Study, argv: Sequence[str]) -> int:
     """
 
     def main(arguments: cli.Arguments) -> None:
-        frame.execute(study, arguments.config, arguments.folder, resume=arguments.resume)
+        folder = arguments.workdir or from_plain(arguments.config, study.config).default_folder()
+        frame.execute(study, arguments.config, folder, resume=arguments.resume)
 
     package = study.config.__module__.rpartition(".")[0]
     return cli.run(
@@ -23,6 +26,7 @@ def run(study: Study, argv: Sequence[str]) -> int:
         argv,
         config=study.config_name,
         config_class=study.config,
+        workdir_required=study.config.default_folder is Settings.default_folder,
         distributed=issubclass(study.config, Distributed),
         training=issubclass(study.config, Training),
         doc=sys.modules[package].__doc__,

@@ -3,13 +3,17 @@
 from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import importlib
+import typing
 from typing import Any, cast
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 from lm_jax.run.config_files import in_mode
 from lm_jax.run.settings import Settings
 from lm_jax.train.config import MAY_CHANGE
+
+_SCALARS = (bool, int, float, str)
 
 
 class Training(Settings):
@@ -32,9 +36,11 @@ class Study:
       summary: dataclass of `summary.json`.
       inputs: `(config) -> Inputs`, what the numbers depend on besides the settings: identities of
         models and digests of files (`lm_jax.run.finished`). It refuses bad input, and is called
-        before the work folder is made. None where the settings decide everything.
+        before the work folder is made; what it loads for that it may hand on as `Opened`. None
+        where the settings decide everything.
       run: `(config, work) -> summary`, which measures. A run that was stopped is called again.
-      report: `(config, summary) -> lm_jax.report.Report`, from the file alone.
+      report: `(config, summary, folder) -> lm_jax.report.Report`, from the files of the work folder
+        alone.
     """
 
     command: str
@@ -65,7 +71,13 @@ class Study:
         Raises:
           UsageError: the mode is unknown, or the settings are refused.
         """
-        return in_mode(mode, self.config(**changed), self.modes, of=f"iaj {self.command}")
+        chosen = in_mode(mode, self.config(**changed), self.modes, of=f"iaj {self.command}")
+        # A field that may be None can be set on the command line only where its type is known.
+        for name, kind in typing.get_type_hints(self.config).items():
+            kinds = [one for one in typing.get_args(kind) if one is not type(None)]
+            if chosen.get(name, 0) is None and len(kinds) == 1 and kinds[0] in _SCALARS:
+                chosen[name] = placeholder(kinds[0])
+        return chosen
 
     def function(self, name: str) -> Callable[..., Any]:
         """The function of one of the fields `inputs`, `run` and `report`.

@@ -6,6 +6,7 @@ The work folder then has, besides what `lm_jax.run.workdir` lists and the study'
     report.html     the same as one offline page
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,20 @@ from lm_jax.report import Report
 from lm_jax.run import processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
 from lm_jax.run.files import to_jsonable, write_json, write_text
-from lm_jax.run.finished import NO_INPUTS, Inputs, finish_time, mark_finished
+from lm_jax.run.finished import NO_INPUTS, Inputs, check_resumed, finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import Resume
-from lm_jax.study.declaration import Study
-from lm_jax.study.work import Work
+from lm_jax.study.declaration import Study, Training
+from lm_jax.study.work import Opened, Work
 
 SUMMARY, REPORT = "summary.json", "report.html"
+# What some studies called these files before they had the frame.
+EARLIER_SUMMARIES = (
+    *("attribution.json", "check.json", "concepts.json", "diagnosis.json", "hybrid.json"),
+    *("intervention.json", "scores.json"),
+)
+EARLIER_REPORTS = ("concepts.html", "intervention.html", "scores.html")
 
 
 def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto") -> Any:
@@ -38,47 +45,81 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
         folder is full or damaged; every subclass says what to do.
     """
     config = from_plain(settings, study.config)
-    inputs = study.function("inputs")(config) if study.inputs else NO_INPUTS
-    opened = processes.open_shared_workdir(
+    opened = _open_inputs(study, config)
+    force = resume == "force"
+    held = processes.open_shared_workdir(
         folder, settings, resume=resume, may_change=study.may_change
     )
-    with opened as path:
-        finished = finish_time(path, inputs)
+    with held as path:
+        again = force and issubclass(study.config, Training)
+        finished = None if again else finish_time(path, opened.inputs)
         if not finished:
-            _run(study, config, settings, path, inputs)
-        summary = load_result(path / SUMMARY, study.summary)
+            if not force:
+                check_resumed(path, opened.inputs)
+            bound = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
+            _run(study, config, Work(path, config_hash(bound), opened.loaded, force), opened.inputs)
+        summary = load_summary(study, path)
         if processes.is_first():
-            built = study.function("report")(config, summary)
+            built = study.function("report")(config, summary, path)
             print(*[f"finished {finished}"] * bool(finished), *built.lines, sep="\n")
-            print(f"report: {path / REPORT}")
+            print(f"report: {report_file(path)}")
         return summary
 
 
-def _run(study: Study, config: Any, settings: Any, path: Path, inputs: Inputs) -> None:
+def _open_inputs(study: Study, config: Any) -> Opened:
+    given = study.function("inputs")(config) if study.inputs else NO_INPUTS
+    return given if isinstance(given, Opened) else Opened(given, None)
+
+
+def _run(study: Study, config: Any, work: Work, inputs: Inputs) -> None:
+    path = work.path
     started = collect_provenance(
         seeds=_seeds(config), dtype=getattr(config, "dtype", "float32"), data=inputs
     )
     processes.on_first(lambda: record_provenance(path, started))
-    bound = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
-    summary = study.function("run")(config, Work(path, config_hash(bound)))
+    summary = study.function("run")(config, work)
 
     def finish() -> None:
         write_json(path / SUMMARY, summary)
         # The page is made from the file, not from the numbers in memory.
-        written = load_result(path / SUMMARY, study.summary)
-        write_text(path / REPORT, page(study.function("report")(config, written), path))
+        written = load_summary(study, path)
+        built = study.function("report")(config, written, path)
+        write_text(path / REPORT, page(built, path))
         mark_finished(path, inputs)
 
     processes.on_first(finish)
 
 
+def load_summary(study: Study, folder: Path) -> Any:
+    """The summary of a finished study, from its work folder or one of an earlier version.
+
+    Raises:
+      CorruptError: it is not a summary of this study.
+      StorageError: it cannot be read.
+    """
+    return load_result(_first_file(folder, SUMMARY, EARLIER_SUMMARIES), study.summary)
+
+
+def report_file(folder: Path) -> Path:
+    """The page of a finished study, also of one of an earlier version."""
+    return _first_file(folder, REPORT, EARLIER_REPORTS)
+
+
+def _first_file(folder: Path, name: str, earlier: Sequence[str]) -> Path:
+    named = [folder / one for one in (name, *earlier)]
+    return next((file for file in named if file.is_file()), named[0])
+
+
 def page(built: Report, folder: Path) -> str:
     """The page of a report, with the provenance of its run."""
+    provenance = report.facts(to_jsonable(read_provenance(folder)))
     return report.page(
         built.title,
-        built.sections,
-        provenance=report.facts(to_jsonable(read_provenance(folder))),
+        built.sections(),
+        provenance=provenance | dict(built.facts),
         lead=built.lead,
+        script=built.script,
+        style=built.style,
     )
 
 

@@ -3,16 +3,31 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import pyarrow as pa
 
 from lm_jax.run import processes
+from lm_jax.run.finished import Inputs
 from lm_jax.run.provenance import amend_provenance, read_provenance
 from lm_jax.run.rows import RowStore, Unit
 from lm_jax.run.units import Item, Rows, measure_units
 
 SHARDS = "shards"
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """What `inputs` of a study loaded, which its `run` need not load again.
+
+    Attributes:
+      inputs: identities and digests by name.
+      loaded: models, texts, or whatever the study wants as `Work.loaded`.
+    """
+
+    inputs: Inputs
+    loaded: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,19 +37,28 @@ class Work:
     Attributes:
       path: the folder; only process 0 writes files of its own there.
       fingerprint: what rows must be of to be kept: the hash of the settings that may not change.
+      loaded: what `inputs` loaded (`Opened`), else None.
+      force: whether a checkpoint of other settings is to be resumed too (`--resume=force`).
     """
 
     path: Path
     fingerprint: str
+    loaded: Any = None
+    force: bool = False
 
     def record(
-        self, *, data: Mapping[str, str] | None = None, tokenizer: str | None = None
+        self,
+        *,
+        data: Mapping[str, str] | None = None,
+        tokenizer: str | None = None,
+        seeds: Mapping[str, int] | None = None,
     ) -> None:
         """Adds to the provenance what is known only when models and texts are read.
 
         Args:
           data: digests and revisions by name, beside the study's inputs.
           tokenizer: sha256 of the tokenizer.
+          seeds: random seeds by what they decide, beside `seed` or `seeds` of the settings.
         """
 
         def amend() -> None:
@@ -44,6 +68,7 @@ class Work:
                 self.path,
                 data={**last.data, **(data or {})},
                 tokenizer=tokenizer or last.tokenizer,
+                seeds={**last.seeds, **(seeds or {})},
             )
 
         processes.on_first(amend)

@@ -5,31 +5,33 @@ import contextlib
 import contextvars
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
-from lm_jax.run.options import option
+from lm_jax.run.settings import CommandOptions, at_least
 from lm_jax.train import trackers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
+class LaunchOptions(CommandOptions):
     """Flags of every training command.
+
+    Attributes:
+      hang_limit: seconds without a finished step after which a process prints its stacks and ends;
+        more than compiling, an evaluation, a save and the steps between two logs take; 0 for no
+        limit.
+      local_checkpoints: folder on a disk, or in memory, of each node, for checkpoints besides those
+        in --workdir.
+      local_every: steps between checkpoints in --local_checkpoints.
+      track: program that shows the run besides TensorBoard.
 
     Raises:
       UsageError: the package of the tracker is missing.
     """
 
-    hang_limit: int = option(
-        0,
-        "seconds without a finished step after which a process prints its stacks and ends; more "
-        "than compiling, an evaluation, a save and the steps between two logs take; 0 for no limit",
-        least=0,
-    )
-    local_checkpoints: Path | None = option(
-        None,
-        "folder on a disk, or in memory, of each node, for checkpoints besides those in --workdir",
-    )
-    local_every: int = option(100, "steps between checkpoints in --local_checkpoints", least=1)
-    track: trackers.Track = option("none", "program that shows the run besides TensorBoard")
+    hang_limit: Annotated[int, at_least(0)] = 0
+    local_checkpoints: Path | None = None
+    local_every: Annotated[int, at_least(1)] = 100
+    track: trackers.Track = "none"
 
     def __post_init__(self) -> None:
         trackers.check(self.track)

@@ -31,7 +31,7 @@ it stopped, and `check.json` holds the numbers; without it no file is kept.
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from lm_jax import statistics
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED, UsageError
@@ -39,9 +39,9 @@ from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import write_json
 from lm_jax.run.finished import finish_time, mark_finished
-from lm_jax.run.options import option, required
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.settings import CommandOptions, at_least
 from lm_jax.run.workdir import open_workdir
 from lm_jax.weights import hub
 from polyattn_jax.audit import (
@@ -85,39 +85,50 @@ MOST_INDUCTION = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """The model, the recipe, and the prompts of the check."""
+class Options(CommandOptions):
+    """The model, the recipe, and the prompts of the check.
 
-    model: str = required("Hugging Face folder, GGUF file, or name of an asset such as smollm2")
-    recipe: str = option("relu:p=4,b=auto", "row map that is to replace softmax")
-    n: int = option(120, "number of needle prompts; preserve takes 73 or more", least=1)
-    length: int = option(256, "number of tokens of each prompt", least=1)
-    calibration_length: int = option(0, "number of tokens to calibrate b=auto on; 0 is --length")
-    top_heads: int = option(40, "number of heads of highest median S_2 to report separately")
-    prompts: str = option(
-        "", "a .jsonl file of your own prompts, evaluated besides the needle prompts"
-    )
-    text: str = option(
-        "", "a file of your own texts: .jsonl of id and text, or plain text cut into pieces"
-    )
-    text_length: int = option(1024, "most tokens of a text that are read", least=SHORTEST)
-    diagnose: bool = option(False, "diagnose the rows of --text in one forward pass, and stop")
-    hybrid: str = option(
-        "", "search the heads that may have the recipe, and save them to this new .json file"
-    )
-    keep: tuple[str, ...] = option(
-        ("0", "5", "10", "20", "40", "60", "80"),
-        "percent of all heads that keep softmax, of the sets that --hybrid tries",
-    )
-    draws: int = option(3, "number of random sets of each size that --hybrid tries", least=0)
-    max_loss: float = option(
-        0.05, "nats per token that the loss on text may rise under --hybrid", least=0.0
-    )
-    haystack: str = option("essays", "text around the needle: essays, speeches, or a text file")
-    seed: int = option(0, "random seed of the prompts and of the bootstrap", least=0)
-    mesh: tuple[str, ...] = option(("1", "1", "1"), "numbers of devices along data, fsdp, tensor")
-    batch_size: int = option(1, "number of prompts in one forward pass")
-    dtype: Literal["float32", "bfloat16"] = option("float32", "dtype of the weights")
+    Attributes:
+      model: Hugging Face folder, GGUF file, or name of an asset such as smollm2.
+      recipe: row map that is to replace softmax.
+      n: number of needle prompts; preserve takes 73 or more.
+      length: number of tokens of each prompt.
+      calibration_length: number of tokens to calibrate b=auto on; 0 is --length.
+      top_heads: number of heads of highest median S_2 to report separately.
+      prompts: a .jsonl file of your own prompts, evaluated besides the needle prompts.
+      text: a file of your own texts: .jsonl of id and text, or plain text cut into pieces.
+      text_length: most tokens of a text that are read.
+      diagnose: diagnose the rows of --text in one forward pass, and stop.
+      hybrid: search the heads that may have the recipe, and save them to this new .json file.
+      keep: percent of all heads that keep softmax, of the sets that --hybrid tries.
+      draws: number of random sets of each size that --hybrid tries.
+      max_loss: nats per token that the loss on text may rise under --hybrid.
+      haystack: text around the needle: essays, speeches, or a text file.
+      seed: random seed of the prompts and of the bootstrap.
+      mesh: numbers of devices along data, fsdp, tensor.
+      batch_size: number of prompts in one forward pass.
+      dtype: dtype of the weights.
+    """
+
+    model: str
+    recipe: str = "relu:p=4,b=auto"
+    n: Annotated[int, at_least(1)] = 120
+    length: Annotated[int, at_least(1)] = 256
+    calibration_length: int = 0
+    top_heads: int = 40
+    prompts: str = ""
+    text: str = ""
+    text_length: Annotated[int, at_least(SHORTEST)] = 1024
+    diagnose: bool = False
+    hybrid: str = ""
+    keep: tuple[str, ...] = ("0", "5", "10", "20", "40", "60", "80")
+    draws: Annotated[int, at_least(0)] = 3
+    max_loss: Annotated[float, at_least(0.0)] = 0.05
+    haystack: str = "essays"
+    seed: Annotated[int, at_least(0)] = 0
+    mesh: tuple[str, ...] = ("1", "1", "1")
+    batch_size: int = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 def config_from_options(options: Options) -> AuditConfig:

@@ -20,7 +20,7 @@ from pathlib import Path
 from lm_jax.errors import UsageError
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, write_json, write_text
-from lm_jax.run.options import option, required
+from lm_jax.run.settings import CommandOptions
 from lm_jax.text.lines import read_lines
 from polyattn_jax.suites import feed
 
@@ -28,12 +28,18 @@ TEXT, FACTS = "haystack.txt", "haystack.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """The feed, and which of it is taken."""
+class Options(CommandOptions):
+    """The feed, and which of it is taken.
 
-    feed: Path = required("saved RSS or Atom feed")
-    after: str = required("first day that is taken, such as 2026-01-01")
-    names: str = option("", "a file of names, one a line, whose sentences are left out")
+    Attributes:
+      feed: saved RSS or Atom feed.
+      after: first day that is taken, such as 2026-01-01.
+      names: a file of names, one a line, whose sentences are left out.
+    """
+
+    feed: Path
+    after: str
+    names: str = ""
 
 
 def main(arguments: cli.Arguments) -> None:

@@ -24,7 +24,7 @@ import dataclasses
 import functools
 import itertools
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ from tokenizers.decoders import DecodeStream
 from lm_jax.errors import UsageError
 from lm_jax.model.decode import Sampling, stream
 from lm_jax.run import cli, stop, terminal
-from lm_jax.run.options import option
+from lm_jax.run.settings import Flag, at_least
 from protot_jax.analysis.steering import (
     EditsAt,
     Place,
@@ -56,40 +56,40 @@ _LEVEL = 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RunOptions):
-    """The prompt, the sampler, and the edits of prototypes."""
+    """The prompt, the sampler, and the edits of prototypes.
 
-    prompt: tuple[str, ...] = option(
-        ("",), "text to continue; empty begins a document", repeated=True
-    )
-    tokens: int = option(100, "number of tokens to generate; 0 for no end", least=0)
-    temperature: float = option(0.8, "temperature of the sampler; 0 is greedy", least=0.0)
-    top_k: int = option(40, "sample from the k most probable tokens; 0 for all")
-    top_p: float = option(0.95, "sample from the most probable tokens of this total probability")
-    repetition_penalty: float = option(
-        1.0, "divide positive logits of tokens that occurred by this, multiply negative; 1 for none"
-    )
-    no_repeat_ngram: int = option(
-        0, "exclude tokens that complete an n-gram of this length a second time; 0 for none"
-    )
-    seed: int = option(0, "random seed of the sampler", least=0)
-    edit: tuple[str, ...] = option(
-        (),
-        f"edit of a prototype, L2P5 or L2P5:MODE with a MODE of {', '.join(edits.MODES)}, or "
-        "scale=FACTOR; also as layer=2,prototype=5,mode=scale,by=0",
-        repeated=True,
-    )
-    strengths: tuple[str, ...] = option(
-        (), "factors, each in turn, of the edits of mode scale that name none"
-    )
-    controls: int = option(
-        15, "number of other prototypes of the layer that get the same strengths, drawn", least=1
-    )
-    target: str | None = option(
-        None, "word whose probability after the prompt is printed for every strength"
-    )
-    routing_of: str | None = option(
-        None, "text whose routing the first tokens take, token by token; default their own"
-    )
+    Attributes:
+      prompt: text to continue; empty begins a document.
+      tokens: number of tokens to generate; 0 for no end.
+      temperature: temperature of the sampler; 0 is greedy.
+      top_k: sample from the k most probable tokens; 0 for all.
+      top_p: sample from the most probable tokens of this total probability.
+      repetition_penalty: divide positive logits of tokens that occurred by this, multiply negative;
+        1 for none.
+      no_repeat_ngram: exclude tokens that complete an n-gram of this length a second time; 0 for
+        none.
+      seed: random seed of the sampler.
+      edit: edit of a prototype, L2P5 or L2P5:MODE with a MODE of mask_write, mask_read, zero_write,
+        zero_read, or scale=FACTOR; also as layer=2,prototype=5,mode=scale,by=0.
+      strengths: factors, each in turn, of the edits of mode scale that name none.
+      controls: number of other prototypes of the layer that get the same strengths, drawn.
+      target: word whose probability after the prompt is printed for every strength.
+      routing_of: text whose routing the first tokens take, token by token; default their own.
+    """
+
+    prompt: Annotated[tuple[str, ...], Flag(repeated=True)] = ("",)
+    tokens: Annotated[int, at_least(0)] = 100
+    temperature: Annotated[float, at_least(0.0)] = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
+    seed: Annotated[int, at_least(0)] = 0
+    edit: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
+    strengths: tuple[str, ...] = ()
+    controls: Annotated[int, at_least(1)] = 15
+    target: str | None = None
+    routing_of: str | None = None
 
     @property
     def sampling(self) -> Sampling:

@@ -24,7 +24,7 @@ licence of their corpus: publish them by it, or export with `--documents=0`; the
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
@@ -43,9 +43,9 @@ from lm_jax.run.files import (
     write_text,
 )
 from lm_jax.run.finished import is_finished
-from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.settings import at_least
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.exports import export_held_out
 from lm_jax.text.preparation import open_prepared
@@ -63,12 +63,15 @@ _OF_TRAINING = ("start", "git", "packages", "device")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RunOptions):
-    """The model, and how much held-out text goes with it."""
+    """The model, and how much held-out text goes with it.
 
-    documents: int = option(2000, "documents of validation text, and of test text", least=0)
-    dtype: Literal["float32", "bfloat16"] = option(
-        "float32", "precision of matrices in the file; bfloat16 rounds them as training does"
-    )
+    Attributes:
+      documents: documents of validation text, and of test text.
+      dtype: precision of matrices in the file; bfloat16 rounds them as training does.
+    """
+
+    documents: Annotated[int, at_least(0)] = 2000
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 def export(

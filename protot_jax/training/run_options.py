@@ -6,19 +6,23 @@ from pathlib import Path
 from typing import Literal
 
 from lm_jax.errors import UsageError
-from lm_jax.run.options import option, required
+from lm_jax.run.settings import CommandOptions
 from protot_jax.training.saved_run import TrainedModel, load_run, split_seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """The run, the seed and the checkpoint of a pretrained model."""
+class RunOptions(CommandOptions):
+    """The run, the seed and the checkpoint of a pretrained model.
 
-    run: Path = required("work folder of a pretraining run")
-    run_seed: int | None = option(None, "seed of the model, one of the run's; default the first")
-    checkpoint: Literal["best", "last"] = option(
-        "best", "checkpoint of lowest validation perplexity, or the last one"
-    )
+    Attributes:
+      run: work folder of a pretraining run.
+      run_seed: seed of the model, one of the run's; default the first.
+      checkpoint: checkpoint of lowest validation perplexity, or the last one.
+    """
+
+    run: Path
+    run_seed: int | None = None
+    checkpoint: Literal["best", "last"] = "best"
 
     @property
     def best(self) -> bool:

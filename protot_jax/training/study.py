@@ -36,9 +36,9 @@ from lm_jax.run import cli, terminal
 from lm_jax.run.config import config_hash, from_plain
 from lm_jax.run.files import write_json
 from lm_jax.run.finished import is_finished
-from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.settings import CommandOptions
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import Resume, config_changes, list_changes, open_workdir
 from lm_jax.text.splits import SPLITS as TEXT_SPLITS
@@ -112,10 +112,14 @@ class SeedRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """The part of the study to train now."""
+class Options(CommandOptions):
+    """The part of the study to train now.
 
-    only: tuple[str, ...] = option((), "names of the variants to train now; default all")
+    Attributes:
+      only: names of the variants to train now; default all.
+    """
+
+    only: tuple[str, ...] = ()
 
 
 def run(

@@ -18,29 +18,38 @@ Nothing is fetched: get the files of a sample or a dump with a client of your ch
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from lm_jax.errors import UsageError
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import verify_manifest
-from lm_jax.run.options import option, required
+from lm_jax.run.settings import CommandOptions, at_least
 from lm_jax.text.subset import FORMAT, MANIFEST, SubsetConfig, build_subset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """The files, and how much of them is taken."""
+class Options(CommandOptions):
+    """The files, and how much of them is taken.
 
-    source: Path = required("folder of .parquet files, with columns of texts and ids")
-    tokens: int = option(250_000_000, "number of tokens at which reading ends", least=1)
-    documents: tuple[str, ...] = option(
-        (), "numbers of documents to train on, validate and test, instead of --tokens"
-    )
-    seed: int = option(0, "random seed of the splits", least=0)
-    vocab_size: int = option(16_000, "number of tokens of the tokenizer", least=1)
-    dump: str = option("", "name of the dump, where the files have no column of that name")
-    text: str = option("text", "column of the texts")
-    id: str = option("id", "column of the ids")
+    Attributes:
+      source: folder of .parquet files, with columns of texts and ids.
+      tokens: number of tokens at which reading ends.
+      documents: numbers of documents to train on, validate and test, instead of --tokens.
+      seed: random seed of the splits.
+      vocab_size: number of tokens of the tokenizer.
+      dump: name of the dump, where the files have no column of that name.
+      text: column of the texts.
+      id: column of the ids.
+    """
+
+    source: Path
+    tokens: Annotated[int, at_least(1)] = 250_000_000
+    documents: tuple[str, ...] = ()
+    seed: Annotated[int, at_least(0)] = 0
+    vocab_size: Annotated[int, at_least(1)] = 16_000
+    dump: str = ""
+    text: str = "text"
+    id: str = "id"
 
 
 def config_from_options(options: Options) -> SubsetConfig:

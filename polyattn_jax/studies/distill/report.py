@@ -27,12 +27,12 @@ TERMS = {
 }
 
 
-def build(config: DistillConfig, summary: DistillSummary) -> Report:
+def build(config: DistillConfig, summary: DistillSummary, folder: Path) -> Report:
     """The report of a summary, which holds what it needs of the settings."""
-    del config
+    del config, folder
     return Report(
         f"Trained heads: {Path(summary.model).name}, {summary.recipe}",
-        [
+        lambda: [
             section("Output and loss", _numbers(summary)),
             _prediction(summary),
             _heads(summary),

@@ -28,8 +28,8 @@ from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import write_json, write_text
 from lm_jax.run.finished import OtherInputsError
-from lm_jax.run.options import required
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
+from lm_jax.run.settings import CommandOptions
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import Resume, open_workdir
 from polyattn_jax.audit.config import AuditConfig
@@ -54,12 +54,15 @@ SCHEMA = pa.schema(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """The models."""
+class Options(CommandOptions):
+    """The models.
 
-    models: tuple[str, ...] = required(
-        "models, with commas between them: Hugging Face folders, GGUF files, hub ids, or assets"
-    )
+    Attributes:
+      models: models, with commas between them: Hugging Face folders, GGUF files, hub ids, or
+        assets.
+    """
+
+    models: tuple[str, ...]
 
 
 def run(

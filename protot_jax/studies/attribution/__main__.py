@@ -15,14 +15,15 @@ folder below `attribution` of the run, it writes
 
 import dataclasses
 import hashlib
+from typing import Annotated
 
 from lm_jax.report import slug
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.finished import finish_time, mark_finished
-from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.settings import at_least
 from lm_jax.run.workdir import open_workdir
 from protot_jax.analysis.token_ids import prompt_tokens
 from protot_jax.studies.attribution import report, report_data
@@ -39,14 +40,19 @@ PRINTED = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RunOptions):
-    """The prompt, the words whose logits are attributed, and how much is listed."""
+    """The prompt, the words whose logits are attributed, and how much is listed.
 
-    prompt: str = option("", "text whose next token is attributed")
-    targets: tuple[str, ...] = option(
-        (), "words of one token whose logits are attributed; default the most probable tokens"
-    )
-    top: int = option(3, "how many of the most probable tokens, without --targets", least=1)
-    pairs: int = option(50, "how many of the strongest pairs of tokens to list", least=1)
+    Attributes:
+      prompt: text whose next token is attributed.
+      targets: words of one token whose logits are attributed; default the most probable tokens.
+      top: how many of the most probable tokens, without --targets.
+      pairs: how many of the strongest pairs of tokens to list.
+    """
+
+    prompt: str = ""
+    targets: tuple[str, ...] = ()
+    top: Annotated[int, at_least(1)] = 3
+    pairs: Annotated[int, at_least(1)] = 50
 
 
 def format_report(result: AttributionReport) -> str:

@@ -25,20 +25,19 @@ from collections.abc import Sequence
 import dataclasses
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from lm_jax.evaluate import judge
 from lm_jax.evaluate.answers import digest
-from lm_jax.evaluate.judge import MAX_NEW_TOKENS
 from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS, read_rubric
 from lm_jax.run import cli
 from lm_jax.run.files import file_digest, to_jsonable, write_bytes, write_json
 from lm_jax.run.finished import file_inputs, finish_time, mark_finished
-from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.settings import Flag, at_least
 from lm_jax.run.workdir import open_workdir
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import MANIFEST, open_prepared
@@ -59,59 +58,47 @@ ASKING = ("marked", "judge_texts", "judge_tokens", "judge_temperature")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RunOptions):
-    """The texts to analyse, and the settings of the report."""
+    """The texts to analyse, and the settings of the report.
 
-    split: Literal["train", "validation", "test"] = option(
-        "validation", "split of the run's prepared data"
-    )
-    texts: int = option(4_000, "maximum number of documents to read", least=2)
-    length: int = option(
-        32,
-        "number of tokens of each document, its beginning-of-sequence token included",
-        least=collect.LEAST + 1,
-    )
-    batch_size: int = option(64, "number of documents in one forward pass", least=1)
-    top: int = option(10, "number of texts and of tokens to show of each prototype", least=1)
-    rank_by: RankBy = option("mean", "statistic of the write gate that ranks a prototype's texts")
-    judge: str = option(
-        "null",
-        "judge that names the themes: null for none, local:FOLDER, cached:FILE or chat:MODEL@URL",
-    )
-    rubric: str = option(
-        "", "a text file with other instructions for the judge, such as those of a paper"
-    )
-    marked: float = option(
-        MARKED, "share of a text's words that is marked for the judge, the strongest ones"
-    )
-    judge_texts: int = option(
-        MOST_TEXTS, "the most of the --top texts that are given to the judge", least=1
-    )
-    judge_tokens: int = option(
-        0,
-        "the most tokens of the judge's answer; 0 for "
-        f"{MAX_NEW_TOKENS} of local:FOLDER and for no limit of chat:MODEL@URL",
-        least=0,
-    )
-    judge_temperature: float = option(
-        0.0,
-        "temperature at which local:FOLDER or chat:MODEL@URL samples its answer; 0 for greedy",
-        least=0,
-    )
-    compare: tuple[str, ...] = option(
-        (),
-        "heads:RUN or sae:RUN, units of another model on the same prepared data",
-        repeated=True,
-    )
-    resamples: int = option(
-        1_000, "number of bootstrap samples, and of permutations of each test", least=99
-    )
-    seed: int = option(0, "random seed of the permutations and bootstrap samples", least=0)
-    ablated: int = option(
-        2,
-        "number of a prototype's texts on which it is left out and words are attributed; 0 for "
-        "none; memory grows with the square of --length",
-        least=0,
-    )
+    Attributes:
+      split: split of the run's prepared data.
+      texts: maximum number of documents to read.
+      length: number of tokens of each document, its beginning-of-sequence token included.
+      batch_size: number of documents in one forward pass.
+      top: number of texts and of tokens to show of each prototype.
+      rank_by: statistic of the write gate that ranks a prototype's texts.
+      judge: judge that names the themes: null for none, local:FOLDER, cached:FILE or
+        chat:MODEL@URL.
+      rubric: a text file with other instructions for the judge, such as those of a paper.
+      marked: share of a text's words that is marked for the judge, the strongest ones.
+      judge_texts: the most of the --top texts that are given to the judge.
+      judge_tokens: maximum number of tokens of the judge's answer; 0 for 256 of local:FOLDER and
+        for no limit of chat:MODEL@URL.
+      judge_temperature: temperature at which local:FOLDER or chat:MODEL@URL samples its answer; 0
+        for greedy.
+      compare: heads:RUN or sae:RUN, units of another model on the same prepared data.
+      resamples: number of bootstrap samples, and of permutations of each test.
+      seed: random seed of the permutations and bootstrap samples.
+      ablated: number of a prototype's texts on which it is left out and words are attributed; 0 for
+        none; memory grows with the square of --length.
+    """
+
+    split: Literal["train", "validation", "test"] = "validation"
+    texts: Annotated[int, at_least(2)] = 4_000
+    length: Annotated[int, at_least(collect.LEAST + 1)] = 32
+    batch_size: Annotated[int, at_least(1)] = 64
+    top: Annotated[int, at_least(1)] = 10
+    rank_by: RankBy = "mean"
+    judge: str = "null"
+    rubric: str = ""
+    marked: float = MARKED
+    judge_texts: Annotated[int, at_least(1)] = MOST_TEXTS
+    judge_tokens: Annotated[int, at_least(0)] = 0
+    judge_temperature: Annotated[float, at_least(0)] = 0.0
+    compare: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
+    resamples: Annotated[int, at_least(99)] = 1_000
+    seed: Annotated[int, at_least(0)] = 0
+    ablated: Annotated[int, at_least(0)] = 2
 
 
 def report(

@@ -22,7 +22,7 @@ differ by more. Labels of different judges are not compared.
 from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from scipy import stats
@@ -36,9 +36,9 @@ from lm_jax.report.prose import Prose
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, to_jsonable, write_json, write_text
 from lm_jax.run.finished import finish_time, mark_finished
-from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import Count, load_result
+from lm_jax.run.settings import CommandOptions, Flag, at_least
 from lm_jax.run.workdir import open_workdir
 from lm_jax.statistics import Interval, holm
 from protot_jax.studies.concepts import scores
@@ -54,13 +54,16 @@ _PERMUTATIONS = 9_999
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """The reports, and the seed of the resampling."""
+class Options(CommandOptions):
+    """The reports, and the seed of the resampling.
 
-    report: tuple[str, ...] = option(
-        (), "NAME=PATH or PATH, a concept report with labels", repeated=True
-    )
-    seed: int = option(0, "random seed of bootstrap samples and permutations", least=0)
+    Attributes:
+      report: NAME=PATH or PATH, a concept report with labels.
+      seed: random seed of bootstrap samples and permutations.
+    """
+
+    report: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
+    seed: Annotated[int, at_least(0)] = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ Metrics are printed in percent, as in the paper.
 
 from collections.abc import Sequence
 import math
+from pathlib import Path
 from typing import Any
 
 from lm_jax import report
@@ -30,9 +31,22 @@ from protot_jax.studies.glue.settings import GlueConfig
 _PROSE = Prose("protot_jax.studies.glue")
 
 
-def build(config: GlueConfig, result: GlueSummary) -> Report:
+def build(config: GlueConfig, result: GlueSummary, folder: Path) -> Report:
     """The report of a summary, which holds what it needs of the settings."""
-    del config
+    del config, folder
+    heads, *rows = result_rows(result)
+    return Report(
+        "Fine-tuning on sentence tasks",
+        lambda: _sections(result),
+        lead=[_verdict(result)],
+        lines=[
+            terminal.format_table(heads, rows, left=range(4)),
+            *map(divergence, result.diverged),
+        ],
+    )
+
+
+def _sections(result: GlueSummary) -> list[Section]:
     sections = [
         results(result),
         diverged(result),
@@ -44,16 +58,7 @@ def build(config: GlueConfig, result: GlueSummary) -> Report:
         submissions(result),
         section("Terms", _PROSE("terms")),
     ]
-    heads, *rows = result_rows(result)
-    return Report(
-        "Fine-tuning on sentence tasks",
-        [one for one in sections if one is not None],
-        lead=[_verdict(result)],
-        lines=[
-            terminal.format_table(heads, rows, left=range(4)),
-            *map(divergence, result.diverged),
-        ],
-    )
+    return [one for one in sections if one is not None]
 
 
 def _place(task: TaskSummary, split: SplitResult, metric: str) -> Cell:

@@ -27,15 +27,16 @@ from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
 import textwrap
+from typing import Annotated
 
 from lm_jax.errors import UsageError
 from lm_jax.report import slug
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.finished import Inputs, file_inputs, finish_time, mark_finished
-from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.settings import at_least
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import Resume, open_workdir
 from lm_jax.text.preparation import MANIFEST
@@ -57,39 +58,42 @@ WIDTH = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RunOptions):
-    """The sentences, the prototype, its controls, and the amount of text."""
+    """The sentences, the prototype, its controls, and the amount of text.
 
-    concept: tuple[str, ...] = option((), "concepts whose sentences are used, one or several")
-    sentences: Path | None = option(
-        None, "a .jsonl or .tsv file of sentences; default those of the package"
-    )
-    words: tuple[str, ...] = option(
-        (),
-        "words by which the prototype is chosen, the one that writes them most specifically; "
-        "default the targets",
-    )
-    layer: int | None = option(
-        None, "layer of the prototype, from 0; default chosen by the words", least=0
-    )
-    prototype: int | None = option(None, "index of the prototype in its layer, from 0", least=0)
-    reinit_draws: int = option(20, "number of random new vectors for the prototype", least=1)
-    control_draws: int = option(5, "number of random new vectors for each other prototype", least=1)
-    reinit_seed: int = option(0, "random seed of the new vectors and bootstrap samples", least=0)
-    controls: bool = option(True, "measure every other prototype as well")
-    least_probability: float = option(
-        0.01, "exclude sentences whose target has a lower baseline probability", least=0.0
-    )
-    all_subtokens: bool = option(
-        False, "use the probability of all tokens of a target, not only of its first"
-    )
-    gate_rows: int = option(
-        512, "number of validation rows to rank and match prototypes on", least=1
-    )
-    perplexity_rows: int = option(
-        32, "number of validation rows whose perplexity is measured; 0 for none", least=0
-    )
-    match_seeds: bool = option(True, "repeat with the matching prototypes of the run's other seeds")
-    other_runs: tuple[str, ...] = option((), "work folders of runs; repeat in all of their seeds")
+    Attributes:
+      concept: concepts whose sentences are used, one or several.
+      sentences: a .jsonl or .tsv file of sentences; default those of the package.
+      words: words by which the prototype is chosen, the one that writes them most specifically;
+        default the targets.
+      layer: layer of the prototype, from 0; default chosen by the words.
+      prototype: index of the prototype in its layer, from 0.
+      reinit_draws: number of random new vectors for the prototype.
+      control_draws: number of random new vectors for each other prototype.
+      reinit_seed: random seed of the new vectors and bootstrap samples.
+      controls: measure every other prototype as well.
+      least_probability: exclude sentences whose target has a lower baseline probability.
+      all_subtokens: use the probability of all tokens of a target, not only of its first.
+      gate_rows: number of validation rows to rank and match prototypes on.
+      perplexity_rows: number of validation rows whose perplexity is measured; 0 for none.
+      match_seeds: repeat with the matching prototypes of the run's other seeds.
+      other_runs: work folders of runs; repeat in all of their seeds.
+    """
+
+    concept: tuple[str, ...] = ()
+    sentences: Path | None = None
+    words: tuple[str, ...] = ()
+    layer: Annotated[int | None, at_least(0)] = None
+    prototype: Annotated[int | None, at_least(0)] = None
+    reinit_draws: Annotated[int, at_least(1)] = 20
+    control_draws: Annotated[int, at_least(1)] = 5
+    reinit_seed: Annotated[int, at_least(0)] = 0
+    controls: bool = True
+    least_probability: Annotated[float, at_least(0.0)] = 0.01
+    all_subtokens: bool = False
+    gate_rows: Annotated[int, at_least(1)] = 512
+    perplexity_rows: Annotated[int, at_least(0)] = 32
+    match_seeds: bool = True
+    other_runs: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ A killed command resumes with what was generated, answered and scored.
 from collections.abc import Mapping
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import lm_jax
 from lm_jax.errors import UsageError
@@ -41,9 +41,9 @@ from lm_jax.run import cli, terminal
 from lm_jax.run.config import config_hash
 from lm_jax.run.files import read_json, storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.finished import finish_time, mark_finished
-from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.settings import CommandOptions, Flag, at_least
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import open_workdir
 from lm_jax.text.preparation import MANIFEST
@@ -61,33 +61,40 @@ PAGE = "report.html"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """The models, the prompts, the samplers and the judges."""
+class Options(CommandOptions):
+    """The models, the prompts, the samplers and the judges.
 
-    run: tuple[str, ...] = option(
-        (), "run, one of its seeds' folders, or exported model; one flag for each", repeated=True
-    )
-    checkpoint: Literal["best", "last"] = option(
-        "best", "checkpoint of lowest validation perplexity, or the last one"
-    )
-    judge: tuple[str, ...] = option(
-        (),
-        "tokens:FOLDER, perplexity:FOLDER, cached:FILE or chat:MODEL@URL",
-        repeated=True,
-    )
-    prompts: Path | None = option(
-        None, "a file of JSON lines with prompt and reference; default test documents"
-    )
-    count: int = option(100, "how many prompts at most", least=2)
-    prompt_tokens: int = option(100, "length of a prompt from a test document", least=2)
-    new_tokens: int = option(50, "the most tokens that a model generates", least=2)
-    temperature: float = option(0.8, "temperature of the sampled continuations")
-    top_k: int = option(40, "sample from the k most probable tokens; 0 for all")
-    top_p: float = option(0.95, "sample from the most probable tokens of this total probability")
-    repetition_penalty: float = option(1.05, "penalty of sampled tokens that occurred; 1 for none")
-    no_repeat_ngram: int = option(4, "length of n-grams that are not sampled twice; 0 for none")
-    seed: int = option(0, "random seed of prompts, sampler, controls and bootstrap", least=0)
-    resamples: int = option(1_000, "number of bootstrap samples", least=100)
+    Attributes:
+      run: run, one of its seeds' folders, or exported model; one flag for each.
+      checkpoint: checkpoint of lowest validation perplexity, or the last one.
+      judge: tokens:FOLDER, perplexity:FOLDER, cached:FILE or chat:MODEL@URL.
+      prompts: a file of JSON lines with prompt and reference; default test documents.
+      count: how many prompts at most.
+      prompt_tokens: length of a prompt from a test document.
+      new_tokens: the most tokens that a model generates.
+      temperature: temperature of the sampled continuations.
+      top_k: sample from the k most probable tokens; 0 for all.
+      top_p: sample from the most probable tokens of this total probability.
+      repetition_penalty: penalty of sampled tokens that occurred; 1 for none.
+      no_repeat_ngram: length of n-grams that are not sampled twice; 0 for none.
+      seed: random seed of prompts, sampler, controls and bootstrap.
+      resamples: number of bootstrap samples.
+    """
+
+    run: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
+    checkpoint: Literal["best", "last"] = "best"
+    judge: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
+    prompts: Path | None = None
+    count: Annotated[int, at_least(2)] = 100
+    prompt_tokens: Annotated[int, at_least(2)] = 100
+    new_tokens: Annotated[int, at_least(2)] = 50
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    repetition_penalty: float = 1.05
+    no_repeat_ngram: int = 4
+    seed: Annotated[int, at_least(0)] = 0
+    resamples: Annotated[int, at_least(100)] = 1_000
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ Every number comes from the summary. Paragraphs are in `report.html.j2`.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lm_jax import report
@@ -28,13 +29,13 @@ _TITLES: Mapping[Task, str] = {
 }
 
 
-def build(config: RecallConfig, summary: RecallSummary) -> Report:
+def build(config: RecallConfig, summary: RecallSummary, folder: Path) -> Report:
     """The report of a summary, which holds its settings itself."""
-    del config
+    del config, folder
     tasks = dict.fromkeys(each.task for each in summary.results)
     return Report(
         "Recall of mixers with equal memory",
-        [
+        lambda: [
             sizes(summary),
             *(recall(summary, task) for task in tasks),
             *([diverged(summary)] if summary.diverged else []),

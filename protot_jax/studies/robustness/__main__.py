@@ -28,14 +28,14 @@ from collections.abc import Sequence
 import dataclasses
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, to_jsonable, write_json, write_text
 from lm_jax.run.finished import Inputs, finish_time, mark_finished
-from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
+from lm_jax.run.settings import CommandOptions, Flag, at_least
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import open_workdir
 from lm_jax.text.corpora import corpus_inputs
@@ -55,34 +55,37 @@ _SENSES = "index.sense"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """The runs, the sentences, the slices and how they are filtered."""
+class Options(CommandOptions):
+    """The runs, the sentences, the slices and how they are filtered.
 
-    run: tuple[str, ...] = option(
-        (), "work folder of a pretraining run, or of one of its seeds", repeated=True
-    )
-    run_seed: int | None = option(None, "seed of every run's model; default each run's first")
-    checkpoint: Literal["best", "last"] = option(
-        "best", "checkpoint of lowest validation perplexity, or the last one"
-    )
-    sentences: Path | None = option(
-        None, "a .jsonl file of sentences or pairs; default validation text of the first run"
-    )
-    slices: tuple[str, ...] = option(
-        (),
-        f"slices to measure, of {', '.join(experiment.SLICES)}; default all but "
-        f"{', '.join(experiment.OPTIONAL)}",
-    )
-    pairs: int = option(100, "greatest number of pairs of a slice; 500 in the paper", least=1)
-    seed: int = option(0, "random seed of sentences, perturbations and intervals", least=0)
-    wordnet: Path | None = option(None, f"folder with WordNet's {_SENSES}, for synonyms")
-    least_similarity: float | None = option(
-        None, "leave out pairs of a lower similarity, 0.75 in the paper; default not measured"
-    )
-    held: tuple[str, ...] = option((), "prototypes whose routing is held, as L2P5; default all")
-    released_clamp: bool = option(
-        False, "hold the routing also as the released code does, at the last token alone"
-    )
+    Attributes:
+      run: work folder of a pretraining run, or of one of its seeds.
+      run_seed: seed of every run's model; default each run's first.
+      checkpoint: checkpoint of lowest validation perplexity, or the last one.
+      sentences: a .jsonl file of sentences or pairs; default validation text of the first run.
+      slices: slices to measure, of abbreviation, contraction, morphology, punctuation, spelling,
+        synonym, typo, typo_any, morphology_any, synonym_pos, gender, negation, number, gender_tag,
+        negation_tag, number_tag; default all but morphology_any, synonym_pos.
+      pairs: greatest number of pairs of a slice; 500 in the paper.
+      seed: random seed of sentences, perturbations and intervals.
+      wordnet: folder with WordNet's index.sense, for synonyms.
+      least_similarity: leave out pairs of a lower similarity, 0.75 in the paper; default not
+        measured.
+      held: prototypes whose routing is held, as L2P5; default all.
+      released_clamp: hold the routing also as the released code does, at the last token alone.
+    """
+
+    run: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
+    run_seed: int | None = None
+    checkpoint: Literal["best", "last"] = "best"
+    sentences: Path | None = None
+    slices: tuple[str, ...] = ()
+    pairs: Annotated[int, at_least(1)] = 100
+    seed: Annotated[int, at_least(0)] = 0
+    wordnet: Path | None = None
+    least_similarity: float | None = None
+    held: tuple[str, ...] = ()
+    released_clamp: bool = False
 
 
 def load_subjects(options: Options) -> list[SubjectModel]:

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import dataclasses
 import json
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,9 +36,9 @@ from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.run import cli, stop, terminal
 from lm_jax.run.files import content_digest, file_digest, write_json, write_text
 from lm_jax.run.finished import NO_INPUTS, finish_time, mark_finished
-from lm_jax.run.options import option
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import Count, load_result
+from lm_jax.run.settings import CommandOptions, Flag, at_least
 from lm_jax.run.workdir import open_workdir
 from lm_jax.text import corpora
 from lm_jax.text.preparation import CorpusConfig
@@ -67,31 +67,38 @@ _MOST_TEXT = 8_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """The corpora, the size of the benchmark, and its checks."""
+class Options(CommandOptions):
+    """The corpora, the size of the benchmark, and its checks.
 
-    corpus: tuple[str, ...] = option(
-        ("sotu", "wiki"), "KIND:SOURCE, a corpus of kind text, dialogue or news", repeated=True
-    )
-    field: str = option("text", "column of the text in .jsonl and .parquet")
-    licence: str = option("", "licence of the corpora that are files of yours, for the record")
-    slices: tuple[str, ...] = option(
-        (),
-        f"slices, of {', '.join(experiment.PERTURBATIONS)}; default the paper's, "
-        f"{', '.join(PAPER_SLICES)}",
-    )
-    pairs: int = option(500, "number of pairs of a slice", least=1)
-    mix: int = option(30_000, "greatest number of sentences of all corpora", least=1)
-    splits: tuple[str, ...] = option(
-        ("validation", "test"),
-        f"splits of the corpora that sentences are of, of {', '.join(SPLITS)}; sentences of the "
-        "training split say nothing of new text",
-    )
-    seed: int = option(42, "random seed of sentences, perturbations and flips", least=0)
-    wordnet: Path | None = option(None, "folder with WordNet's index.sense, for synonyms")
-    least_zipf: float = option(3.0, "least Zipf frequency of a new word, in the corpora")
-    least_similarity: float = option(0.75, "least similarity of a pair by MiniLM")
-    similar: tuple[str, ...] = option(("synonym",), "slices that the similarity is a check of")
+    Attributes:
+      corpus: KIND:SOURCE, a corpus of kind text, dialogue or news.
+      field: column of the text in .jsonl and .parquet.
+      licence: licence of the corpora that are files of yours, for the record.
+      slices: slices, of abbreviation, contraction, morphology, punctuation, spelling, synonym,
+        typo, typo_any, morphology_any, synonym_pos; default the paper's, which are the first seven.
+      pairs: number of pairs of a slice.
+      mix: greatest number of sentences of all corpora.
+      splits: splits of the corpora that sentences are taken from, of train, validation, test;
+        sentences of the training split say nothing about new text.
+      seed: random seed of sentences, perturbations and flips.
+      wordnet: folder with WordNet's index.sense, for synonyms.
+      least_zipf: least Zipf frequency of a new word, in the corpora.
+      least_similarity: least similarity of a pair by MiniLM.
+      similar: slices that the similarity is a check of.
+    """
+
+    corpus: Annotated[tuple[str, ...], Flag(repeated=True)] = ("sotu", "wiki")
+    field: str = "text"
+    licence: str = ""
+    slices: tuple[str, ...] = ()
+    pairs: Annotated[int, at_least(1)] = 500
+    mix: Annotated[int, at_least(1)] = 30_000
+    splits: tuple[str, ...] = ("validation", "test")
+    seed: Annotated[int, at_least(0)] = 42
+    wordnet: Path | None = None
+    least_zipf: float = 3.0
+    least_similarity: float = 0.75
+    similar: tuple[str, ...] = ("synonym",)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,8 +29,8 @@ from lm_jax.report import slug
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.finished import finish_time, mark_finished
-from lm_jax.run.options import option
 from lm_jax.run.results import load_result
+from lm_jax.run.settings import CommandOptions
 from lm_jax.run.workdir import open_workdir
 from sparse_jax.studies.circuits import report_text, study
 from sparse_jax.studies.circuits.config import CircuitConfig, task_name
@@ -41,19 +41,24 @@ _WIDTH = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(CommandOptions):
     """The models and the tasks; each sets the field of the config of that name.
 
     `pair` sets all three models, and leaves out the prompts of their training text.
+
+    Attributes:
+      pair: work folder of iaj sparse pair, whose three models are taken.
+      dense: model whose circuits are found: a folder, a .gguf file, or a name of the manifest.
+      control: model of the same training with every gate open.
+      sparse: exported folder of iaj sparse posttrain.
+      task: names of tasks, or .jsonl files, with commas between.
     """
 
-    pair: str | None = option(None, "work folder of iaj sparse pair, whose three models are taken")
-    dense: str | None = option(
-        None, "model whose circuits are found: a folder, a .gguf file, or a name of the manifest"
-    )
-    control: str | None = option(None, "model of the same training with every gate open")
-    sparse: str | None = option(None, "exported folder of iaj sparse posttrain")
-    task: tuple[str, ...] = option((), "names of tasks, or .jsonl files, with commas between")
+    pair: str | None = None
+    dense: str | None = None
+    control: str | None = None
+    sparse: str | None = None
+    task: tuple[str, ...] = ()
 
 
 def settings(arguments: cli.Arguments) -> CircuitConfig:

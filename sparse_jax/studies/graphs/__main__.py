@@ -27,15 +27,15 @@ with the same numbers.
 
 import dataclasses
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 from ml_collections import ConfigDict
 
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.finished import finish_time, is_finished, mark_finished
-from lm_jax.run.options import option
 from lm_jax.run.results import load_result
+from lm_jax.run.settings import CommandOptions, Flag
 from lm_jax.run.workdir import open_workdir
 from sparse_jax.studies.graphs import inputs, study
 from sparse_jax.studies.graphs.config import GraphConfig
@@ -44,37 +44,44 @@ from sparse_jax.studies.graphs.results import GraphSummary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Models, transcoders and prompts; each sets a field of the config."""
+class Options(CommandOptions):
+    """Models, transcoders and prompts; each sets a field of the config.
 
-    model: str | None = option(
-        None, "model: a folder, dense or sparse, a work folder, or a name of the manifest"
-    )
-    transcoder: str | None = option(None, "folder transcoder/ of iaj sparse transcoder")
-    dense: str | None = option(None, "dense model to compare with --sparse, like --model")
-    dense_transcoder: str | None = option(None, "transcoder of the dense model")
-    sparse: str | None = option(None, "sparse model to compare with --dense, like --model")
-    sparse_transcoder: str | None = option(None, "transcoder of the sparse model")
-    neurons: bool = option(
-        False, "take the neurons of the MLPs for features, without any transcoder"
-    )
-    prompt: tuple[str, ...] = option((), "text of a prompt; may be repeated", repeated=True)
-    target: tuple[str, ...] = option(
-        (), "one token whose logit is explained, with its leading space", repeated=True
-    )
-    prompts: str | None = option(
-        None, "file of prompts, .jsonl, or findings or rephrasings, which are shipped"
-    )
-    labels: str | None = option(None, "file of labels of the features of --model, .json")
-    dense_labels: str | None = option(None, "file of labels of the features of --dense")
-    sparse_labels: str | None = option(None, "file of labels of the features of --sparse")
-    judge: str | None = option(
-        None, "names what features stand for: null, local:FOLDER (a language model) or cached:FILE"
-    )
-    edge_threshold: float | None = option(None, "share of the edges' scores that is kept")
-    unknown_origin: bool = option(
-        False, "accept a transcoder that does not say of which model it is"
-    )
+    Attributes:
+      model: model: a folder, dense or sparse, a work folder, or a name of the manifest.
+      transcoder: folder transcoder/ of iaj sparse transcoder.
+      dense: dense model to compare with --sparse, like --model.
+      dense_transcoder: transcoder of the dense model.
+      sparse: sparse model to compare with --dense, like --model.
+      sparse_transcoder: transcoder of the sparse model.
+      neurons: take the neurons of the MLPs for features, without any transcoder.
+      prompt: text of a prompt; may be repeated.
+      target: one token whose logit is explained, with its leading space.
+      prompts: file of prompts, .jsonl, or findings or rephrasings, which are shipped.
+      labels: file of labels of the features of --model, .json.
+      dense_labels: file of labels of the features of --dense.
+      sparse_labels: file of labels of the features of --sparse.
+      judge: names what features stand for: null, local:FOLDER (a language model) or cached:FILE.
+      edge_threshold: share of the edges' scores that is kept.
+      unknown_origin: accept a transcoder that does not say of which model it is.
+    """
+
+    model: str | None = None
+    transcoder: str | None = None
+    dense: str | None = None
+    dense_transcoder: str | None = None
+    sparse: str | None = None
+    sparse_transcoder: str | None = None
+    neurons: bool = False
+    prompt: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
+    target: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
+    prompts: str | None = None
+    labels: str | None = None
+    dense_labels: str | None = None
+    sparse_labels: str | None = None
+    judge: str | None = None
+    edge_threshold: float | None = None
+    unknown_origin: bool = False
 
 
 # Options whose field of the config has another name.

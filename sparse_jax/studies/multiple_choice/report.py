@@ -12,9 +12,9 @@ from sparse_jax.studies.multiple_choice.results import ChoiceSummary
 from sparse_jax.studies.multiple_choice.settings import MultipleChoiceConfig
 
 
-def build(config: MultipleChoiceConfig, summary: ChoiceSummary) -> Report:
+def build(config: MultipleChoiceConfig, summary: ChoiceSummary, folder: Path) -> Report:
     """The report: accuracies, and changes from the dense model and from controls."""
-    del config
+    del config, folder
     shown = _short_names(list(summary.models))
     rows: list[Sequence[object]] = []
     for task, of_task in summary.tasks.items():
@@ -66,7 +66,7 @@ def build(config: MultipleChoiceConfig, summary: ChoiceSummary) -> Report:
         *[section("Open edges", report.key_values(summary.edges))] * bool(summary.edges),
     ]
     lines = [multiple_choice.table(to_jsonable(summary))]
-    return Report("Multiple choice", parts, lead=(), lines=lines)
+    return Report("Multiple choice", lambda: parts, lead=(), lines=lines)
 
 
 def _short_names(names: Sequence[str]) -> dict[str, str]:

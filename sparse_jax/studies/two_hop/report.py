@@ -1,6 +1,7 @@
 """The report of the two-hop study; every number comes from its runs."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -17,12 +18,13 @@ KINDS = {0: "cross-layer", 1: "per-layer"}
 EXPLAINED = 0.1
 
 
-def build(config: TwoHopConfig, summary: TwoHopSummary) -> Report:
+def build(config: TwoHopConfig, summary: TwoHopSummary, folder: Path) -> Report:
     """The report of a summary."""
+    del folder
     runs = summary.runs
     return Report(
         "Two hops or one",
-        [paths(config, runs, second_hop) for second_hop in config.second_hops],
+        lambda: [paths(config, runs, second_hop) for second_hop in config.second_hops],
         lead=[_verdict(runs)],
         lines=findings(runs),
     )
