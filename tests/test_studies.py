@@ -5,16 +5,14 @@ A study is run once in its mode "smoke"; what is changed afterwards is changed i
 
 import functools
 import importlib
-import json
+import importlib.util
 import re
 import shutil
 
-import jax
 import pyarrow.parquet as pq
 import pytest
 
 from iaj import commands as front
-import lm_jax
 from lm_jax.checkpoint import manager
 from lm_jax.errors import BadInputError, CorruptError, UsageError, WorkdirInUseError
 from lm_jax.run.config import from_plain
@@ -24,14 +22,10 @@ from lm_jax.run.results import load_result
 from lm_jax.run.rows import RowStore
 from lm_jax.run.workdir import open_workdir
 from lm_jax.study import Training, command, frame, work
-from lm_jax.text.tokenizer_training import train_tokenizer
-from tests import tiny
+from tests import study_flags
 from tests.browser import PageReader
-from tests.lm_jax.text.synthetic_corpus import texts
 from tests.polyattn_jax.conftest import tiny as tiny_with_head
-from tests.polyattn_jax.conftest import write_documents
 from tests.protot_jax.small_runs import run, text
-from tests.protot_jax.studies.glue import learnable_files
 
 __all__ = ["run", "text", "tiny_with_head"]
 
@@ -43,51 +37,14 @@ STUDIES = {
 WRITTEN = {"config.json", "finished.json", "log.txt", "provenance.json", "report.html"}
 
 
-# Of a study that is of somebody's models or texts: the fixture of the flags that name small ones.
-FLAGS = {
-    "polyattn distill": "tiny_model_and_documents",
-    "protot glue": "trained_run_and_official_files",
-    "sparse choices": "tiny_model_and_questions",
-}
-
-
 @pytest.fixture(scope="module")
-def tiny_model_and_questions(tmp_path_factory):
-    """A model that has learnt nothing, and questions of TruthfulQA's form."""
-    folder = tmp_path_factory.mktemp("inputs")
-    tokenizer = train_tokenizer((text for _, text in texts(60)), vocab_size=110)
-    cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, max_length=64, family="llama")
-    params = lm_jax.init_params(jax.random.key(0), cfg)
-    lm_jax.save_pretrained(folder / "model", cfg, params, tokenizer)
-    answers = {"choices": ["a cat", "two dogs"], "labels": [1, 0]}
-    lines = [json.dumps({"question": f"who is {i}", "mc1_targets": answers}) for i in range(3)]
-    (folder / "questions.jsonl").write_text("\n".join(lines), "utf-8")
-    return [
-        f"--config.dense={folder / 'model'}",
-        "--config.tasks=()",
-        f"--config.truthfulqa={folder / 'questions.jsonl'}",
-    ]
-
-
-@pytest.fixture(scope="module")
-def tiny_model_and_documents(tiny_with_head, tmp_path_factory):
-    """A model that finds needles, and documents of words that it knows."""
-    source = write_documents(tmp_path_factory.mktemp("documents") / "documents")
-    return [f"--config.model={tiny_with_head}", f"--config.corpus.source={source}"]
-
-
-@pytest.fixture(scope="module")
-def trained_run_and_official_files(run, tmp_path_factory):
-    """A run of pretraining of four steps, and two tasks that it can be fine-tuned on."""
-    folder = learnable_files.write(tmp_path_factory.mktemp("glue"))
-    tasks = "--config.tasks=('sst2', 'stsb')"
-    return [f"--config.runs=('tiny={run}',)", f"--config.folder={folder}", tasks]
-
-
-@pytest.fixture(scope="module")
-def start(study, request):
+def start(study, request, tmp_path_factory):
     """`start(folder, *flags)`: the study in its mode "smoke"; returns the exit code."""
-    given = request.getfixturevalue(FLAGS[study.command]) if study.command in FLAGS else []
+    name = f"{study_flags.__name__}.{study.command.replace(' ', '_')}"
+    given = []
+    if importlib.util.find_spec(name):
+        folder = tmp_path_factory.mktemp("inputs")
+        given = importlib.import_module(name).flags(request, folder)
 
     def run(folder, *flags) -> int:
         config = [f"--config={study.config_name}:smoke", *given]
