@@ -192,6 +192,21 @@ def test_a_report_that_fails_leaves_the_run_unfinished(study, start, copied, mon
     assert start(copied) == 0
 
 
+@pytest.mark.parametrize("study", ["sparse two_hop"], indirect=True)
+def test_the_command_returns_what_its_report_says(study, start, copied, monkeypatch):
+    function = type(study).function
+
+    def chosen(self, name):
+        found = function(self, name)
+        if name != "report":
+            return found
+        return lambda *given: found(*given)._replace(exit_code=10)
+
+    monkeypatch.setattr(type(study), "function", chosen)
+    assert start(copied) == 10
+    assert frame.execute(study, study.settings("smoke"), copied) is not None
+
+
 def test_other_settings_are_refused(study, start, copied, capsys):
     settings = vars(study.config())
     number = next(name for name, value in settings.items() if type(value) is int)
