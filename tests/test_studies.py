@@ -21,13 +21,14 @@ from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.rows import RowStore
 from lm_jax.run.workdir import open_workdir
-from lm_jax.study import Training, command, frame, work
+from lm_jax.study import Training, command, frame
 from tests import study_flags
 from tests.browser import PageReader
+from tests.polyattn_jax.conftest import haystack
 from tests.polyattn_jax.conftest import tiny as tiny_with_head
 from tests.protot_jax.small_runs import run, text
 
-__all__ = ["run", "text", "tiny_with_head"]
+__all__ = ["haystack", "run", "text", "tiny_with_head"]
 
 STUDIES = {
     " ".join(words): importlib.import_module(module).STUDY
@@ -124,20 +125,13 @@ def numbers(folder):
 def test_a_run_that_is_killed_resumes_to_equal_files(study, start, finished, tmp_path, monkeypatch):
     """After a unit; without units after a checkpoint of a training, or else before the summary."""
     done, again = [], []
+    append, save = RowStore.append, manager.save
 
-    class Killed(RowStore):
-        def append(self, unit, rows):
-            if done:
-                raise RuntimeError("the power is gone")
-            super().append(unit, rows)
-            done.append(unit)
-
-    class Counted(RowStore):
-        def append(self, unit, rows):
-            super().append(unit, rows)
-            again.append(unit)
-
-    save = manager.save
+    def appended(seen, store, unit, rows):
+        if seen is done and done:
+            raise RuntimeError("the power is gone")
+        append(store, unit, rows)
+        seen.append(unit)
 
     def saved(seen, place, state, **kwargs):
         if seen is done and done:
@@ -148,19 +142,19 @@ def test_a_run_that_is_killed_resumes_to_equal_files(study, start, finished, tmp
     def no_summary(*_):
         raise RuntimeError("the power is gone")
 
-    has_units = (finished / work.SHARDS).exists()
+    has_units = any(finished.glob("*/rows-*.parquet"))
     has_checkpoints = not has_units and issubclass(study.config, Training)
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         if has_units:
-            patch.setattr(work, "RowStore", Killed)
+            patch.setattr(RowStore, "append", lambda *given: appended(done, *given))
         elif has_checkpoints:
             patch.setattr(manager, "save", functools.partial(saved, done))
         else:
             patch.setattr(frame, "write_json", no_summary)
         assert start(folder) == 1
     assert not (folder / "finished.json").exists()
-    monkeypatch.setattr(work, "RowStore", Counted)
+    monkeypatch.setattr(RowStore, "append", lambda *given: appended(again, *given))
     if has_checkpoints:
         monkeypatch.setattr(manager, "save", functools.partial(saved, again))
     assert start(folder) == 0

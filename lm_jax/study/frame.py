@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lm_jax import report
 from lm_jax.report import Report
-from lm_jax.run import processes
+from lm_jax.run import output, processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
 from lm_jax.run.files import to_jsonable, write_json, write_text
 from lm_jax.run.finished import NO_INPUTS, Inputs, check_resumed, finish_time, mark_finished
@@ -79,7 +79,8 @@ def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto"
 
         def show() -> int:
             built = study.function("report")(config, summary, path)
-            print(*[f"finished {finished}"] * bool(finished), *built.lines, sep="\n")
+            said = [f"finished {finished}"] * bool(finished)
+            print(output.printable("\n".join([*said, *built.lines])))
             print(f"report: {report_file(path)}")
             return built.exit_code
 

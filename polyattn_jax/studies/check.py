@@ -49,13 +49,14 @@ from polyattn_jax.audit import (
     concentration,
     decision,
     model_calibration,
+    opening,
     recipe_rows,
     stages,
     summary,
     units,
 )
 from polyattn_jax.audit.audit_suites import PROMPTS, TEXTS, build_suites
-from polyattn_jax.audit.audited_model import AuditedModel
+from polyattn_jax.audit.audited_model import AuditedModel, load
 from polyattn_jax.audit.columns import Columns, columns, where
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.hybrid_results import Search
@@ -73,7 +74,7 @@ from polyattn_jax.recipes.linear_state import linear_state
 from polyattn_jax.recipes.row_maps import SOFTMAX, Calibrated, parse_recipe, resolve_bias
 from polyattn_jax.report import check_table
 from polyattn_jax.report import hybrid as hybrid_report
-from polyattn_jax.studies import audit, diagnosis, hybrid
+from polyattn_jax.studies import diagnosis, hybrid
 from polyattn_jax.studies.diagnosis import folder_or_temporary
 from polyattn_jax.suites import Suite, read_jsonl, read_texts
 from polyattn_jax.suites.texts import SHORTEST
@@ -202,7 +203,7 @@ def run(audited: AuditedModel, folder: Path) -> CheckResult:
     calibration, b_auto = None, None
     unmeasured: tuple[RowShares, SoftmaxComparison | None] = RowShares(), None
     of_suite = {probe: unmeasured, TEXTS: unmeasured}
-    fingerprint = audit.fingerprint(audited, suites)
+    fingerprint = opening.fingerprint(audited, suites)
     with units.open_stores(folder, fingerprint, config.degrees) as stores:
         if recipe.bias == "auto" or (degree is not None and recipe.bias == 0.0):
             calibration = model_calibration.calibrated(audited, folder)
@@ -356,9 +357,9 @@ def main(arguments: cli.Arguments) -> int:
         folder_or_temporary(arguments.workdir) as folder,
         open_workdir(folder, config, resume=arguments.resume) as work,
     ):
-        given = audit.inputs(config)
+        given = opening.inputs(config)
         if not finish_time(work.path, given):
-            write_json(work.path / RESULT, run(audit.load(config), work.path))
+            write_json(work.path / RESULT, run(load(config), work.path))
             mark_finished(work.path, given)
         result = load_result(work.path / RESULT, CheckResult)
     print(check_table.format_result(result))

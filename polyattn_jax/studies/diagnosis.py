@@ -29,9 +29,16 @@ from lm_jax.run.terminal import format_table
 from lm_jax.run.workdir import Resume, open_workdir
 from lm_jax.statistics import Interval
 from lm_jax.weights import hub
-from polyattn_jax.audit import audit_suites, concentration, model_calibration, stages, units
+from polyattn_jax.audit import (
+    audit_suites,
+    concentration,
+    model_calibration,
+    opening,
+    stages,
+    units,
+)
 from polyattn_jax.audit.audit_suites import TEXTS
-from polyattn_jax.audit.audited_model import AuditedModel
+from polyattn_jax.audit.audited_model import AuditedModel, load
 from polyattn_jax.audit.columns import Columns, columns, degrees, where
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.provenance import Provenance, read_provenance
@@ -39,7 +46,6 @@ from polyattn_jax.audit.results import Prevalence, SoftmaxComparison
 from polyattn_jax.recipes.calibrate import Calibration
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.report import findings
-from polyattn_jax.studies import audit
 
 RESULT = "diagnosis.json"
 SHOWN_HEADS = 10
@@ -118,7 +124,7 @@ def run(audited: AuditedModel, folder: Path) -> DiagnosisResult:
         biases["auto"] = calibration.bias
     elif not isinstance(recipe.bias, str):
         biases[recipe.bias_kind] = recipe.bias
-    fingerprint = audit.fingerprint(audited, {TEXTS: suite})
+    fingerprint = opening.fingerprint(audited, {TEXTS: suite})
     with units.open_stores(folder, fingerprint, config.degrees) as stores:
         stages.diagnose(audited, stores, {TEXTS: suite}, biases)
         rows = columns(stores.rows.read())
@@ -274,8 +280,8 @@ def diagnose(config: AuditConfig, workdir: Path | None, *, resume: Resume) -> Di
         folder_or_temporary(workdir) as folder,
         open_workdir(folder, settings, resume=resume) as work,
     ):
-        given = audit.inputs(config)
+        given = opening.inputs(config)
         if not finish_time(work.path, given):
-            write_json(work.path / RESULT, run(audit.load(config), work.path))
+            write_json(work.path / RESULT, run(load(config), work.path))
             mark_finished(work.path, given)
         return load_result(work.path / RESULT, DiagnosisResult)

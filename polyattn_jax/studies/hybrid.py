@@ -35,12 +35,13 @@ from polyattn_jax.audit import (
     decision,
     head_sets,
     model_calibration,
+    opening,
     stages,
     summary,
     units,
 )
 from polyattn_jax.audit.audit_suites import TEXTS
-from polyattn_jax.audit.audited_model import AuditedModel
+from polyattn_jax.audit.audited_model import AuditedModel, load
 from polyattn_jax.audit.columns import columns
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.hybrid_results import HeadSet, HybridResult, Search, SingleHead
@@ -49,7 +50,6 @@ from polyattn_jax.audit.stages import Condition
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, replaced_heads
 from polyattn_jax.recipes.row_maps import SOFTMAX, parse_recipe, resolve_bias
 from polyattn_jax.report import hybrid as page
-from polyattn_jax.studies import audit
 from polyattn_jax.studies.diagnosis import folder_or_temporary
 from polyattn_jax.suites import Suite
 
@@ -75,7 +75,7 @@ def run(audited: AuditedModel, folder: Path, search: Search) -> HybridResult:
         ),
     )
     recipe = parse_recipe(config.recipes[0])
-    with units.open_stores(folder, audit.fingerprint(audited, suites), config.degrees) as stores:
+    with units.open_stores(folder, opening.fingerprint(audited, suites), config.degrees) as stores:
         b_auto = None
         if recipe.bias == "auto":
             b_auto = model_calibration.calibrated(audited, folder).bias
@@ -206,9 +206,9 @@ def find(
         folder_or_temporary(workdir) as folder,
         open_workdir(folder, settings, resume=resume) as work,
     ):
-        given = audit.inputs(config)
+        given = opening.inputs(config)
         if not finish_time(work.path, given):
-            result = run(audit.load(config), work.path, search)
+            result = run(load(config), work.path, search)
             write_json(work.path / RESULT, result)
             write_text(work.path / REPORT, page.build(result))
             mark_finished(work.path, given)

@@ -17,7 +17,7 @@ import polyattn_jax
 from polyattn_jax.audit.hybrid_results import HybridResult, Search
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.report import hybrid as page
-from polyattn_jax.studies import audit
+from polyattn_jax.studies import hybrid
 from polyattn_jax.studies.hybrid import head_sets_of
 from tests.polyattn_jax.conftest import PROSE
 from tests.tiny import edit_json
@@ -122,7 +122,7 @@ def test_a_file_is_neither_lost_nor_replaced_nor_asked_for_too_late(
 ):
     old = tmp_path / "heads.json"
     old.write_text("{}")
-    monkeypatch.setattr(audit, "load", lambda config: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(hybrid, "load", lambda config: pytest.fail("the model was loaded"))
     for target, words in (
         (old, "heads.json exists; name a file that does not, or remove it"),
         (tmp_path / "none" / "heads.json", "there is no folder"),
