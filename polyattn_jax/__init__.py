@@ -31,7 +31,8 @@ keep_names(
         "stages suite_answers suite_results summary units schema columns results "
         "condition_results config provenance hybrid_results",
         "report": "paper",
-        "studies": "check diagnosis hybrid feed distill paper_study",
+        "studies": "check feed distill paper_study",
+        "studies.check": "diagnosis hybrid",
     },
     {"matched": "studies.audit.matched", "audit.matched": "studies.audit.matched"},
 )

@@ -8,7 +8,7 @@ The work folder then has, besides what `lm_jax.run.workdir` lists and the study'
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from lm_jax import report
 from lm_jax.report import Report
@@ -119,7 +119,9 @@ def load_summary(study: Study, folder: Path) -> Any:
       CorruptError: it is not a summary of this study.
       StorageError: it cannot be read.
     """
-    return load_result(_first_file(folder, SUMMARY, EARLIER_SUMMARIES), study.summary)
+    # It takes a union too, which no annotation of a class says.
+    kind = cast(type, study.summary)
+    return load_result(_first_file(folder, SUMMARY, EARLIER_SUMMARIES), kind)
 
 
 def report_file(folder: Path) -> Path:

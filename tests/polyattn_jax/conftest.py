@@ -259,13 +259,13 @@ def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run_check(tiny: Path, haystack: Path) -> Command:
-    """`run_check(*flags)`: a check of the tiny model, in this process."""
+def run_check(tiny: Path, haystack: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """`run_check(*flags)`: a check of the tiny model in a new folder, in this process."""
     flags = [f"--haystack={haystack}", "--length=64", "--n=7"]
 
     def command(*argv: str, model: Path = tiny) -> Outcome:
-        arguments = [f"--model={model}", *flags, *argv]
-        return run(check.main, arguments, options=check.Options, workdir_required=False)
+        workdir = f"--workdir={tmp_path_factory.mktemp('checks') / 'run'}"
+        return run_study(check.STUDY, [f"--model={model}", *flags, workdir, *argv])
 
     return command
 

@@ -122,7 +122,7 @@ def test_the_rule_holds_for_the_rows_of_each_head_or_layer(checked, text_scores,
 
 
 def test_a_check_measures_rows_at_the_bias_of_their_head(checked, tiny):
-    result = json.loads((checked / "head" / "check.json").read_text())
+    result = json.loads((checked / "head" / "summary.json").read_text())
     table = load_result(checked / "head" / "calibration_head.json", BiasTable)
     assert result["bias"] == [list(row) for row in table.biases]
     printed = fields((checked / "head.txt").read_text())
@@ -157,8 +157,8 @@ def test_a_file_gives_the_numbers_of_the_calibration_that_wrote_it(checked, run_
     path = checked / "head" / "calibration_head.json"
     again = run_check(f"--recipe=relu:p=4,b={path}", f"--workdir={tmp_path / 'run'}")
     assert again.code in (0, 10, 11), again.err
-    first = json.loads((checked / "head" / "check.json").read_text())
-    second = json.loads((tmp_path / "run" / "check.json").read_text())
+    first = json.loads((checked / "head" / "summary.json").read_text())
+    second = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert second.pop("recipe") == f"relu:p=4,b={path}"
     for name in ("recipe", "provenance", "linear"):
         first.pop(name), second.pop(name, None)

@@ -23,7 +23,7 @@ from tests.polyattn_jax import audit_oracle
 
 ROOT = Path(__file__).parents[3]
 # Of audits; their own tests run the others, and the default is that of SmolLM2.
-OTHERS = ("audit.py", "paper.py", "distill.py")
+OTHERS = ("audit.py", "check.py", "paper.py", "distill.py")
 CONFIGS = sorted(
     path.name for path in (ROOT / "configs" / "polyattn").glob("*.py") if path.name not in OTHERS
 )
