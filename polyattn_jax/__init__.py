@@ -31,10 +31,18 @@ keep_names(
         "stages suite_answers suite_results summary units schema columns results "
         "condition_results config provenance hybrid_results",
         "report": "paper",
-        "studies": "check feed distill paper_study",
+        "studies": "check feed distill",
         "studies.check": "diagnosis hybrid",
     },
-    {"matched": "studies.audit.matched", "audit.matched": "studies.audit.matched"},
+    {
+        "matched": "studies.audit.matched",
+        "audit.matched": "studies.audit.matched",
+        **{
+            f"{earlier}{module}": f"studies.paper{now}"
+            for earlier in ("paper_study", "studies.paper_study")
+            for module, now in {"": "", ".page": ".report", ".rows": ".numbers"}.items()
+        },
+    },
 )
 
 __all__ = [

@@ -35,7 +35,7 @@ OTHERS = {
     "polyattn_jax.studies.audit",
     "polyattn_jax.studies.check",
     "polyattn_jax.studies.feed",
-    "polyattn_jax.studies.paper_study",
+    "polyattn_jax.studies.paper",
     "protot_jax.studies.attribution",
     "protot_jax.studies.concepts",
     "protot_jax.studies.concepts.compare_scores",
