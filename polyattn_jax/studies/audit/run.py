@@ -42,8 +42,8 @@ from polyattn_jax.audit.audit_suites import PROMPTS, TEXTS, first_prompts
 from polyattn_jax.audit.columns import columns
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.opening import OpenAudit, open_audit
-from polyattn_jax.audit.provenance import read_provenance
 from polyattn_jax.audit.results import AuditSummary
+from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.audit.stages import Condition
 from polyattn_jax.recipes.calibrate import Calibration
 from polyattn_jax.recipes.linear_state import linear_state

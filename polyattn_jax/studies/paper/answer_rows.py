@@ -8,8 +8,7 @@ import numpy as np
 from scipy import stats
 
 from polyattn_jax.audit import head_sets
-from polyattn_jax.audit.condition_results import ConditionResult
-from polyattn_jax.audit.results import Decisiveness
+from polyattn_jax.audit.results import ConditionResult, Decisiveness
 from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report import findings, paper
 from polyattn_jax.studies.paper import tables

@@ -5,7 +5,7 @@ import functools
 
 from lm_jax.statistics import Interval
 from polyattn_jax.audit import head_types
-from polyattn_jax.audit.matched_results import MatchedSafety
+from polyattn_jax.audit.results import MatchedSafety
 from polyattn_jax.audit.schema import BIASES
 from polyattn_jax.report import comparability, findings, paper
 from polyattn_jax.studies.paper import tables

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from lm_jax.statistics import Interval
-from polyattn_jax.audit.results import SuiteAblation
-from polyattn_jax.audit.suite_results import SuiteResult
+from polyattn_jax.audit.results import SuiteAblation, SuiteResult
 from polyattn_jax.report import findings, paper
 from polyattn_jax.studies.paper import tables
 from polyattn_jax.studies.paper.beside import Audit
