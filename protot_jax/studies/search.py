@@ -18,7 +18,7 @@ The work folder has
 
     data/                   the prepared corpus
     trials/<number>.json    a trial: settings, status, perplexity of each seed (`results.Trial`)
-    trials/<number>/        a run of `protot_jax.training.pretrain`
+    trials/<number>/        a run of `iaj protot pretrain`
     search.parquet          a row per trial (`SCHEMA`)
     search.json             all trials and the best one (`results.SearchSummary`)
 """
@@ -34,7 +34,6 @@ import statistics
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 import pyarrow as pa
 
 from lm_jax.errors import DivergedError, UsageError
@@ -45,7 +44,8 @@ from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import open_workdir
-from protot_jax.training import diverged, pretrain
+from protot_jax.studies.pretraining.run import run_in
+from protot_jax.training import diverged
 from protot_jax.training.config import PretrainConfig, with_fields
 from protot_jax.training.results import SearchSummary, Trial
 from protot_jax.training.saved_run import DATA
@@ -78,9 +78,7 @@ Measure = Callable[[PretrainConfig, Path], Sequence[float]]
 
 def train(config: PretrainConfig, folder: Path) -> list[float]:
     """Pretrains every seed of a trial and returns their lowest validation perplexities."""
-    summary = pretrain.run_in(
-        ConfigDict(dataclasses.asdict(config)), folder, data=folder.parent.parent / DATA
-    )
+    summary = run_in(config, folder, data=folder.parent.parent / DATA)
     # The compiled programs of every seed would add up to gigabytes over a search.
     jax.clear_caches()
     return [seed.best.validation_perplexity for seed in summary.seeds]
@@ -193,7 +191,7 @@ def _rows(trials: Sequence[Trial]) -> Iterator[dict[str, Any]]:
 
 
 def flags(drawn: Mapping[str, Any]) -> str:
-    """The settings of a trial as flags of `protot_jax.training.pretrain`."""
+    """The settings of a trial as flags of `iaj protot pretrain`."""
     return shlex.join(f"--config.{name}={value}" for name, value in drawn.items())
 
 

@@ -11,7 +11,7 @@ study continues. `--only` trains some of the variants now; the table has all tha
 work folder has
 
     data/                        the prepared corpora, one for each corpus config
-    <variant>/lr_<rate>/         a run of `protot_jax.training.pretrain`; with divergence.json if it
+    <variant>/lr_<rate>/         a run of `iaj protot pretrain`; with divergence.json if it
                                  diverged
     study.parquet                a row per run and seed (`SCHEMA`)
     study.json                   the table (`results.StudySummary`)
@@ -27,7 +27,6 @@ import math
 from pathlib import Path
 import statistics
 
-from ml_collections import ConfigDict
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -41,10 +40,12 @@ from lm_jax.run.results import load_result
 from lm_jax.run.settings import CommandOptions
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import Resume, config_changes, list_changes, open_workdir
+from lm_jax.study.frame import SUMMARY
 from lm_jax.text.splits import SPLITS as TEXT_SPLITS
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.metrics import EVALUATIONS, METRICS
-from protot_jax.training import diverged, pretrain
+from protot_jax.studies.pretraining.run import run_in
+from protot_jax.training import diverged
 from protot_jax.training.config import PretrainConfig
 from protot_jax.training.diverged import DIVERGED
 from protot_jax.training.results import (
@@ -171,7 +172,7 @@ def _train(variant: str, settled: PretrainConfig, folder: Path, data: Path, resu
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        pretrain.run_in(ConfigDict(own), folder, resume=resume, data=data)
+        run_in(settled, folder, resume=resume, data=data)
     except DivergedError as error:
         reason = diverged.reason(error, folder)
         write_json(marker, DivergedRun(variant, settled.learning_rate, reason))
@@ -210,7 +211,7 @@ def _stored(config: StudyConfig, folder: Path) -> tuple[list[SeedRow], list[Dive
 
 
 def _rows(variant: str, settled: PretrainConfig, folder: Path) -> Iterator[SeedRow]:
-    summary = load_result(folder / pretrain.SUMMARY, PretrainSummary)
+    summary = load_result(folder / SUMMARY, PretrainSummary)
     used = summary.corpus.documents_used
     for each in summary.seeds:
         if each.seed not in settled.seeds:
