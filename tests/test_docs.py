@@ -138,7 +138,7 @@ def test_the_first_documents_are_short(document):
     assert max(map(len, lines)) <= 140
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CHANGELOG.md"])
 def test_every_link_to_a_file_leads_to_one(document):
     """Anchors are checked by the strict build of the site."""
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose((ROOT / document).read_text("utf-8")))
