@@ -226,8 +226,9 @@ def test_help_says_what_each_field_of_the_config_means(name, capsys):
         assert " ".join(meanings[field].split()) in shown
 
 
-def test_the_readme_lists_every_command_with_configs_that_are_there():
-    text = (ROOT / "README.md").read_text("utf-8").replace("\\\n", " ")
+def test_the_page_of_commands_lists_each_with_configs_that_are_there():
+    page = ROOT / "docs" / "reference" / "commands.md"
+    text = page.read_text("utf-8").replace("\\\n", " ")
     lines = [shlex.split(line, comments=True) for line in text.splitlines() if line[:4] == "iaj "]
     named = {
         words for words in front.COMMANDS for line in lines if (*line[1:],)[: len(words)] == words
@@ -285,7 +286,7 @@ def assert_is_a_command(line, capsys):
     return None
 
 
-DOCUMENTS = ["README.md", "recipes/README.md"]
+DOCUMENTS = ["AGENTS.md", "README.md", "CONTRIBUTING.md", "models/README.md", "recipes/README.md"]
 DOCUMENTS += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))
 
 
