@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+from lm_jax.assets import published
 from lm_jax.errors import UsageError
 from lm_jax.run.options import option, required
 from protot_jax.training.saved_run import TrainedModel, load_run, split_seed
@@ -14,11 +15,14 @@ from protot_jax.training.saved_run import TrainedModel, load_run, split_seed
 class RunOptions:
     """The run, the seed and the checkpoint of a pretrained model."""
 
-    run: Path = required("work folder of a pretraining run")
+    run: Path = required("work folder of a pretraining run, or a name of iaj fetch --list")
     run_seed: int | None = option(None, "seed of the model, one of the run's; default the first")
     checkpoint: Literal["best", "last"] = option(
         "best", "checkpoint of lowest validation perplexity, or the last one"
     )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run", published.resolve(self.run))
 
     @property
     def best(self) -> bool:
@@ -41,7 +45,8 @@ def load_each(
     """Loads the models of a `--run` that is given once for each, with the folders of their runs.
 
     Args:
-      named: work folders, folders of one seed of a run, or exported models.
+      named: work folders, folders of one seed of a run, exported models, or names of published
+        ones.
       seed: of the models whose folder says none; None for the first of their run.
       best: the checkpoint of lowest validation perplexity; false for the last one.
 
@@ -53,7 +58,7 @@ def load_each(
         raise UsageError("--run is missing; name the work folder of a pretraining run")
     loaded: dict[str, tuple[Path, TrainedModel]] = {}
     for name in named:
-        folder, own = split_seed(Path(name))
+        folder, own = split_seed(published.resolve(name))
         model = load_run(folder, seed=seed if own is None else own, best=best)
         if first := loaded.get(model.checkpoint_sha256):
             raise UsageError(f"--run={name} is the same model as {first[0]}; name each model once")
