@@ -14,7 +14,7 @@ from lm_jax import report
 from lm_jax.report import Report
 from lm_jax.run import processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
-from lm_jax.run.files import to_jsonable, write_json, write_text
+from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.finished import NO_INPUTS, Inputs, check_resumed, finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
@@ -47,6 +47,7 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
     config = from_plain(settings, study.config)
     opened = _open_inputs(study, config)
     force = resume == "force"
+    _make_place(config, folder)
     held = processes.open_shared_workdir(
         folder, settings, resume=resume, may_change=study.may_change
     )
@@ -69,6 +70,19 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
 def _open_inputs(study: Study, config: Any) -> Opened:
     given = study.function("inputs")(config) if study.inputs else NO_INPUTS
     return given if isinstance(given, Opened) else Opened(given, None)
+
+
+def _make_place(config: Any, folder: Path) -> None:
+    """Makes the folder that the default work folders of a study share, as `attribution` of a run.
+
+    It is below what `inputs` has read, while `open_workdir` makes no parent of an absolute folder.
+    """
+    if not folder.is_absolute() or folder != config.default_folder():
+        return
+    try:
+        folder.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise storage_error(folder.parent, error) from error
 
 
 def _run(study: Study, config: Any, work: Work, inputs: Inputs) -> None:
