@@ -85,7 +85,7 @@ def test_a_smoke_run_writes_what_every_study_writes(study, finished):
     assert isinstance(load_result(finished / frame.SUMMARY, study.summary), study.summary)
     provenance = read_json(finished / "provenance.json")
     assert provenance["dtype"] and not provenance["restarts"]
-    has_seeds = {"seed", "seeds"} & vars(study.config()).keys()
+    has_seeds = {"seed", "seeds", "run_seed"} & vars(study.config()).keys()
     assert bool(provenance["seeds"]) == bool(has_seeds)
     inputs = read_json(finished / "finished.json")["inputs"]
     assert bool(inputs) == bool(study.inputs)
