@@ -7,7 +7,7 @@
    (8 MB) through the manifest.
 2. Audits SmolLM2's attention: runs/quickstart/report.html.
 3. Trains a small Prototype Transformer on the speeches and reports its concepts:
-   runs/speeches/concepts/concepts.html.
+   runs/speeches/concepts/report.html.
 4. Trains a small dense model to copy letters, and makes a sparse one of it:
    runs/pair_quickstart/report.html.
 5. Finds the heads and edges with which both copy: runs/circuits_quickstart/report.html.
@@ -51,7 +51,7 @@ COMMANDS: Sequence[tuple[str, ...]] = (
 )
 REPORTS = (
     f"{AUDIT}/report.html",
-    f"{SPEECHES}/concepts/concepts.html",
+    f"{SPEECHES}/concepts/report.html",
     f"{PAIR}/report.html",
     f"{CIRCUITS}/report.html",
     f"{GRAPH}/report.html",

@@ -33,7 +33,7 @@ class Picture:
 
 PICTURES = {
     "polyattn_report": Picture("quickstart/report.html"),
-    "protot_report": Picture("speeches/concepts/concepts.html", "#1-explore-the-prototypes"),
+    "protot_report": Picture("speeches/concepts/report.html", "#1-explore-the-prototypes"),
     "sparse_report": Picture("graph_quickstart/report.html", "#1-explore-the-graph"),
 }
 

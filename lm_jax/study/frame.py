@@ -131,7 +131,12 @@ def load_summary(study: Study, folder: Path) -> Any:
       CorruptError: it is not a summary of this study.
       StorageError: it cannot be read.
     """
-    return load_result(_first_file(folder, SUMMARY, EARLIER_SUMMARIES), study.summary)
+    return load_result(summary_file(folder), study.summary)
+
+
+def summary_file(folder: Path) -> Path:
+    """The summary of a finished study, also of one of an earlier version."""
+    return _first_file(folder, SUMMARY, EARLIER_SUMMARIES)
 
 
 def report_file(folder: Path) -> Path:

@@ -6,8 +6,8 @@
 
 After Prototype Transformer, Figs. 2 and 19 to 24: histograms of disentanglement, coverage and
 number of themes, side by side for numbers of prototypes, seeds, a model without low rank, and
-LLaMA's heads. A report is a run, its folder `concepts`, or a `concepts.json`, with labels of a
-judge (`iaj protot concepts --judge=...`), `NAME=` before it names the model in the comparison. The
+LLaMA's heads. A report is a run, its folder `concepts`, or a summary there, with labels of a judge
+(`iaj protot concepts --judge=...`), `NAME=` before it names the model in the comparison. The
 heads, features and random texts of a report are groups of their own. Into `--workdir` it writes
 
     scores.json    scores, means and differences of every group
@@ -41,6 +41,7 @@ from lm_jax.run.results import Count, load_result
 from lm_jax.run.settings import CommandOptions, Flag, at_least
 from lm_jax.run.workdir import open_workdir
 from lm_jax.statistics import Interval, holm
+from lm_jax.study import frame
 from protot_jax.studies.concepts import scores
 from protot_jax.studies.concepts.results import ConceptReport
 
@@ -49,7 +50,7 @@ PAGE = "scores.html"
 NAME: Literal["protot_jax.concepts.scores"] = "protot_jax.concepts.scores"
 VERSION: Literal[1] = 1
 _PROSE = Prose("protot_jax.studies.concepts")
-_FOLDER, _FILE = "concepts", "concepts.json"
+_FOLDER = "concepts"
 _PERMUTATIONS = 9_999
 
 
@@ -154,10 +155,10 @@ def split_name(text: str) -> tuple[str, Path]:
     name, _, place = text.rpartition("=")
     # A path may have the mark too.
     for title, path in (("", Path(text)), (name, Path(place))):
-        for file in (path, path / _FILE, path / _FOLDER / _FILE):
+        for file in (path, frame.summary_file(path / _FOLDER), frame.summary_file(path)):
             if file.is_file():
                 return title, file
-    raise BadInputError(f"{place} has no {_FILE}; name a run after iaj protot concepts")
+    raise BadInputError(f"{place} has no concept report; name a run after iaj protot concepts")
 
 
 def _run_of(path: Path) -> str:

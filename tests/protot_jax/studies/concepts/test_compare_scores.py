@@ -155,7 +155,7 @@ def test_a_finished_folder_says_so(compared, capsys):
         ({"twice": True}, "is given twice; write NAME=PATH"),
         ({"judge": "null"}, "has no labels"),
         ({"judge": "chat:other"}, "are of different judges, cached:answers.jsonl, chat:other"),
-        ({"nowhere": True}, "nowhere has no concepts.json"),
+        ({"nowhere": True}, "nowhere has no concept report"),
     ],
 )
 def test_reports_that_cannot_be_compared_are_refused(
