@@ -5,7 +5,8 @@ After "Prototype Transformer: Towards Language Model Architectures Interpretable
     mixers      prototype channels, their edits, and the recurrences they are compared with
     training    pretraining, ablation studies and search, saved runs, exports
     analysis    generation and steering
-    studies     commands: concepts, interventions, attribution, robustness, judging, recall, GLUE
+    studies     commands: concepts, scores, interventions, attribution, robustness, judging, recall,
+                GLUE
 """
 
 from lm_jax.run.moved import keep_names
@@ -29,7 +30,12 @@ keep_names(
         "analysis": "token_ids steering generate",
         "studies": "concepts attribution interventions robustness glue judging recall",
     },
-    {"mixer": "mixers.prototypes", "prototypes": "mixers.config"},
+    {
+        "mixer": "mixers.prototypes",
+        "prototypes": "mixers.config",
+        "concepts.compare_scores": "studies.scores",
+        "studies.concepts.compare_scores": "studies.scores",
+    },
 )
 
 __all__ = [

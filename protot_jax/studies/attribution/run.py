@@ -1,4 +1,4 @@
-"""Attributes the logits of one prompt; the work folder has no files but those of every study."""
+"""Attributes the logits of one prompt; the work folder has no files of its own."""
 
 from lm_jax.study import Opened, Work
 from protot_jax.analysis.token_ids import prompt_tokens
