@@ -25,12 +25,13 @@ keep_names(
         "transcoders.comparison transcoders.config transcoders.measure "
         "transcoders.neurons transcoders.report transcoders.report_text "
         "transcoders.results transcoders.scores transcoders.train graphs.case_study "
-        "graphs.comparison graphs.config graphs.explanations graphs.inputs graphs.labels "
+        "graphs.comparison graphs.explanations graphs.inputs graphs.labels "
         "graphs.mass graphs.page graphs.piece graphs.prompts graphs.report "
-        "graphs.report_text graphs.results graphs.stability graphs.study",
+        "graphs.report_text graphs.results graphs.stability",
         "studies.posttrain": "config task evaluation export patterns posttrain report report_text "
         "results run_identity paper",
     },
+    {"graphs.config": "studies.graphs.settings", "graphs.study": "studies.graphs.run"},
 )
 
 __all__ = ["SparseModel", "by_kernels", "gated", "load"]
