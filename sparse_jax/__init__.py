@@ -18,10 +18,10 @@ keep_names(
     {
         "gates": "attend open_edges geco objective model",
         "circuits": "source_model edge_graph",
-        "studies": "pair addition two_hop multiple_choice circuits.analysis circuits.config "
+        "studies": "pair addition two_hop multiple_choice "
         "circuits.measurements circuits.paper circuits.parts circuits.piece "
         "circuits.report circuits.report_curves circuits.report_figures "
-        "circuits.report_lead circuits.report_text circuits.results circuits.study "
+        "circuits.report_lead circuits.report_text circuits.results "
         "transcoders.comparison transcoders.config transcoders.measure "
         "transcoders.neurons transcoders.report transcoders.report_text "
         "transcoders.results transcoders.scores transcoders.train graphs.case_study "
@@ -31,7 +31,13 @@ keep_names(
         "studies.posttrain": "config task evaluation export patterns posttrain report report_text "
         "results run_identity paper",
     },
-    {"graphs.config": "studies.graphs.settings", "graphs.study": "studies.graphs.run"},
+    {
+        "circuits.analysis": "studies.circuits.numbers",
+        "circuits.config": "studies.circuits.settings",
+        "circuits.study": "studies.circuits.run",
+        "graphs.config": "studies.graphs.settings",
+        "graphs.study": "studies.graphs.run",
+    },
 )
 
 __all__ = ["SparseModel", "by_kernels", "gated", "load"]

@@ -55,6 +55,19 @@ OTHERS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def shortcuts(monkeypatch):
+    """Flags that set several fields, without the folders that examples name."""
+    for module in STUDIES:
+        cls = importlib.import_module(module).STUDY.config
+        made = {
+            name: dataclasses.replace(each, fields=lambda _: {})
+            for name, each in cls.shortcuts.items()
+        }
+        if made:
+            monkeypatch.setattr(cls, "shortcuts", made)
+
+
 def commands():
     """Every command by its name: its module, and the keywords (`ast`) of its call of `cli.app`."""
     results = {}
