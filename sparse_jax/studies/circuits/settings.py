@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
+from lm_jax.assets import published
 from lm_jax.errors import nearest
 from lm_jax.report import slug
 from lm_jax.run.settings import Flag, Shortcut, at_least, between, names
@@ -24,8 +25,9 @@ REPHRASED = {"ioi": "ioi_rephrased"}
 
 def _of_pair(folder: str) -> dict[str, str | tuple[str, ...]]:
     """The models of a pair and the texts that they were trained on, by the names of fields."""
-    models = {role: str(path) for role, path in model_folders(Path(folder)).items()}
-    return {**models, "trained_on": tuple(map(str, text_files(Path(folder))))}
+    pair = published.resolve(folder)
+    models = {role: str(path) for role, path in model_folders(pair).items()}
+    return {**models, "trained_on": tuple(map(str, text_files(pair)))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +39,8 @@ class CircuitConfig(Settings):
         `iaj convert`, or a name of the manifest.
       control: model of the same training with every gate open, given like `dense`; "" for none.
       sparse: exported folder of iaj sparse posttrain; "" for none.
-      tasks: names of tasks such as ioi, greater_than, docstring, copy
-        (`sparse_jax.circuits.generators.GENERATORS`), or .jsonl files, with commas between.
+      tasks: names of tasks, or .jsonl files, with commas between: ioi, greater_than, docstring,
+        copy and others (`sparse_jax.circuits.generators.GENERATORS`).
       rephrased: another wording, a name or a file, to which the circuits of a single task are
         transferred; "auto" takes the one that comes with the task, "" none.
       metric: measure of an answer, such as logit_difference
@@ -72,7 +74,9 @@ class CircuitConfig(Settings):
     """
 
     shortcuts: ClassVar[Mapping[str, Shortcut]] = {
-        "pair": Shortcut("work folder of iaj sparse pair, whose three models are taken", _of_pair)
+        "pair": Shortcut(
+            "work folder of iaj sparse pair, or pair_192, whose three models are taken", _of_pair
+        )
     }
 
     dense: Annotated[str, Flag()] = "smollm2"
