@@ -18,18 +18,25 @@ keep_names(
     {
         "gates": "attend open_edges geco objective model",
         "circuits": "source_model edge_graph",
-        "studies": "pair addition two_hop multiple_choice circuits.analysis circuits.config "
+        "studies": "pair addition two_hop multiple_choice "
         "circuits.measurements circuits.paper circuits.parts circuits.piece "
         "circuits.report circuits.report_curves circuits.report_figures "
-        "circuits.report_lead circuits.report_text circuits.results circuits.study "
+        "circuits.report_lead circuits.report_text circuits.results "
         "transcoders.comparison transcoders.config transcoders.measure "
         "transcoders.neurons transcoders.report transcoders.report_text "
         "transcoders.results transcoders.scores transcoders.train graphs.case_study "
-        "graphs.comparison graphs.config graphs.explanations graphs.inputs graphs.labels "
+        "graphs.comparison graphs.explanations graphs.inputs graphs.labels "
         "graphs.mass graphs.page graphs.piece graphs.prompts graphs.report "
-        "graphs.report_text graphs.results graphs.stability graphs.study",
+        "graphs.report_text graphs.results graphs.stability",
         "studies.posttrain": "config task evaluation export patterns posttrain report report_text "
         "results run_identity paper",
+    },
+    {
+        "circuits.analysis": "studies.circuits.numbers",
+        "circuits.config": "studies.circuits.settings",
+        "circuits.study": "studies.circuits.run",
+        "graphs.config": "studies.graphs.settings",
+        "graphs.study": "studies.graphs.run",
     },
 )
 

@@ -22,6 +22,7 @@ from lm_jax.run.finished import (
     OtherInputsError,
     check_resumed,
     finish_time,
+    is_finished,
     mark_finished,
 )
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
@@ -55,6 +56,8 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
     config = from_plain(settings, study.config)
     opened = _open_inputs(study, config)
     force = resume == "force"
+    if force or not is_finished(folder):
+        opened = opened.complete()
     _make_place(config, folder)
     held = processes.open_shared_workdir(
         folder, settings, resume=resume, may_change=study.may_change
@@ -65,6 +68,7 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
+            opened = opened.complete()
             bound = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
             _run(study, config, Work(path, config_hash(bound), opened.loaded, force), opened.inputs)
         summary = load_summary(study, path)
@@ -77,7 +81,7 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
 
 def _open_inputs(study: Study, config: Any) -> Opened:
     given = study.function("inputs")(config) if study.inputs else NO_INPUTS
-    return given if isinstance(given, Opened) else Opened(given, None)
+    return given if isinstance(given, Opened) else Opened(given)
 
 
 def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:

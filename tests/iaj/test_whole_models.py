@@ -17,7 +17,7 @@ from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.studies import audit
 import sparse_jax
 from sparse_jax.circuits.source_model import SourceModel
-from sparse_jax.studies.circuits import study
+from sparse_jax.studies.circuits.inputs import open_model
 from sparse_jax.studies.posttrain import task
 from sparse_jax.studies.posttrain.config import PosttrainConfig
 from tests.sparse_jax.circuits.small_study import save_models
@@ -62,7 +62,7 @@ def test_commands_that_take_sparse_models_apply_their_gates(gated):
     assert np.abs(wanted - dense).max() > 0.1
     valid = np.ones(tokens.shape, bool)
     for model in (
-        study.open_model("dense", str(gated)).load("float32"),
+        open_model("dense", str(gated)).load("float32"),
         SourceModel.load(str(gated)).model,
     ):
         assert model.gates is not None

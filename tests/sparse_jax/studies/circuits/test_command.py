@@ -3,15 +3,16 @@
 from pathlib import Path
 import shutil
 
+from absl import flags
 import pytest
 
-from lm_jax.run import cli
+from lm_jax.run.config import from_plain
+from lm_jax.run.flags import apply, define_flags
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import FINISHED_FILE
-from sparse_jax.studies.circuits import __main__ as command
-from sparse_jax.studies.circuits import study
-from sparse_jax.studies.circuits.config import CircuitConfig, experiment, task_name
+from lm_jax.study import command, frame
+from sparse_jax.studies.circuits import STUDY, settings
 from sparse_jax.studies.circuits.results import CircuitSummary
+from sparse_jax.studies.circuits.settings import CircuitConfig, task_name
 from tests import tiny
 from tests.sparse_jax.circuits.small_study import COUNT, save_models
 
@@ -22,48 +23,45 @@ def models(tmp_path_factory):
 
 
 def run(*arguments):
-    options = {"config_class": CircuitConfig, "options": command.Options}
-    return cli.run(
-        command.main,
-        ["iaj", "--compilation_cache=off", *arguments],
-        config="sparse/circuits",
-        workdir_required=False,
-        **options,
-    )
+    return command.run(STUDY, ["iaj", "--compilation_cache=off", *arguments])
+
+
+def asked(*arguments):
+    """The settings of a command with these flags."""
+    values, config = flags.FlagValues(), STUDY.settings("smoke")
+    define_flags(CircuitConfig, values)
+    values(["iaj", *arguments])
+    apply(CircuitConfig, values, config)
+    return from_plain(config, CircuitConfig)
 
 
 def test_a_users_own_task_takes_one_command(models, tmp_path, monkeypatch, capsys):
-    """Without a work folder it writes below runs/; the same command again prints the results."""
+    """Without a work folder it writes below runs/."""
     monkeypatch.chdir(tmp_path)
-    asked = [f"--dense={models / 'dense'}", f"--task={models / 'mine.jsonl'}"]
+    given = [f"--dense={models / 'dense'}", f"--task={models / 'mine.jsonl'}"]
     quick = ["--config=sparse/circuits:smoke", "--config.components=('heads',)"]
-    assert run(*asked, *quick) == 0
+    assert run(*given, *quick) == 0
     folder = tmp_path / "runs" / "circuits" / "dense-mine"
-    assert (folder / FINISHED_FILE).exists()
-    summary = load_result(folder / study.SUMMARY, CircuitSummary)
+    assert (folder / "finished.json").exists()
+    summary = load_result(folder / frame.SUMMARY, CircuitSummary)
     (facts,) = summary.tasks
     assert (facts.name, facts.kept, facts.seed) == ("mine", COUNT, None)
     assert summary.config.dense == str(models / "dense") and not summary.ratios
     printed = capsys.readouterr().out
     assert "mine, heads that explain 90 %" in " ".join(printed.split())
-    page = (folder / study.REPORT).read_text("utf-8")
+    page = (folder / frame.REPORT).read_text("utf-8")
     assert not summary.results[0].solved and "mine is solved by no model." in page
     assert "Attention patterns of the needed heads" in page and "token edges that" not in page
-    assert run(*asked, *quick) == 0
-    again = capsys.readouterr().out
-    assert again.startswith("finished ") and again.endswith(printed)
-    assert run(*asked, *quick, "--config.seed=1") == 2
-    assert "holds a run with config.seed = 0, not 1" in capsys.readouterr().err
 
 
 def test_a_finished_study_is_not_shown_for_a_model_that_was_changed(models, tmp_path, capsys):
     """Its config.json, its tokenizer or the prompts were edited in place, and the weights not."""
     model, task = shutil.copytree(models / "dense", tmp_path / "m"), tmp_path / "mine.jsonl"
     shutil.copy(models / "mine.jsonl", task)
-    asked = [f"--dense={model}", f"--task={task}", "--config.components=('heads',)"]
-    asked += ["--config=sparse/circuits:smoke", f"--workdir={tmp_path / 'run'}"]
-    assert run(*asked) == 0
-    assert run(*asked) == 0
+    given = [f"--dense={model}", f"--task={task}", "--config.components=('heads',)"]
+    given += ["--config=sparse/circuits:smoke", f"--workdir={tmp_path / 'run'}"]
+    assert run(*given) == 0
+    assert run(*given) == 0
     assert capsys.readouterr().out.count("finished ") == 1
     rope = {"rope_type": "default", "rope_theta": 777.0}
     for file, changes, part in (
@@ -72,12 +70,12 @@ def test_a_finished_study_is_not_shown_for_a_model_that_was_changed(models, tmp_
     ):
         before = file.read_text()
         tiny.edit_json(file, **changes)
-        assert run(*asked) == 3
+        assert run(*given) == 3
         printed = capsys.readouterr()
         assert "finished" not in printed.out and part in printed.err
         file.write_text(before)
     task.write_text(task.read_text() + "\n")
-    assert run(*asked) == 3
+    assert run(*given) == 3
     assert f"file {task}: content" in capsys.readouterr().err
 
 
@@ -89,7 +87,10 @@ def test_a_finished_study_is_not_shown_for_a_model_that_was_changed(models, tmp_
         (["--task=iio"], "config.tasks has 'iio', which is no task and no .jsonl file; did you"),
         (["--config.ablation=zero"], "--config.ablation is not a field; did you mean"),
         (["--config=sparse/circuit"], "did you mean 'sparse/circuits'?"),
-        (["--config=sparse/circuits:quik"], "mode 'quik' is not one of circuits; did you mean"),
+        (
+            ["--config=sparse/circuits:quik"],
+            "mode 'quik' is not one of iaj sparse circuits",
+        ),
         (["--dense=smollm3"], "--dense=smollm3: model 'smollm3' is no folder or .gguf file"),
         (["--dense=smollm3"], "it takes a Hugging Face folder, a .gguf file, a folder made by iaj"),
         (["dense=smollm2"], "'dense=smollm2' is not a flag; arguments are written --dense=VALUE"),
@@ -103,23 +104,17 @@ def test_a_typo_is_one_line_that_names_the_nearest(arguments, message, tmp_path,
 
 def test_a_pair_gives_all_three_models_and_its_text(monkeypatch, tmp_path):
     folders = {"dense": Path("p/d"), "control": Path("p/c"), "sparse": Path("p/s")}
-    monkeypatch.setattr(command, "model_folders", lambda folder: folders)
+    monkeypatch.setattr(settings, "model_folders", lambda folder: folders)
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "posttrain.jsonl").touch()
-    asked = command.Options(pair=str(tmp_path), sparse="other")
-    config = command.settings(cli.Arguments(experiment("smoke"), None, asked))
-    # An option of its own comes before the pair.
+    config = asked(f"--pair={tmp_path}", "--sparse=other")
+    # A flag of its own comes before the pair.
     assert config.models == {"dense": "p/d", "control": "p/c", "sparse": "other"}
     assert config.trained_on == (str(tmp_path / "text" / "posttrain.jsonl"),)
 
 
-def test_options_set_the_fields_of_their_names():
-    arguments = cli.Arguments(
-        experiment("smoke"),
-        None,
-        command.Options(dense="a", control="b", task=("copy", "x/mine.jsonl")),
-    )
-    config = command.settings(arguments)
+def test_flags_set_the_fields_of_their_names():
+    config = asked("--dense=a", "--control=b", "--task=copy,x/mine.jsonl")
     assert config.models == {"dense": "a", "control": "b"}
     assert [task_name(task) for task in config.tasks] == ["copy", "mine"]
-    assert str(command.default_folder(config)) == "runs/circuits/a-b-copy-mine"
+    assert str(config.default_folder()) == "runs/circuits/a-b-copy-mine"

@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparse_jax.studies.circuits import analysis
-from sparse_jax.studies.circuits.config import CircuitConfig
+from sparse_jax.studies.circuits import numbers
 from sparse_jax.studies.circuits.measurements import rows
+from sparse_jax.studies.circuits.settings import CircuitConfig
 
 PROMPTS = np.arange(8)
 SIZES = np.array([0, 1, 2, 3, 4, 8, 16])
@@ -64,10 +64,10 @@ def piece(model, explained_K, change_B, corrupt=-1.0, chance=None):
 def ratio(*pieces):
     table = pa.concat_tables([part for each in pieces for part in each])
     results = [
-        analysis.task_result(CONFIG, analysis.select(table, model=model), "ioi", model)
+        numbers.task_result(CONFIG, numbers.select(table, model=model), "ioi", model)
         for model in ("dense", "sparse")
     ]
-    (result,) = analysis.ratios(CONFIG, table, results)
+    (result,) = numbers.ratios(CONFIG, table, results)
     return result
 
 
@@ -171,5 +171,5 @@ def test_the_interval_of_a_size_stays_among_the_sizes():
     many = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.80, 1.0])[:, None] + 0.09 * (PROMPTS % 2)
     whole_B, empty_B = np.ones(len(PROMPTS)), np.zeros(len(PROMPTS))
     for f_KB, least, most in ((few, 1, 2), (many, 8, 16)):
-        size = analysis.crossings(CONFIG, [(SIZES[1:], f_KB[1:], empty_B, whole_B)])
+        size = numbers.crossings(CONFIG, [(SIZES[1:], f_KB[1:], empty_B, whole_B)])
         assert least <= size.low <= size.estimate <= size.high <= most

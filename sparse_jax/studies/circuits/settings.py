@@ -1,19 +1,21 @@
-"""Settings of the circuit study: the frozen dataclass that its config file becomes."""
+"""Settings of the circuit study."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
-from ml_collections import ConfigDict
-
-from lm_jax.errors import UsageError, nearest
-from lm_jax.run.config_files import in_mode
+from lm_jax.assets import published
+from lm_jax.errors import nearest
+from lm_jax.report import slug
+from lm_jax.run.settings import Flag, Shortcut, at_least, between, names
+from lm_jax.study import Settings
 from sparse_jax.circuits.ablation import EDGE_ABLATIONS, Ablation
 from sparse_jax.circuits.generators import GENERATORS
 from sparse_jax.circuits.metrics import METRICS
 from sparse_jax.circuits.patching import EdgePart
 from sparse_jax.circuits.rules import RULES
+from sparse_jax.studies.pair.folders import model_folders, text_files
 
 COMPONENTS = ("heads", "token_edges", "component_edges")
 ROLES = ("dense", "control", "sparse")
@@ -21,17 +23,24 @@ ROLES = ("dense", "control", "sparse")
 REPHRASED = {"ioi": "ioi_rephrased"}
 
 
+def _of_pair(folder: str) -> dict[str, str | tuple[str, ...]]:
+    """The models of a pair and the texts that they were trained on, by the names of fields."""
+    pair = published.resolve(folder)
+    models = {role: str(path) for role, path in model_folders(pair).items()}
+    return {**models, "trained_on": tuple(map(str, text_files(pair)))}
+
+
 @dataclasses.dataclass(frozen=True)
-class CircuitConfig:
+class CircuitConfig(Settings):
     """Everything that decides the result.
 
     Attributes:
-      dense: the model whose circuits are found: a Hugging Face folder, a .gguf file, a folder made
-        by `iaj convert`, or a name of the manifest.
-      control: the same training with every gate open, given like `dense`; "" for none.
-      sparse: a folder that `sparse_jax.studies.posttrain.posttrain` exported; "" for none.
-      tasks: tasks such as ioi, greater_than, docstring, copy
-        (`sparse_jax.circuits.generators.GENERATORS`), or .jsonl files.
+      dense: model whose circuits are found: a Hugging Face folder, a .gguf file, a folder made by
+        `iaj convert`, or a name of the manifest.
+      control: model of the same training with every gate open, given like `dense`; "" for none.
+      sparse: exported folder of iaj sparse posttrain; "" for none.
+      tasks: names of tasks, or .jsonl files, with commas between: ioi, greater_than, docstring,
+        copy and others (`sparse_jax.circuits.generators.GENERATORS`).
       rephrased: another wording, a name or a file, to which the circuits of a single task are
         transferred; "auto" takes the one that comes with the task, "" none.
       metric: measure of an answer, such as logit_difference
@@ -64,42 +73,43 @@ class CircuitConfig:
       dtype: dtype of the weights and of the computation.
     """
 
-    dense: str = "smollm2"
-    control: str = ""
-    sparse: str = ""
-    tasks: tuple[str, ...] = ("ioi",)
+    shortcuts: ClassVar[Mapping[str, Shortcut]] = {
+        "pair": Shortcut(
+            "work folder of iaj sparse pair, or pair_192, whose three models are taken", _of_pair
+        )
+    }
+
+    dense: Annotated[str, Flag()] = "smollm2"
+    control: Annotated[str, Flag()] = ""
+    sparse: Annotated[str, Flag()] = ""
+    tasks: Annotated[tuple[str, ...], Flag("task")] = ("ioi",)
     rephrased: str = "auto"
     metric: str = ""
-    count: int = 20
+    count: Annotated[int, at_least(2)] = 20
     trained_on: tuple[str, ...] = ()
-    seed: int = 0
-    components: tuple[str, ...] = ("heads", "token_edges")
-    ablations: tuple[str, ...] = ("counterfactual",)
+    seed: Annotated[int, at_least(0)] = 0
+    components: Annotated[tuple[str, ...], names(COMPONENTS)] = ("heads", "token_edges")
+    ablations: Annotated[tuple[str, ...], names(get_args(Ablation))] = ("counterfactual",)
     direction: Literal["noising", "denoising"] = "noising"
     edge_part: EdgePart = "value"
     rules: str = "gim"
-    fraction: float = 0.9
-    accuracy_bar: float = 0.8
-    points: int = 16
-    random_draws: int = 2
-    edge_sample: int = 32
-    ig_steps: int = 5
-    shown: int = 0
-    at_once: int = 8
-    resamples: int = 2000
+    fraction: Annotated[float, between(0, 1)] = 0.9
+    accuracy_bar: Annotated[float, between(0, 1)] = 0.8
+    points: Annotated[int, at_least(2)] = 16
+    random_draws: Annotated[int, at_least(1)] = 2
+    edge_sample: Annotated[int, at_least(2)] = 32
+    ig_steps: Annotated[int, at_least(1)] = 5
+    shown: Annotated[int, at_least(0)] = 0
+    at_once: Annotated[int, at_least(1)] = 8
+    resamples: Annotated[int, at_least(100)] = 2000
     dtype: Literal["float32", "bfloat16"] = "float32"
 
-    def __post_init__(self) -> None:
+    def problems(self) -> list[str]:
         problems = [
-            *self._unknown("components", self.components, COMPONENTS),
-            *self._unknown("ablations", self.ablations, get_args(Ablation)),
-            *self._unknown("edge_part", [self.edge_part], get_args(EdgePart)),
-            *(
-                f"config.tasks has {task!r}, which is no task and no .jsonl file"
-                f"{nearest(task, GENERATORS)}"
-                for task in self.tasks
-                if task not in GENERATORS and not is_file(task)
-            ),
+            f"config.tasks has {task!r}, which is no task and no .jsonl file"
+            f"{nearest(task, GENERATORS)}"
+            for task in self.tasks
+            if task not in GENERATORS and not is_file(task)
         ]
         if not self.dense:
             problems.append("config.dense names no model; give --dense=FOLDER")
@@ -121,42 +131,14 @@ class CircuitConfig:
                 )
             if len(self.tasks) > 1:
                 problems.append("config.rephrased belongs to one task; name one in config.tasks")
-        names = [task_name(task) for task in self.task_sources]
-        if len(set(names)) < len(names):
-            problems.append(f"tasks are called {', '.join(names)}; give each another name")
-        least = {
-            "count": 2,
-            "points": 2,
-            "random_draws": 1,
-            "edge_sample": 2,
-            "at_once": 1,
-            "ig_steps": 1,
-        }
-        least |= {"resamples": 100, "seed": 0, "shown": 0}
-        problems += [
-            f"config.{name} = {getattr(self, name)} must be at least {bound}"
-            for name, bound in least.items()
-            if getattr(self, name) < bound
-        ]
-        problems += [
-            f"config.{name} = {getattr(self, name)} must be above 0 and below 1"
-            for name in ("fraction", "accuracy_bar")
-            if not 0 < getattr(self, name) < 1
-        ]
-        if problems:
-            raise UsageError("; ".join(problems))
+        called = [task_name(task) for task in self.task_sources]
+        if len(set(called)) < len(called):
+            problems.append(f"tasks are called {', '.join(called)}; give each another name")
+        return problems
 
-    @staticmethod
-    def _unknown(field: str, chosen: Sequence[str], known: Sequence[str]) -> list[str]:
-        if not chosen:
-            return [f"config.{field} is empty; choose of {', '.join(known)}"]
-        if len(set(chosen)) < len(chosen):
-            return [f"config.{field} = {chosen} names one twice; name each once"]
-        return [
-            f"config.{field} has {name!r}{nearest(name, known)}"
-            for name in chosen
-            if name not in known
-        ]
+    def default_folder(self) -> Path:
+        about = [Path(source).name for source in self.models.values()]
+        return Path("runs", "circuits", slug(" ".join([*about, *map(task_name, self.tasks)])))
 
     @property
     def models(self) -> dict[str, str]:
@@ -193,21 +175,6 @@ def is_file(task: str) -> bool:
 def task_name(task: str) -> str:
     """The name of a task in results."""
     return Path(task).stem if is_file(task) else task
-
-
-def experiment(mode: str, **settings: Any) -> ConfigDict:
-    """The `get_config(mode)` of a circuit study.
-
-    Args:
-      mode: "" for the study; "quickstart" for one of minutes; "smoke" for one of seconds that only
-        tests that it runs.
-      **settings: fields of `CircuitConfig` that differ from its defaults.
-
-    Raises:
-      UsageError: the mode is unknown, or `CircuitConfig` refuses the settings.
-    """
-    modes = {"smoke": smoke, "quickstart": quickstart}
-    return in_mode(mode, CircuitConfig(**settings), modes, of="circuits")
 
 
 def quickstart(config: CircuitConfig) -> CircuitConfig:

@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparse_jax.studies.circuits.analysis import task_result
-from sparse_jax.studies.circuits.config import CircuitConfig
 from sparse_jax.studies.circuits.measurements import rows
+from sparse_jax.studies.circuits.numbers import task_result
+from sparse_jax.studies.circuits.settings import CircuitConfig
 
 PROMPTS = 20
 CONFIG = CircuitConfig(dense="model", components=("heads",))

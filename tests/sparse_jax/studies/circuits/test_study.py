@@ -1,11 +1,10 @@
-"""The study on tiny models: numbers from its rows, a planted head, resuming, refusals."""
+"""The study on tiny models: numbers from its rows, a planted head, lost parts, refusals."""
 
 from collections import Counter
 import dataclasses
 import itertools
 import json
 import math
-import re
 import shutil
 
 import jax.numpy as jnp
@@ -15,21 +14,22 @@ import pytest
 from scipy import stats
 
 import lm_jax
-from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
-from lm_jax.run import stop
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.run.config import from_plain
-from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import LOG_FILE, open_workdir
 from lm_jax.statistics import Interval, cluster_interval
+from lm_jax.study import frame
 from sparse_jax.circuits import components
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.mib import load_graph
 from sparse_jax.circuits.rules import RULES
 from sparse_jax.circuits.runs import Batch, CircuitModel
-from sparse_jax.studies.circuits import report, study
-from sparse_jax.studies.circuits.config import COMPONENTS, CircuitConfig, experiment
-from sparse_jax.studies.circuits.results import CircuitSummary, DrawnPrompt
+from sparse_jax.studies.circuits import STUDY, report
+from sparse_jax.studies.circuits.inputs import open_model, read_tasks
+from sparse_jax.studies.circuits.piece import Measurement
+from sparse_jax.studies.circuits.results import CircuitSummary, DrawnPrompt, drawn_file
+from sparse_jax.studies.circuits.run import MIB, task_facts
+from sparse_jax.studies.circuits.settings import COMPONENTS, CircuitConfig
 from tests.sparse_jax.circuits.small_study import (
     COUNT,
     HEADS,
@@ -39,6 +39,8 @@ from tests.sparse_jax.circuits.small_study import (
     save_models,
     write_lines,
 )
+
+ROWS = "rows.parquet"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def settings(models, **changes):
         "ablations": ("counterfactual", "resample"),
         "components": COMPONENTS,
     }
-    return experiment("", **SMALL | defaults | changes)
+    return STUDY.settings(**SMALL | defaults | changes)
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +69,12 @@ def done(models, tmp_path_factory):
 
 
 def run(config, folder):
-    with open_workdir(folder, config) as work:
-        study.run(from_plain(config, CircuitConfig), work.path)
+    frame.execute(STUDY, config, folder)
 
 
 def rows_of(folder, **labels):
     """Rows with these values, as dicts."""
-    table = pq.read_table(folder / study.ROWS).to_pylist()
+    table = pq.read_table(folder / ROWS).to_pylist()
     return [row for row in table if all(row[name] == value for name, value in labels.items())]
 
 
@@ -111,7 +112,7 @@ def crossing(points, fraction):
 
 def test_the_summary_is_that_of_its_rows(done):
     """Accuracies, means, curves, crossings, CPR, CMD, ratios and correlations, from the rows."""
-    summary = load_result(done / study.SUMMARY, CircuitSummary)
+    summary = load_result(done / frame.SUMMARY, CircuitSummary)
     crossings, solved, correlations = {}, {}, {}
     assert len(summary.results) == 4
     for result in summary.results:
@@ -202,7 +203,7 @@ def test_the_summary_is_that_of_its_rows(done):
 
 
 def test_a_circuit_of_another_wording_is_that_of_its_rows(done):
-    summary = load_result(done / study.SUMMARY, CircuitSummary)
+    summary = load_result(done / frame.SUMMARY, CircuitSummary)
     assert [each.model for each in summary.transfers] == ["dense", "control"]
     kind = {"quantity": "effect", "component": "heads", "method": "exact", "direction": "noising"}
     for each in summary.transfers:
@@ -225,7 +226,7 @@ def test_a_circuit_of_another_wording_is_that_of_its_rows(done):
 
 def test_component_edges_are_exported_with_the_scores_of_the_rows(done):
     """Positive where the model needs the edge, so with the other sign than effects by noising."""
-    graph = load_graph(done / study.MIB / "ioi_dense.json")
+    graph = load_graph(done / MIB / "ioi_dense.json")
     own = ComponentGraph(LAYERS, HEADS, 2, graph.graph.hidden_size)
     kind = {"quantity": "effect", "component": "component_edges", "method": "eap_ig"}
     rows = rows_of(done, task="ioi", model="dense", rules="exact", **kind)
@@ -245,8 +246,8 @@ def test_component_edges_are_exported_with_the_scores_of_the_rows(done):
 def test_exported_scores_are_those_of_the_model_with_its_keys_repeated(done, models):
     """EAP-IG of a model that has a key head for each query head, made here from the weights."""
     config, model = settings(models), lm_jax.load_pretrained(models / "dense")
-    opened = {"dense": study.open_model("dense", str(models / "dense"))}
-    task = study.read_tasks(from_plain(config, CircuitConfig), opened)["ioi"]
+    opened = {"dense": open_model("dense", str(models / "dense"))}
+    task = read_tasks(from_plain(config, CircuitConfig), opened)["ioi"]
     blocks = model.params["blocks"]
     mixer = blocks["mixer"] | {
         name: jnp.repeat(blocks["mixer"][name], 2, axis=2) for name in ("k", "v")
@@ -257,7 +258,7 @@ def test_exported_scores_are_those_of_the_model_with_its_keys_repeated(done, mod
     )
     effects = components.component_attributions(repeated, Batch.of(task))
     wanted = -np.asarray(effects, np.float64).mean(1)
-    graph = load_graph(done / study.MIB / "ioi_dense.json")
+    graph = load_graph(done / MIB / "ioi_dense.json")
     np.testing.assert_allclose(graph.scores_UR, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
     shared = graph.graph.reader_names.index("a1.h0<k>")
     assert np.abs(np.diff(wanted[:, shared : shared + 2])).max() > 1e-3 * np.abs(wanted).max()
@@ -265,7 +266,7 @@ def test_exported_scores_are_those_of_the_model_with_its_keys_repeated(done, mod
 
 def test_one_planted_head_is_a_circuit_of_one(done):
     """It is found by its absolute effect; by the sign it may be harmful, and so the last kept."""
-    summary = load_result(done / study.SUMMARY, CircuitSummary)
+    summary = load_result(done / frame.SUMMARY, CircuitSummary)
     result = next(each for each in summary.results if (each.task, each.model) == ("ioi", "control"))
     heads = [each for each in result.curves if each.component == "heads"]
     absolutes = [each for each in heads if each.ranking == "absolute"]
@@ -277,7 +278,7 @@ def test_one_planted_head_is_a_circuit_of_one(done):
     kind = {"quantity": "effect", "method": "exact", "component": "heads", "model": "control"}
     exact = by(rows_of(done, **kind, task="ioi"), "direction", "layer", "head", "prompt")
     assert {value for (_, *place, _), value in exact.items() if place != [1, 2]} == {0.0}
-    drawn = load_result(study.drawn_file(done, "control", "ioi"), DrawnPrompt)
+    drawn = load_result(drawn_file(done, "control", "ioi"), DrawnPrompt)
     if exact["noising", 1, 2, 0] < 0:
         assert [(head.layer, head.head) for head in drawn.heads] == [(1, 2)]
     assert {edge.head for edge in drawn.edges if edge.importance != 0} <= {2}
@@ -285,7 +286,7 @@ def test_one_planted_head_is_a_circuit_of_one(done):
 
 def test_the_paper_is_beside_its_own_tasks_alone(done):
     """A user's file may have the name of one of them."""
-    summary = load_result(done / study.SUMMARY, CircuitSummary)
+    summary = load_result(done / frame.SUMMARY, CircuitSummary)
     ratios = tuple(dataclasses.replace(each, model="sparse") for each in summary.ratios)
     drawn = dataclasses.replace(summary, ratios=ratios)
     files = tuple(dataclasses.replace(task, seed=None) for task in summary.tasks)
@@ -306,8 +307,8 @@ def test_the_paper_is_beside_its_own_tasks_alone(done):
 
 def test_no_task_has_prompts_of_the_training_text(models, tmp_path):
     config = from_plain(settings(models, tasks=("ioi",), rephrased="ioi_rephrased"), CircuitConfig)
-    opened = {role: study.open_model(role, source) for role, source in config.models.items()}
-    before = study.read_tasks(config, opened)
+    opened = {role: open_model(role, source) for role, source in config.models.items()}
+    before = read_tasks(config, opened)
     text = tmp_path / "pretrain.jsonl"
     for task in before.values():
         lines = [each.clean + each.answers[0] for each in task.examples[1:]]
@@ -315,10 +316,10 @@ def test_no_task_has_prompts_of_the_training_text(models, tmp_path):
         with text.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
     config = dataclasses.replace(config, trained_on=(str(text),))
-    for name, task in study.read_tasks(config, opened).items():
+    for name, task in read_tasks(config, opened).items():
         old = before[name].examples
         assert [each in task.examples for each in old] == [True] + [False] * (COUNT - 1)
-        facts = study.task_facts(name, task, None)
+        facts = task_facts(name, task, None)
         assert facts.kept == COUNT and facts.dropped["in the training text"] == COUNT - 1
     for line, message in (("[1]", "has no JSON object a line"), (None, "No such file")):
         if line:
@@ -326,74 +327,65 @@ def test_no_task_has_prompts_of_the_training_text(models, tmp_path):
         else:
             text.unlink()
         with pytest.raises(BadInputError, match=rf"pretrain\.jsonl.* {message}"):
-            study.read_tasks(config, opened)
-
-
-def stop_after(monkeypatch, every):
-    """Requests a stop after every so many parts; returns the list of those measured."""
-    measured = []
-    real = study.Measurement.measure
-
-    def counted(self, part, source):
-        measured.append((*self._names.values(), part))
-        if len(measured) % every == 0:
-            stop.request()
-        return real(self, part, source)
-
-    monkeypatch.setattr(study.Measurement, "measure", counted)
-    return measured
-
-
-def run_until_stopped(config, folder):
-    with pytest.raises(StoppedError) as stopped:
-        run(config, folder)
-    stop._stop.clear()
-    return str(stopped.value)
-
-
-def test_an_interrupted_study_ends_with_the_same_files(models, done, tmp_path, monkeypatch, capsys):
-    """It is stopped within pieces and between them; no part is measured twice."""
-    measured = stop_after(monkeypatch, every=43)
-    stopped = run_until_stopped(settings(models), tmp_path)
-    assert "before dense on mine: heads, curve (counterfactual, absolute by task);" in stopped
-    assert not (tmp_path / study.SUMMARY).exists()
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 44 and "left unknown, 0 rows; now dense on ioi: metrics" in told[0]
-    assert re.search(r"[1-9]\d* rows; now dense on ioi: heads, effects \(denoising\)$", told[2])
-    stops = 1
-    while True:
-        try:
-            run(settings(models), tmp_path)
-            break
-        except StoppedError:
-            stop._stop.clear()
-            stops += 1
-    assert stops == len(measured) // 43 > 2 and len(set(measured)) == len(measured)
-    rows = pq.read_metadata(tmp_path / study.ROWS).num_rows
-    told = capsys.readouterr().err.splitlines()
-    last = next(line for line in reversed(told) if line.startswith("circuits: "))
-    count, total = re.match(r"circuits: (\d+)/(\d+) forward passes, ", last).groups()
-    assert count == total and last.endswith(f"0:00:00 left, {rows:,} rows")
-    # Two models on two tasks, then what compares them.
-    assert re.match(r"intervals: 5/5 results, .*, ratios$", told[-1]), told[-1]
-    files = [study.drawn_file(tmp_path, role, "ioi") for role in ("dense", "control")]
-    files += (tmp_path / study.MIB).iterdir()
-    for file in (tmp_path / study.SUMMARY, *files):
-        assert file.read_bytes() == (done / file.relative_to(tmp_path)).read_bytes(), file
-    assert all_rows(tmp_path).equals(all_rows(done))
+            read_tasks(config, opened)
 
 
 def all_rows(folder):
     """All rows, without the metadata of the file, which says when they were measured."""
-    return pq.read_table(folder / study.ROWS).replace_schema_metadata()
+    return pq.read_table(folder / ROWS).replace_schema_metadata()
 
 
-def test_a_damaged_part_is_named_and_measured_again_once_deleted(
-    models, done, tmp_path, monkeypatch
-):
-    folder = tmp_path / "study"
-    shutil.copytree(done, folder)
-    measured = stop_after(monkeypatch, every=1000)
+@pytest.fixture
+def measured(monkeypatch):
+    """Parts that are measured from now on: task, model and part."""
+    seen = []
+    real = Measurement.measure
+
+    def counted(self, part, source):
+        seen.append((*self._names.values(), part))
+        return real(self, part, source)
+
+    monkeypatch.setattr(Measurement, "measure", counted)
+    return seen
+
+
+def shards_of(folder, *units):
+    """The shards that hold these units; all units have one of their own."""
+    held = {}
+    for file in folder.glob("rows-*.parquet"):
+        ((unit, _),) = json.loads(pq.read_metadata(file).metadata[b"units"])
+        held[tuple(unit)] = file
+    return [held[unit] for unit in units]
+
+
+def test_parts_that_were_lost_are_measured_from_what_is_stored(models, done, tmp_path, measured):
+    """As after a kill: the second model, with effects stored and curves not, and a transfer."""
+    folder = shutil.copytree(done, tmp_path / "study")
+    ranking = ("counterfactual", "signed", "prompt", "0")
+    lost = [
+        ("control", "ioi", "heads", "curve", *ranking),
+        ("control", "ioi", "token_edges", "curve", *ranking),
+        ("control", "ioi", "", "figures"),
+        ("control", "mine", "heads", "transfer"),
+    ]
+    attribution = ("control", "ioi", "token_edges", "attribution")
+    gone = shards_of(folder / "shards", *lost) + shards_of(folder / "attributions", attribution)
+    files = [drawn_file(folder, "control", "ioi"), folder / MIB / "ioi_control.json"]
+    for file in (*gone, *files, folder / "finished.json", folder / ROWS):
+        file.unlink()
+    run(settings(models), folder)
+    # The drawing is no measurement, and the attribution is made again for the curve.
+    assert sorted((role, task, *part.unit) for task, role, part in measured) == sorted(
+        [unit for unit in lost if unit[3] != "figures"] + [attribution]
+    )
+    for file in (folder / frame.SUMMARY, *files):
+        assert file.read_bytes() == (done / file.relative_to(folder)).read_bytes(), file
+    assert all_rows(folder).equals(all_rows(done))
+
+
+def test_a_damaged_part_is_named_and_measured_again_once_deleted(models, done, tmp_path, measured):
+    folder = shutil.copytree(done, tmp_path / "study")
+    (folder / "finished.json").unlink()
     for store in ("shards", "attributions"):
         file = sorted((folder / store).glob("rows-*.parquet"))[3]
         data = bytearray(file.read_bytes())
@@ -403,28 +395,24 @@ def test_a_damaged_part_is_named_and_measured_again_once_deleted(
             run(settings(models), folder)
         assert not measured
         file.unlink()
-        (folder / study.ROWS).unlink()
-        run(settings(models), folder)
-        assert len(measured) == 1
-        measured.clear()
-        assert all_rows(folder).equals(all_rows(done))
+    run(settings(models), folder)
+    # An attribution is made again where a part ranks by it, and all of these are there.
+    assert len(measured) == 1 and all_rows(folder).equals(all_rows(done))
 
 
-def test_parts_of_other_weights_are_refused(models, tmp_path, monkeypatch):
-    stop_after(monkeypatch, every=2)
-    shutil.copytree(models / "dense", tmp_path / "dense")
-    config = settings(models, dense=str(tmp_path / "dense"))
-    run_until_stopped(config, tmp_path / "study")
-    shutil.copytree(models / "planted", tmp_path / "dense", dirs_exist_ok=True)
+def test_parts_of_other_weights_are_refused_even_by_force(models, done, tmp_path):
+    folder = shutil.copytree(done, tmp_path / "study")
+    shutil.copytree(models, tmp_path / "models")
+    shutil.copytree(models / "planted", tmp_path / "models" / "dense", dirs_exist_ok=True)
     with pytest.raises(UsageError, match="another model, data set or setting made them"):
-        run(config, tmp_path / "study")
+        frame.execute(STUDY, settings(tmp_path / "models"), folder, resume="force")
 
 
 @pytest.mark.slow
 def test_every_order_takes_the_open_edges_of_a_sparse_model_first(models, tmp_path):
     changes = {"control": "", "sparse": str(models / "sparse"), "rephrased": "", "points": 24}
     run(settings(models, **changes, components=("token_edges",)), tmp_path)
-    summary = load_result(tmp_path / study.SUMMARY, CircuitSummary)
+    summary = load_result(tmp_path / frame.SUMMARY, CircuitSummary)
     dense, sparse = summary.results
     assert dense.open["token_edges"] > sparse.open["token_edges"]
     assert [model.gated for model in summary.models] == [False, True]
@@ -462,7 +450,7 @@ def test_invalid_settings_are_refused(changes, message):
 
 def test_models_and_files_that_cannot_be_used_are_refused(models, tmp_path):
     def attempt(**changes):
-        run(experiment("smoke", **changes), tmp_path / "run")
+        run(STUDY.settings("smoke", **changes), tmp_path / "run")
 
     dense = str(models / "dense")
     with pytest.raises(
@@ -487,12 +475,4 @@ def test_models_and_files_that_cannot_be_used_are_refused(models, tmp_path):
     single = write_lines(tmp_path / "one.jsonl", bad)
     with pytest.raises(BadInputError, match="one example; intervals need two"):
         attempt(dense=dense, tasks=(single,))
-    # A refused start takes no folder: the corrected command may use it.
-    assert {item.name for item in (tmp_path / "run").iterdir() if item.name[0] != "."} == {LOG_FILE}
-
-
-def test_the_summary_is_read_as_it_was_written(done, tmp_path):
-    summary = load_result(done / study.SUMMARY, CircuitSummary)
-    write_json(tmp_path / "again.json", summary)
-    assert read_json(tmp_path / "again.json") == read_json(done / study.SUMMARY)
-    assert dataclasses.asdict(summary)["device"]
+    assert not (tmp_path / "run").exists()

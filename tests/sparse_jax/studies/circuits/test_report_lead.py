@@ -7,7 +7,6 @@ import pytest
 
 from lm_jax.statistics import Interval
 from sparse_jax.studies.circuits import report, report_curves
-from sparse_jax.studies.circuits.config import CircuitConfig
 from sparse_jax.studies.circuits.report_lead import lead
 from sparse_jax.studies.circuits.results import (
     CircuitSummary,
@@ -17,6 +16,7 @@ from sparse_jax.studies.circuits.results import (
     TaskResult,
     Transfer,
 )
+from sparse_jax.studies.circuits.settings import CircuitConfig
 
 SIZES = {"dense": 20.0, "control": 8.0, "sparse": 2.0}
 

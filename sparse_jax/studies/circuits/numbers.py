@@ -1,4 +1,4 @@
-"""Numbers of the circuit study, computed from its rows.
+"""Numbers of the circuit study, computed from its rows: rows in, summary out.
 
 Intervals resample prompts (`lm_jax.statistics.cluster_interval`; none of fewer than five). A ratio
 of two models' sizes resamples the prompts of both together, because they are the same prompts. Both
@@ -14,19 +14,23 @@ import numpy as np
 import pyarrow as pa
 from scipy import stats
 
+from lm_jax.run import progress
 from lm_jax.statistics import FEWEST_CLUSTERS, Interval, cluster_interval, wilson
 from sparse_jax.circuits import curves
 from sparse_jax.circuits.agreement import rank_correlation
-from sparse_jax.studies.circuits.config import CircuitConfig
 from sparse_jax.studies.circuits.measurements import array, head_importance, select
 from sparse_jax.studies.circuits.results import (
     Agreement,
+    CircuitSummary,
     CurvePoint,
     CurveResult,
+    ModelFacts,
     Ratio,
+    TaskFacts,
     TaskResult,
     Transfer,
 )
+from sparse_jax.studies.circuits.settings import CircuitConfig
 
 _PLACES = {
     "heads": ["layer", "head"],
@@ -34,6 +38,48 @@ _PLACES = {
     "component_edges": ["writer", "reader"],
 }
 _KEYS = ("component", "ablation", "ranking", "scope")
+
+
+def summarise(
+    config: CircuitConfig,
+    models: Sequence[ModelFacts],
+    tasks: Sequence[TaskFacts],
+    table: pa.Table,
+    *,
+    device: str,
+) -> CircuitSummary:
+    """The summary.
+
+    Args:
+      config: settings.
+      models: facts of the models, in the order of their results.
+      tasks: prompts of the tasks in numbers, in that order too.
+      table: all rows.
+      device: kind of the device that measured.
+    """
+    results = []
+    with progress.track("intervals", len(tasks) * len(models) + 1, unit="results") as advance:
+        for task, model in itertools.product(tasks, models):
+            own = select(table, task=task.name, model=model.role)
+            results.append(task_result(config, own, task.name, model.role))
+            advance(note=f"{model.role} on {task.name}")
+        compared = tuple(ratios(config, table, results))
+        transfers = tuple(
+            transfer(config, table, model.role, task.rephrases, task.name)
+            for task in tasks
+            for model in models
+            if task.rephrases is not None and "heads" in config.components
+        )
+        advance(note="ratios")
+    return CircuitSummary(
+        config=config,
+        models=tuple(models),
+        tasks=tuple(tasks),
+        results=tuple(results),
+        ratios=compared,
+        transfers=transfers,
+        device=device,
+    )
 
 
 def task_result(config: CircuitConfig, table: pa.Table, task: str, model: str) -> TaskResult:

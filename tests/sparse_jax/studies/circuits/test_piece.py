@@ -12,10 +12,10 @@ from sparse_jax.circuits.components import component_attributions
 from sparse_jax.circuits.discover import Curve, visible_edges
 from sparse_jax.circuits.runs import Batch, CircuitModel
 from sparse_jax.circuits.tasks import make_task
-from sparse_jax.studies.circuits.config import CircuitConfig
 from sparse_jax.studies.circuits.measurements import rows
 from sparse_jax.studies.circuits.parts import ATTRIBUTION, Part, values_table
 from sparse_jax.studies.circuits.piece import Measurement, SourceCircuit, _rank_values
+from sparse_jax.studies.circuits.settings import CircuitConfig
 from tests.sparse_jax.circuits.small_models import circuit_model
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
 

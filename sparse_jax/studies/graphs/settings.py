@@ -1,35 +1,40 @@
-"""Settings of attribution graphs: the frozen dataclass that their config file becomes."""
+"""Settings of attribution graphs."""
 
+from collections.abc import Collection
 import dataclasses
 import math
-from typing import Any
+from typing import Annotated
 
-from ml_collections import ConfigDict
-
-from lm_jax.errors import UsageError, out_of_range
-from lm_jax.run.config_files import in_mode
+from lm_jax.errors import UsageError
+from lm_jax.run.settings import Bound, Flag, at_least, between
+from lm_jax.study import Settings
 from lm_jax.text.preparation import CorpusConfig
 
 # Roles of models: one by itself, or two that are compared.
 ALONE, COMPARED = "model", ("dense", "sparse")
+_THRESHOLD = Bound("above 0 and at most 1", lambda share: 0 < share <= 1)
+
+
+def _are_finite(factors: Collection[float]) -> bool:
+    return bool(factors) and all(map(math.isfinite, factors))
 
 
 @dataclasses.dataclass(frozen=True)
-class GraphConfig:
+class GraphConfig(Settings):
     """Everything that decides the graphs.
 
     Attributes:
-      model: whose graphs are made: a folder of a dense or sparse model, a work folder that has one,
-        or a name of the manifest; "" where two are compared.
+      model: model whose graphs are made: a folder, dense or sparse, a work folder that has one, or
+        a name of the manifest; "" where two are compared.
       transcoder: folder of the exported transcoder of the model.
       dense: dense model of a comparison, given like `model`; "" for none.
       sparse: sparse model of a comparison, given like `model`; "" for none.
       dense_transcoder: folder of the transcoder of `dense`.
       sparse_transcoder: folder of the transcoder of `sparse`.
-      neurons: features are the neurons of the models' own MLPs, without transcoders
+      neurons: whether features are the neurons of the models' own MLPs, without transcoders
         (`sparse_jax.graphs.neurons`).
       prompts: texts whose next token is explained, a graph for each.
-      prompt_file: prompts with targets, one JSON object per line
+      prompt_file: file of prompts with targets, one JSON object per line
         (`sparse_jax.studies.graphs.prompts`); "findings" for the ten that come with the package,
         "rephrasings" for 32 that say eight things in other words.
       targets: texts of the logit nodes, one token each with its leading space, for all `prompts`;
@@ -46,83 +51,66 @@ class GraphConfig:
         `factors`; 0 for none.
       supernodes: proposed supernodes, those with the most influential feature first, all of whose
         features are multiplied by each of `factors` at once; 0 for none.
-      factors: 0 removes what a feature writes; the paper steers with -5 and -10 (App. H).
-      fraction: mass of an edge's mediation that is to be reached.
-      corpus: whose texts are shown with features; `source` "" for none; its `max_tokens` is 50,000
-        where it is 0, and 5,000 for neurons, most of which are active on every token; its
+      factors: multiples of an activation: 0 removes what a feature writes; the paper steers with -5
+        and -10 (App. H).
+      fraction: share of the mass of an edge's mediation that is to be reached.
+      corpus: text whose windows are shown with features; `source` "" for none; its `max_tokens` is
+        50,000 where it is 0, and 5,000 for neurons, most of which are active on every token; its
         `vocab_size` is ignored in favour of the model's.
       context: tokens of a window of that text, at most those of the model.
       examples: the most texts of a feature.
       labels: file of labels of the features of `model`, {"<layer>_<feature>": "text"}; "" for none.
       dense_labels: file of such labels of the dense of two models that are compared.
       sparse_labels: file of such labels of the sparse one.
-      judge: names the theme of the texts of features without a label: "null" for none,
-        "local:FOLDER" for a language model, "cached:FILE" for stored answers
+      judge: source of the themes of features without a label: "null" for none, "local:FOLDER" for a
+        language model, "cached:FILE" for stored answers
         (`lm_jax.evaluate.judge`).
-      unknown_origin: accept transcoders that do not say of which model they are.
+      unknown_origin: whether transcoders are accepted that do not say of which model they are.
       skip_start: first tokens of a prompt that have no features; -1 for as many as the transcoder's
         file says that training left out. circuit-tracer leaves out one.
       resamples: bootstrap samples of the prompts.
       seed: random seed of the bootstrap samples.
     """
 
-    model: str = ""
-    transcoder: str = ""
-    dense: str = ""
-    dense_transcoder: str = ""
-    sparse: str = ""
-    sparse_transcoder: str = ""
-    neurons: bool = False
-    prompts: tuple[str, ...] = ()
-    prompt_file: str = ""
-    targets: tuple[str, ...] = ()
-    max_features: int = 0
-    node_threshold: float = 0.8
-    edge_threshold: float = 0.95
-    mediated: int = 4_000
-    explained: int = 8
-    intervened: int = 8
-    supernodes: int = 8
-    factors: tuple[float, ...] = (0.0, -5.0, -10.0)
-    fraction: float = 0.9
+    model: Annotated[str, Flag()] = ""
+    transcoder: Annotated[str, Flag()] = ""
+    dense: Annotated[str, Flag()] = ""
+    dense_transcoder: Annotated[str, Flag()] = ""
+    sparse: Annotated[str, Flag()] = ""
+    sparse_transcoder: Annotated[str, Flag()] = ""
+    neurons: Annotated[bool, Flag()] = False
+    prompts: Annotated[tuple[str, ...], Flag("prompt", repeated=True)] = ()
+    prompt_file: Annotated[str, Flag("prompts")] = ""
+    targets: Annotated[tuple[str, ...], Flag("target", repeated=True)] = ()
+    max_features: Annotated[int, at_least(0)] = 0
+    node_threshold: Annotated[float, _THRESHOLD] = 0.8
+    edge_threshold: Annotated[float, _THRESHOLD, Flag()] = 0.95
+    mediated: Annotated[int, at_least(0)] = 4_000
+    explained: Annotated[int, at_least(0)] = 8
+    intervened: Annotated[int, at_least(0)] = 8
+    supernodes: Annotated[int, at_least(0)] = 8
+    factors: Annotated[tuple[float, ...], Bound("finite numbers, one or more", _are_finite)] = (
+        *(0.0, -5.0, -10.0),
+    )
+    fraction: Annotated[float, between(0, 1)] = 0.9
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig("wiki", "document", splits=(1.0, 0.0, 0.0))
     )
-    context: int = 64
-    examples: int = 10
-    labels: str = ""
-    dense_labels: str = ""
-    sparse_labels: str = ""
-    judge: str = "null"
-    unknown_origin: bool = False
-    skip_start: int = -1
-    resamples: int = 2_000
-    seed: int = 0
+    context: Annotated[int, at_least(1)] = 64
+    examples: Annotated[int, at_least(1)] = 10
+    labels: Annotated[str, Flag()] = ""
+    dense_labels: Annotated[str, Flag()] = ""
+    sparse_labels: Annotated[str, Flag()] = ""
+    judge: Annotated[str, Flag()] = "null"
+    unknown_origin: Annotated[bool, Flag()] = False
+    skip_start: Annotated[
+        int, Bound("at least 0, or -1 for the transcoder's own", lambda count: count >= -1)
+    ] = -1
+    resamples: Annotated[int, at_least(100)] = 2_000
+    seed: Annotated[int, at_least(0)] = 0
 
-    def __post_init__(self) -> None:
-        problems = [*self._models(), *self._prompts()]
-        wanted = {
-            "max_features": (self.max_features >= 0, "at least 0"),
-            "skip_start": (self.skip_start >= -1, "at least 0, or -1 for the transcoder's own"),
-            "context": (self.context >= 1, "at least 1"),
-            "examples": (self.examples >= 1, "at least 1"),
-            "mediated": (self.mediated >= 0, "at least 0"),
-            "explained": (self.explained >= 0, "at least 0"),
-            "intervened": (self.intervened >= 0, "at least 0"),
-            "supernodes": (self.supernodes >= 0, "at least 0"),
-            "factors": (
-                bool(self.factors) and all(map(math.isfinite, self.factors)),
-                "finite numbers, one or more",
-            ),
-            "node_threshold": (0 < self.node_threshold <= 1, "above 0 and at most 1"),
-            "edge_threshold": (0 < self.edge_threshold <= 1, "above 0 and at most 1"),
-            "fraction": (0 < self.fraction < 1, "above 0 and below 1"),
-            "resamples": (self.resamples >= 100, "at least 100"),
-            "seed": (self.seed >= 0, "at least 0"),
-        }
-        problems += out_of_range(self, wanted, prefix="config.")
-        if problems:
-            raise UsageError("; ".join(problems))
+    def problems(self) -> list[str]:
+        return [*self._models(), *self._prompts()]
 
     def _models(self) -> list[str]:
         given = [role for role in (ALONE, *COMPARED) if getattr(self, role)]
@@ -189,19 +177,6 @@ def transcoder_field(role: str) -> str:
 def labels_field(role: str) -> str:
     """The field of the labels of a role's features."""
     return "labels" if role == ALONE else f"{role}_labels"
-
-
-def experiment(mode: str, **settings: Any) -> ConfigDict:
-    """The `get_config(mode)` of attribution graphs.
-
-    Args:
-      mode: "" for all that was asked for, "smoke" for graphs of few features.
-      **settings: fields of `GraphConfig` that differ from its defaults.
-
-    Raises:
-      UsageError: the mode is unknown, or `GraphConfig` refuses the settings.
-    """
-    return in_mode(mode, GraphConfig(**settings), {"smoke": smoke}, of="attribution graphs")
 
 
 def smoke(config: GraphConfig) -> GraphConfig:
