@@ -15,6 +15,7 @@ folder below `attribution` of the run, it writes
 
 import dataclasses
 import hashlib
+from pathlib import Path
 from typing import Annotated
 
 from lm_jax.report import slug
@@ -85,7 +86,7 @@ def _rows(result: AttributionReport, target: Target) -> list[list[str]]:
 def main(arguments: cli.Arguments) -> None:
     """The command."""
     options: Options = arguments.options
-    model, run = options.load(), options.run
+    model, run = options.load(), Path(options.run)
     # What cannot be used is refused before a folder is made.
     _ = model.prototypes
     ids = prompt_tokens(model.tokenizer, options.prompt)

@@ -223,7 +223,7 @@ def settings_from_options(options: Options) -> report_data.ConceptConfig:
 def main(arguments: cli.Arguments) -> None:
     """The command."""
     options: Options = arguments.options
-    model, run = options.load(), options.run
+    model, run = options.load(), Path(options.run)
     # A model without prototypes is refused before any work.
     _ = model.prototypes
     compared = units.load(options.compare, model, best=options.best)

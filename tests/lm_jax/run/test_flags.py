@@ -225,6 +225,16 @@ def test_a_required_field_is_given_by_its_flag_or_by_the_config(study):
     assert study("--config.run=x")[1].run == "x"
 
 
+def test_options_and_settings_can_have_a_base(start):
+    @dataclasses.dataclass(frozen=True)
+    class Both(Study, CommandOptions):
+        pass
+
+    assert start("--run=x", options=Both)[1] == Both("x")
+    assert start(options=Both)[2] == ["error: --run is missing; name the work folder of a run"]
+    assert "--run=<string>" in start("--help", options=Both)[3]
+
+
 def test_a_bound_of_a_flag_is_told_as_it_is_written(study):
     assert study("--run=x", "--first=0")[2] == "error: --first=0 must be at least 1\n"
 
