@@ -15,7 +15,14 @@ from lm_jax.report import Report
 from lm_jax.run import processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
 from lm_jax.run.files import to_jsonable, write_json, write_text
-from lm_jax.run.finished import NO_INPUTS, Inputs, check_resumed, finish_time, mark_finished
+from lm_jax.run.finished import (
+    NO_INPUTS,
+    Inputs,
+    check_resumed,
+    finish_time,
+    is_finished,
+    mark_finished,
+)
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import Resume
@@ -47,6 +54,8 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
     config = from_plain(settings, study.config)
     opened = _open_inputs(study, config)
     force = resume == "force"
+    if force or not is_finished(folder):
+        opened = opened.complete()
     held = processes.open_shared_workdir(
         folder, settings, resume=resume, may_change=study.may_change
     )
@@ -56,6 +65,7 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
+            opened = opened.complete()
             bound = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
             _run(study, config, Work(path, config_hash(bound), opened.loaded, force), opened.inputs)
         summary = load_summary(study, path)
@@ -68,7 +78,7 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
 
 def _open_inputs(study: Study, config: Any) -> Opened:
     given = study.function("inputs")(config) if study.inputs else NO_INPUTS
-    return given if isinstance(given, Opened) else Opened(given, None)
+    return given if isinstance(given, Opened) else Opened(given)
 
 
 def _run(study: Study, config: Any, work: Work, inputs: Inputs) -> None:
