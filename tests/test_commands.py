@@ -14,6 +14,7 @@ import pytest
 from iaj import commands as front
 from lm_jax.assets.manifest import entries
 from lm_jax.run import cli, config_files, usage
+from lm_jax.run.settings import own_flags
 from lm_jax.study import Distributed, Training, frame
 
 ROOT = Path(__file__).parents[1]
@@ -205,9 +206,11 @@ def test_help_says_what_each_field_of_the_config_means(name, capsys):
         assert by_section.setdefault((section, meanings[field]), field) == field, field
     assert cli.run(main, [name, "--help"], **options) == 0
     shown = " ".join(capsys.readouterr().out.split())
+    own = own_flags(options["config_class"])
     for field in fields:
-        assert f"--config.{field}=" in shown
-        assert " ".join(meanings[field].split()) in shown
+        flag = (own[field].name or field) if field in own else f"config.{field}"
+        assert f"--{flag}=" in shown or f"--[no]{flag} " in shown
+        assert " ".join(meanings[field].split()).removesuffix(".") in shown
 
 
 def test_the_readme_lists_every_command_with_configs_that_are_there():

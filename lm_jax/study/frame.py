@@ -14,7 +14,7 @@ from lm_jax import report
 from lm_jax.report import Report
 from lm_jax.run import processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
-from lm_jax.run.files import to_jsonable, write_json, write_text
+from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.finished import (
     NO_INPUTS,
     Inputs,
@@ -56,6 +56,7 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
     force = resume == "force"
     if force or not is_finished(folder):
         opened = opened.complete()
+    _make_place(config, folder)
     held = processes.open_shared_workdir(
         folder, settings, resume=resume, may_change=study.may_change
     )
@@ -79,6 +80,19 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
 def _open_inputs(study: Study, config: Any) -> Opened:
     given = study.function("inputs")(config) if study.inputs else NO_INPUTS
     return given if isinstance(given, Opened) else Opened(given)
+
+
+def _make_place(config: Any, folder: Path) -> None:
+    """Makes the folder that the default work folders of a study share, as `attribution` of a run.
+
+    It is below what `inputs` has read, while `open_workdir` makes no parent of an absolute folder.
+    """
+    if not folder.is_absolute() or folder != config.default_folder():
+        return
+    try:
+        folder.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise storage_error(folder.parent, error) from error
 
 
 def _run(study: Study, config: Any, work: Work, inputs: Inputs) -> None:

@@ -243,6 +243,7 @@ def test_help_lists_a_field_once(study):
     text = study("--help")[3]
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "--first=5 first of two numbers" in lines
+    assert "--run=<string> work folder of a run" in lines
     assert "--both=<string> both numbers" in lines
     assert "--config.second=2 second of two numbers." in lines
     assert "config.first" not in text
