@@ -7,6 +7,7 @@ The work folder then has, besides what `lm_jax.run.workdir` lists and the study'
 """
 
 from collections.abc import Sequence
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.finished import (
     NO_INPUTS,
     Inputs,
+    OtherInputsError,
     check_resumed,
     finish_time,
     is_finished,
@@ -25,9 +27,9 @@ from lm_jax.run.finished import (
 )
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import Resume
+from lm_jax.run.workdir import FINISHED_FILE, Resume
 from lm_jax.study.declaration import Study, Training
-from lm_jax.study.work import Opened, Work
+from lm_jax.study.work import SHARDS, Opened, Work
 
 SUMMARY, REPORT = "summary.json", "report.html"
 # What some studies called these files before they had the frame.
@@ -62,7 +64,7 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
     )
     with held as path:
         again = force and issubclass(study.config, Training)
-        finished = None if again else finish_time(path, opened.inputs)
+        finished = None if again else _finish_time(path, opened.inputs, force)
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
@@ -80,6 +82,18 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
 def _open_inputs(study: Study, config: Any) -> Opened:
     given = study.function("inputs")(config) if study.inputs else NO_INPUTS
     return given if isinstance(given, Opened) else Opened(given)
+
+
+def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:
+    """When a run finished; by force one of other inputs is made again, where it kept no rows."""
+    try:
+        return finish_time(path, inputs)
+    except OtherInputsError as error:
+        if not force or (path / SHARDS).exists():
+            raise
+        logging.getLogger(__name__).warning("made again by force: %s", error)
+    processes.on_first((path / FINISHED_FILE).unlink)
+    return None
 
 
 def _make_place(config: Any, folder: Path) -> None:
