@@ -92,6 +92,8 @@ def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:
         if not force or (path / SHARDS).exists():
             raise
         logging.getLogger(__name__).warning("made again by force: %s", error)
+    # All have read the marker before it goes.
+    processes.wait_for_all()
     processes.on_first((path / FINISHED_FILE).unlink)
     return None
 
