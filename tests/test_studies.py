@@ -189,9 +189,11 @@ def test_a_run_that_is_killed_resumes_to_equal_files(study, start, finished, tmp
     assert bool(done) == bool(again) == parts and not set(again) & set(done)
     assert len(read_json(folder / "provenance.json")["restarts"]) == 1
     first, second = tables(finished), tables(folder)
-    assert bool(first) == parts and first.keys() == second.keys()
+    assert (first or not parts) and first.keys() == second.keys()
     for name, table in first.items():
-        assert second[name].equals(table), name
+        assert second[name].schema.equals(table.schema), name
+        # A number that is not one is no equal of itself, but is written the same.
+        assert repr(second[name].to_pylist()) == repr(table.to_pylist()), name
     first, second = (numbers(read_json(each / frame.SUMMARY)) for each in (finished, folder))
     assert first == second
 
