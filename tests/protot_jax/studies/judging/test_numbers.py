@@ -3,7 +3,7 @@
 import pytest
 
 from lm_jax.evaluate.generation import Bleu
-from protot_jax.studies.judging import results, summary
+from protot_jax.studies.judging import numbers, results
 
 
 def test_means_of_few_texts_have_no_ends_beyond_their_scale():
@@ -11,7 +11,7 @@ def test_means_of_few_texts_have_no_ends_beyond_their_scale():
     settings = results.Settings("s", 3, "0" * 64, 0, 9, {}, 0, 200, True)
     texts = ["a b c d " * 3, "a b c d e", "a b c d e f g h"]
     bleu = Bleu((0.0, 0.0, 0.06), (1.0, 1.0, 0.94), 0.2, "", "")
-    found = summary._measured(settings, "m", None, texts, bleu=bleu, rouge=(0.9, 0.1, 0.9))
+    found = numbers._measured(settings, "m", None, texts, bleu=bleu, rouge=(0.9, 0.1, 0.9))
     assert found.bleu.low == 0 < found.bleu.high < 1
     assert 0 < found.bleu_unsmoothed.low < found.bleu_unsmoothed.high == 1
     assert (found.rouge_l.low, found.rouge_l.high) == (0, 1)

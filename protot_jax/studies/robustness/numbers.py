@@ -10,19 +10,31 @@ import dataclasses
 import math
 
 import numpy as np
+import pyarrow as pa
 from scipy import stats
 
 from lm_jax import statistics
+from protot_jax.mixers.prototypes import PrototypeMixer
+from protot_jax.studies.interventions.experiment import SubjectModel
 from protot_jax.studies.interventions.results import Interval
-from protot_jax.studies.robustness import divergence, mediation
+from protot_jax.studies.robustness import divergence, meaning, mediation
+from protot_jax.studies.robustness.pairs import Pairs
 from protot_jax.studies.robustness.results import (
+    SCHEMA,
+    VERSION,
     Clamp,
     Comparison,
+    Kind,
     Measured,
     Mediation,
+    Model,
     ReleasedClamp,
+    RobustnessReport,
+    Settings,
     SliceResult,
+    TrainedOn,
 )
+from protot_jax.studies.robustness.settings import PERTURBATIONS, RobustnessConfig
 
 # Sentences above the floor, of which a resample has none in exp(-10) of cases.
 _ENOUGH = 10
@@ -32,6 +44,100 @@ _JS_RANGE = 0.0, float(divergence.LARGEST)
 _ANY = -math.inf, math.inf
 
 Columns = Mapping[str, np.ndarray]
+
+
+def summarise(
+    config: RobustnessConfig,
+    subjects: Sequence[SubjectModel],
+    made: Pairs,
+    table: pa.Table,
+    *,
+    sentences: str,
+    held: Sequence[tuple[int, int]],
+    too_long: int,
+) -> RobustnessReport:
+    """The content of `summary.json`.
+
+    Args:
+      config: settings.
+      subjects: the models, as the rows number them.
+      made: the pairs, and what was left out.
+      table: rows of all pairs and models (`results.ROWS`).
+      sentences: name of the file, or of the corpus.
+      held: layer and prototype of each that is held; empty for all.
+      too_long: number of pairs that a model cannot read.
+    """
+    columns = {name: np.asarray(table[name].to_pylist()) for name in table.column_names}
+    order = list(dict.fromkeys(pair.slice for pair in made.pairs))
+    slices = [
+        _slice(name, columns, len(subjects), made, config)
+        for name in order
+        if (columns["slice"] == name).any()
+    ]
+    return RobustnessReport(
+        schema=SCHEMA,
+        version=VERSION,
+        settings=Settings(
+            sentences=sentences,
+            given=bool(config.sentences),
+            pairs=config.pairs,
+            seed=config.seed,
+            least_similarity=config.least_similarity,
+            held=tuple(f"L{layer}P{prototype}" for layer, prototype in held),
+            floor=mediation.FLOOR,
+            too_long=too_long,
+        ),
+        models=tuple(map(_model, subjects, made.models)),
+        slices=corrected(slices),
+        skipped=made.skipped,
+    )
+
+
+def _model(subject: SubjectModel, trained: TrainedOn) -> Model:
+    model = subject.model
+    mixer = model.mixer if isinstance(model.mixer, PrototypeMixer) else None
+    return Model(
+        run=subject.run,
+        kind=model.config.model,
+        seed=model.seed,
+        step=model.step,
+        corpus=model.config.corpus.source,
+        layers=model.cfg.num_layers,
+        hidden_size=model.cfg.hidden_size,
+        vocab_size=model.cfg.vocab_size,
+        prototypes=None if mixer is None else mixer.num_prototypes,
+        trained=trained,
+    )
+
+
+def _slice(
+    name: str, columns: Columns, models: int, made: Pairs, config: RobustnessConfig
+) -> SliceResult:
+    by_model = [
+        {
+            key: values[(columns["slice"] == name) & (columns["model"] == m)]
+            for key, values in columns.items()
+        }
+        for m in range(models)
+    ]
+    first = by_model[0]
+    kind: Kind = (
+        "noise" if name in PERTURBATIONS else "meaning" if name in meaning.SLICES else "given"
+    )
+    return SliceResult(
+        name=name,
+        kind=kind,
+        pairs=len(first["text"]),
+        sentences=len(np.unique(first["text"])),
+        distance=float(first["distance"].mean()),
+        similarity=float(first["similarity"].mean()) if made.similarity else None,
+        frames=len(np.unique(first["frame"][first["frame"] != ""])),
+        dissimilar=made.dissimilar.get(name, 0),
+        trained=made.trained.get(name, 0),
+        example=(str(first["text"][0]), str(first["perturbed"][0])),
+        models=tuple(measured(rows, seed=config.seed) for rows in by_model),
+        comparison=compared([rows["js"] for rows in by_model], clusters(first)),
+    )
 
 
 def clusters(rows: Columns) -> np.ndarray:
