@@ -1,6 +1,6 @@
 """Audits a pretrained language model: may its softmax be replaced by a polynomial map?
 
-    iaj polyattn audit --config=polyattn/smollm2:quickstart --workdir=runs/quickstart
+    iaj polyattn audit --config=polyattn/smollm2:quickstart --workdir=runs/audit
     iaj polyattn audit --config=polyattn/smollm2 --config.model=FOLDER --workdir=runs/mine
 
 The stages are those of `stages.py`. The work folder then holds
