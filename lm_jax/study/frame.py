@@ -71,13 +71,31 @@ def _open_inputs(study: Study, config: Any) -> Opened:
     return given if isinstance(given, Opened) else Opened(given, None)
 
 
-def _run(study: Study, config: Any, work: Work, inputs: Inputs) -> None:
+def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -> Any:
+    """Runs or resumes a study that is a step of another one, and returns its summary.
+
+    Args:
+      study: the declaration.
+      config: the settings, as the study's dataclass.
+      work: the work of the step (`Work.part`).
+      inputs: what the numbers of the step depend on besides all settings.
+      **shared: what `run` of the study takes besides, from the study that it is a step of.
+
+    Raises:
+      OtherInputsError: the step finished with other inputs.
+    """
+    if work.force or not finish_time(work.path, inputs):
+        _run(study, config, work, inputs, **shared)
+    return load_summary(study, work.path)
+
+
+def _run(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -> None:
     path = work.path
     started = collect_provenance(
         seeds=_seeds(config), dtype=getattr(config, "dtype", "float32"), data=inputs
     )
     processes.on_first(lambda: record_provenance(path, started))
-    summary = study.function("run")(config, work)
+    summary = study.function("run")(config, work, **shared)
 
     def finish() -> None:
         write_json(path / SUMMARY, summary)
