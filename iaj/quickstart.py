@@ -40,7 +40,7 @@ COMMANDS: Sequence[tuple[str, ...]] = (
     ("sparse", "pair", "--config=sparse/pair:quickstart", f"--workdir={PAIR}"),
     ("sparse", "circuits", f"--pair={PAIR}", "--task=copy", f"--workdir={CIRCUITS}"),
     (
-        *("sparse", "transcoder", "--config=sparse/clt:quickstart"),
+        *("sparse", "transcoder", "--config=sparse/transcoder:quickstart"),
         *(f"--config.model={PAIR}/dense/model", _TEXT, f"--workdir={TRANSCODER}"),
     ),
     (

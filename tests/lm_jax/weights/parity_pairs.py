@@ -14,12 +14,15 @@ LIMIT = 150
 
 
 def launch(command, config, folder, *, devices, flags=(), before=()):
-    """One process of a command, with so many devices of its own, after the words `before`."""
+    """One process of a command, with so many devices of its own, after the words `before`.
+
+    The command is a module, with words of its own after it: `iaj sparse transcoder`.
+    """
     # Of two settings of one flag, XLA takes the later.
     counted = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [
-            *(*before, sys.executable, "-m", command),
+            *(*before, sys.executable, "-m", *command.split()),
             *(f"--config={config}", f"--workdir={folder}", *flags),
         ],
         cwd=ROOT,
