@@ -27,10 +27,12 @@ keep_names(
         "graphs.comparison graphs.config graphs.explanations graphs.inputs graphs.labels "
         "graphs.mass graphs.page graphs.piece graphs.prompts graphs.report "
         "graphs.report_text graphs.results graphs.stability graphs.study",
-        "studies.posttrain": "config task evaluation export patterns posttrain report report_text "
-        "results run_identity paper",
+        "studies.posttrain": "task evaluation export patterns report report_text results "
+        "run_identity paper",
     },
     {
+        "config": "studies.posttrain.settings",
+        "posttrain": "studies.posttrain.run",
         "transcoders.comparison": "studies.transcoders.numbers",
         "transcoders.config": "studies.transcoders.settings",
         "transcoders.train": "studies.transcoders.run",

@@ -27,7 +27,7 @@ TRAINING = {
     "protot_jax.training.study",
     "sparse_jax.studies.addition",
     "sparse_jax.studies.pair",
-    "sparse_jax.studies.posttrain.posttrain",
+    "sparse_jax.studies.posttrain",
     "sparse_jax.studies.transcoders",
 }
 # Commands that train no model.

@@ -38,14 +38,18 @@ STUDIES = {
 WRITTEN = {"config.json", "finished.json", "log.txt", "provenance.json", "report.html"}
 
 
+def flags_of(study):
+    """The module of a study's flags; None for one that needs none."""
+    name = f"{study_flags.__name__}.{study.command.replace(' ', '_')}"
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
 @pytest.fixture(scope="module")
 def start(study, request, tmp_path_factory):
     """`start(folder, *flags)`: the study in its mode "smoke"; returns the exit code."""
-    name = f"{study_flags.__name__}.{study.command.replace(' ', '_')}"
-    given = []
-    if importlib.util.find_spec(name):
-        folder = tmp_path_factory.mktemp("inputs")
-        given = importlib.import_module(name).flags(request, folder)
+    module, given = flags_of(study), []
+    if module:
+        given = module.flags(request, tmp_path_factory.mktemp("inputs"))
 
     def run(folder, *flags) -> int:
         config = [f"--config={study.config_name}:smoke", *given]
@@ -70,9 +74,15 @@ def finished(start, tmp_path_factory):
 
 
 @pytest.fixture
-def copied(finished, tmp_path):
-    """A copy of that folder."""
-    return shutil.copytree(finished, tmp_path / "run")
+def copied(study, finished, tmp_path):
+    """A copy of that folder; in its place, where the study goes on nowhere else."""
+    if not getattr(flags_of(study), "STAYS", False):
+        yield shutil.copytree(finished, tmp_path / "run")
+        return
+    kept = finished.rename(tmp_path / "kept")
+    yield shutil.copytree(kept, finished)
+    shutil.rmtree(finished)
+    kept.rename(finished)
 
 
 def test_its_functions_are_there(study):

@@ -16,7 +16,8 @@ from typing import Literal
 from lm_jax.run.results import Count, Share
 from lm_jax.statistics import Interval
 from sparse_jax.studies.addition.config import AdditionConfig
-from sparse_jax.studies.posttrain.results import Spread, spread
+from sparse_jax.studies.posttrain.numbers import spread
+from sparse_jax.studies.posttrain.results import Spread
 
 DENSE, SPARSE = "dense", "sparse"
 Place = Literal["ones", "tens", "hundreds"]

@@ -29,7 +29,7 @@ class CircuitConfig:
       dense: the model whose circuits are found: a Hugging Face folder, a .gguf file, a folder made
         by `iaj convert`, or a name of the manifest.
       control: the same training with every gate open, given like `dense`; "" for none.
-      sparse: a folder that `sparse_jax.studies.posttrain.posttrain` exported; "" for none.
+      sparse: a folder that `sparse_jax.studies.posttrain` exported; "" for none.
       tasks: tasks such as ioi, greater_than, docstring, copy
         (`sparse_jax.circuits.generators.GENERATORS`), or .jsonl files.
       rephrased: another wording, a name or a file, to which the circuits of a single task are
