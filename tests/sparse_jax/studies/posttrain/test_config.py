@@ -10,7 +10,7 @@ from lm_jax.errors import UsageError
 from lm_jax.run.config_files import load_config
 from lm_jax.study import command
 from lm_jax.text.preparation import CorpusConfig
-from sparse_jax.studies.addition.config import AdditionConfig
+from sparse_jax.studies.addition.settings import AdditionConfig
 from sparse_jax.studies.multiple_choice.settings import MultipleChoiceConfig
 from sparse_jax.studies.posttrain import STUDY
 from sparse_jax.studies.posttrain.settings import SMALL_MODEL, PosttrainConfig, smoke
