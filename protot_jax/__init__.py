@@ -24,12 +24,19 @@ keep_names(
     {
         "mixers": "routing frozen rotary convolution mamba deltanet gated_deltanet slots models "
         "reference_code edits",
-        "training": "config pretrain study study_config search search_space router routing_loss "
+        "training": "config pretrain study_config search_space router routing_loss "
         "export exported saved_run subset count seeds results diverged run_options",
         "analysis": "token_ids steering generate",
         "studies": "concepts attribution interventions robustness glue judging recall",
     },
-    {"mixer": "mixers.prototypes", "prototypes": "mixers.config"},
+    {
+        "mixer": "mixers.prototypes",
+        "prototypes": "mixers.config",
+        "search": "studies.search",
+        "study": "studies.ablations",
+        "training.search": "studies.search",
+        "training.study": "studies.ablations",
+    },
 )
 
 __all__ = [

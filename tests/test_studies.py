@@ -196,7 +196,7 @@ def test_a_run_that_is_killed_resumes_to_equal_files(study, start, finished, tmp
     assert bool(done) == bool(again) == parts and not set(again) & set(done)
     assert len(read_json(folder / "provenance.json")["restarts"]) == 1
     first, second = tables(finished), tables(folder)
-    assert bool(first) == parts and first.keys() == second.keys()
+    assert first.keys() == second.keys() and (first or not has_units)
     for name, table in first.items():
         assert second[name].equals(table), name
     first, second = (numbers(read_json(each / frame.SUMMARY)) for each in (finished, folder))

@@ -5,8 +5,8 @@
 
 Neither the weights nor OpenWebText are in a package registry: give local folders. The paper gets
 from 3.48 to 3.501 nats per token with 0.22 % of edges open, on one H100 in about 14 days. Its batch
-of 256 in four accumulation steps is 1,024 windows an update (docs/sparse.md explains Table 2): 78.6
-billion tokens in total. It was not run.
+of 256 in four accumulation steps is 1,024 windows an update (docs/sparse/gates.md explains
+Table 2): 78.6 billion tokens in total. It was not run.
 """
 
 from ml_collections import ConfigDict

@@ -5,8 +5,8 @@
 
 Neither the weights nor Dolma are in a package registry: give local folders. The paper gets from
 2.24 to 2.287 nats per token with 0.44 % of edges open, in about 14 days. Its batch of 16 in four
-accumulation steps is 64 windows an update (docs/sparse.md explains Table 2): 13.1 billion tokens in
-total. Its "fc_in, fc_out" are all three matrices of the gated MLP here. It was not run.
+accumulation steps is 64 windows an update (docs/sparse/gates.md explains Table 2): 13.1 billion
+tokens in total. Its "fc_in, fc_out" are all three matrices of the gated MLP here. It was not run.
 """
 
 from ml_collections import ConfigDict

@@ -1,11 +1,11 @@
 """Audits a pretrained language model: may its softmax be replaced by a polynomial map?
 
-    iaj polyattn audit --config=polyattn/smollm2:quickstart --workdir=runs/quickstart
+    iaj polyattn audit --config=polyattn/smollm2:quickstart --workdir=runs/audit
     iaj polyattn audit --config=polyattn/smollm2 --config.model=FOLDER --workdir=runs/mine
 
 The stages are those of `stages.py`. The work folder then holds
 
-    rows.parquet     one row per layer, head, query, bias and kind of target (docs/polyattn.md)
+    rows.parquet     one row per layer, head, query, bias, kind of target (docs/polyattn/files.md)
     recipe_rows.parquet  one row per layer, head, query and recipe that has an S of its own
     answers.parquet  one row per prompt and cell: the predicted token
     text_losses.parquet  one row per text of yours and cell: its loss

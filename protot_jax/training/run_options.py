@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+from lm_jax.assets import published
 from lm_jax.errors import UsageError
 from lm_jax.run.settings import CommandOptions
 from protot_jax.training.saved_run import TrainedModel, load_run, split_seed
@@ -15,7 +16,7 @@ class RunOptions(CommandOptions):
     """The run, the seed and the checkpoint of a pretrained model.
 
     Attributes:
-      run: work folder of a pretraining run.
+      run: work folder of a pretraining run, or a name of iaj fetch --list.
       run_seed: seed of the model, one of the run's; default the first.
       checkpoint: checkpoint of lowest validation perplexity, or the last one.
     """
@@ -23,6 +24,10 @@ class RunOptions(CommandOptions):
     run: Path
     run_seed: int | None = None
     checkpoint: Literal["best", "last"] = "best"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "run", published.resolve(self.run))
 
     @property
     def best(self) -> bool:
@@ -45,7 +50,8 @@ def load_each(
     """Loads the models of a `--run` that is given once for each, with the folders of their runs.
 
     Args:
-      named: work folders, folders of one seed of a run, or exported models.
+      named: work folders, folders of one seed of a run, exported models, or names of published
+        ones.
       seed: of the models whose folder says none; None for the first of their run.
       best: the checkpoint of lowest validation perplexity; false for the last one.
 
@@ -57,7 +63,7 @@ def load_each(
         raise UsageError("--run is missing; name the work folder of a pretraining run")
     loaded: dict[str, tuple[Path, TrainedModel]] = {}
     for name in named:
-        folder, own = split_seed(Path(name))
+        folder, own = split_seed(published.resolve(name))
         model = load_run(folder, seed=seed if own is None else own, best=best)
         if first := loaded.get(model.checkpoint_sha256):
             raise UsageError(f"--run={name} is the same model as {first[0]}; name each model once")

@@ -62,7 +62,7 @@ def explorer(result: ConceptReport) -> Section:
     template = ENVIRONMENT.from_string(_asset("explorer.html.j2"))
     return section(
         "Explore the prototypes",
-        _PROSE("explorer"),
+        _PROSE("explorer", left_out=result.settings.ablated > 0),
         Markup(template.render(data=json_script(to_jsonable(result)))),
     )
 

@@ -25,6 +25,7 @@ from typing import cast
 
 from ml_collections import ConfigDict
 
+from lm_jax.assets import published
 from lm_jax.report import slug
 from lm_jax.run import cli
 from lm_jax.run.config import from_plain
@@ -47,7 +48,7 @@ class Options(CommandOptions):
     `pair` sets all three models, and leaves out the prompts of their training text.
 
     Attributes:
-      pair: work folder of iaj sparse pair, whose three models are taken.
+      pair: work folder of iaj sparse pair, or pair_192, whose three models are taken.
       dense: model whose circuits are found: a folder, a .gguf file, or a name of the manifest.
       control: model of the same training with every gate open.
       sparse: exported folder of iaj sparse posttrain.
@@ -66,9 +67,10 @@ def settings(arguments: cli.Arguments) -> CircuitConfig:
     config = cast(ConfigDict, arguments.config).copy_and_resolve_references()
     options = arguments.options
     if options.pair is not None:
-        for role, folder in model_folders(Path(options.pair)).items():
+        pair = published.resolve(options.pair)
+        for role, folder in model_folders(pair).items():
             config[role] = str(folder)
-        config.trained_on = tuple(map(str, text_files(Path(options.pair))))
+        config.trained_on = tuple(map(str, text_files(pair)))
     for role in ("dense", "control", "sparse"):
         if (source := getattr(options, role)) is not None:
             config[role] = source

@@ -25,6 +25,7 @@ from protot_jax.analysis import generate
 from protot_jax.studies.concepts import __main__ as concepts
 from protot_jax.studies.concepts import units
 from protot_jax.studies.judging import __main__ as judging
+from protot_jax.studies.pretraining.run import run_in
 from protot_jax.training import export, exported, pretrain, run_options, saved_run
 from protot_jax.training.seeds import over_seeds
 
@@ -226,6 +227,13 @@ def test_a_changed_byte_is_found_and_named(copy, name):
         protot_jax.load_run(copy)
 
 
+def test_a_config_of_another_export_is_named_as_a_changed_file(copy):
+    config = (copy / "config.json").read_text("utf-8")
+    (copy / "config.json").write_text(config.replace('"document"', '"doctment"'), "utf-8")
+    with pytest.raises(CorruptError, match=r"config\.json"):
+        protot_jax.load_run(copy)
+
+
 def test_weights_of_another_model_are_refused(copy):
     """Each file is whole, and they do not belong together."""
     tensors = load_file(copy / "model.safetensors")
@@ -264,7 +272,7 @@ def test_it_is_not_trained_and_not_changed_by_trying(copy):
     config = ConfigDict(json.loads((copy / "config.json").read_text("utf-8")))
     for resume in ("auto", "force"):
         with pytest.raises(UsageError, match="is an exported model, which cannot be trained"):
-            pretrain.run_in(config, copy, resume=resume)
+            run_in(config, copy, resume=resume)
     assert before == {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
     assert protot_jax.load_run(copy).step == 2
 
