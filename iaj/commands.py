@@ -26,7 +26,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "count"): "protot_jax.training.count",
     ("protot", "recall"): "protot_jax.studies.recall",
     ("protot", "concepts"): "protot_jax.studies.concepts",
-    ("protot", "scores"): "protot_jax.studies.concepts.compare_scores",
+    ("protot", "scores"): "protot_jax.studies.scores",
     ("protot", "intervene"): "protot_jax.studies.interventions",
     ("protot", "graph"): "protot_jax.studies.attribution",
     ("protot", "perturb"): "protot_jax.studies.robustness.benchmark",

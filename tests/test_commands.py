@@ -221,9 +221,11 @@ def test_help_says_what_each_field_of_the_config_means(name, capsys):
         assert by_section.setdefault((section, meanings[field]), field) == field, field
     assert cli.run(main, [name, "--help"], **options) == 0
     shown = " ".join(capsys.readouterr().out.split())
+    own = own_flags(options["config_class"])
     for field in fields:
-        assert f"--config.{field}=" in shown
-        assert " ".join(meanings[field].split()) in shown
+        flag = (own[field].name or field) if field in own else f"config.{field}"
+        assert f"--{flag}=" in shown or f"--[no]{flag} " in shown
+        assert " ".join(meanings[field].split()).removesuffix(".") in shown
 
 
 def test_the_page_of_commands_lists_each_with_configs_that_are_there():

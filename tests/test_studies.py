@@ -96,7 +96,7 @@ def test_a_smoke_run_writes_what_every_study_writes(study, finished):
     assert isinstance(load_result(finished / frame.SUMMARY, study.summary), study.summary)
     provenance = read_json(finished / "provenance.json")
     assert provenance["dtype"] and not provenance["restarts"]
-    has_seeds = {"seed", "seeds"} & vars(study.config()).keys()
+    has_seeds = {"seed", "seeds", "run_seed"} & vars(study.config()).keys()
     # A study without such a field may record seeds of its parts.
     assert provenance["seeds"] or not has_seeds
     inputs = read_json(finished / "finished.json")["inputs"]
@@ -269,6 +269,9 @@ def test_the_numbers_of_other_inputs_are_refused(study, start, copied, capsys):
     write_json(copied / "finished.json", marker)
     assert start(copied) == BadInputError.exit_code
     assert f"({name}: " in capsys.readouterr().err
+    # Rows of other inputs would be kept; a training goes on from its checkpoints.
+    kept = (copied / work.SHARDS).exists() and not issubclass(study.config, Training)
+    assert start(copied, "--resume=force") == (BadInputError.exit_code if kept else 0)
 
 
 @pytest.mark.parametrize(

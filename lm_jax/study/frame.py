@@ -7,6 +7,7 @@ The work folder then has, besides what `lm_jax.run.workdir` lists and the study'
 """
 
 from collections.abc import Sequence
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,20 @@ from lm_jax import report
 from lm_jax.report import Report
 from lm_jax.run import processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
-from lm_jax.run.files import to_jsonable, write_json, write_text
-from lm_jax.run.finished import NO_INPUTS, Inputs, check_resumed, finish_time, mark_finished
+from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
+from lm_jax.run.finished import (
+    NO_INPUTS,
+    Inputs,
+    OtherInputsError,
+    check_resumed,
+    finish_time,
+    mark_finished,
+)
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import Resume
+from lm_jax.run.workdir import FINISHED_FILE, Resume
 from lm_jax.study.declaration import Study, Training
-from lm_jax.study.work import Opened, Work
+from lm_jax.study.work import SHARDS, Opened, Work
 
 SUMMARY, REPORT = "summary.json", "report.html"
 # What some studies called these files before they had the frame.
@@ -47,12 +55,13 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
     config = from_plain(settings, study.config)
     opened = _open_inputs(study, config)
     force = resume == "force"
+    _make_place(config, folder)
     held = processes.open_shared_workdir(
         folder, settings, resume=resume, may_change=study.may_change
     )
     with held as path:
         again = force and issubclass(study.config, Training)
-        finished = None if again else finish_time(path, opened.inputs)
+        finished = None if again else _finish_time(path, opened.inputs, force)
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
@@ -89,6 +98,31 @@ def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: An
     return load_summary(study, work.path)
 
 
+def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:
+    """When a run finished; by force one of other inputs is made again, where it kept no rows."""
+    try:
+        return finish_time(path, inputs)
+    except OtherInputsError as error:
+        if not force or (path / SHARDS).exists():
+            raise
+        logging.getLogger(__name__).warning("made again by force: %s", error)
+    processes.on_first((path / FINISHED_FILE).unlink)
+    return None
+
+
+def _make_place(config: Any, folder: Path) -> None:
+    """Makes the folder that the default work folders of a study share, as `attribution` of a run.
+
+    It is below what `inputs` has read, while `open_workdir` makes no parent of an absolute folder.
+    """
+    if not folder.is_absolute() or folder != config.default_folder():
+        return
+    try:
+        folder.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise storage_error(folder.parent, error) from error
+
+
 def _run(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -> None:
     path = work.path
     started = collect_provenance(
@@ -115,7 +149,12 @@ def load_summary(study: Study, folder: Path) -> Any:
       CorruptError: it is not a summary of this study.
       StorageError: it cannot be read.
     """
-    return load_result(_first_file(folder, SUMMARY, EARLIER_SUMMARIES), study.summary)
+    return load_result(summary_file(folder), study.summary)
+
+
+def summary_file(folder: Path) -> Path:
+    """The summary of a finished study, also of one of an earlier version."""
+    return _first_file(folder, SUMMARY, EARLIER_SUMMARIES)
 
 
 def report_file(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Computes the data of a concept report (`results.ConceptReport`) from collected gates.
+"""Computes the numbers of a concept report (`results.ConceptReport`) from collected gates.
 
 The gates of one layer at a time are in memory (`collect.gates_of_layer`); only its statistics and
 the gates of the top texts are kept.
@@ -39,6 +39,7 @@ from protot_jax.studies.concepts.results import (
     Statistic,
     TopText,
 )
+from protot_jax.studies.concepts.settings import ConceptConfig
 from protot_jax.training.saved_run import TrainedModel
 
 # Number of sets of random texts that are given to a judge for comparison.
@@ -47,25 +48,7 @@ BASELINE_DRAWS = 10
 _DIGITS = 5
 
 
-@dataclasses.dataclass(frozen=True)
-class ConceptConfig:
-    """Settings of the analysis; `texts` is a maximum.
-
-    `resamples` is the number of samples of texts and of prototypes, and of permutations, per test,
-    `ablated` that of a prototype's texts on which it is left out (`ablations.py`).
-    """
-
-    split: str = "validation"
-    texts: int = 4_000
-    length: int = 32
-    top: int = 10
-    rank_by: ranking.RankBy = "mean"
-    resamples: int = 1_000
-    seed: int = 0
-    ablated: int = 2
-
-
-def build_report_data(
+def summarise(
     model: TrainedModel,
     texts: Texts,
     activations: str | os.PathLike[str],

@@ -1,4 +1,4 @@
-"""Builds the data of an attribution report: prompt and targets as tokens, parts as results."""
+"""Numbers of an attribution: prompt and targets as tokens, parts as results."""
 
 from collections.abc import Sequence
 import warnings
@@ -47,7 +47,7 @@ def target_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[int]:
     return ids
 
 
-def build_report_data(
+def summarise(
     model: TrainedModel, prompt: str, words: Sequence[str], *, top: int, pairs: int
 ) -> results.AttributionReport:
     """Attributes the logits of a prompt, and measures the effects of prototypes on them.
