@@ -36,7 +36,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("sparse", "pair"): "sparse_jax.studies.pair",
     ("sparse", "transcoder"): "sparse_jax.studies.transcoders",
     ("sparse", "graph"): "sparse_jax.studies.graphs",
-    ("sparse", "posttrain"): "sparse_jax.studies.posttrain.posttrain",
+    ("sparse", "posttrain"): "sparse_jax.studies.posttrain",
     ("sparse", "choices"): "sparse_jax.studies.multiple_choice",
     ("sparse", "addition"): "sparse_jax.studies.addition",
     ("sparse", "circuits"): "sparse_jax.studies.circuits",

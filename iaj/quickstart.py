@@ -161,7 +161,7 @@ TRAINING_STEPS: Sequence[Step] = (
     ),
     Step(
         (
-            *("sparse", "transcoder", "--config=sparse/clt:quickstart"),
+            *("sparse", "transcoder", "--config=sparse/transcoder:quickstart"),
             *(f"--config.model={PAIR}/dense/model", _TEXT, f"--workdir={TRANSCODER}"),
         )
     ),

@@ -84,6 +84,24 @@ def _open_inputs(study: Study, config: Any) -> Opened:
     return given if isinstance(given, Opened) else Opened(given)
 
 
+def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -> Any:
+    """Runs or resumes a study that is a step of another one, and returns its summary.
+
+    Args:
+      study: the declaration.
+      config: the settings, as the study's dataclass.
+      work: the work of the step (`Work.part`).
+      inputs: what the numbers of the step depend on besides all settings.
+      **shared: what `run` of the study takes besides, from the study that it is a step of.
+
+    Raises:
+      OtherInputsError: the step finished with other inputs.
+    """
+    if work.force or not finish_time(work.path, inputs):
+        _run(study, config, work, inputs, **shared)
+    return load_summary(study, work.path)
+
+
 def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:
     """When a run finished; by force one of other inputs is made again, where it kept no rows."""
     try:
@@ -109,24 +127,6 @@ def _make_place(config: Any, folder: Path) -> None:
         folder.parent.mkdir(exist_ok=True)
     except OSError as error:
         raise storage_error(folder.parent, error) from error
-
-
-def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -> Any:
-    """Runs or resumes a study that is a step of another one, and returns its summary.
-
-    Args:
-      study: the declaration.
-      config: the settings, as the study's dataclass.
-      work: the work of the step (`Work.part`).
-      inputs: what the numbers of the step depend on besides all settings.
-      **shared: what `run` of the study takes besides, from the study that it is a step of.
-
-    Raises:
-      OtherInputsError: the step finished with other inputs.
-    """
-    if work.force or not finish_time(work.path, inputs):
-        _run(study, config, work, inputs, **shared)
-    return load_summary(study, work.path)
 
 
 def _run(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -> None:

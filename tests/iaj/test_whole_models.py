@@ -19,7 +19,7 @@ import sparse_jax
 from sparse_jax.circuits.source_model import SourceModel
 from sparse_jax.studies.circuits.inputs import open_model
 from sparse_jax.studies.posttrain import task
-from sparse_jax.studies.posttrain.config import PosttrainConfig
+from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from tests.sparse_jax.circuits.small_study import save_models
 
 MODELS = Path(__file__).parents[2] / "models"

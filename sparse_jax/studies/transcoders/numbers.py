@@ -45,6 +45,20 @@ def better_control(summary: TranscoderSummary) -> Control | None:
     return min(rivals, key=lambda each: each.unexplained, default=None)
 
 
+def as_control(summary: TranscoderSummary) -> Control:
+    """The per-layer transcoder as a control of another one."""
+    return Control(
+        name="per_layer",
+        features=summary.features,
+        parameters=summary.parameters,
+        l0=summary.reconstruction.l0,
+        unexplained=summary.reconstruction.unexplained,
+        substitution=summary.substitution,
+        graphs=summary.graphs,
+        steps=summary.steps,
+    )
+
+
 def _over_prompts(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None

@@ -1,22 +1,20 @@
-"""Runs the study: trains both models of each seed, measures them, and writes the report.
+"""Trains both models of each seed, and measures them.
 
-The work folder then holds
+Besides what every study has, the work folder holds
 
     seed_<n>/dense/, seed_<n>/sparse/    checkpoints, metrics.parquet, evaluations.parquet
                                          (`lm_jax.train.loop`)
     seed_<n>/sums.parquet                a row per held-out sum and model: answer and open edges
+    seed_<n>/graphs.json                 attention of both models on the sums that are drawn
     seed_<n>/summary.json                every number of that seed (`results.SeedSummary`)
-    summary.json                         those of all seeds (`results.AdditionSummary`)
-    report.html                          the first seed in detail and a comparison of all, one
-                                         offline file
+
+The page shows the first seed in detail, and a comparison of all.
 """
 
-import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,96 +23,70 @@ import pyarrow.parquet as pq
 from lm_jax.model.decoder import count_params
 from lm_jax.parallel import sharding
 from lm_jax.run.config import to_plain
-from lm_jax.run.files import to_jsonable, write_json, write_text
-from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
-from lm_jax.run.results import load_result
+from lm_jax.run.files import write_json
+from lm_jax.run.results import load_result, parse_result
 from lm_jax.run.tables import write_table
+from lm_jax.study import Work, frame
 from lm_jax.train.config import MAY_CHANGE
-from lm_jax.train.metrics import EVALUATIONS, METRICS
-from sparse_jax.studies.addition import measures, models, problems, report
+from lm_jax.train.metrics import METRICS
+from sparse_jax.studies.addition import measures, models, numbers, problems
 from sparse_jax.studies.addition.attention_trace import AttentionTrace
-from sparse_jax.studies.addition.config import AdditionConfig
-from sparse_jax.studies.addition.graph import SumGraph
 from sparse_jax.studies.addition.models import Task
 from sparse_jax.studies.addition.results import (
     DENSE,
+    GRAPHS,
     SPARSE,
     AdditionSummary,
+    DrawnSum,
     ModelResult,
     ModelResults,
     SeedSummary,
     SumCounts,
-    between_seeds,
+    seed_folder,
 )
+from sparse_jax.studies.addition.settings import AdditionConfig
 from sparse_jax.studies.posttrain.run_identity import claim_folder
 
-SUMS, SUMMARY, REPORT = "sums.parquet", "summary.json", "report.html"
+SUMS = "sums.parquet"
 
 
-@dataclasses.dataclass(frozen=True)
-class SeedStudy:
-    """Numbers of one seed, and by model the curves of training and the graphs of sums."""
+def measure_all(config: AdditionConfig, work: Work) -> AdditionSummary:
+    """Runs or resumes the study of every seed.
 
-    summary: SeedSummary
-    evaluations: dict[str, dict[str, list[float]]]
-    graphs: dict[str, list[SumGraph]]
-
-
-def run(config: AdditionConfig, folder: Path, *, force: bool = False) -> AdditionSummary:
-    """Runs or resumes the study of every seed in an open work folder and returns the summary.
-
-    With `force`, the folders of seeds with other settings are renamed and the seeds trained again.
+    Args:
+      config: the settings.
+      work: the open work folder; with `force`, folders of seeds with other settings are renamed,
+        and the seeds trained again.
     """
     drawn_P = tuple(problems.number(text) for text in config.drawn)
     splits = {seed: problems.split(config.held_out, seed, drawn_P) for seed in config.seeds}
-    origin = collect_provenance(
-        seeds={f"study {i}": seed for i, seed in enumerate(config.seeds)},
-        dtype="float32",
+    work.record(
         data={
             f"{part}, seed {seed}": problems.digest(numbers_P)
             for seed, split in splits.items()
             for part, numbers_P in zip(("trained", "held out"), split, strict=True)
-        },
+        }
     )
-    record_provenance(folder, origin)
-    studies = [
-        run_seed(config, folder, seed, splits[seed], drawn_P, force) for seed in config.seeds
-    ]
-    seeds = tuple(each.summary for each in studies)
-    summary = AdditionSummary(
-        config=config,
-        seeds=seeds,
-        between_seeds=between_seeds(seeds),
-        device=jax.devices()[0].device_kind,
-    )
-    write_json(folder / SUMMARY, summary)
-    page = report.build(
-        summary,
-        studies[0].evaluations,
-        studies[0].graphs,
-        provenance=to_jsonable(read_provenance(folder)),
-    )
-    write_text(folder / REPORT, page)
-    return summary
+    seeds = [run_seed(config, work, seed, splits[seed], drawn_P) for seed in config.seeds]
+    return numbers.summarise(config, seeds)
 
 
 def run_seed(
     config: AdditionConfig,
-    folder: Path,
+    work: Work,
     seed: int,
     split: tuple[np.ndarray, np.ndarray],
     drawn_P: tuple[int, ...],
-    force: bool,
-) -> SeedStudy:
+) -> SeedSummary:
     """Trains both models of one seed, or resumes them, and measures them."""
-    (train_P, held_out_P), folder = split, folder / f"seed_{seed}"
+    (train_P, held_out_P), folder = split, seed_folder(work.path, seed)
     settings = to_plain(config)
     # Other sums to draw may change which are held out; the digests below cover that.
     for name in ("seeds", "drawn", *MAY_CHANGE):
         settings.pop(name, None)
     data = {"data": problems.digest(train_P), "held out": problems.digest(held_out_P)}
     identity = {"seed": seed} | data | settings
-    claim_folder(folder, trained=identity, shown={}, result=SUMMARY, force=force)
+    claim_folder(folder, trained=identity, shown={}, result=frame.SUMMARY, force=work.force)
     mesh = sharding.make_mesh(data=-1)
     results: dict[str, ModelResult] = {}
     traces: dict[str, AttentionTrace] = {}
@@ -139,15 +111,10 @@ def run_seed(
     )
     table = pa.concat_tables(_rows(name, trace, held_out_P) for name, trace in traces.items())
     write_table(folder / SUMS, table)
-    write_json(folder / SUMMARY, summary)
-    return SeedStudy(
-        load_result(folder / SUMMARY, SeedSummary),
-        {name: evaluations(folder / name) for name in traces},
-        {
-            name: [_graph(trace, held_out_P, number) for number in drawn_P]
-            for name, trace in traces.items()
-        },
-    )
+    drawn = [_drawn(trace, name, held_out_P, p) for name, trace in traces.items() for p in drawn_P]
+    write_json(folder / GRAPHS, drawn)
+    write_json(folder / frame.SUMMARY, summary)
+    return load_result(folder / frame.SUMMARY, SeedSummary)
 
 
 def measure(
@@ -174,15 +141,6 @@ def measure(
     )
 
 
-def evaluations(folder: Path) -> dict[str, list[float]]:
-    """Metrics of a model's evaluations by name, and `step`, in the order of steps."""
-    table = pq.read_table(folder / EVALUATIONS)
-    results: dict[str, list[float]] = {}
-    for row in sorted(table.to_pylist(), key=lambda row: row["step"]):
-        results.setdefault(row["name"], []).append(row["value"])
-    return {"step": pc.unique(table["step"]).sort().to_pylist()} | results
-
-
 def _rows(name: str, trace: AttentionTrace, numbers_P: np.ndarray) -> pa.Table:
     columns = {
         "model": [name] * len(numbers_P),
@@ -195,6 +153,15 @@ def _rows(name: str, trace: AttentionTrace, numbers_P: np.ndarray) -> pa.Table:
     return pa.table(columns | by_layer)
 
 
-def _graph(trace: AttentionTrace, numbers_P: np.ndarray, number: int) -> SumGraph:
+def _drawn(trace: AttentionTrace, name: str, numbers_P: np.ndarray, number: int) -> DrawnSum:
     at = int(np.flatnonzero(numbers_P == number)[0])
-    return SumGraph(number, trace.open_LPTS[:, at], trace.pattern_LPTS[:, at], trace.answer_PA[at])
+    return parse_result(
+        {
+            "model": name,
+            "problem": number,
+            "open": trace.open_LPTS[:, at].tolist(),
+            "weights": trace.pattern_LPTS[:, at].tolist(),
+            "answer": trace.answer_PA[at].tolist(),
+        },
+        DrawnSum,
+    )

@@ -1,21 +1,21 @@
 """Settings of a transcoder's training: the frozen dataclass that a config file becomes."""
 
 import dataclasses
-import math
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from ml_collections import ConfigDict
-
-from lm_jax.errors import UsageError, out_of_range
-from lm_jax.run.config_files import in_mode
+from lm_jax.errors import out_of_range
+from lm_jax.run.settings import Bound, above, at_least, between
+from lm_jax.study import Distributed, Training
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.train.config import TrainConfig
 from sparse_jax.transcoders.objective import Penalties
 from sparse_jax.transcoders.transcoder import Kind, TranscoderConfig
 
+_WARMUP = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
+
 
 @dataclasses.dataclass(frozen=True)
-class TranscoderTraining:
+class TranscoderTraining(Training, Distributed):
     """All settings of a transcoder and its training.
 
     Attributes:
@@ -63,68 +63,56 @@ class TranscoderTraining:
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0))
     )
-    context: int = 64
-    validation_documents: int = 200
-    features: int = 2_048
+    context: Annotated[int, at_least(1)] = 64
+    validation_documents: Annotated[int, at_least(1)] = 200
+    features: Annotated[int, at_least(1)] = 2_048
     kind: Kind = "jumprelu"
-    window: int = 0
-    bandwidth: float = 1.0
-    threshold: float = 0.03
+    window: Annotated[int, at_least(0)] = 0
+    bandwidth: Annotated[float, above(0)] = 1.0
+    threshold: Annotated[float, above(0)] = 0.03
     penalties: Penalties = dataclasses.field(default_factory=Penalties)
-    firing_rate: float = 0.05
-    scale_batches: int = 10
+    firing_rate: Annotated[float, between(0, 1)] = 0.05
+    scale_batches: Annotated[int, at_least(1)] = 10
     skip_start: int = 1
-    outlier: float = 20.0
-    batch_size: int = 16
-    accumulate: int = 1
-    steps: int = 2_000
-    learning_rate: float = 1e-3
-    warmup: float = 0.05
-    clip_norm: float = 1.0
+    outlier: Annotated[float, above(1)] = 20.0
+    batch_size: Annotated[int, at_least(1)] = 16
+    accumulate: Annotated[int, at_least(1)] = 1
+    steps: Annotated[int, at_least(1)] = 2_000
+    learning_rate: Annotated[float, above(0)] = 1e-3
+    warmup: Annotated[float, _WARMUP] = 0.05
+    clip_norm: Annotated[float, at_least(0)] = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
-    stop_l0: float = 0.0
-    eval_every: int = 200
-    scores_every: int = 400
+    stop_l0: Annotated[float, at_least(0)] = 0.0
+    eval_every: Annotated[int, at_least(0)] = 200
+    scores_every: Annotated[int, at_least(0)] = 400
     prompts: tuple[str, ...] = ()
-    score_prompts: int = 8
+    score_prompts: Annotated[int, at_least(1)] = 8
     score_tokens: int = 16
-    score_features: int = 512
+    score_features: Annotated[int, at_least(1)] = 512
     control: bool = False
-    save_every: int = 200
+    save_every: Annotated[int, at_least(1)] = 200
     seed: int = 0
     mesh: tuple[int, int, int] = (-1, 1, 1)
     allow_fallback: bool = False
 
-    def __post_init__(self) -> None:
-        counts = (
-            "context validation_documents scale_batches batch_size accumulate score_prompts "
-            "score_features"
-        )
+    def problems(self) -> list[str]:
+        """What does not fit together."""
         wanted = {
-            **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
-            "firing_rate": (0 < self.firing_rate < 1, "between 0 and 1"),
             "skip_start": (0 <= self.skip_start < self.context, "at least 0 and below context"),
-            "outlier": (self.outlier > 1, "above 1"),
-            "window": (self.window >= 0, "at least 0"),
-            "clip_norm": (0 <= self.clip_norm < math.inf, "at least 0"),
             "stop_l0": (
-                self.stop_l0 == 0 or (self.stop_l0 > 0 and self.kind != "batchtopk"),
-                "at least 0, and 0 for batchtopk, which `penalties.active` sets",
+                not (self.stop_l0 and self.kind == "batchtopk"),
+                "0 for batchtopk, which `penalties.active` sets",
             ),
             "control": (
                 not (self.control and self.window == 1),
                 "False for a per-layer transcoder, which it would be",
             ),
-            "scores_every": (self.scores_every >= 0, "at least 0"),
             "score_tokens": (
                 2 <= self.score_tokens <= self.context,
                 f"at least 2 and at most context = {self.context}",
             ),
         }
-        problems = out_of_range(self, wanted, prefix="config.")
-        if problems:
-            raise UsageError("; ".join(problems))
-        _ = self.train
+        return out_of_range(self, wanted, prefix="config.")
 
     @property
     def train(self) -> TrainConfig:
@@ -151,21 +139,6 @@ class TranscoderTraining:
             bandwidth=self.bandwidth,
             threshold=self.threshold,
         )
-
-
-def experiment(mode: str, **settings: Any) -> ConfigDict:
-    """The `get_config(mode)` of one experiment.
-
-    Args:
-      mode: "" for the experiment, "quickstart" for a minute on a model of two layers, "smoke" for
-        seconds.
-      **settings: fields of `TranscoderTraining` that differ from its defaults.
-
-    Raises:
-      UsageError: the mode is unknown, or `TranscoderTraining` refuses the settings.
-    """
-    modes = {"quickstart": quickstart, "smoke": smoke}
-    return in_mode(mode, TranscoderTraining(**settings), modes, of="a transcoder")
 
 
 def quickstart(config: TranscoderTraining) -> TranscoderTraining:

@@ -1,27 +1,40 @@
-"""Settings of post-training: the frozen dataclass that a config file becomes.
+"""Settings of post-training: the frozen dataclass that a config file becomes."""
 
-A file under configs/sparse/ sets the fields of its experiment and calls `experiment`, which adds
-the smoke mode.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from ml_collections import ConfigDict
 import numpy as np
 
-from lm_jax.errors import UsageError, out_of_range
+from lm_jax.errors import out_of_range
 from lm_jax.model.lora import LoraConfig
-from lm_jax.run.config_files import in_mode
+from lm_jax.run.settings import Bound, above, at_least, different, within
+from lm_jax.study import Distributed, Training
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.gates.geco import Strength
 
 
+def _apart(bounds: Sequence[float], *, least: float) -> bool:
+    """Whether all are finite, at least `least`, and 0.0001 apart, as names of folders must be."""
+    steps = np.diff(sorted(bounds))
+    return all(least <= bound < math.inf for bound in bounds) and bool(
+        (steps >= 1e-4 - 1e-12).all()
+    )
+
+
+_FINITE = Bound("finite", math.isfinite)
+_SHARE_BELOW_1 = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
+_TARGETS = Bound("above 0 and 0.0001 apart", lambda bounds: _apart(bounds, least=1e-4))
+_SLACKS = Bound("at least 0 and 0.0001 apart", lambda bounds: _apart(bounds, least=0.0))
+_MESH = Bound(
+    "three sizes of at least 1, of which one may be -1",
+    lambda mesh: mesh.count(-1) <= 1 and all(size == -1 or size >= 1 for size in mesh),
+)
+
+
 @dataclasses.dataclass(frozen=True)
-class PosttrainConfig:
+class PosttrainConfig(Training, Distributed):
     """All settings of post-training.
 
     Attributes:
@@ -80,74 +93,48 @@ class PosttrainConfig:
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0))
     )
-    context: int = 64
-    validation_documents: int = 200
-    slacks: tuple[float, ...] = (0.05,)
+    context: Annotated[int, at_least(1)] = 64
+    validation_documents: Annotated[int, at_least(1)] = 200
+    slacks: Annotated[tuple[float, ...], _SLACKS] = (0.05,)
     slack_over: Literal["dense", "control"] = "dense"
-    targets: tuple[float, ...] = ()
+    targets: Annotated[tuple[float, ...], _TARGETS] = ()
     strength: Strength = dataclasses.field(default_factory=Strength)
     adapters: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     full: bool = False
-    bias: float = 0.0
+    bias: Annotated[float, _FINITE] = 0.0
     learn_bias: bool = False
     raw_gate: bool = False
     renormalise: bool = False
     control: bool = False
-    distill: float = 1.0
-    temperature: float = 1.0
+    distill: Annotated[float, at_least(0)] = 1.0
+    temperature: Annotated[float, above(0)] = 1.0
     paired: bool = False
-    by_rule: float = 0.0
-    batch_size: int = 16
-    accumulate: int = 1
-    steps: int = 1_000
-    learning_rate: float = 1e-4
-    warmup: float = 0.02
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
-    skip_sigma: float = 0.0
+    by_rule: Annotated[float, within(0, 1)] = 0.0
+    batch_size: Annotated[int, at_least(1)] = 16
+    accumulate: Annotated[int, at_least(1)] = 1
+    steps: Annotated[int, at_least(1)] = 1_000
+    learning_rate: Annotated[float, above(0)] = 1e-4
+    warmup: Annotated[float, _SHARE_BELOW_1] = 0.02
+    weight_decay: Annotated[float, at_least(0)] = 0.0
+    clip_norm: Annotated[float, at_least(0)] = 1.0
+    skip_sigma: Annotated[float, at_least(0)] = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     export_dtype: Literal["base", "float32"] = "base"
     remat: bool = False
-    eval_every: int = 100
-    save_every: int = 50
-    seeds: tuple[int, ...] = (234,)
-    mesh: tuple[int, int, int] = (-1, 1, 1)
+    eval_every: Annotated[int, at_least(1)] = 100
+    save_every: Annotated[int, at_least(1)] = 50
+    seeds: Annotated[tuple[int, ...], different(within(0, 2**32 - 1))] = (234,)
+    mesh: Annotated[tuple[int, int, int], _MESH] = (-1, 1, 1)
     allow_fallback: bool = False
     texts: tuple[str, ...] = (
         "When Mary and John went to the store, John gave a drink to Mary, and Mary thanked him.",
     )
     heads: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        counts = "context validation_documents batch_size accumulate steps eval_every save_every"
-        wanted = {
-            **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
-            "targets": (_bounds(self.targets, least=1e-4), "above 0 and 0.0001 apart"),
-            "slacks": (
-                bool(self.targets or self.slacks) and _bounds(self.slacks, least=0.0),
-                "one number or more, at least 0 and 0.0001 apart",
-            ),
-            "bias": (math.isfinite(self.bias), "finite"),
-            "distill": (0 <= self.distill < math.inf, "at least 0"),
-            "temperature": (0 < self.temperature < math.inf, "above 0"),
-            "by_rule": (0 <= self.by_rule <= 1, "at least 0 and at most 1"),
-            "learning_rate": (0 < self.learning_rate < math.inf, "above 0"),
-            "warmup": (0 <= self.warmup < 1, "at least 0 and below 1"),
-            "weight_decay": (0 <= self.weight_decay < math.inf, "at least 0"),
-            "clip_norm": (0 <= self.clip_norm < math.inf, "at least 0"),
-            "skip_sigma": (0 <= self.skip_sigma < math.inf, "at least 0"),
-            "seeds": (
-                bool(self.seeds)
-                and len(set(self.seeds)) == len(self.seeds)
-                and all(0 <= seed < 2**32 for seed in self.seeds),
-                "different numbers in 0..2^32 - 1, one or more",
-            ),
-            "mesh": (
-                self.mesh.count(-1) <= 1 and all(size == -1 or size >= 1 for size in self.mesh),
-                "three sizes of at least 1, of which one may be -1",
-            ),
-        }
-        problems = out_of_range(self, wanted, prefix="config.")
+    def problems(self) -> list[str]:
+        """What does not fit together."""
+        some = bool(self.targets or self.slacks)
+        problems = out_of_range(self, {"slacks": (some, "one number or more")}, prefix="config.")
         if self.slack_over == "control" and not self.control:
             problems.append("config.slack_over = 'control' needs config.control = True")
         if self.paired and (self.slack_over != "control" or self.targets):
@@ -172,16 +159,7 @@ class PosttrainConfig:
         for head in self.heads:
             if not all(part.isdecimal() for part in head.split(".")) or head.count(".") != 1:
                 problems.append(f"config.heads has {head!r}; write layer.head, such as 3.0")
-        if problems:
-            raise UsageError("; ".join(problems))
-
-
-def _bounds(bounds: Sequence[float], *, least: float) -> bool:
-    """Whether all are finite, at least `least`, and 0.0001 apart, as names of folders must be."""
-    steps = np.diff(sorted(bounds))
-    return all(least <= bound < math.inf for bound in bounds) and bool(
-        (steps >= 1e-4 - 1e-12).all()
-    )
+        return problems
 
 
 # Settings for hundreds of updates. The bound leaves a margin to 0.05, because it is on the training
@@ -210,25 +188,6 @@ OVER_CONTROL: Mapping[str, Any] = {
 
 # More nats than any model loses per token, unless it is worse than a uniform distribution.
 _SMOKE_MARGIN = 15.0
-
-
-def experiment(
-    mode: str,
-    modes: Mapping[str, Callable[[PosttrainConfig], PosttrainConfig]] = MappingProxyType({}),
-    **settings: Any,
-) -> ConfigDict:
-    """The `get_config(mode)` of one experiment.
-
-    Args:
-      mode: "" for the experiment; "smoke" for a run of seconds that only tests that it runs.
-      modes: further modes of this experiment, each a function from its config to that of the mode.
-      **settings: fields of `PosttrainConfig` that differ from its defaults.
-
-    Raises:
-      UsageError: the mode is unknown, or `PosttrainConfig` refuses the settings.
-    """
-    known = {"smoke": smoke, **modes}
-    return in_mode(mode, PosttrainConfig(**settings), known, of="post-training")
 
 
 def smoke(config: PosttrainConfig) -> PosttrainConfig:

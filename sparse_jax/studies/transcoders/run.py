@@ -1,25 +1,21 @@
 """Trains a transcoder on the activations of a model, computed as they are needed.
 
-    iaj sparse transcoder --config=sparse/clt --config.model=MODEL --workdir=runs/clt
-
-The work folder then holds
+Besides what every study has, the work folder holds
 
     data/             the prepared corpus
     scales.json       scales of the activations, measured once (`results.StoredScales`)
     checkpoints/, metrics.parquet, evaluations.parquet    of `lm_jax.train.loop`
     transcoder/       the transcoder of raw activations (`files`)
-    per_layer/        the same of the per-layer transcoder, with `config.control`
-    report.html       the page, one offline file
-    summary.json      `results.TranscoderSummary`, written last
+    per_layer/        with `config.control` the same of the per-layer transcoder, but for the corpus
 
 Evaluations measure activity, errors and predictions with all MLPs replaced (`measure`), and every
-`scores_every` steps scores of attribution graphs on a fixed set of prompts (`scores`). The same
-command resumes a killed run, which ends with the same parameters.
+`scores_every` steps scores of attribution graphs on a fixed set of prompts (`scores`).
 """
 
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,16 +27,11 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
-from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
-from lm_jax.run.finished import Inputs
+from lm_jax.run.files import write_json
+from lm_jax.run.finished import NO_INPUTS, Inputs
 from lm_jax.run.identity import difference
-from lm_jax.run.provenance import (
-    RunStart,
-    collect_provenance,
-    read_provenance,
-    record_provenance,
-)
 from lm_jax.run.results import load_result
+from lm_jax.study import Work, frame
 from lm_jax.text.corpora import corpus_inputs
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import Prepared, prepare_on_first
@@ -49,82 +40,76 @@ from lm_jax.train.loop import TrainResult, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.step import check_batch
 from lm_jax.weights import hub
-from lm_jax.weights.load import identities
-from sparse_jax.circuits.source_model import SourceModel, open_identity
-from sparse_jax.studies.transcoders import report
-from sparse_jax.studies.transcoders.config import TranscoderTraining
+from lm_jax.weights.load import is_there
+from sparse_jax.circuits.source_model import SourceModel, open_source
+from sparse_jax.studies.transcoders import STUDY
 from sparse_jax.studies.transcoders.measure import Measurements, Text
+from sparse_jax.studies.transcoders.numbers import as_control
 from sparse_jax.studies.transcoders.results import (
     Control,
     Reconstruction,
     StoredScales,
     TranscoderSummary,
 )
+from sparse_jax.studies.transcoders.settings import TranscoderTraining
 from sparse_jax.transcoders import files, thresholds
 from sparse_jax.transcoders.inputs import measure_scales
 from sparse_jax.transcoders.objective import Frozen, Transcoding
 from sparse_jax.transcoders.transcoder import Transcoder, equal_features, spec
 
-DATA, SCALES, TRANSCODER, SUMMARY = "data", "scales.json", "transcoder", "summary.json"
-REPORT = "report.html"
+DATA, SCALES, TRANSCODER = "data", "scales.json", "transcoder"
 PER_LAYER = "per_layer"
 
 
 def inputs(config: TranscoderTraining) -> Inputs:
-    """The model and the text of a training."""
+    """The model and the text of a training.
+
+    Raises:
+      UsageError: no model is named, or the settings do not fit it or the devices.
+    """
+    check_batch(config.batch_size, config.accumulate, _mesh(config))
     text = corpus_inputs({"config.corpus": config.corpus.source})
-    return identities({"model": config.model}, open_identity) | text
+    if config.model and not is_there(config.model):
+        return text
+    source = open_source(config.model)
+    if config.context > source.cfg.max_length:
+        raise UsageError(
+            f"config.context = {config.context} is beyond the {source.cfg.max_length} positions of "
+            f"{config.model}; lower it"
+        )
+    return {"model": source.identity.text} | text
 
 
-def run(config: TranscoderTraining, folder: Path) -> TranscoderSummary:
-    """Trains or resumes in an open work folder and returns the summary.
+def _mesh(config: TranscoderTraining) -> jax.sharding.Mesh:
+    data, fsdp, tensor = config.mesh
+    return sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+
+
+def train_and_measure(
+    config: TranscoderTraining, work: Work, task: "_Task | None" = None
+) -> TranscoderSummary:
+    """Trains or resumes it, writes the transcoder, and measures it.
+
+    Args:
+      config: the settings.
+      work: the open work folder.
+      task: the model and the text of the training that this one is a control of.
 
     Raises:
       As `SourceModel.load` and `lm_jax.train.loop.train`.
     """
-    data, fsdp, tensor = config.mesh
-    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
-    check_batch(config.batch_size, config.accumulate, mesh)
-    source = SourceModel.load(config.model, dtype=config.dtype, mesh=mesh)
-    cfg = source.model.cfg
-    if config.context > cfg.max_length:
-        raise UsageError(
-            f"config.context = {config.context} is beyond the {cfg.max_length} positions of "
-            f"{config.model}; lower it"
-        )
-    prepared = prepare_on_first(folder / DATA, config.corpus, tokenizer=source.tokenizer)
-    manifest = prepared.manifest
-    origin = collect_provenance(
-        seeds={"run": config.seed},
-        dtype=config.dtype,
-        data=hub.identity("model", source.identity.text, source.revision)
-        | {"documents": manifest["documents_sha256"]}
-        | dict(manifest["sources"]),
-        tokenizer=manifest["tokenizer_sha256"],
-    )
-    task = _Task(source, prepared, mesh, origin)
-    trained = task.train(config, folder)
+    task = task or _Task.open(config, work.path)
+    work.record(**task.origin)
+    trained = task.train(config, work.path)
     controls: tuple[Control, ...] = ()
     if config.control:
         sizes = trained.measurements.objective.cfg
         other = dataclasses.replace(
             config, window=1, features=equal_features(sizes, 1), control=False
         )
-        controls = (_as_control(task.conclude(task.train(other, folder / PER_LAYER))),)
+        part = frame.run_part(STUDY, other, work.part(PER_LAYER), NO_INPUTS, task=task)
+        controls = (as_control(part),)
     return task.conclude(trained, controls)
-
-
-def _as_control(summary: TranscoderSummary) -> Control:
-    return Control(
-        name="per_layer",
-        features=summary.features,
-        parameters=summary.parameters,
-        l0=summary.reconstruction.l0,
-        unexplained=summary.reconstruction.unexplained,
-        substitution=summary.substitution,
-        graphs=summary.graphs,
-        steps=summary.steps,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,12 +128,29 @@ class _Task:
     source: SourceModel
     prepared: Prepared
     mesh: jax.sharding.Mesh
-    origin: RunStart
+
+    @classmethod
+    def open(cls, config: TranscoderTraining, folder: Path) -> "_Task":
+        """Loads the model, and prepares the text in the work folder."""
+        mesh = _mesh(config)
+        source = SourceModel.load(config.model, dtype=config.dtype, mesh=mesh)
+        prepared = prepare_on_first(folder / DATA, config.corpus, tokenizer=source.tokenizer)
+        return cls(source, prepared, mesh)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What the provenance says of the model and the text."""
+        manifest, source = self.prepared.manifest, self.source
+        return {
+            "data": hub.identity("model", source.identity.text, source.revision)
+            | {"documents": manifest["documents_sha256"]}
+            | dict(manifest["sources"]),
+            "tokenizer": manifest["tokenizer_sha256"],
+        }
 
     def train(self, config: TranscoderTraining, folder: Path) -> _Trained:
         """Trains, or resumes training, in a folder."""
         cfg = self.source.model.cfg
-        processes.on_first(lambda: _prepare_folder(folder, self.origin))
         index, count = sharding.batch_share(self.mesh)
         size = {"batch_size": config.batch_size}
         share = size | {"process_index": index, "process_count": count}
@@ -199,7 +201,7 @@ class _Task:
         return _Trained(folder, measurements, result)
 
     def conclude(self, trained: _Trained, controls: tuple[Control, ...] = ()) -> TranscoderSummary:
-        """Sets thresholds, evaluates, and writes transcoder, page and summary."""
+        """Sets thresholds, evaluates, and writes the transcoder."""
         measurements, state, folder = trained.measurements, trained.result.state, trained.folder
         config, objective = measurements.config, measurements.objective
         final = measurements.with_thresholds(state.params)
@@ -245,21 +247,9 @@ class _Task:
                 numbers = {"l0": reconstruction.l0, "unexplained": reconstruction.unexplained}
                 origin = files.Origin(self.source.name, self.source.identity.text, numbers)
                 files.save(folder / TRANSCODER, host, origin)
-            provenance = to_jsonable(read_provenance(folder))
-            page = report.build(config, summary, folder, provenance=provenance)
-            write_text(folder / REPORT, page)
-            write_json(folder / SUMMARY, summary)
 
         processes.on_first(write)
-        return load_result(folder / SUMMARY, TranscoderSummary)
-
-
-def _prepare_folder(folder: Path, origin: RunStart) -> None:
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise storage_error(folder, error) from error
-    record_provenance(folder, origin)
+        return summary
 
 
 def _frozen(config: TranscoderTraining, source: SourceModel, text: Text, folder: Path) -> Frozen:

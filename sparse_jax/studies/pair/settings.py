@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
-from ml_collections import ConfigDict
-
-from lm_jax.errors import UsageError, nearest, out_of_range
+from lm_jax.errors import nearest, out_of_range
 from lm_jax.model.config import DecoderConfig
-from lm_jax.run.config_files import in_mode
+from lm_jax.run.settings import at_least
+from lm_jax.study import Distributed, Training
 from lm_jax.train.config import Plateau, TrainConfig
 from sparse_jax.circuits.generators import GENERATORS
-from sparse_jax.studies.posttrain.config import OVER_CONTROL, PosttrainConfig
+from sparse_jax.studies.posttrain.settings import OVER_CONTROL, PosttrainConfig
 
 # Post-training with and without parts, each with the fields that differ from `config.posttrain`.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -122,7 +121,7 @@ class DenseConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class PairConfig:
+class PairConfig(Training, Distributed):
     """All settings of the pair.
 
     Attributes:
@@ -140,7 +139,7 @@ class PairConfig:
 
     text: TextConfig = dataclasses.field(default_factory=TextConfig)
     dense: DenseConfig = dataclasses.field(default_factory=DenseConfig)
-    context: int = 128
+    context: Annotated[int, at_least(1)] = 128
     posttrain: PosttrainConfig = dataclasses.field(
         default_factory=lambda: PosttrainConfig(
             full=True,
@@ -160,7 +159,8 @@ class PairConfig:
     ablation_slacks: tuple[float, ...] = (0.1,)
     allow_fallback: bool = False
 
-    def __post_init__(self) -> None:
+    def problems(self) -> list[str]:
+        """What is wrong in the sections, or does not fit together."""
         text, dense, default = self.text, self.dense, PosttrainConfig()
         problems = [
             f"config.text.tasks has {name!r}{nearest(name, GENERATORS)}"
@@ -192,7 +192,6 @@ class PairConfig:
             "dense.most_steps": (dense.most_steps >= 1, "at least 1"),
             "dense.cooldown_steps": (dense.cooldown_steps >= 1, "at least 1"),
             "dense.batch_size": (dense.batch_size >= 1, "at least 1"),
-            "context": (self.context >= 1, "at least 1"),
             "variants": (
                 self.variants[:1] == ("sparse",) and len(set(self.variants)) == len(self.variants),
                 'different names of which the first is "sparse"',
@@ -210,24 +209,7 @@ class PairConfig:
                 value == getattr(default, name),
                 f"left out, since the pair sets it (config.{own})",
             )
-        problems += out_of_range(self, wanted, prefix="config.")
-        if problems:
-            raise UsageError("; ".join(problems))
-
-
-def experiment(mode: str, **settings: Any) -> ConfigDict:
-    """The `get_config(mode)` of the pair.
-
-    Args:
-      mode: "" for the experiment, "small" for three seeds of a small model with all ablations,
-        "quickstart" for minutes, "smoke" for seconds.
-      **settings: fields of `PairConfig` that differ from its defaults.
-
-    Raises:
-      UsageError: the mode is unknown, or `PairConfig` refuses the settings.
-    """
-    modes = {"small": small, "quickstart": quickstart, "smoke": smoke}
-    return in_mode(mode, PairConfig(**settings), modes, of="the pair")
+        return problems + out_of_range(self, wanted, prefix="config.")
 
 
 def small(config: PairConfig) -> PairConfig:

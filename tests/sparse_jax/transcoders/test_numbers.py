@@ -6,7 +6,7 @@ import pytest
 
 from sparse_jax.graphs.graph import GraphScores
 from sparse_jax.graphs.influence import Scores
-from sparse_jax.studies.transcoders import comparison, report
+from sparse_jax.studies.transcoders import numbers, report
 from sparse_jax.studies.transcoders.results import (
     Control,
     PromptScores,
@@ -54,20 +54,20 @@ def summary(*controls, unexplained=0.4):
 
 def test_a_constant_difference_has_an_interval_of_no_width_though_prompts_differ():
     less = tuple(x - 0.125 for x in OWN)
-    difference = comparison.replacement_over(scores(OWN), scores(less))
+    difference = numbers.replacement_over(scores(OWN), scores(less))
     assert (difference.estimate, difference.low, difference.high, difference.n) == (
         *[pytest.approx(0.125, abs=1e-12)] * 3,
         5,
     )
-    alone = comparison.replacement(scores(OWN))
+    alone = numbers.replacement(scores(OWN))
     assert alone.estimate == pytest.approx(0.7) and alone.low < 0.65 and alone.high > 0.75
 
 
 def test_scores_are_not_paired_across_other_or_missing_prompts():
     own = scores(OWN)
-    assert comparison.replacement_over(own, scores(OWN, sha256="cd" * 32)) is None
-    assert comparison.replacement_over(own, scores(OWN[1:], prompts=5, without_features=1)) is None
-    assert comparison.replacement(scores(OWN[:1])) is None
+    assert numbers.replacement_over(own, scores(OWN, sha256="cd" * 32)) is None
+    assert numbers.replacement_over(own, scores(OWN[1:], prompts=5, without_features=1)) is None
+    assert numbers.replacement(scores(OWN[:1])) is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_scores_are_not_paired_across_other_or_missing_prompts():
 )
 def test_the_verdict_is_good_only_without_a_better_control(controls, better):
     made = summary(*controls)
-    found = comparison.better_control(made)
+    found = numbers.better_control(made)
     assert (found and found.name) == better
     verdict = str(report.conclusion(made))
     assert ("verdict good" in verdict) == (better is None)
@@ -101,7 +101,7 @@ def test_the_page_has_intervals_and_paired_differences():
         control("largest_neurons", 30.0, 0.5, less), control("neurons", 700.0, 0.0, None)
     )
     text = str(report.controls(made).body)
-    interval = comparison.replacement(made.graphs)
+    interval = numbers.replacement(made.graphs)
     assert f"0.700 [{interval.low:.3f}, {interval.high:.3f}]" in text
     assert "+0.125 [+0.125, +0.125]" in text
     assert "less the control" not in str(report.controls(summary()).body)

@@ -2,24 +2,26 @@
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from ml_collections import ConfigDict
-
-from lm_jax.errors import UsageError, out_of_range
+from lm_jax.errors import out_of_range
 from lm_jax.model.mixers import ATTENTION, AttentionMixer, BidirectionalAttention
-from lm_jax.run.config_files import in_mode
+from lm_jax.run.settings import Bound, above, at_least, different, within
+from lm_jax.study import Training
 from lm_jax.train.config import TrainConfig
 from sparse_jax.gates.geco import GecoConfig
-from sparse_jax.studies.addition import problems
+from sparse_jax.studies.addition.problems import COUNT, number
 
 Attention = Literal["causal", "bidirectional"]
 # The lowest strength of the penalty: sums are learned before it closes edges.
 LEAST = 1e-4
+_LAYERS = Bound("at least 2, because carries need a second layer", lambda count: count >= 2)
+_STRENGTH = Bound(f"at least {LEAST:g}", lambda value: LEAST <= value < math.inf)
+_FINITE = Bound("finite", math.isfinite)
 
 
 @dataclasses.dataclass(frozen=True)
-class AdditionConfig:
+class AdditionConfig(Training):
     """All settings of the study.
 
     The paper states four layers, one head, 13 symbols and a fixed strength, and nothing else.
@@ -56,57 +58,38 @@ class AdditionConfig:
       allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
     """
 
-    num_layers: int = 4
-    hidden_size: int = 64
-    mlp_size: int = 128
+    num_layers: Annotated[int, _LAYERS] = 4
+    hidden_size: Annotated[int, at_least(1)] = 64
+    mlp_size: Annotated[int, at_least(1)] = 128
     attention: Attention = "causal"
     held_out: int = 2000
     drawn: tuple[str, ...] = ("53+21", "36+28", "43+59")
-    batch_size: int = 256
-    dense_steps: int = 1500
-    sparse_steps: int = 2000
+    batch_size: Annotated[int, at_least(1)] = 256
+    dense_steps: Annotated[int, at_least(1)] = 1500
+    sparse_steps: Annotated[int, at_least(1)] = 2000
     begin: Literal["dense", "drawn"] = "dense"
-    dense_rate: float = 3e-3
-    sparse_rate: float = 1e-3
-    dense_decay: float = 0.01
-    sparse_decay: float = 1e-3
-    clip_norm: float = 1.0
-    strength: float = 0.03
-    bound: float = 0.0
-    bias: float = 3.0
-    eval_every: int = 100
-    seeds: tuple[int, ...] = (0,)
+    dense_rate: Annotated[float, above(0)] = 3e-3
+    sparse_rate: Annotated[float, above(0)] = 1e-3
+    dense_decay: Annotated[float, at_least(0)] = 0.01
+    sparse_decay: Annotated[float, at_least(0)] = 1e-3
+    clip_norm: Annotated[float, above(0)] = 1.0
+    strength: Annotated[float, _STRENGTH] = 0.03
+    bound: Annotated[float, at_least(0)] = 0.0
+    bias: Annotated[float, _FINITE] = 3.0
+    eval_every: Annotated[int, at_least(1)] = 100
+    seeds: Annotated[tuple[int, ...], different(within(0, 2**32 - 1))] = (0,)
     allow_fallback: bool = False
 
-    def __post_init__(self) -> None:
+    def problems(self) -> list[str]:
+        """What does not fit together."""
         for text in self.drawn:
-            problems.number(text)
-        counts = "hidden_size mlp_size batch_size dense_steps sparse_steps eval_every"
-        positive = "dense_rate sparse_rate clip_norm"
-        wanted = {
-            "num_layers": (self.num_layers >= 2, "at least 2, because carries need a second layer"),
-            **{name: (getattr(self, name) >= 1, "at least 1") for name in counts.split()},
-            **{name: (0 < getattr(self, name) < math.inf, "above 0") for name in positive.split()},
-            **{
-                name: (0 <= getattr(self, name) < math.inf, "at least 0")
-                for name in ("dense_decay", "sparse_decay", "bound")
-            },
-            "strength": (LEAST <= self.strength < math.inf, f"at least {LEAST:g}"),
-            "held_out": (
-                max(1, len(self.drawn)) <= self.held_out < problems.COUNT,
-                f"at least 1 and the number of config.drawn, and below {problems.COUNT}",
-            ),
-            "bias": (math.isfinite(self.bias), "finite"),
-            "seeds": (
-                bool(self.seeds)
-                and len(set(self.seeds)) == len(self.seeds)
-                and all(0 <= seed < 2**32 for seed in self.seeds),
-                "different numbers in 0..2^32 - 1, one or more",
-            ),
-        }
-        refused = out_of_range(self, wanted, prefix="config.")
-        if refused:
-            raise UsageError("; ".join(refused))
+            number(text)
+        least = max(1, len(self.drawn))
+        wanted = (
+            least <= self.held_out < COUNT,
+            f"at least 1 and the number of config.drawn, and below {COUNT}",
+        )
+        return out_of_range(self, {"held_out": wanted}, prefix="config.")
 
     @property
     def mixer(self) -> AttentionMixer:
@@ -137,22 +120,6 @@ class AdditionConfig:
             eval_every=self.eval_every,
             early_stop=False,
         )
-
-
-def experiment(mode: str, **settings: Any) -> ConfigDict:
-    """The `get_config(mode)` of the study.
-
-    Args:
-      mode: "" for the study; "bidirectional" for the same without a causal mask, in which the
-        sparse model is trained from random weights; "smoke" for a run of seconds that only tests
-        that it runs.
-      **settings: fields of `AdditionConfig` that differ from its defaults.
-
-    Raises:
-      UsageError: the mode is unknown, or `AdditionConfig` refuses the settings.
-    """
-    modes = {"smoke": smoke, "bidirectional": bidirectional}
-    return in_mode(mode, AdditionConfig(**settings), modes, of="the addition study")
 
 
 def bidirectional(config: AdditionConfig) -> AdditionConfig:
