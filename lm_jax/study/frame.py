@@ -9,11 +9,11 @@ The work folder then has, besides what `lm_jax.run.workdir` lists and the study'
 from collections.abc import Sequence
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from lm_jax import report
 from lm_jax.report import Report
-from lm_jax.run import processes
+from lm_jax.run import output, processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
 from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.finished import (
@@ -40,8 +40,25 @@ EARLIER_SUMMARIES = (
 EARLIER_REPORTS = ("concepts.html", "intervention.html", "scores.html")
 
 
+class Answer(NamedTuple):
+    """What a study found.
+
+    Attributes:
+      summary: of the study's dataclass.
+      exit_code: what its report says that the command returns.
+    """
+
+    summary: Any
+    exit_code: int
+
+
 def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto") -> Any:
-    """Runs or resumes a study, or reads what it has finished; prints and returns its summary.
+    """Returns the summary of `answer`."""
+    return answer(study, settings, folder, resume=resume).summary
+
+
+def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto") -> Answer:
+    """Runs or resumes a study, or reads what it has finished; prints and returns what it found.
 
     Args:
       study: the declaration.
@@ -72,11 +89,16 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
             bound = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
             _run(study, config, Work(path, config_hash(bound), opened.loaded, force), opened.inputs)
         summary = load_summary(study, path)
-        if processes.is_first():
+
+        def show() -> int:
             built = study.function("report")(config, summary, path)
-            print(*[f"finished {finished}"] * bool(finished), *built.lines, sep="\n")
+            said = [f"finished {finished}"] * bool(finished)
+            print(output.printable("\n".join([*said, *built.lines])))
             print(f"report: {report_file(path)}")
-        return summary
+            return built.exit_code
+
+        # Every process returns what the first has read.
+        return Answer(summary, processes.on_first(show))
 
 
 def _open_inputs(study: Study, config: Any) -> Opened:
@@ -155,7 +177,8 @@ def load_summary(study: Study, folder: Path) -> Any:
       CorruptError: it is not a summary of this study.
       StorageError: it cannot be read.
     """
-    return load_result(summary_file(folder), study.summary)
+    # It takes a union too, which no annotation of a class says.
+    return load_result(summary_file(folder), cast(type, study.summary))
 
 
 def summary_file(folder: Path) -> Path:

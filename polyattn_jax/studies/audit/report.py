@@ -1,23 +1,22 @@
 """The report of an audit: one offline HTML page that reads like a paper's supplement.
 
-    html = build(summary, rows, by_head)
-    lm_jax.run.files.write_text(folder / "report.html", html)
-
 Every number comes from the summary, and the figures from the rows and heads behind it; nothing is
 measured here. The controls come first: all other results depend on them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Cell, Section, section, table
+from lm_jax.report import Cell, Report, Section, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from lm_jax.run.files import to_jsonable
 from lm_jax.statistics import Interval
-from polyattn_jax.audit.columns import Columns
+from polyattn_jax.audit.columns import Columns, columns
+from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.report import (
     comparability,
@@ -33,12 +32,53 @@ from polyattn_jax.report import (
     suites,
 )
 from polyattn_jax.report.findings import suite_label
+from polyattn_jax.studies.audit import terminal
 
-_PROSE = Prose("polyattn_jax.report")
+_PROSE = Prose("polyattn_jax.studies.audit")
 
 
-def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
-    """The whole page.
+def build(config: AuditConfig, summary: AuditSummary, folder: Path) -> Report:
+    """The report of a summary, with the figures of the tables in a work folder."""
+    del config
+
+    def parts() -> list[Section]:
+        heads = columns(pq.read_table(folder / "heads.parquet"))
+        return sections(summary, pq.read_table(folder / "rows.parquet"), heads)
+
+    return compose(summary, parts)
+
+
+def compose(summary: AuditSummary, parts: Callable[[], Sequence[Section]]) -> Report:
+    """The report of a summary, of which `parts` makes the sections."""
+    controls_finding, overall_finding = findings.controls(summary), findings.overall(summary)
+    remarks = (
+        findings.in_part(summary),
+        findings.resolution(summary),
+        findings.next_step(summary),
+        findings.as_linear(summary),
+    )
+    return Report(
+        f"Can polynomial attention replace softmax in {findings.model_name(summary)}?",
+        parts,
+        lead=[
+            report.verdict(controls_finding.text, _intervals(summary), tone=controls_finding.tone),
+            report.verdict(
+                overall_finding.text,
+                *(text for text in remarks if text),
+                tone=overall_finding.tone,
+            ),
+        ],
+        lines=terminal.lines(summary),
+        facts={
+            "config_hash": summary.provenance.config_hash,
+            "rows": summary.rows,
+            "answers": summary.answers,
+        },
+    )
+
+
+def sections(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> list[Section]:
+    """The sections of the page.
 
     Args:
       summary: the content of `summary.json`.
@@ -46,14 +86,6 @@ def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
       by_head: the columns of `heads.parquet`.
     """
     model = paper.match(summary.model)
-    controls_finding, overall_finding = findings.controls(summary), findings.overall(summary)
-    texts = (
-        findings.in_part(summary),
-        findings.resolution(summary),
-        findings.next_step(summary),
-        findings.as_linear(summary),
-    )
-    remarks = [text for text in texts if text]
     parts = (
         controls(summary),
         calibration(summary),
@@ -76,16 +108,7 @@ def build(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> str:
         paper_comparison.differences(summary),
         terms(),
     )
-    return report.page(
-        f"Can polynomial attention replace softmax in {findings.model_name(summary)}?",
-        [part for part in parts if part is not None],
-        provenance=report.facts(to_jsonable(summary.provenance))
-        | {"rows": summary.rows, "answers": summary.answers},
-        lead=[
-            report.verdict(controls_finding.text, _intervals(summary), tone=controls_finding.tone),
-            report.verdict(overall_finding.text, *remarks, tone=overall_finding.tone),
-        ],
-    )
+    return [part for part in parts if part is not None]
 
 
 def controls(summary: AuditSummary) -> Section:

@@ -5,9 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.run.results import load_result
-from polyattn_jax.audit.matched import head_ranking
 from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.recipes.diagnostic import Status
+from polyattn_jax.studies.audit.matched import head_ranking
 
 
 def mean(values):

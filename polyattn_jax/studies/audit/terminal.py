@@ -1,14 +1,12 @@
-"""Summary of an audit for a terminal: controls, calibration, verdicts, path of the report.
+"""Summary of an audit for a terminal: controls, calibration, verdicts.
 
-At most 100 columns. A terminal gets a ruled table with colour, a pipe or a log plain text; no text
-of a run is read as markup.
+Plain text of at most 100 columns; no text of a run is read as markup.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+import io
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,32 +23,19 @@ from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report import findings, sharpness
 
 WIDTH = 100
-_STYLES = {"good": "green", "warn": "yellow", "bad": "red"}
 
 
-def print_summary(
-    summary: AuditSummary, *, report: Path | None = None, console: Console | None = None
-) -> None:
-    """Prints the findings of an audit.
+def lines(summary: AuditSummary) -> list[str]:
+    """The findings of an audit as lines of text."""
+    file = io.StringIO()
+    console = Console(file=file, width=WIDTH, color_system=None)
 
-    Args:
-      summary: the content of `summary.json`.
-      report: path of the report; None leaves the line out.
-      console: where to print; standard output by default.
-    """
-    console = console or Console()
-    if not console.is_terminal:
-        # rich assumes 80 columns there, which whatever reads the pipe does not have.
-        console = Console(file=console.file, width=WIDTH)
-    elif console.width > WIDTH:
-        console = Console(file=console.file, width=WIDTH, force_terminal=True)
-
-    def say(text: str, style: str = "") -> None:
-        console.print(_text(text, console, style), highlight=False)
+    def say(text: str) -> None:
+        console.print(_text(text), highlight=False)
 
     controls_finding, overall_finding = findings.controls(summary), findings.overall(summary)
     result = summary.calibration
-    say(controls_finding.text, _STYLES[controls_finding.tone])
+    say(controls_finding.text)
     say(
         f"Calibration: b_auto = {findings.b_auto(result)} (95 % over {result.texts} texts of "
         f"{result.length:,} tokens) leaves {result.mass:.2%} of the softmax "
@@ -62,8 +47,8 @@ def print_summary(
         f"Needle probe at {summary.config.sweep_length:,} tokens, n = "
         f"{base.accuracy.n:,} prompts, each recipe in all {heads:,} heads:"
     )
-    console.print("", _table(summary, console), "", sep="\n", highlight=False)
-    say(overall_finding.text, f"bold {_STYLES[overall_finding.tone]}")
+    console.print("", _table(summary), "", sep="\n", highlight=False)
+    say(overall_finding.text)
     for text, rows in (
         (findings.of_texts(summary), _text_rows(summary)),
         (findings.of_choices(summary), _choice_rows(summary)),
@@ -71,7 +56,7 @@ def print_summary(
     ):
         if text:
             say(text)
-            console.print("", _plain_table(rows, console), "", sep="\n", highlight=False)
+            console.print("", _plain_table(rows), "", sep="\n", highlight=False)
     for text in (
         sharpness.sentence(summary),
         findings.in_part(summary),
@@ -80,18 +65,12 @@ def print_summary(
     ):
         if text:
             say(text)
-    if report is not None:
-        # A path is copied from here, so it must not be broken into lines.
-        path = _text(f"report: {report}", console)
-        console.print(path, soft_wrap=True, highlight=False)
+    return file.getvalue().splitlines()
 
 
-def _text(text: str, console: Console, style: str = "") -> Text:
-    """Text that this console can show: no control characters, nothing that its encoding lacks."""
-    encoded = (
-        clean(text).replace("S₂", "S_2").replace("rᵖ", "r^p").encode(console.encoding, "replace")
-    )
-    return Text(encoded.decode(console.encoding), style)
+def _text(text: str) -> Text:
+    """Text without control characters, with ASCII for what fonts of terminals lack."""
+    return Text(clean(text).replace("S₂", "S_2").replace("rᵖ", "r^p"))
 
 
 def _text_rows(summary: AuditSummary) -> list[Sequence[str]]:
@@ -146,22 +125,20 @@ def _ends(interval: Interval, spec: str) -> str:
     return f"{interval.estimate:{spec}} [{low}, {high}]"
 
 
-def _plain_table(rows: Sequence[Sequence[str]], console: Console) -> Table:
+def _plain_table(rows: Sequence[Sequence[str]]) -> Table:
     """A table of texts whose first line holds the titles; all but the first column are numbers."""
-    rule = box.SIMPLE_HEAD if console.is_terminal else None
-    table = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = Table(box=None, pad_edge=False, show_edge=False, collapse_padding=True)
     for place, title in enumerate(rows[0]):
         justify = "right" if place else "left"
         table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis")
     for row in rows[1:]:
-        table.add_row(*(_text(text, console) for text in row))
+        table.add_row(*map(_text, row))
     return table
 
 
-def _table(summary: AuditSummary, console: Console) -> Table:
+def _table(summary: AuditSummary) -> Table:
     verdicts = {v.recipe: v for v in summary.verdicts}
-    rule = box.SIMPLE_HEAD if console.is_terminal else None
-    table = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = Table(box=None, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("recipe", no_wrap=True, overflow="ellipsis")
     top = f"top-{summary.config.top_heads} %"
     titles = ("right % [95 %]", "p", "loss", "safe %", "dead %", top, "dead %", "lost %", "sharp %")
@@ -172,7 +149,7 @@ def _table(summary: AuditSummary, console: Console) -> Table:
         verdict = verdicts.get(entry.recipe)
         against = sharpness.of_recipe(summary, entry.recipe) if verdict else None
         cells = _cells(entry, verdict, against, sharpness.softmax_safe(summary))
-        table.add_row(*(_text(cell, console) for cell in cells), _word(verdict))
+        table.add_row(*map(_text, cells), verdict.verdict if verdict else "baseline")
     return table
 
 
@@ -199,9 +176,3 @@ def _cells(
         f"{entry.loss:.2f}",
         *(f"{100 * share.estimate:.1f}" if share else "-" for share in shares),
     )
-
-
-def _word(verdict: RecipeVerdict | None) -> Text:
-    if verdict is None:
-        return Text("baseline")
-    return Text(verdict.verdict, _STYLES[findings.TONES[verdict.verdict]])

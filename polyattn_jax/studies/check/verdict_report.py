@@ -1,9 +1,14 @@
-"""The result of a check as a table for a terminal or a pipe."""
+"""The verdict of a check as a page, and as a table for a terminal or a pipe."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import itertools
+from pathlib import Path
 import textwrap
 
-from lm_jax import statistics
+from lm_jax import report, statistics
+from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED
+from lm_jax.report import Report, section
+from lm_jax.report.markup import Markup
 from lm_jax.run.terminal import format_table
 from polyattn_jax.audit import bias_tables
 from polyattn_jax.audit.results import CheckResult, PromptResults
@@ -12,38 +17,68 @@ from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.report import findings
 
 WIDTH = 80
+EXIT_CODES = {"preserve": EXIT_FINISHED, "no-go": EXIT_NO_GO, "undecided": EXIT_UNDECIDED}
+ENDS = "95 % interval"
 # Label, value, interval and count; the last ones may be missing.
 Row = tuple[str, ...]
+
+
+def build(result: CheckResult) -> Report:
+    """The report of a check."""
+    return Report(
+        f"May {result.recipe} replace softmax in {Path(result.model).name}?",
+        lambda: [
+            section("Needle", *_drawn(_needle_lines(result))),
+            section("Rows", *_drawn(_measured_lines(result))),
+            *[section("Your prompts", *_drawn(_prompt_lines(result.prompts)))]
+            * bool(result.prompts),
+            *[section("Your texts", *_drawn(_text_lines(result)))] * bool(result.texts),
+            section("Counts and bias", *_drawn(_count_lines(result))),
+        ],
+        lead=[
+            report.verdict(
+                f"{result.verdict}: {result.reason}.",
+                f"Next: {result.next}.",
+                f"As linear attention: {linear_sentence(result.linear)}.",
+                tone=findings.TONES[result.verdict],
+            )
+        ],
+        lines=[format_result(result)],
+        facts={"config_hash": result.provenance.config_hash},
+        exit_code=EXIT_CODES[result.verdict],
+    )
+
+
+def _drawn(lines: Sequence[str | Row]) -> Iterator[str | Markup]:
+    """The lines of the terminal as parts of a page: rows under a head of four titles, and text."""
+    for is_table, group in itertools.groupby(lines, key=lambda line: isinstance(line, tuple)):
+        if not is_table:
+            text = " ".join(str(line).strip() for line in group).strip()
+            yield from [text] * bool(text)
+            continue
+        rows = [[cell.strip() for cell in (*row, "", "", "")[:4]] for row in group]
+        if rows[0][2] == ENDS:
+            (title, *heads), rows = rows[0], rows[1:]
+            yield report.table(["", *heads], rows, caption=f"{title}.")
+        else:
+            yield report.key_values(
+                {name: " ".join(filter(None, values)) for name, *values in rows}
+            )
 
 
 def format_result(result: CheckResult) -> str:
     """The result of a check as plain text of at most 80 columns."""
     head = f"{result.recipe} in every head of {result.model}"
-    lines: list[str | Row] = [*textwrap.wrap(head, WIDTH), ""]
-    if not result.measured:
-        text = (
-            "S was not measured: it is measured for recipes that divide by the sum of a row's "
-            "weights, none of them negative."
-        )
-        lines += textwrap.wrap(text, WIDTH)
-    else:
-        lines += _row_lines(result)
-    probe = f"needle found, {result.length} tokens"
-    lines += [
+    lines: list[str | Row] = [
+        *textwrap.wrap(head, WIDTH),
         "",
-        (probe, "share", "95 % interval", "prompts"),
-        _share("  softmax", result.softmax),
-        _share("  the recipe", result.substituted),
-        _share("  change (paired)", result.delta),
+        *_measured_lines(result),
+        "",
+        *_needle_lines(result),
         "",
         *_prompt_lines(result.prompts),
         *_text_lines(result),
-        ("prompts that could be lost", f"{result.could_decide}"),
-        ("prompts lost, won", f"{result.lost}, {result.won}"),
-        ("preserve takes, none being lost", f"{result.least_prompts}"),
-        ("McNemar, exact, two-sided", f"p = {result.p_value:.2g}"),
-        ("dead rows per prompt", f"{result.dead_rows_per_prompt:.1f}"),
-        *_bias_lines(result),
+        *_count_lines(result),
         "",
     ]
     for label, text in (
@@ -57,12 +92,42 @@ def format_result(result: CheckResult) -> str:
     return "\n".join(_aligned(lines))
 
 
+def _measured_lines(result: CheckResult) -> list[str | Row]:
+    if result.measured:
+        return _row_lines(result)
+    text = (
+        "S was not measured: it is measured for recipes that divide by the sum of a row's "
+        "weights, none of them negative."
+    )
+    return [*textwrap.wrap(text, WIDTH)]
+
+
+def _needle_lines(result: CheckResult) -> list[Row]:
+    return [
+        (f"needle found, {result.length} tokens", "share", ENDS, "prompts"),
+        _share("  softmax", result.softmax),
+        _share("  the recipe", result.substituted),
+        _share("  change (paired)", result.delta),
+    ]
+
+
+def _count_lines(result: CheckResult) -> list[str | Row]:
+    return [
+        ("prompts that could be lost", f"{result.could_decide}"),
+        ("prompts lost, won", f"{result.lost}, {result.won}"),
+        ("preserve takes, none being lost", f"{result.least_prompts}"),
+        ("McNemar, exact, two-sided", f"p = {result.p_value:.2g}"),
+        ("dead rows per prompt", f"{result.dead_rows_per_prompt:.1f}"),
+        *_bias_lines(result),
+    ]
+
+
 def _row_lines(result: CheckResult) -> list[str | Row]:
     """Unsafe rows under the recipe and under softmax, and where the two differ."""
     unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
     ranked_by = "S_2" if parse_recipe(result.recipe).degree is not None else name
     lines: list[str | Row] = [
-        (f"rows with {name} >= 1, dead or not", "share", "95 % interval", "prompts"),
+        (f"rows with {name} >= 1, dead or not", "share", ENDS, "prompts"),
         _share("  all heads", unsafe.recipe),
         _share("    dead, that is of no weight", unsafe.dead),
         _share("    softmax on the same rows", unsafe.softmax),
@@ -75,7 +140,7 @@ def _row_lines(result: CheckResult) -> list[str | Row]:
     return [
         *lines,
         "",
-        ("against softmax, all rows", "share", "95 % interval", "prompts"),
+        ("against softmax, all rows", "share", ENDS, "prompts"),
         _share("  only softmax concentrates: lost", against.lost),
         _share("    of all that it concentrates", against.lost_of_concentrated),
         _share("  only the recipe does: sharpened", against.sharpened),
@@ -107,7 +172,7 @@ def _prompt_lines(own: PromptResults | None) -> list[str | Row]:
     if own is None:
         return []
     return [
-        ("your prompts answered", "share", "95 % interval", "prompts"),
+        ("your prompts answered", "share", ENDS, "prompts"),
         _share("  with softmax", own.softmax.accuracy),
         _share("  with the recipe", own.recipe.accuracy),
         _share("  change on yours (paired)", own.recipe.delta),
@@ -122,7 +187,7 @@ def _text_lines(result: CheckResult) -> list[str | Row]:
     if texts is None:
         return []
     lines: list[str | Row] = [
-        ("your texts, nats per token", "loss", "95 % interval", "texts"),
+        ("your texts, nats per token", "loss", ENDS, "texts"),
         _loss("  with softmax", texts.softmax.loss, ".3f"),
         _loss("  with the recipe", texts.recipe.loss, ".3f"),
         _loss("  change on them (paired)", texts.recipe.change, "+.3f"),

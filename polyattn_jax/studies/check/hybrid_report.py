@@ -1,20 +1,19 @@
 """Page and terminal summary of the search for heads that may have a recipe."""
 
-import dataclasses
 from pathlib import Path
 import textwrap
 
 import numpy as np
 
 from lm_jax import report
-from lm_jax.report import Column, Section, Series, cell, section, table
+from lm_jax.report import Column, Report, Section, Series, cell, section, table
 from lm_jax.report.tables import rate
-from lm_jax.run.files import to_jsonable
 from lm_jax.run.terminal import format_table
 from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.bias_tables import describe
 from polyattn_jax.audit.hybrid_results import HeadSet, HybridResult
 from polyattn_jax.report.recipes import FEW_PROMPTS
+from polyattn_jax.studies.check.hybrid import HEADS
 
 TERMS = {
     "K": "Number of heads that keep softmax; all others have the recipe.",
@@ -27,18 +26,36 @@ TERMS = {
 }
 
 
-def build(result: HybridResult) -> str:
-    """The whole page."""
-    return report.page(
+def build(result: HybridResult, target: Path, folder: Path) -> Report:
+    """The report of a search.
+
+    Args:
+      result: what was found.
+      target: file that the heads were to be saved to.
+      folder: work folder, which has them too.
+    """
+    return Report(
         f"Which heads may go: {Path(result.model).name}, {result.recipe}",
-        [
-            _frontier(result),
-            _heads(result),
-            section("Terms", report.key_values(TERMS)),
-        ],
-        provenance=report.facts(to_jsonable(dataclasses.asdict(result.provenance))),
+        lambda: sections(result),
         lead=[report.verdict(conclusion(result), _softmax(result))],
+        lines=[format_hybrid(result), *_saved(result, target, folder)],
+        facts={"config_hash": result.provenance.config_hash},
     )
+
+
+def sections(result: HybridResult) -> list[Section]:
+    """The sections of the page."""
+    return [_frontier(result), _heads(result), section("Terms", report.key_values(TERMS))]
+
+
+def _saved(result: HybridResult, target: Path, folder: Path) -> list[str]:
+    """Where the heads are; nothing where none are accepted."""
+    if result.best is None:
+        return []
+    where = f"Saved to {target}"
+    if not target.is_file():
+        where = f"{target} is not there any more; {folder / HEADS} holds the same heads"
+    return ["", where, "polyattn_jax.load_recipe(FILE, model) reads it."]
 
 
 def conclusion(result: HybridResult) -> str:
