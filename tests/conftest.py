@@ -113,9 +113,11 @@ def contexts_are_shared() -> Generator[None]:
     """Lowers many programs in one MLIR context.
 
     jax makes a context for each program, which takes milliseconds and a megabyte, as much as the
-    lowering of a small program itself; the programs are the same. Each thread has its own.
+    lowering of a small program itself; the programs are the same. Each thread has its own, and what
+    is compiled while another program is lowered gets a new one: it would be written into the other.
     """
     from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
 
     make = getattr(mlir, "make_ir_context", None)
     if make is None:
@@ -124,6 +126,8 @@ def contexts_are_shared() -> Generator[None]:
     kept = threading.local()
 
     def make_or_keep() -> object:
+        if ir.Context.current is not None:
+            return make()
         if getattr(kept, "left", 0) == 0:
             kept.context, kept.left = make(), _LOWERED_IN_ONE_CONTEXT
         kept.left -= 1
