@@ -5,7 +5,8 @@ After "Prototype Transformer: Towards Language Model Architectures Interpretable
     mixers      prototype channels, their edits, and the recurrences they are compared with
     training    pretraining, ablation studies and search, saved runs, exports
     analysis    generation and steering
-    studies     commands: concepts, interventions, attribution, robustness, judging, recall, GLUE
+    studies     commands: concepts, scores, interventions, attribution, robustness, judging, recall,
+                GLUE
 """
 
 from lm_jax.run.moved import keep_names
@@ -24,12 +25,21 @@ keep_names(
     {
         "mixers": "routing frozen rotary convolution mamba deltanet gated_deltanet slots models "
         "reference_code edits",
-        "training": "config pretrain study study_config search search_space router routing_loss "
+        "training": "config pretrain study_config search_space router routing_loss "
         "export exported saved_run subset count seeds results diverged run_options",
         "analysis": "token_ids steering generate",
         "studies": "concepts attribution interventions robustness glue judging recall",
     },
-    {"mixer": "mixers.prototypes", "prototypes": "mixers.config"},
+    {
+        "mixer": "mixers.prototypes",
+        "prototypes": "mixers.config",
+        "search": "studies.search",
+        "study": "studies.ablations",
+        "training.search": "studies.search",
+        "training.study": "studies.ablations",
+        "concepts.compare_scores": "studies.scores",
+        "studies.concepts.compare_scores": "studies.scores",
+    },
 )
 
 __all__ = [

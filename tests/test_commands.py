@@ -14,48 +14,62 @@ import pytest
 from iaj import commands as front
 from lm_jax.assets.manifest import entries
 from lm_jax.run import cli, config_files, usage
+from lm_jax.run.settings import Settings, own_flags
 from lm_jax.study import Distributed, Training, frame
 
 ROOT = Path(__file__).parents[1]
 LIBRARIES = ("lm_jax", "polyattn_jax", "protot_jax", "sparse_jax")
 TRAINING = {
-    "polyattn_jax.studies.distill",
-    "protot_jax.studies.glue",
-    "protot_jax.training.pretrain",
-    "protot_jax.studies.recall",
-    "protot_jax.training.search",
-    "protot_jax.training.study",
-    "sparse_jax.studies.addition",
-    "sparse_jax.studies.pair",
-    "sparse_jax.studies.posttrain.posttrain",
-    "sparse_jax.studies.transcoders",
+    "polyattn distill",
+    "protot glue",
+    "protot pretrain",
+    "protot recall",
+    "protot search",
+    "protot study",
+    "sparse addition",
+    "sparse pair",
+    "sparse posttrain",
+    "sparse transcoder",
 }
 # Commands that train no model.
 OTHERS = {
-    "polyattn_jax.studies.audit",
-    "polyattn_jax.studies.check",
-    "polyattn_jax.studies.feed",
-    "polyattn_jax.studies.paper",
-    "protot_jax.studies.attribution",
-    "protot_jax.studies.concepts",
-    "protot_jax.studies.concepts.compare_scores",
-    "protot_jax.training.count",
-    "protot_jax.training.export",
-    "protot_jax.analysis.generate",
-    "protot_jax.studies.interventions",
-    "protot_jax.studies.robustness",
-    "protot_jax.studies.robustness.benchmark",
-    "protot_jax.studies.judging",
-    "protot_jax.training.subset",
-    "sparse_jax.studies.circuits",
-    "sparse_jax.studies.graphs",
-    "sparse_jax.studies.multiple_choice",
-    "sparse_jax.studies.two_hop",
+    "polyattn audit",
+    "polyattn check",
+    "polyattn haystack",
+    "polyattn paper",
+    "protot graph",
+    "protot concepts",
+    "protot scores",
+    "protot count",
+    "protot export",
+    "protot generate",
+    "protot intervene",
+    "protot robustness",
+    "protot perturb",
+    "protot judge",
+    "protot subset",
+    "sparse circuits",
+    "sparse graph",
+    "sparse choices",
+    "sparse two_hop",
 }
 
 
+@pytest.fixture(autouse=True)
+def shortcuts(monkeypatch):
+    """Flags that set several fields, without the folders that examples name."""
+    for module in STUDIES:
+        cls = importlib.import_module(module).STUDY.config
+        made = {
+            name: dataclasses.replace(each, fields=lambda _: {})
+            for name, each in cls.shortcuts.items()
+        }
+        if made:
+            monkeypatch.setattr(cls, "shortcuts", made)
+
+
 def commands():
-    """Every command by its name: its module, and the keywords (`ast`) of its call of `cli.app`."""
+    """Every module that is a command: its file's, and the keywords (`ast`) of its `cli.app`."""
     results = {}
     for library in LIBRARIES:
         for file in (ROOT / library).rglob("*.py"):
@@ -70,14 +84,20 @@ def commands():
 
 
 STUDIES = [module for module in front.COMMANDS.values() if front.is_study(module)]
-COMMANDS = commands() | {module: (module, {}) for module in STUDIES}
+MODULES = commands() | {module: (module, {}) for module in STUDIES}
+# The module of each command of the libraries, by its words.
+COMMANDS = {
+    " ".join(words): module
+    for words, module in front.COMMANDS.items()
+    if not module.startswith("iaj.")
+}
 
 
 def loaded(name):
     """The main of a command, and the keywords with which it calls `cli.app`."""
-    file, keywords = COMMANDS[name]
+    file, keywords = MODULES[COMMANDS[name]]
     module = importlib.import_module(file)
-    if name in STUDIES:
+    if file in STUDIES:
         return declared(module.STUDY, file)
     options = {
         key: getattr(module, value.id) if isinstance(value, ast.Name) else ast.literal_eval(value)
@@ -96,23 +116,34 @@ def declared(study, package):
     return main, {
         "config": study.config_name,
         "config_class": study.config,
+        "workdir_required": study.config.default_folder is Settings.default_folder,
         "distributed": issubclass(study.config, Distributed),
         "training": issubclass(study.config, Training),
     }
 
 
+def flag_fields(options):
+    """The fields of a command that have flags of their own, and whether each is required."""
+    cls = options.get("options") or options.get("config_class")
+    if cls is None or not issubclass(cls, Settings):
+        return {}
+    needed = {
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+    return {name: flag.required or name in needed for name, flag in own_flags(cls).items()}
+
+
 def required_options(options):
-    fields = dataclasses.fields(options["options"]) if "options" in options else ()
-    return [field.name for field in fields if field.metadata["required"]]
+    return [name for name, required in flag_fields(options).items() if required]
 
 
 def test_every_command_is_known_here():
     """So that a new one is put among those that train or the others."""
     assert COMMANDS.keys() == TRAINING | OTHERS
     # And each has words of its own.
-    assert COMMANDS.keys() == {
-        module for module in front.COMMANDS.values() if not module.startswith("iaj.")
-    }
+    assert MODULES.keys() == set(COMMANDS.values())
 
 
 @pytest.mark.parametrize("name", sorted(TRAINING | OTHERS))
@@ -129,17 +160,14 @@ def test_training_commands_and_no_others_take_a_range_of_steps_to_trace(name, tm
 
 def test_the_guide_to_traces_names_every_training_command():
     guide = (ROOT / "docs" / "profiling.md").read_text("utf-8")
-    named = {
-        module for words, module in front.COMMANDS.items() if f"`iaj {' '.join(words)}`" in guide
-    }
-    assert named == TRAINING
+    assert {words for words in COMMANDS if f"`iaj {words}`" in guide} == TRAINING
 
 
 @pytest.mark.parametrize("words", front.COMMANDS, ids=" ".join)
 def test_help_opens_with_two_examples_of_this_command(words, capsys):
     module = front.COMMANDS[words]
-    if module in COMMANDS:
-        main, options = loaded(module)
+    if module in MODULES:
+        main, options = loaded(" ".join(words))
         assert cli.run(main, ["iaj", "--help"], **options) == 0
     else:
         with pytest.raises(SystemExit, match="0"):
@@ -173,12 +201,13 @@ def test_the_flags_of_the_examples_are_flags_of_the_command(name, capsys):
 @pytest.mark.parametrize("name", sorted(TRAINING | OTHERS))
 def test_every_option_has_a_meaning_in_words(name):
     _, options = loaded(name)
-    for field in dataclasses.fields(options["options"]) if "options" in options else ():
-        text = field.metadata["help"]
+    cls = options.get("options") or options.get("config_class")
+    for field, required in flag_fields(options).items():
+        text = usage.field_meanings(cls)[field]
         assert len(text.split()) >= 2
-        assert not text.startswith(("of ", "a number", "the number")) and not text.endswith(".")
+        assert not text.startswith(("of ", "a number", "the number"))
         # The error for a missing flag asks to "name the" text.
-        assert not (field.metadata["required"] and text.startswith(("a ", "an ", "the ")))
+        assert not (required and text.startswith(("a ", "an ", "the ")))
 
 
 # Words with which a phrase opens that lacks what it is about.
@@ -205,13 +234,18 @@ def test_help_says_what_each_field_of_the_config_means(name, capsys):
         assert by_section.setdefault((section, meanings[field]), field) == field, field
     assert cli.run(main, [name, "--help"], **options) == 0
     shown = " ".join(capsys.readouterr().out.split())
+    cls = options["config_class"]
+    own = own_flags(cls) if issubclass(cls, Settings) else {}
     for field in fields:
-        assert f"--config.{field}=" in shown
-        assert " ".join(meanings[field].split()) in shown
+        # A field that has a flag is listed as that.
+        name = (own[field].name or field) if field in own else f"config.{field}"
+        assert f"--{name}=" in shown or f"--[no]{name} " in shown
+        assert " ".join(meanings[field].split()).removesuffix(".") in shown
 
 
-def test_the_readme_lists_every_command_with_configs_that_are_there():
-    text = (ROOT / "README.md").read_text("utf-8").replace("\\\n", " ")
+def test_the_page_of_commands_lists_each_with_configs_that_are_there():
+    page = ROOT / "docs" / "reference" / "commands.md"
+    text = page.read_text("utf-8").replace("\\\n", " ")
     lines = [shlex.split(line, comments=True) for line in text.splitlines() if line[:4] == "iaj "]
     named = {
         words for words in front.COMMANDS for line in lines if (*line[1:],)[: len(words)] == words
@@ -245,8 +279,8 @@ def assert_is_a_command(line, capsys):
         module, flags = modules.get(words), line[1 + len(words or ()) :]
     else:
         module, flags = line[2], line[3:]
-    if module in COMMANDS:
-        main, options = loaded(module)
+    if module in MODULES:
+        main, options = loaded(" ".join(words))
         flags += ["--workdir=run"] * (not any("--workdir" in flag for flag in flags))
         # Refused where no step of it was run.
         flags = [flag for flag in flags if not flag.startswith("--profile=")]
@@ -269,7 +303,7 @@ def assert_is_a_command(line, capsys):
     return None
 
 
-DOCUMENTS = ["README.md", "recipes/README.md"]
+DOCUMENTS = ["AGENTS.md", "README.md", "CONTRIBUTING.md", "models/README.md", "recipes/README.md"]
 DOCUMENTS += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))
 
 

@@ -19,7 +19,7 @@ from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.studies.paper.items import ITEMS
 from protot_jax.studies.glue.settings import GlueConfig
 from protot_jax.training.config import PretrainConfig
-from sparse_jax.studies.posttrain.config import PosttrainConfig
+from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from tools.page_blocks.ledger import our_value
 
 ROOT = Path(__file__).parent.parent
@@ -27,15 +27,17 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 DOCUMENTS = [
     "README.md",
+    "AGENTS.md",
     "CONTRIBUTING.md",
+    "models/README.md",
     "recipes/README.md",
     *(f"docs/{page}" for page in PAGES),
 ]
 
 
 def documented_columns(heading: str) -> list[str]:
-    text = (ROOT / "docs" / "polyattn.md").read_text("utf-8")
-    section = text.split(f"### {heading}\n")[1].split("\n#")[0]
+    text = (DOCS / "polyattn" / "files.md").read_text("utf-8")
+    section = text.split(f"## {heading}\n")[1].split("\n#")[0]
     cells = re.findall(r"^\| ([a-z0-9_, ]+) \|", section, re.MULTILINE)
     return [name for cell in cells for name in cell.split(", ") if name != "column"]
 
@@ -62,7 +64,8 @@ OURS = r"(?:lm_jax|protot_jax|sparse_jax|polyattn_jax|kernels|tools|iaj)"
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_module_function_and_file_that_a_document_names_is_there(document):
-    text = (ROOT / document).read_text("utf-8")
+    # Targets of links are from the folder of the document; another test follows them.
+    text = re.sub(r"\]\([^)]*\)", "]", (ROOT / document).read_text("utf-8"))
     for name in sorted(set(re.findall(rf"(?<![\w/-]){OURS}(?!\.md\b)(?:\.[A-Za-z_]\w*)+", text))):
         assert exists(name), f"{document} names {name}"
     files = rf"(?<![\w/])(?:{OURS}|configs|tests|docs)/[\w/.-]+\.(?:py|md|json|jsonl|toml|css)\b"
@@ -104,7 +107,38 @@ def prose(text: str) -> str:
     return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+MOST_WORDS = 1_500
+MOST_LINES = {"README.md": 150, "AGENTS.md": 80}
+
+
+def words(text: str) -> int:
+    """Words that a reader of a page reads: those of its prose and of its tables.
+
+    Not counted are blocks of code, comments (the source of a rendered block), settings at the top
+    of a page, and what has neither a letter nor a digit, such as the bars of a table.
+    """
+    text = re.sub(r"\A---\n.*?\n---\n|<!--.*?-->", "", prose(text), flags=re.DOTALL)
+    return sum(bool(re.search(r"\w", word)) for word in text.split())
+
+
+def test_words_are_those_of_prose_and_tables():
+    page = "---\nhide: toc\n---\n# Two words\n\n| a | 1.5 ms |\n| --- | --- |\n"
+    assert words(f"{page}<!-- not these -->\n```\nnor these\n```\n") == 5
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_short_enough_to_be_read(page):
+    assert words((DOCS / page).read_text("utf-8")) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("document", MOST_LINES)
+def test_the_first_documents_are_short(document):
+    lines = (ROOT / document).read_text("utf-8").splitlines()
+    assert len(lines) <= MOST_LINES[document]
+    assert max(map(len, lines)) <= 140
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CHANGELOG.md"])
 def test_every_link_to_a_file_leads_to_one(document):
     """Anchors are checked by the strict build of the site."""
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose((ROOT / document).read_text("utf-8")))
@@ -193,14 +227,18 @@ def test_the_page_of_exit_codes_has_every_error_with_its_code():
     assert {errors.EXIT_FINISHED, errors.EXIT_NO_GO, errors.EXIT_UNDECIDED} <= codes
 
 
-CLAIMS = (DOCS / "claims.md").read_text("utf-8").split("\n## ")
-STATES = {row[0] for row in table_rows(CLAIMS[0])}
+def ledger(page: str) -> str:
+    """A page of the claims: `index` or the name of a paper in `published`."""
+    return (DOCS / "claims" / f"{page}.md").read_text("utf-8")
 
 
-def items(section: str) -> list[str]:
-    """Names of a section's rows, "Figures 4 to 6" as three."""
+STATES = {row[0] for row in table_rows(ledger("index"))}
+
+
+def items(text: str) -> list[str]:
+    """Names of the rows of a page, "Figures 4 to 6" as three."""
     names = []
-    for name, *_ in table_rows(section):
+    for name, *_ in table_rows(text):
         if match := re.fullmatch(r"Figures (\d+) to (\d+)", name):
             names += [f"Figure {i}" for i in range(int(match[1]), int(match[2]) + 1)]
         else:
@@ -209,17 +247,18 @@ def items(section: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("section", "wanted"),
+    ("paper", "wanted"),
     [
-        (1, [item.name for item in ITEMS]),
-        (2, [f"Table {i}" for i in range(1, 4)] + [f"Figure {i}" for i in range(1, 18)]),
-        (3, [f"Table {i}" for i in range(1, 23)] + [f"Figure {i}" for i in range(1, 26)]),
+        ("polyattn", [item.name for item in ITEMS]),
+        ("sparse", [f"Table {i}" for i in range(1, 4)] + [f"Figure {i}" for i in range(1, 18)]),
+        ("protot", [f"Table {i}" for i in range(1, 23)] + [f"Figure {i}" for i in range(1, 26)]),
     ],
     ids=["polyattn", "sparse", "protot"],
 )
-def test_the_ledger_has_every_table_and_figure_of_a_paper(section, wanted):
-    assert items(CLAIMS[section]) == wanted
-    for name, *_, ours, _, state in table_rows(CLAIMS[section]):
+def test_the_ledger_has_every_table_and_figure_of_a_paper(paper, wanted):
+    text = ledger(paper)
+    assert items(text) == wanted
+    for name, *_, ours, _, state in table_rows(text):
         parts = set(re.split(r" \(\w+\)(?:, )?", state))
         assert parts <= {*STATES, ""}, name
         # A value of ours, or the item that has it, where something was measured, and only there.
@@ -230,7 +269,7 @@ def test_the_ledger_has_every_table_and_figure_of_a_paper(section, wanted):
 
 
 def test_the_ledger_calls_the_items_of_its_first_paper_as_the_study_does():
-    rows = table_rows(CLAIMS[1])
+    rows = table_rows(ledger("polyattn"))
     assert [row[1] for row in rows] == [item.title for item in ITEMS]
 
 

@@ -9,8 +9,8 @@ differ in the gates alone; the dense one computes attention as the library's den
 a CPU without whole scores. First the gated loss with every gate open is compared with the dense
 one; if they differ, nothing is timed and the exit code is 1. Steps run in turns, so that load on
 the machine affects both; the median ratio is printed with its range. `--compiled` needs no GPU
-(docs/kernels.md says what to install): it compiles loss and gradient for an H200 and prints the
-temporary memory that XLA allocates.
+(docs/kernels/without_gpu.md says what to install): it compiles loss and gradient for an H200 and
+prints the temporary memory that XLA allocates.
 """
 
 import argparse

@@ -213,7 +213,7 @@ def _keep(file: Path | None, results: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[PROFILE])
-    parser.add_argument("--config", default=CONFIG, help="of protot_jax.training.pretrain")
+    parser.add_argument("--config", default=CONFIG, help="of iaj protot pretrain")
     parser.add_argument("--models", nargs="+", default=["protot", "llama"], choices=models.MODELS)
     parser.add_argument(
         "--shapes", help="config of protot_jax.training.count with other sizes and tied models"

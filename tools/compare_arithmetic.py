@@ -37,7 +37,8 @@ from lm_jax.run.config_files import load_config
 from lm_jax.run.files import write_json
 from protot_jax.mixers import reference_code
 from protot_jax.mixers.gate_statistics import half_life
-from protot_jax.training import pretrain, saved_run
+from protot_jax.studies.pretraining.run import run_in
+from protot_jax.training import saved_run
 from protot_jax.training.config import PretrainConfig
 from tools.bench.timing import conditions
 
@@ -58,7 +59,7 @@ def train(folder: Path, mode: str, context: int, arithmetic: str) -> None:
         # The same number of tokens in a batch at every context.
         tokens = config.batch_size * config.context
         config.update(context=context, batch_size=max(1, tokens // context), arithmetic=arithmetic)
-    pretrain.run_in(config, folder / f"{context}_{arithmetic}")
+    run_in(config, folder / f"{context}_{arithmetic}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@
     python -m tools.gpu_session --out runs/gpu --only check_kernels
 
 1. check_kernels   every kernel against its reference on this device; if it fails, nothing is timed
-2. bench_kernels   speed against the bars and baselines of docs/kernels.md
+2. bench_kernels   speed against the bars and baselines of docs/kernels/gpu.md
 3. bench_train     training steps, forward passes and decoding of the Prototype Transformer
 4. tune_kernels    tile sizes, into kernels/tuned/<device>.json
 

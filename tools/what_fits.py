@@ -7,7 +7,7 @@ Each job is compiled for one row of `--context` tokens, with abstract bfloat16 w
 pass, the passes of an audit, the step that post-trains adapters to sparse attention, and the
 step that pretrains all weights with AdamW. Arguments are the weights and what a job keeps between
 calls; temporaries are the compiler's highest. A CPU's compiler computes bfloat16 products in
-float32, and forms scores where a GPU has kernels (`docs/kernels.md`), so that a GPU needs less.
+float32, and forms scores where a GPU has kernels (`docs/kernels`), so that a GPU needs less.
 
 `--model` is as in `tools.plan_training`. Exit codes: 0, 2 usage, 3 no such model.
 """

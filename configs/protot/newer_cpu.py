@@ -5,7 +5,7 @@
 
 Gated DeltaNet, gated slot attention and Raven, which the paper does not compare with. No search has
 chosen their learning rates: two are tried, around that of DeltaNet and from that of ProtoT up. Run
-beyond its smoke mode for Gated DeltaNet at one rate alone (docs/protot.md).
+beyond its smoke mode for Gated DeltaNet at one rate alone (docs/protot/studies.md).
 """
 
 from ml_collections import ConfigDict

@@ -5,20 +5,20 @@
 
 Neither the weights nor OpenWebText are in a package registry: give local folders. The paper gets
 from 3.48 to 3.501 nats per token with 0.22 % of edges open, on one H100 in about 14 days. Its batch
-of 256 in four accumulation steps is 1,024 windows an update (docs/sparse.md explains Table 2): 78.6
-billion tokens in total. It was not run.
+of 256 in four accumulation steps is 1,024 windows an update (docs/sparse/gates.md explains
+Table 2): 78.6 billion tokens in total. It was not run.
 """
 
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.gates.geco import Strength
-from sparse_jax.studies.posttrain.config import experiment
+from sparse_jax.studies.posttrain import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
-    return experiment(
+    """The settings of `sparse_jax.studies.posttrain.settings.PosttrainConfig`."""
+    return STUDY.settings(
         mode,
         model="gpt2",
         corpus=CorpusConfig("openwebtext", "document", splits=(0.999, 0.001, 0.0)),

@@ -5,8 +5,8 @@
 
 Neither the weights nor Dolma are in a package registry: give local folders. The paper gets from
 2.24 to 2.287 nats per token with 0.44 % of edges open, in about 14 days. Its batch of 16 in four
-accumulation steps is 64 windows an update (docs/sparse.md explains Table 2): 13.1 billion tokens in
-total. Its "fc_in, fc_out" are all three matrices of the gated MLP here. It was not run.
+accumulation steps is 64 windows an update (docs/sparse/gates.md explains Table 2): 13.1 billion
+tokens in total. Its "fc_in, fc_out" are all three matrices of the gated MLP here. It was not run.
 """
 
 from ml_collections import ConfigDict
@@ -14,12 +14,12 @@ from ml_collections import ConfigDict
 from lm_jax.model.lora import LoraConfig
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.gates.geco import Strength
-from sparse_jax.studies.posttrain.config import experiment
+from sparse_jax.studies.posttrain import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
-    return experiment(
+    """The settings of `sparse_jax.studies.posttrain.settings.PosttrainConfig`."""
+    return STUDY.settings(
         mode,
         model="OLMo-7B-hf",
         corpus=CorpusConfig("dolma", "document", splits=(0.9999, 0.0001, 0.0)),

@@ -9,8 +9,8 @@ m - (1 - 2^-24), so the gate is open, u > 1 - sigma, where m + sigma > 2 - 2^-24
 way between two neighbouring float32 numbers, 2 - 2^-23 and 2: the sum, rounded, is below 2 exactly
 where the sum, not rounded, is below the bound.
 
-Runs only where a call names it: it agrees with the reference on an H200 (docs/kernels.md), but no
-GPU has timed it. The kernels of `pallas_vjp` compute the gradients.
+Runs only where a call names it: it agrees with the reference on an H200 (docs/kernels/gpu.md), but
+no GPU has timed it. The kernels of `pallas_vjp` compute the gradients.
 """
 
 import functools

@@ -99,7 +99,7 @@ SUITE = Suite(
     differentiable=("write", "value", "decay", "read", "total", "mass"),
     implementations=tuple(IMPLEMENTATIONS),
     tiles=(
-        # Not two warps: once their output was wrong on a GPU (docs/kernels.md).
+        # Not two warps: once their output was wrong on a GPU (docs/kernels/gpu.md).
         {"chunk": (16, 32), "num_warps": (4, 8)},
         {"segment": (64, 128, 256, 512)},
         {"block_e": (64, 128), "num_stages": (1, 2)},

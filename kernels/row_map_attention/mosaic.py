@@ -3,8 +3,8 @@
 The mathematics and the results of `pallas`, for the calls that training makes most: the centres and
 weights of `tile` on the schedule of `kernels.attention.mosaic_pipeline`.
 
-Runs only where a call names it: it agrees with the reference on an H200 (docs/kernels.md), but no
-GPU has timed it. The kernels of `pallas_vjp` compute the gradients.
+Runs only where a call names it: it agrees with the reference on an H200 (docs/kernels/gpu.md), but
+no GPU has timed it. The kernels of `pallas_vjp` compute the gradients.
 """
 
 import dataclasses

@@ -84,6 +84,7 @@ def open_workdir(
     folder = Path(path).expanduser()
     settings = to_plain(config)
     _create(folder)
+    _refuse_copy(folder)
     folder = folder.absolute()
     with _locked(folder):
         for leftover in folder.glob(".*.tmp"):
@@ -106,6 +107,17 @@ def open_workdir(
             if changes is None:
                 _withdraw(folder)
             raise
+
+
+def _refuse_copy(folder: Path) -> None:
+    """Refuses an exported model, or what was copied of a run without the files that it needs."""
+    held = {item.name for item in folder.iterdir()}
+    if CONFIG_FILE in held and not held & {LOG_FILE, FINISHED_FILE, PROVENANCE_FILE}:
+        raise UsageError(
+            f"{folder} holds a {CONFIG_FILE} but no {LOG_FILE}: it is an exported model, which "
+            "cannot be trained or run further, or a part of a run; name the folder of its run, or "
+            "a new one"
+        )
 
 
 def _withdraw(folder: Path) -> None:

@@ -211,21 +211,23 @@ FULL: Mapping[str, Any] = {
     "ablation_draws": 20,
     "ablation_n": 100,
 }
+# One recipe of each kind, and one size of head sets.
 _QUICKSTART: Mapping[str, Any] = {
     "batch_size": 1,
     "calibration_length": 0,
-    "niah_lengths": (128, 256),
+    "niah_lengths": (128,),
     "niah_n": 20,
-    "control_n": 20,
-    "induction_length": 256,
-    "induction_n": 20,
+    "control_n": 10,
+    "induction_length": 128,
+    "induction_n": 10,
     "mqar_length": 128,
-    "mqar_n": 20,
-    "repeated_n": 20,
+    "mqar_n": 0,
+    "repeated_n": 10,
+    "recipes": ("relu_p2_bauto", "relu_p4_bauto", "sigmoid_bauto", "relu_p2_over_L"),
     "sweep_length": 128,
-    "ablation_heads": (40, 80),
+    "ablation_heads": (40,),
     "ablation_draws": 2,
-    "ablation_n": 20,
+    "ablation_n": 10,
 }
 _SMOKE: Mapping[str, Any] = {
     **_QUICKSTART,

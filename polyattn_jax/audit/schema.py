@@ -1,4 +1,4 @@
-"""Parquet tables of an audit: columns (meaning: docs/polyattn.md), rows of a batch.
+"""Parquet tables of an audit: columns (meaning: docs/polyattn/files.md), rows of a batch.
 
 The final tables, unlike the shards they come from, have the model's name as their first column, so
 that the files of two models can be concatenated, and the provenance of the run in their metadata

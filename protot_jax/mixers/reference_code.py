@@ -4,7 +4,7 @@ It divides each gate by beta^j + 1e-12, sums, and multiplies by (1 - beta) beta^
 least 1e-6. In exact arithmetic that is the prefix mean. In float32 it fails in two stages: once
 beta^j is below 1e-12, after 40 half-lives, later writes are no longer discounted against one
 another; once the mass is below its clamp the mean shrinks to zero. `kernels.prefix_mean` has
-neither fault (docs/kernels.md).
+neither fault (docs/kernels/prefix_mean.md).
 
 The formulae are those of the released code, the program is not: the two sums over j are one product
 with a causal mask, in time and memory T^2 and without an array [B, T, R, E].

@@ -47,12 +47,14 @@ from lm_jax.run.provenance import collect_provenance, read_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.settings import at_least
 from lm_jax.run.workdir import CONFIG_FILE
+from lm_jax.study.frame import SUMMARY
 from lm_jax.text.exports import export_held_out
 from lm_jax.text.preparation import open_prepared
 from lm_jax.weights import card as cards
 from lm_jax.weights.safetensors import write_tensors
+from protot_jax.training.card import card
 from protot_jax.training.exported import FORMAT, WEIGHTS, is_exported
-from protot_jax.training.pretrain import SUMMARY, card, casts
+from protot_jax.training.pretrain import casts
 from protot_jax.training.results import PretrainSummary
 from protot_jax.training.run_options import RunOptions
 from protot_jax.training.saved_run import DATA, TrainedModel
@@ -145,7 +147,9 @@ def main(arguments: cli.Arguments) -> None:
     options, folder = arguments.options, arguments.folder
     check_new(folder)
     model = options.load()
-    content = export(options.run, model, folder, documents=options.documents, dtype=options.dtype)
+    content = export(
+        options.run_folder, model, folder, documents=options.documents, dtype=options.dtype
+    )
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     parameters = sum(leaf.size for leaf in jax.tree.leaves(model.params))
     print(

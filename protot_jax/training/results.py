@@ -205,7 +205,7 @@ class SearchSummary:
 
     Attributes:
       best: the trial of lowest perplexity; null where none is done.
-      flags: settings of the best trial as flags of `protot_jax.training.pretrain`.
+      flags: settings of the best trial as flags of `iaj protot pretrain`.
     """
 
     sampler: str

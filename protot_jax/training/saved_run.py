@@ -185,7 +185,7 @@ def load_run(
     best: bool = True,
     mesh: jax.sharding.Mesh | None = None,
 ) -> TrainedModel:
-    """Loads a model that `protot_jax.training.pretrain` trained, from its work folder or an export.
+    """Loads a model that `iaj protot pretrain` trained, from its work folder or an export.
 
     Args:
       run: the work folder, or a folder of `protot_jax.training.export`.
@@ -219,15 +219,16 @@ def open_run(
     folder = Path(run)
     if not (folder / CONFIG_FILE).is_file():
         raise BadInputError(f"{folder} is no run: it has no {CONFIG_FILE}; name a work folder")
+    # A changed file of an export is named as that, and not as settings that cannot be.
+    manifest = read_manifest(folder, best=best) if is_exported(folder) else None
     config = from_plain(read_json(folder / CONFIG_FILE), PretrainConfig)
     seed = config.seeds[0] if seed is None else seed
     if seed not in config.seeds:
         raise UsageError(f"seed = {seed} is none of {', '.join(map(str, config.seeds))}")
-    exported, saved = is_exported(folder), seed_folder(folder, seed) / manager.FOLDER
+    saved = seed_folder(folder, seed) / manager.FOLDER
     tokenizer = Tokenizer.from_folder(folder / DATA)
     cfg, mixer = model(config, tokenizer.vocab_size)
-    if exported:
-        manifest = read_manifest(folder, best=best)
+    if manifest is not None:
         step, own = manifest["step"], manifest["provenance"]["data"]["checkpoint"]
         digest = file_digest(folder / FORMAT.name)["sha256"]
     else:

@@ -1,7 +1,7 @@
 """Config of an ablation study: the variants of a table, and the runs of each variant.
 
-It is separate from the command `protot_jax.training.study`, whose flags a config file would define
-again if it imported the module that runs as `__main__`.
+It is separate from the command (`protot_jax.studies.ablations`), whose flags a config file would
+define again if it imported the module that runs as `__main__`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

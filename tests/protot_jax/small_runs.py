@@ -6,9 +6,9 @@ from ml_collections import ConfigDict
 import numpy as np
 import pytest
 
-from lm_jax.run import cli
+from lm_jax.study import frame
 from lm_jax.train import loop
-from protot_jax.training import pretrain
+from protot_jax.studies.pretraining import STUDY
 from protot_jax.training.config import experiment
 
 WORDS = ("the", "house", "of", "a", "river", "and", "its", "people", "who", "met", "in", "town")
@@ -59,5 +59,5 @@ def settings(text, **changed) -> ConfigDict:
 
 
 def command(config, folder):
-    """Runs `main` as the command line does, with a config object."""
-    return pretrain.main(cli.Arguments(config, folder))
+    """Runs as the command line does, with a config object."""
+    return frame.execute(STUDY, config, folder)

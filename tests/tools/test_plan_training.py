@@ -198,7 +198,7 @@ def test_what_crosses_nodes_is_charged_to_the_network():
 
 
 def test_the_document_has_the_table_of_the_command():
-    text = (ROOT / "docs" / "scale.md").read_text("utf-8")
+    text = (ROOT / "docs" / "scale" / "index.md").read_text("utf-8")
     section = text.split("## By formula\n")[1].split("\n## ")[0]
     head, _, *lines = [line for line in section.splitlines() if line.startswith("|")]
     cells = [tuple(line.strip("| ").split(" | ")) for line in (head, *lines)]

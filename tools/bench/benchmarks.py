@@ -1,4 +1,4 @@
-"""Benchmarks of the kernels: workload, baseline and bar of each row of `docs/kernels.md`.
+"""Benchmarks of the kernels: workload, baseline and bar of each row of `docs/kernels/gpu.md`.
 
 A benchmark first compares our implementation with the reference, and reports no speed if they
 disagree. If its baseline is not installed it is not run, and neither reaches nor misses its bar.
@@ -239,7 +239,7 @@ def cpu() -> Iterator[Benchmark]:
         )
 
 
-# The forward and backward bars of kernels.md's roofline, in microseconds, on an H200.
+# Forward and backward bars by the floors of docs/kernels/without_gpu.md, in microseconds, H200.
 _FLOORS = {
     "b32_t256_r32_e128_bfloat16": (10, 20),
     "b32_t512_r32_e256_bfloat16": (18, 40),

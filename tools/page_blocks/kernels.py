@@ -1,4 +1,4 @@
-"""Tables of docs/kernels.md: kernels against their references, and their times."""
+"""Tables of docs/kernels/gpu.md: kernels against their references, and their times."""
 
 from collections import defaultdict
 import statistics

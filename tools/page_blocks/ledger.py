@@ -1,4 +1,4 @@
-"""The ledger of claims: docs/claims.md from published/*.toml.
+"""The ledger of claims: docs/claims/ from published/*.toml.
 
 A claim whose `results` name stored results has a Jinja template in `ours`, with the functions of
 `_FUNCTIONS`. A claim without has no number of ours.

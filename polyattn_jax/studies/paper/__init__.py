@@ -7,8 +7,8 @@ Each model is audited in a folder of its own (`iaj polyattn audit`), with the su
 the paper; a model that is not here is said to be unavailable, and the others go on. `run.py` lists
 the files of the work folder.
 
-The same command resumes a killed run. `--resume=force` takes other models into the same folder:
-finished audits are not done again.
+The same command resumes a killed run. `--resume=force` takes other models into the same folder, and
+one that was not here before: finished audits are not done again.
 """
 
 from lm_jax.study import Study

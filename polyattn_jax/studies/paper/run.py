@@ -13,15 +13,13 @@ import pyarrow as pa
 
 from lm_jax.errors import BadInputError
 from lm_jax.report import slug
-from lm_jax.run.finished import Inputs, OtherInputsError, is_finished
+from lm_jax.run.finished import Inputs, OtherInputsError
 from lm_jax.run.provenance import read_provenance
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import Resume
 from lm_jax.study import Work, frame
 from polyattn_jax.audit import opening
-from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.studies import audit
-from polyattn_jax.studies.audit.settings import AuditSettings
 from polyattn_jax.studies.paper import claims, items
 from polyattn_jax.studies.paper.beside import Audit, read_audit
 from polyattn_jax.studies.paper.numbers import compare
@@ -69,7 +67,8 @@ def measure(config: PaperConfig, work: Work) -> PaperSummary:
         print(f"{name}:")
         folder = work.path / slug(name)
         try:
-            summary = _audit(config.audit(model), folder, "force" if work.force else "auto")
+            resume: Resume = "force" if work.force else "auto"
+            summary = frame.execute(audit.STUDY, config.audit(model), folder, resume=resume)
         except OtherInputsError:
             # Its model is there, and the finished audit is of another one.
             raise
@@ -97,13 +96,6 @@ def measure(config: PaperConfig, work: Work) -> PaperSummary:
         unmeasured=items.unmeasured(measured),
         provenance=provenance,
     )
-
-
-def _audit(config: AuditSettings, folder: Path, resume: Resume) -> AuditSummary:
-    # A model that is not here leaves no folder.
-    if not is_finished(folder):
-        opening.check_readable(config)
-    return frame.execute(audit.STUDY, config, folder, resume=resume)
 
 
 def _studied(one: Audit, folder: str) -> StudiedModel:

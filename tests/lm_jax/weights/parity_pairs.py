@@ -14,9 +14,9 @@ LIMIT = 150
 
 
 def launch(command, config, folder, *, devices, flags=(), before=()):
-    """One process of a command, with so many devices of its own, after the words `before`.
+    """One process of a command, a module and its words, with so many devices of its own.
 
-    A command is a module, or the words of `iaj` with it before them.
+    `before` are words before those of the interpreter.
     """
     # Of two settings of one flag, XLA takes the later.
     counted = f"--xla_force_host_platform_device_count={devices}"

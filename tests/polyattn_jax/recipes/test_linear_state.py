@@ -115,7 +115,7 @@ def test_no_recipe_of_the_paper_has_a_finite_feature_map():
 
 
 def test_the_documentation_has_the_counts_of_heads_of_width_64():
-    words = " ".join((ROOT / "docs" / "polyattn.md").read_text("utf-8").split())
+    words = " ".join((ROOT / "docs" / "polyattn" / "recipes.md").read_text("utf-8").split())
     second, fourth = (cost(f"relu:p={p},b=0", 64) for p in (2, 4))
     assert (
         f"degree 2 has {second.features:,} features and is as large as {second.cache_tokens:,} "

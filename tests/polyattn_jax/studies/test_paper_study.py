@@ -71,7 +71,6 @@ def test_a_finished_audit_of_another_model_is_refused(tmp_path, monkeypatch):
         raise OtherInputsError("run holds the results of other inputs")
 
     monkeypatch.setattr(run.frame, "execute", execute)
-    monkeypatch.setattr(opening, "check_readable", lambda config: None)
     with pytest.raises(OtherInputsError, match="of other inputs"):
         run.measure(PaperConfig(models=("a",)), Work(tmp_path, ""))
 

@@ -18,7 +18,8 @@ from lm_jax.train.objective import LanguageModelling, PackedBatch
 import protot_jax
 from protot_jax.mixers import models
 from protot_jax.mixers.reference_code import released_prefix_mean
-from protot_jax.training import pretrain, saved_run
+from protot_jax.studies.pretraining.run import run_in
+from protot_jax.training import saved_run
 from protot_jax.training.config import PretrainConfig
 from tests import rounding, tiny
 from tests.protot_jax.small_runs import settings
@@ -128,7 +129,7 @@ def test_a_run_of_every_option_trains_on_packed_rows_and_evaluates_them(text, tm
     )
     config.prototypes.update(entropy_weight=0.1, balance_weight=0.1)
     config.prototypes.update(rotary_queries=True, rotary_values=True)
-    summary = pretrain.run_in(config, tmp_path / "run")
+    summary = run_in(config, tmp_path / "run")
     data = saved_run.load_data(from_plain(config, PretrainConfig), tmp_path / "run/data")
     end = data.prepared.tokenizer.backend.token_to_id("<eot>")
     rows = OnePass(data.validation, batch_size=data.validation.count).at(0)["tokens"]

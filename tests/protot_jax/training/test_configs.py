@@ -13,14 +13,18 @@ from types import SimpleNamespace
 import pytest
 
 from lm_jax.errors import DivergedError, UsageError
-from lm_jax.run import cli
 from lm_jax.run.config import from_plain, to_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import CONFIG_FILE
+from lm_jax.study import command as study_command
+from lm_jax.study import frame
 from lm_jax.text.preparation import prepare_corpus
-from protot_jax.training import pretrain, saved_run, study, study_config
+from protot_jax.studies import ablations as study
+from protot_jax.studies.pretraining import STUDY
+from protot_jax.studies.pretraining.run import run_in
+from protot_jax.training import saved_run, study_config
 from protot_jax.training.config import PretrainConfig
 from protot_jax.training.results import DivergedRun, PretrainSummary, StudySummary
 from protot_jax.training.seeds import over_seeds
@@ -58,7 +62,7 @@ def some_nightly(names, every_time):
 @pytest.mark.parametrize("name", some_nightly(RUNS, {"quickstart"}))
 def test_the_smoke_mode_of_a_run_runs(name, tmp_path, capsys):
     argv = ["pretrain", f"--config={FILES[name]}:smoke", f"--workdir={tmp_path / 'run'}"]
-    assert cli.run(pretrain.main, argv, config=FILES["default"]) == 0
+    assert study_command.run(STUDY, argv) == 0
     assert "protot: validation perplexity" in capsys.readouterr().out
 
 
@@ -148,7 +152,7 @@ def test_the_smoke_mode_of_a_study_runs(name, tmp_path):
     """As a command: a config that imported the running module once defined its flags again."""
     argv = [
         "-m",
-        "protot_jax.training.study",
+        "protot_jax.studies.ablations",
         f"--config={FILES[name]}:smoke",
         f"--workdir={tmp_path / 'w'}",
     ]
@@ -247,7 +251,7 @@ def diverging(run, tmp_path, monkeypatch):
         if not folder.exists():
             shutil.copytree(run, folder)
 
-    monkeypatch.setattr(pretrain, "run_in", train)
+    monkeypatch.setattr(study, "run_in", train)
     return study_config.StudyConfig(base, variants, "Table 0"), trained
 
 
@@ -301,7 +305,7 @@ def test_a_study_resumes_and_can_be_moved(text, tmp_path):
     first = study.run(config, tmp_path, only=["two"])
     assert load_result(tmp_path / study.TABLE, StudySummary) == first
     (row,) = first.rows
-    summary = load_result(tmp_path / "two/lr_0.001" / pretrain.SUMMARY, PretrainSummary)
+    summary = load_result(tmp_path / "two/lr_0.001" / frame.SUMMARY, PretrainSummary)
     best = summary.seeds[0].best
     assert row.perplexity.validation == over_seeds([best.validation_perplexity])
     assert row.perplexity.test == over_seeds([best.test_perplexity])
@@ -353,7 +357,7 @@ def test_a_shared_corpus_of_other_settings_is_refused(text, tmp_path):
     prepare_corpus(tmp_path / "data", from_plain(config, PretrainConfig).corpus)
     config.corpus.words = 59
     with pytest.raises(UsageError, match=r"words = 60, not 59"):
-        pretrain.run_in(config, tmp_path / "b", data=tmp_path / "data")
+        run_in(config, tmp_path / "b", data=tmp_path / "data")
 
 
 def test_a_study_of_which_every_run_diverged_ends_in_an_error(diverging, monkeypatch, tmp_path):

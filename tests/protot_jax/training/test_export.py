@@ -16,15 +16,18 @@ from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
 from lm_jax.run import cli
 from lm_jax.run.files import content_digest, read_json, write_json, write_manifest
+from lm_jax.study import command as study_command
+from lm_jax.study import frame
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import MANIFEST, open_prepared
 from lm_jax.train.objective import cast_params
 from lm_jax.weights import runs
 import protot_jax
 from protot_jax.analysis import generate
-from protot_jax.studies.concepts import __main__ as concepts
+from protot_jax.studies import concepts
 from protot_jax.studies.concepts import units
-from protot_jax.studies.judging import __main__ as judging
+from protot_jax.studies.judging import run as judging
+from protot_jax.studies.pretraining.run import run_in
 from protot_jax.training import export, exported, pretrain, run_options, saved_run
 from protot_jax.training.seeds import over_seeds
 
@@ -138,11 +141,9 @@ def test_commands_read_it_in_place_of_its_run(run, folder, tmp_path, capsys):
         said.append(capsys.readouterr().out)
         work = tmp_path / f"concepts_{len(said)}"
         flags = (f"--run={place}", seed, "--texts=8", "--ablated=0", f"--workdir={work}")
-        argv = ["concepts", *flags]
-        status = cli.run(concepts.main, argv, options=concepts.Options, workdir_required=False)
-        assert status == 0
+        assert study_command.run(concepts.STUDY, ["iaj protot concepts", *flags]) == 0
         capsys.readouterr()
-        reports.append(json.loads((work / "concepts.json").read_text("utf-8")))
+        reports.append(json.loads((work / frame.SUMMARY).read_text("utf-8")))
     assert said[0] == said[1]
     assert reports[0]["prototypes"] == reports[1]["prototypes"]
     assert reports[0]["layers"] == reports[1]["layers"]
@@ -226,6 +227,13 @@ def test_a_changed_byte_is_found_and_named(copy, name):
         protot_jax.load_run(copy)
 
 
+def test_a_config_of_another_export_is_named_as_a_changed_file(copy):
+    config = (copy / "config.json").read_text("utf-8")
+    (copy / "config.json").write_text(config.replace('"document"', '"doctment"'), "utf-8")
+    with pytest.raises(CorruptError, match=r"config\.json"):
+        protot_jax.load_run(copy)
+
+
 def test_weights_of_another_model_are_refused(copy):
     """Each file is whole, and they do not belong together."""
     tensors = load_file(copy / "model.safetensors")
@@ -264,7 +272,7 @@ def test_it_is_not_trained_and_not_changed_by_trying(copy):
     config = ConfigDict(json.loads((copy / "config.json").read_text("utf-8")))
     for resume in ("auto", "force"):
         with pytest.raises(UsageError, match="is an exported model, which cannot be trained"):
-            pretrain.run_in(config, copy, resume=resume)
+            run_in(config, copy, resume=resume)
     assert before == {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
     assert protot_jax.load_run(copy).step == 2
 

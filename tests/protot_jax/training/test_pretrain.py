@@ -17,11 +17,13 @@ from lm_jax.errors import CorruptError, UsageError
 from lm_jax.model.flops import forward_flops
 from lm_jax.run.config import from_plain
 from lm_jax.run.workdir import CONFIG_FILE, FINISHED_FILE
+from lm_jax.study import frame
 from lm_jax.text.examples import Batches, Examples
 from lm_jax.text.tokenizer_training import END_OF_TEXT
 from lm_jax.train import optim, step
 from lm_jax.weights.card import CARD
 from protot_jax.mixers import models
+from protot_jax.studies.pretraining import numbers, report
 from protot_jax.training import pretrain, saved_run
 from protot_jax.training.config import PretrainConfig
 from tests.protot_jax.small_runs import command, settings
@@ -54,10 +56,10 @@ def test_every_model_trains_and_reports_its_sample_sizes(name, text, tmp_path, c
 def test_a_finished_run_with_a_damaged_summary_is_refused(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run", symlinks=True)
     config = ConfigDict(json.loads((folder / CONFIG_FILE).read_text("utf-8")))
-    summary = json.loads((folder / pretrain.SUMMARY).read_text("utf-8"))
+    summary = json.loads((folder / frame.SUMMARY).read_text("utf-8"))
     del summary["seeds"][1]["best"]["step"]
     summary["parameter"] = summary.pop("parameters")
-    (folder / pretrain.SUMMARY).write_text(json.dumps(summary))
+    (folder / frame.SUMMARY).write_text(json.dumps(summary))
     with pytest.raises(CorruptError, match=r"run/summary\.json is no PretrainSummary: ") as error:
         command(config, folder)
     for problem in (
@@ -163,7 +165,7 @@ def test_unigram_perplexity_is_that_of_the_counted_targets(layout, text, tmp_pat
     evaluated = targets(data.validation)
     want = math.exp(-sum(math.log(counts[token] / total) for token in evaluated) / len(evaluated))
     make_batch = saved_run.batch_maker(config, tokenizer)
-    result = pretrain.unigram_perplexity(data.train, data.validation, make_batch)
+    result = numbers.unigram_perplexity(data.train, data.validation, make_batch)
     assert result == pytest.approx(want)
 
 
@@ -189,7 +191,7 @@ def test_groups_of_weight_decay(name):
 
 def test_the_terminal_shows_the_best_weights_with_an_interval_over_seeds():
     pairs = [((2, 11.0, 14.0), (4, 13.0, 15.0)), ((4, 12.0, 13.0),) * 2, ((4, 13.0, 12.0),) * 2]
-    text = pretrain.format_summary(pretrain_summary(*pairs))
+    text = "\n".join(report.format_summary(pretrain_summary(*pairs)))
     # Student: 12 or 13 -+ 4.3027 x 1 / sqrt(3), and 12.67 -+ 4.3027 x 0.5774 / sqrt(3).
     best = "validation perplexity 12.00 (95 % 9.52 to 14.48, seeds 11.00 to 13.00, n = 3)"
     assert best in text
@@ -197,6 +199,6 @@ def test_the_terminal_shows_the_best_weights_with_an_interval_over_seeds():
     assert "unigram model 36.0, 3.00 times" in text
     last = "validation 12.67 (95 % 11.23 to 14.10, seeds 12.00 to 13.00, n = 3)"
     assert f"of the last weights: {last}" in text and "3 seeds" in text
-    alike = pretrain.format_summary(pretrain_summary(((4, 12.0, 13.0),) * 2))
+    alike = "\n".join(report.format_summary(pretrain_summary(((4, 12.0, 13.0),) * 2)))
     assert "of the last weights" not in alike
     assert "validation perplexity 12.00 (one run)" in alike and "1 seed" in alike

@@ -18,7 +18,7 @@ from protot_jax.training import saved_run
 from tests.lm_jax.weights.parity_pairs import LIMIT, end, launch, launch_pair
 
 pytestmark = pytest.mark.slow
-COMMAND = "protot_jax.training.pretrain"
+COMMAND = "iaj protot pretrain"
 STEPS = 90
 
 

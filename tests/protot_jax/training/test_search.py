@@ -19,7 +19,9 @@ from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import read_table_provenance
 from lm_jax.run.workdir import CONFIG_FILE
-from protot_jax.training import pretrain, search, search_space
+from lm_jax.study import frame
+from protot_jax.studies import search
+from protot_jax.training import search_space
 from protot_jax.training.config import PretrainConfig
 from protot_jax.training.results import PretrainSummary, SearchSummary, Trial
 from protot_jax.training.search_space import SearchConfig, propose
@@ -358,7 +360,7 @@ def test_the_smoke_mode_trains_resumes_and_hands_its_best_to_pretrain(text, tmp_
     assert len(report.trials) == 2 and f"best: {report.flags}" in printed
     for trial in report.trials:
         folder = place / "trials" / f"{trial.trial:03}"
-        summary = load_result(folder / pretrain.SUMMARY, PretrainSummary)
+        summary = load_result(folder / frame.SUMMARY, PretrainSummary)
         best = tuple(seed.best.validation_perplexity for seed in summary.seeds)
         assert trial.seed_perplexities == best and trial.perplexity == np.mean(best)
         assert (folder / "data").resolve() == place / "data"

@@ -1,4 +1,4 @@
-"""The benchmark files in the repository are those that docs/protot.md names, read as they are."""
+"""The benchmark files in the repository are those that their page names, read as they are."""
 
 from collections import Counter
 from pathlib import Path
@@ -19,7 +19,7 @@ FLIPS = ("intervention_benchmark.jsonl", meaning.SLICES)
 def test_the_files_are_those_of_their_record():
     record = read_json(FOLDER / "benchmark.json")
     assert record["perturbations"] == perturb.VERSION
-    text = (FOLDER.parents[1] / "protot.md").read_text("utf-8")
+    text = (FOLDER.parents[1] / "protot" / "benchmark.md").read_text("utf-8")
     for name, _ in (PAIRS, FLIPS):
         digest = file_digest(FOLDER / name)
         assert record["files"][name] == digest
