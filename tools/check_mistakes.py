@@ -65,7 +65,7 @@ def mistakes() -> list[Mistake]:
 
 @contextlib.contextmanager
 def made(mistake: Mistake, folder: Path) -> Iterator[None]:
-    """Within it, the file of a copy of the checkout has the mistake."""
+    """Makes the mistake in a copy of the checkout, and undoes it in the end."""
     file = folder / mistake.file
     text = file.read_text("utf-8")
     file.write_text(mistake.made(text), "utf-8")

@@ -35,7 +35,7 @@ class Step:
     """One step.
 
     Attributes:
-      share: of the time.
+      share: share of the session's time.
       continues: whether the session continues after it has failed.
     """
 

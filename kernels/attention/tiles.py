@@ -189,7 +189,7 @@ def key_ranges(
 
 
 def capped_clip(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """As `jnp.clip` where low <= high, in the other order.
+    """`jnp.clip` where low <= high, with its two comparisons in the other order.
 
     The same bounds, but ptxas allots the loops other registers: 168 and not 176 a thread to the
     forward kernel of gated attention, 149 and not 128 to the gradient of q of a sigmoid row map.
@@ -256,7 +256,8 @@ def visible_mask(
 
     Args:
       query: positions of the queries along their axis of the tile; `key` along the other.
-      segments: of the queries and of the keys, shaped as `query` and `key`; or None, None.
+      segments: segment ids of the queries and of the keys, shaped as `query` and `key`; or None,
+        None.
       tail: hides queries past the last.
     """
     visibility = Visibility(tiling.causal, refs.start_B, window(refs), None, None)

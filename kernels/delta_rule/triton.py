@@ -25,7 +25,7 @@ _SMALLEST = 16
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
-    """As `reference.run`, which runs for T = 1; of calls without a decay."""
+    """Computes `reference.run`, which runs for T = 1, for calls without a decay."""
     if call.q_BTNH.shape[1] == 1:
         return reference.run(config, call)
     *arrays, _ = call

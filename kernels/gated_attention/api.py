@@ -41,7 +41,7 @@ class GatedAttention(NamedTuple):
     """The result of one call.
 
     Attributes:
-      out_BTNH: in the dtype of the values.
+      out_BTNH: the output, in the dtype of the values.
       expected_edges_BN: float32, the sum of sigma(e) over visible pairs; differentiable. Divide by
         the number of visible pairs for the mean, on which a penalty is usually set.
       open_edges_BN: int32, the count of open gates over visible pairs, exact up to 2^31 - 1 and at
@@ -91,7 +91,7 @@ def gated_attention(
       q_BTNH: `[B, T, N, H]` queries, after any rotary embedding; float32 or bfloat16.
       k_BSKH: `[B, S, K, H]` keys of that dtype, K dividing N.
       v_BSKH: `[B, S, K, H]` values of that dtype.
-      gate_bias: added to the gate logit: one number, or `[N]`. Differentiable.
+      gate_bias: the bias of the gate logit: one number, or `[N]`. Differentiable.
       seed: an integer in [0, 2^32), or an integer scalar array. Required in mode "sample", None in
         the others. From a PRNG key: `jax.random.bits(key, (), jnp.uint32)`. One for each layer.
       mode: "sample" draws the gates; "threshold" opens those with e > 0; "expected" multiplies by

@@ -238,7 +238,7 @@ def _together(C: int, half: int) -> jax.Array:
 
 
 def _block_sums(x_CR: jax.Array, block: int) -> jax.Array:
-    """In every row, the sum of the block of rows it belongs to."""
+    """The sum of the block of rows that each row belongs to, in every row."""
     C, R = x_CR.shape
     sums = jnp.sum(x_CR.reshape(C // block, block, R), axis=1, keepdims=True)
     return jnp.broadcast_to(sums, (C // block, block, R)).reshape(C, R)

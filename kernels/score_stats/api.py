@@ -68,10 +68,11 @@ def score_stats(
       cap: static, tau > 0.
       scale: static; None is 1 / sqrt(H).
       soft_cap: static; scores become `soft_cap * tanh(score / soft_cap)` before the bias.
-      causal: with the next three, which keys a query sees, as in `kernels.attention.visibility`.
-      window: see there.
-      segment_ids: see there.
-      start: see there.
+      causal: whether keys after the query are hidden. This and the next three say which keys a
+        query sees, as in `kernels.attention.visibility`.
+      window: the width of a sliding window, or None.
+      segment_ids: the segment of each position, or None.
+      start: the position of the first query, or None.
       blocks: (queries, keys) of a tile, powers of two; None chooses. No result depends on it but
         for the rounding of a sum.
       implementation: "reference", "xla", "pallas", or None for the best that runs here.

@@ -297,7 +297,7 @@ class Stack:
 
     @property
     def name(self) -> str:
-        """Its key among the blocks of a model of several stacks."""
+        """The stack's key among the blocks of a model of several stacks."""
         return str(self.first)
 
 

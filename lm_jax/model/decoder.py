@@ -188,7 +188,7 @@ def forward(
       record: site name -> reducer, run inside the layer; `sites.keep` records the site whole.
       attend: the row map (`attention.py`).
       rng: key for mixers that draw and for dropout; each layer gets its own.
-      cache: from `init_cache`, or None.
+      cache: the cache of `init_cache`, or None.
       mixer: the token mixer of every block.
       valid_BT: false where a token is padding, which a recurrent mixer then skips, bidirectional
         attention hides and rotations by length (LongRoPE, dynamic NTK) do not count; None means

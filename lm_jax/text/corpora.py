@@ -141,10 +141,10 @@ def usable(
     """The documents that can be trained on, each text once; the others are counted by reason.
 
     Args:
-      result: as from `documents`, with a name of any kind.
-      skips: counts up "unreadable" (no UTF-8, or no line of JSON with the field), "empty" (nothing
-        but white space), "long" and "duplicate".
-      longest: a document of more characters is left out as "long".
+      result: texts, as from `documents`, each with a name of any kind.
+      skips: counts by reason, which are added to: "unreadable" (no UTF-8, or no line of JSON with
+        the field), "empty" (nothing but white space), "long" and "duplicate".
+      longest: the most characters of a document; a longer one is left out as "long".
     """
     visited = set()
     for name, text in result:

@@ -270,7 +270,7 @@ def continued_number(tokenizer: DecodesToo, prompt: str, last: int, text: str) -
     token of the prompt they must spell the same text, whatever the whole number would be.
 
     Args:
-      tokenizer: of the model.
+      tokenizer: the model's tokenizer.
       prompt: text before the digits.
       last: id of its last token.
       text: the digits.

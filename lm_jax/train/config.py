@@ -60,7 +60,7 @@ class TrainConfig:
       accumulate: number of micro-batches of a batch; the update is that of the whole batch.
       eval_every: steps between evaluations; 0 means an epoch. The last step is also evaluated.
       early_stop: stop at the first evaluation whose perplexity is above the previous one.
-      schedule: of the learning rate after the warm-up.
+      schedule: schedule of the learning rate after the warm-up.
       plateau: stop at the end of this plateau of the validation loss; None trains all steps.
       weights_dtype: precision to which weights, gradients and moments are rounded at every update
         (`optim.in_bfloat16`); arrays are float32, so that no memory is saved.

@@ -153,7 +153,7 @@ def train(
       criterion: the finite number by which evaluations are compared, where lower is better; a
         function of an evaluation alone. None is its loss.
       done: whether training ends after this evaluation; a function of it alone.
-      on_step: called with the number of updates after each.
+      on_step: a function that is called with the number of updates after each of them.
       in_nats: whether the loss is in nats per token, so that evaluations have a perplexity.
 
     Raises:

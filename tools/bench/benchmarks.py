@@ -117,8 +117,8 @@ class Prepared:
     """A benchmark that is compared and compiled, and can be timed.
 
     Attributes:
-      result: without times; final where there are no programs.
-      programs: of each pass ours and the baseline's.
+      result: the result without times; final where there are no programs.
+      programs: our program and the baseline's, for each pass.
     """
 
     result: Result

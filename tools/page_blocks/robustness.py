@@ -65,7 +65,7 @@ def _listed(names: list[str]) -> str:
 
 
 def lowered(name: str) -> tuple[int, int]:
-    """In how many slices of noise holding the routing lowers the divergence, and of how many."""
+    """The number of slices of noise where holding the routing lowers the divergence, and of all."""
     found = [each["models"][0]["clamp"]["pmr"]["ratio_of_means"] for each in _slices(name, "noise")]
     return sum(each["low"] > 0 for each in found), len(found)
 

@@ -33,7 +33,7 @@ class Answers:
     """A model's scores and answers on questions, in their order.
 
     Attributes:
-      log_likelihoods: of every choice, in nats.
+      log_likelihoods: log-likelihoods of every choice, in nats.
       correct: metric to a bool for each question.
       cut: number of questions with a prompt that was too long and lost its beginning.
     """
