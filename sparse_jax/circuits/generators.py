@@ -102,9 +102,11 @@ def copy(
     """Random letters, a comma, and the letters again but for the last one (Fig. 3).
 
     Args:
-      rng: draws their number, uniformly, and the letters, none of them twice.
+      rng: the generator; it draws the number of letters, uniformly, and the letters, none of them
+        twice.
       letters: least and largest length of the sequence; the paper's has 18.
-      separator: between letters; "" writes them as the paper does, which most tokenizers merge.
+      separator: text between letters; "" writes them as the paper does, which most tokenizers
+        merge.
     """
     count = int(rng.integers(*letters, endpoint=True))
     *body, right, wrong = rng.choice(list(string.ascii_uppercase), count + 1, replace=False)

@@ -61,9 +61,9 @@ class Origin:
     """Where a transcoder comes from.
 
     Attributes:
-      model_name: of the model that it was trained on.
-      model_sha256: which one (`ModelIdentity.text`), in files of earlier versions the digest of
-        its weights; "" if it is not known.
+      model_name: name of the model that it was trained on.
+      model_sha256: identity of that model (`ModelIdentity.text`), in files of earlier versions the
+        digest of its weights; "" if it is not known.
       numbers: results of the run, by name.
     """
 

@@ -120,11 +120,11 @@ class Transcoding:
 
     Attributes:
       cfg: the transcoder.
-      penalties: of the loss.
+      penalties: penalties of the loss.
       steps: updates of the run.
       skip_start: first tokens of a row that are left out, which attention sinks dominate.
       outlier: tokens are left out whose input has a norm of at least so many times the mean norm.
-      dtype: of the computation.
+      dtype: dtype of the computation.
       make_batch: function from rows of ids to inputs, targets and masks.
     """
 

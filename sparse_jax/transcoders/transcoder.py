@@ -41,14 +41,14 @@ class TranscoderConfig:
     """Sizes and activation function of a transcoder.
 
     Attributes:
-      num_layers: of the model.
+      num_layers: layers of the model.
       hidden_size: D of the model.
       features: F, per layer.
-      kind: of the activation function; "batchtopk" has thresholds too, by which it is evaluated
+      kind: kind of activation function; "batchtopk" has thresholds too, by which it is evaluated
         and exported.
-      window: a feature writes into its own layer and the next `window - 1`; None for all later
-        ones, 1 for a per-layer transcoder.
-      bandwidth: of the derivative by the threshold (`activations.jumprelu`).
+      window: the number of layers that a feature writes into, from its own on; None for all of
+        them, 1 for a per-layer transcoder.
+      bandwidth: width of the band in which the threshold has a derivative (`activations.jumprelu`).
       threshold: initial theta of each feature.
 
     Raises:
