@@ -34,7 +34,7 @@ class Mediation:
       score_XLNTS: a(l, h, q, k).
       bypass_XL: paths past the attention of the layer.
       late_XL: paths that begin at or after the layer.
-      layer_X: of the targets, L for logits; layers above have no share.
+      layer_X: layer of each target, L for logits; layers above have no share.
     """
 
     score_XLNTS: jax.Array
@@ -93,7 +93,7 @@ def mediate_edges(
     Args:
       replacement: the model.
       sources, targets: ends of edges, each once.
-      tangents: of the sources (`linear.tangents`).
+      tangents: tangents of the sources (`linear.tangents`).
       source_X, target_X: indices in them of the ends of each edge.
       open_L3P: the entries of each layer's pattern that are not 0 (`open_pairs`), without which
         there is no share; None to contract all.

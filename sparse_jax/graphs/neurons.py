@@ -55,9 +55,10 @@ class Neurons:
     """The neurons of all MLPs of a model, in place of a transcoder (`basis.Features`).
 
     Attributes:
-      params: of the MLPs, float32: up, down and their biases; gate and its bias where it is gated.
+      params: parameters of the MLPs, float32: up, down and their biases; gate and its bias where it
+        is gated.
       kept_LTF: the neurons that are features on a prompt; None for all.
-      quotient_LTF: frozen on a prompt (`for_prompt`); None before.
+      quotient_LTF: quotients frozen on a prompt (`for_prompt`); None before.
       activation: function of the MLPs.
       post_norms: whether MLP outputs pass a norm, which `check` refuses.
     """
@@ -110,7 +111,7 @@ class Neurons:
             )
 
     def for_prompt(self, input_LTD: jax.Array) -> "Neurons":
-        """With quotients frozen, of the inputs of a prompt's MLPs."""
+        """The neurons with quotients frozen, from the inputs of a prompt's MLPs."""
         act = ACTIVATIONS[self.activation]
         if "gate" in self.params:
             quotient_LTF = act(self._product("gate", input_LTD))
@@ -214,7 +215,7 @@ def graph(
     times 4 L T F bytes beside the weights: .8 GB for SmolLM2-135M and 16 tokens.
 
     Args:
-      model: as in `attribute`.
+      model: the argument of `attribute`.
       tokens: ids of the prompt, `[T]`.
       targets: ids of the logit nodes, as in `attribute`.
       max_features: neurons that are features.
