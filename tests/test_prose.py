@@ -24,10 +24,12 @@ CLEAN = (
     *("configs", "iaj", "kernels", "tools"),
     *(f"lm_jax/{name}" for name in ("checkpoint", "evaluate", "model", "parallel")),
     *(f"lm_jax/{name}" for name in ("report", "text", "train", "weights")),
+    *(f"protot_jax/{name}" for name in ("mixers", "training", "analysis")),
+    *("polyattn_jax/recipes", "polyattn_jax/suites"),
     *(f"sparse_jax/{name}" for name in ("gates", "circuits", "transcoders", "graphs")),
 )
 # Library -> the violations in its other folders.
-DEBT = {"lm_jax": 14, "polyattn_jax": 163, "protot_jax": 257, "sparse_jax": 212}
+DEBT = {"lm_jax": 14, "polyattn_jax": 116, "protot_jax": 212, "sparse_jax": 212}
 
 PREPOSITIONS = {
     *("above", "after", "as", "at", "before", "below", "between", "by", "for", "from", "in"),

@@ -126,7 +126,7 @@ def relative_error_bound(p: float, num_keys: int, dtype: Any = np.float32) -> fl
 
 
 def softmax_error_bound(num_keys: int, dtype: Any = np.float32) -> float:
-    """As `relative_error_bound`, for S of softmax with the argmax as target, wherever S >= 1/2.
+    """The relative error bound for S of softmax with the argmax as target, wherever S >= 1/2.
 
     With u', quotients and library functions as above, and d_j = z_j - z_* <= 0:
 

@@ -91,7 +91,7 @@ class Batches:
 
     Attributes:
       fingerprint: text that identifies the batches.
-      per_epoch: as there are no epochs, 1.
+      per_epoch: the number 1, as there are no epochs.
     """
 
     def __init__(

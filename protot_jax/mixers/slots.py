@@ -132,7 +132,7 @@ class GatedSlotMixer(SlotMixer):
         alpha = sigmoid(projection of x)^(1 / damping)
 
     Attributes:
-      damping: of the decays; the larger, the slower slots forget at the start.
+      damping: damping of the decays; the larger, the slower slots forget at the start.
     """
 
     damping: float = 8.0

@@ -54,7 +54,8 @@ class PretrainConfig:
       clip_norm: maximum norm of the gradient; 0 for no clipping, as in the paper.
       skip_sigma: skip an update whose loss is that many standard deviations above the mean of the
         last 128; 0 skips none.
-      dropout: after the embedding, in the MLP and on each addition to the residual stream.
+      dropout: dropout rate after the embedding, in the MLP and on each addition to the residual
+        stream.
       attention_dropout: dropout of LLaMA's attention pattern too; the other models have none.
       accumulate: number of micro-batches of one update.
       dtype: dtype of the computation.
@@ -65,7 +66,7 @@ class PretrainConfig:
       early_stop: stop at the first evaluation whose perplexity rises, as in the released code.
       seeds: one run each; a seed determines initial parameters, data order and dropout.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
+      allow_fallback: continue from the checkpoint before the newest one where that is damaged.
     """
 
     model: str = "protot"
@@ -146,8 +147,8 @@ def experiment(
     """Implements `get_config(mode)` of an experiment.
 
     Args:
-      mode: "" for the experiment; "smoke" for a run of seconds that only shows that it works; the
-        name of a baseline for that model at its learning rate.
+      mode: the empty string for the experiment; "smoke" for a run of seconds that only shows that
+        it works; the name of a baseline for that model at its learning rate.
       rates: the learning rates of the baselines.
       **settings: fields of `PretrainConfig` that differ from its defaults.
 

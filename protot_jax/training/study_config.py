@@ -28,9 +28,9 @@ class Variant:
     """One row of a table.
 
     Attributes:
-      name: of its folder.
+      name: name of the variant's folder.
       changes: differences from the study's `base`, as `field=value`; a value is JSON or a word.
-      learning_rates: to choose from; if empty, that of `base` or of `changes`.
+      learning_rates: learning rates to choose from; if empty, the one of `base` or of `changes`.
       paper: perplexity in the paper's table, if it has one.
     """
 
