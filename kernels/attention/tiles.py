@@ -258,7 +258,7 @@ def visible_mask(
       query: positions of the queries along their axis of the tile; `key` along the other.
       segments: segment ids of the queries and of the keys, shaped as `query` and `key`; or None,
         None.
-      tail: hides queries past the last.
+      tail: whether queries past the last are hidden.
     """
     visibility = Visibility(tiling.causal, refs.start_B, window(refs), None, None)
     mask = visibility.tile(query, key, *segments)

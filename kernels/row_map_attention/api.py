@@ -81,8 +81,9 @@ def row_map_attention(
         programs, and a head runs one of them.
       scale: the factor of q.k, a positive number; None for H^-0.5.
       soft_cap: a positive number, or None for none.
-      causal: hides the keys after the query.
-      window: keys at least this many positions before the query are hidden.
+      causal: whether keys after the query are hidden.
+      window: the width of the window: keys at least this many positions before the query are
+        hidden.
       segment_ids: int `[B, T]`, or a pair for queries and keys; negative is padding.
       start: position of the first query, a scalar or `[B]`; None aligns the last query with the
         last key. The XLA path reads fewer keys where it is a Python number or None.

@@ -114,7 +114,7 @@ def restore(
       target: `state.abstract_state`, the shapes, dtypes and shardings wanted.
       identity: what the step must be bound to, with the same mesh and packages.
       newer_than: the step must be above this one.
-      up_to: nor above this one; None for any.
+      up_to: the highest step to take; None for any.
       run: the id that the step must have been saved with; None for any.
     """
     clean_drafts(folder)

@@ -198,8 +198,8 @@ def forward(
       dropout: the share dropped after the embedding, in the MLP's hidden units and from each
         addition to the residual stream; needs `rng`.
       logits_at: positions `[B, Q]` to compute logits at (indices into T); None means all.
-      unroll: a Python loop over layers in place of `lax.scan`.
-      remat: keeps only the residual stream of each layer for the backward pass.
+      unroll: whether to loop over layers in Python in place of `lax.scan`.
+      remat: whether to keep only the residual stream of each layer for the backward pass.
 
     Raises:
       UsageError: for an unknown site, one this model does not have, a misshapen edit, a fused

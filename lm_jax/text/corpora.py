@@ -60,7 +60,7 @@ def documents(
     """The documents of a source, always in the same order.
 
     Args:
-      source: see the head of this file.
+      source: source of the documents; see the head of this file.
       unit: "paragraph" cuts a document at empty lines, and joins neighbouring paragraphs as long as
         they stay within `words`; the parts are documents `<id>#0000`, `<id>#0001` and so on. It is
         for corpora of few long texts, because a training example is the beginning of a document.

@@ -226,8 +226,9 @@ class Batches:
     """The endless sequence of shuffled batches, for training.
 
     Attributes:
-      fingerprint: identifies everything that determines the batches of all processes, as words
-        `name=value`. A checkpoint stores it, and a run with another one refuses the checkpoint.
+      fingerprint: text that identifies everything that determines the batches of all processes, as
+        words `name=value`. A checkpoint stores it, and a run with another one refuses the
+        checkpoint.
       per_epoch: whole batches in an epoch.
     """
 

@@ -144,7 +144,7 @@ def prepare(
       splits: the shares of train, validation and test; they sum to 1.
       seed: random seed of the splits.
       longest: the most characters of a document; a longer one is left out.
-      max_tokens: no further document is read once all splits together have that many ids.
+      max_tokens: number of ids in all splits together, after which no further document is read.
       sources: sha256 by file name, for the manifest (`corpora.hashes`).
       notes: further JSON for the manifest, such as the settings.
 

@@ -144,9 +144,11 @@ class Tokenizer:
 
         Args:
           text: any text without lone surrogates.
-          add_special_tokens: put BOS or EOS around it where the model was trained with them.
-          split_special_tokens: treat special-token strings inside `text` as plain text. Use it for
-            text from outside, where `<|endoftext|>` must not become the token of that name.
+          add_special_tokens: whether to put BOS or EOS around it where the model was trained with
+            them.
+          split_special_tokens: whether to treat special-token strings inside `text` as plain text.
+            Use it for text from outside, where `<|endoftext|>` must not become the token of that
+            name.
 
         Raises:
           BadInputError: for a lone surrogate, which no UTF-8 text contains, or a token without a

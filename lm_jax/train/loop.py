@@ -146,7 +146,7 @@ def train(
       policy: how often to log and save; None is the default `CheckpointPolicy`.
       params: initial parameters, or a function that makes them, which is called at a first start
         alone and whose result is kept by nobody; None draws them.
-      decays: selects the parameters with weight decay.
+      decays: function that selects the parameters with weight decay.
       group: the group of a parameter by its path; an evaluation then has the norms of the last
         gradient by group, as `train/grad_norm/<group>`.
       measure: `measure(params, step, evaluation)`, further numbers by name for every evaluation.

@@ -25,7 +25,7 @@ def identify(
 
     Args:
       cfg: the model's configuration.
-      tokenizer: None where it has none.
+      tokenizer: the model's tokenizer; None where it has none.
       weights: the digest of its weights.
       *others: what else decides its forward pass, such as a mixer, as `config_digest` takes it.
     """

@@ -137,8 +137,9 @@ def load_pretrained(
       dtype: dtype of the parameters, float32 or bfloat16.
       mesh: the mesh to put them on, sharded by `sharding.RULES`; None is the default device.
       download: whether to fetch what the hub's cache lacks; without it nothing is ever fetched.
-      without_gates: reads the weights of a folder whose attention has gates (`hub.GATES`), which
-        the caller applies. Without their gates they are another model, so it is refused.
+      without_gates: whether to read the weights of a folder whose attention has gates
+        (`hub.GATES`), which the caller applies. Without their gates they are another model, so it
+        is refused.
 
     Raises:
       BadInputError: if there is no such source, its family or a setting is not supported, any

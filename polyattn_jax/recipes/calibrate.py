@@ -83,7 +83,7 @@ class Calibration:
       rows: score rows behind the average.
       passes: number of passes over the model.
       step: step of the grid that intervals and curve are read off.
-      curve: ascending by length.
+      curve: points of b_auto, ascending by length.
       budget: share of the mass that was allowed; null where a file does not say.
       model_sha256: identity of the model (`ModelIdentity.text`); empty where not recorded, as is
         `dtype`, the dtype of its weights.
@@ -175,7 +175,7 @@ def calibrate(
         `total_M` may be `[..., M]` and `rows` `[...]`, for example one entry per layer: they are
         added up here in float64.
       budget: share of mass in [0, 1).
-      bracket: known to contain the solution; all float32 values by default.
+      bracket: an interval that contains the solution; all float32 values by default.
 
     Scores that are not zero but below the smallest normal float32 count as zero.
 
@@ -289,7 +289,7 @@ def calibrate_texts(
     Args:
       measure: the function that `calibrate` takes, with `total_M` `[..., text, length, M]` and
         `rows` `[..., text, length]` as `mass_below` gives them.
-      lengths: ascending; `at` is among them.
+      lengths: the lengths, ascending; `at` is among them.
       at: the length to solve b_auto for exactly.
       budget, num_thresholds: the arguments of `calibrate`.
       resamples, seed: number and seed of the bootstrap's resamples.

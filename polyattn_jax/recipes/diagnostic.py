@@ -63,7 +63,7 @@ def row_stats(
     Args:
       scores: `[..., S]`; a key of score -inf is masked.
       mask: true where a key may be read; broadcasts to `scores`. Masked scores are never looked at.
-      degrees: static; any p > 0. They index the last axis of `s_p`.
+      degrees: the powers p > 0, static. They index the last axis of `s_p`.
       bias: b, possibly traced; a scalar or an array that broadcasts to `scores`.
       target: indices `[...]` of the answer keys; None takes the argmax. A masked target is DEAD.
       row_map: `(scores, bias) -> weights[..., S]`, for S_phi in place of S_p: the last axis then

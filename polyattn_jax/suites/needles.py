@@ -53,7 +53,7 @@ class Needle:
 
     Attributes:
       name: what the answer is called that copies this value.
-      sentence: holds the value once.
+      sentence: the sentence, which holds the value once.
       value: the value, without the space before it.
       depth: fraction of the haystack's sentences before it.
     """

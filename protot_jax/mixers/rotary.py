@@ -31,7 +31,7 @@ def places(layer: Layer, held_B: jax.Array | None) -> tuple[jax.Array, jax.Array
     Padding has the place of the last token before it, -1 before the first of a row.
 
     Args:
-      layer: marks padding and documents.
+      layer: the layer, whose masks mark padding and documents.
       held_B: tokens before these ones; None for none.
     """
     if layer.valid_BT is None:

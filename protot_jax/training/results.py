@@ -22,7 +22,7 @@ class CorpusSummary:
     Attributes:
       documents_used: number of documents of each split, within the limits of the config.
       training_examples: number of examples of one epoch.
-      skipped: how many documents were left out, by reason.
+      skipped: number of documents that were left out, by reason.
       truncated_documents: number of documents of the training split that are cut at the context.
       unused_tokens: number of tokens of the training split that are in no example.
     """
@@ -70,7 +70,7 @@ class PretrainSummary:
     """A pretraining run: `summary.json`.
 
     Attributes:
-      parameters_in_use: those that an output depends on.
+      parameters_in_use: number of the parameters that an output depends on.
       unigram_perplexity: perplexity of the token frequencies of the training split, on validation
         text.
     """
@@ -156,7 +156,7 @@ class StudySummary:
       table: table of the paper.
       paper_split: the split that the paper's perplexities are of.
       rows: one per variant that is trained, unless all its runs diverged.
-      diverged: these are among the rates tried, and no row has their rate.
+      diverged: runs that diverged; they are among the rates tried, and no row has their rate.
     """
 
     table: str
@@ -177,7 +177,7 @@ class Trial:
       perplexity: mean over seeds of the lowest validation perplexity; null unless done.
       seed_perplexities: lowest validation perplexities, in the order of the config's seeds; null
         unless done.
-      reason: why it diverged or was refused; null otherwise.
+      reason: the reason why it diverged or was refused; null otherwise.
     """
 
     trial: Count

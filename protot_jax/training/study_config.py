@@ -50,7 +50,7 @@ class StudyConfig:
         perplexity.
       table: name of the paper's table.
       paper_split: split of the text on which the paper's perplexities were measured.
-      smoke: shrinks every variant, after its changes, to a run of seconds.
+      smoke: whether every variant, after its changes, is shrunk to a run of seconds.
     """
 
     base: PretrainConfig

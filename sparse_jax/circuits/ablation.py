@@ -70,11 +70,11 @@ def ablated_values(
     """Values of ablated components, in the shape of `clean_XBT` or with axes of length 1.
 
     Args:
-      ablation: see the head of this file.
+      ablation: the ablation, one of those at the head of this file.
       clean_XBT, corrupt_XBT: values of components X on both prompts of each pair, with any further
         axes.
       valid_BT: false where a token is padding, which no mean counts.
-      key: draws the other prompt of "resample"; no prompt is its own.
+      key: random key that draws the other prompt of "resample"; no prompt is its own.
 
     Raises:
       UsageError: no such ablation, a key that is missing, or one prompt alone to resample.

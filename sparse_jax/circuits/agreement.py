@@ -127,7 +127,7 @@ def rank_agreement(
       count: components to patch; all where there are fewer. Of heads all are patched.
       seed: seed of the sample and of the interval's resamples.
       direction: direction of the attributions.
-      at_once: patches run side by side.
+      at_once: number of patches to run side by side.
 
     Raises:
       UsageError: no such kind or direction, or a sample of fewer than three components.

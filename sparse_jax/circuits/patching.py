@@ -211,7 +211,7 @@ def edge_attributions(
       model: a dense or sparse model.
       batch: the prompts.
       direction: see the head of this file.
-      part: see there.
+      part: the part of an edge that is patched; see the head of this file.
       rules: local derivatives of the backward pass.
 
     Raises:
@@ -244,7 +244,7 @@ def edge_effects(
       batch: the prompts; every prompt has the edge patched.
       edges_E4: layer, head, query and key of each edge.
       direction: see the head of this file.
-      part: see there.
+      part: the part of an edge that is patched; see the head of this file.
       at_once: edges patched side by side.
 
     Raises:

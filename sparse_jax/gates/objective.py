@@ -74,7 +74,7 @@ class Sparsifying:
       rule_from: updates after which gates open by rule in training too, as in evaluation, with a
         straight-through gradient; None samples them to the end.
       dtype: dtype of the computation.
-      remat: keep only the residual stream of each layer for the backward pass.
+      remat: whether to keep only the residual stream of each layer for the backward pass.
       make_batch: function from rows of ids to inputs, targets and masks.
       mixer: causal or bidirectional attention.
 

@@ -51,8 +51,9 @@ def attribute(
     dtype of the parameters. All positions have nodes, the first too.
 
     Args:
-      model: dense or sparse, or a trained run whose mixer can be frozen (`lm_jax.model.frozen`); or
-        the folder of one, or the work folder of a training that exported one.
+      model: a dense or sparse model, or a trained run whose mixer can be frozen
+        (`lm_jax.model.frozen`); or the folder of one, or the work folder of a training that
+        exported one.
       transcoder: a transcoder of the model's raw activations (`Transcoder.folded`), or its neurons
         (`neurons.Neurons`).
       tokens: ids of the prompt, `[T]`.

@@ -111,7 +111,7 @@ def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Repl
     """The replacement model of a prompt, from one forward pass in float32.
 
     Args:
-      model: dense or sparse; its parameters are cast to float32.
+      model: a dense or sparse model; its parameters are cast to float32.
       features: a transcoder of raw activations (`Transcoder.folded`), or neurons.
       tokens_T: ids of the prompt.
     """

@@ -128,7 +128,7 @@ class Prepared:
         """Times both in turns.
 
         Args:
-          repeats: turns.
+          repeats: number of turns.
           settle: untimed seconds before each timed run (`timing.in_turns`).
         """
         if not self.programs:

@@ -94,7 +94,7 @@ def bench_forward(
       names: names of the models, ProtoT first; on a GPU LLaMA is timed with cuDNN's attention too.
       config: the sizes and dtype of the models.
       lengths: tokens of a pass.
-      repeats: turns.
+      repeats: number of turns.
       calls: passes of one timing, so that waiting for the last is spread over them.
     """
     models = {name: functools.partial(forward, name) for name in names}

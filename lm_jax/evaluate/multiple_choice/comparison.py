@@ -79,7 +79,7 @@ def compare(
       controls: names of models, not the first, with which all are paired too that are neither the
         first nor a control.
       confidence: coverage of all intervals.
-      quiet: print no progress.
+      quiet: whether no progress is printed.
 
     Returns:
       `{"confidence", "tasks": {task: {"n", "chance", "sha256", "cut", "metrics"}}}`: `chance` is
