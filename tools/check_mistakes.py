@@ -59,7 +59,7 @@ class Mistake:
 
 
 def mistakes() -> list[Mistake]:
-    """Those of the table."""
+    """The mistakes of the table."""
     return [Mistake(**entry) for entry in tomllib.loads(TABLE.read_text("utf-8"))["mistake"]]
 
 

@@ -32,7 +32,7 @@ from kernels.suites import SUITES
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One step.
+    """A step of the session.
 
     Attributes:
       share: share of the session's time.

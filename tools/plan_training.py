@@ -79,7 +79,7 @@ class Workload:
         return LanguageModelling(self.cfg, dtype=self.dtype)
 
     def batch(self, ways: int) -> tuple[int, int]:
-        """Rows and columns of the batch of all devices, split over so many."""
+        """Rows and columns of the batch of all devices, which is split `ways` ways."""
         return self.rows * ways, self.context + 1
 
 
@@ -106,7 +106,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The bytes of all of it."""
         return sum(dataclasses.astuple(self))
 
 

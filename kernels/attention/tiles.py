@@ -274,7 +274,7 @@ def _and(mask: jax.Array | None, other: jax.Array) -> jax.Array:
 
 
 def entries(first: Any, count: int, axis: int) -> jax.Array:
-    """`first .. first + count - 1` along `axis` of a tile, the other axis being 1."""
+    """Numbers `first .. first + count - 1` along `axis` of a tile; the other axis has length 1."""
     return first + lax.broadcasted_iota(jnp.int32, (count, 1) if axis == 0 else (1, count), axis)
 
 

@@ -89,7 +89,7 @@ def materialised_call(case: Case, arrays: Arrays) -> dict[str, jax.Array]:
 
 
 def _read(read: jax.Array, before: State, mass_normalisation: bool) -> jax.Array:
-    """One product for all steps; the two leading axes are B and T in either order."""
+    """Reads all steps in one product; the two leading axes are B and T in either order."""
     memory, mass = before
     if mass_normalisation:
         memory = memory / jnp.where(mass > MASS_FLOOR, mass, jnp.inf)[..., None]

@@ -119,7 +119,7 @@ def first_centre(row_map: RowMap, visible: jax.Array) -> jax.Array:
 
 
 def moved(row_map: RowMap, centre: jax.Array, largest: jax.Array) -> jax.Array:
-    """The centre after keys whose largest u is `largest`, -inf if all are hidden."""
+    """The centre after keys with the largest u `largest`, which is -inf if all are hidden."""
     match row_map.kind:
         case "softmax" | "relu_power":
             return jnp.maximum(centre, largest)

@@ -39,7 +39,7 @@ _over_I = functools.partial(jnp.einsum, "BJI,BI->BJ", precision="highest")
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
-    """Computes `reference.run`, which runs for T = 1."""
+    """Computes what `reference.run` computes, and calls it for T = 1."""
     T = call.u_BTI.shape[1]
     if T == 1:
         return reference.run(config, call)

@@ -76,7 +76,7 @@ class NullJudge:
     name: str = "null"
 
     def label(self, texts: Sequence[MarkedText]) -> None:
-        """None."""
+        """Returns None, which is no label."""
         del texts
 
 

@@ -77,7 +77,7 @@ class PairJudge(Protocol):
         ...
 
     def verdicts(self, shown: Sequence[Shown]) -> list[Verdict | None]:
-        """One verdict each; None where there is no answer that can be read."""
+        """A verdict on each pair; None where there is no answer that can be read."""
         ...
 
 

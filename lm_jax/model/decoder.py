@@ -147,7 +147,7 @@ def last_change(cfg: DecoderConfig, longest: int) -> int:
 
 
 def rotates_anew(cfg: DecoderConfig, tokens: int | jax.Array) -> Any:
-    """Whether a sequence of so many `tokens` is rotated unlike one of a token fewer."""
+    """Whether a sequence of `tokens` tokens is rotated unlike one that is a token shorter."""
     lengths = [rope.lengths(2**30) for rope in _ropes(cfg)]
     return sum((each.start < tokens) & (tokens < each.stop) for each in lengths) > 0
 
@@ -409,7 +409,7 @@ def _layer(
 
 
 def _input_norm(p, x, cfg, scope, site):
-    """The norm before the mixer, none of whose inner arrays is kept for the backward pass."""
+    """The norm before the mixer; none of its inner arrays is kept for the backward pass."""
     if "ln1" not in cfg.norm_names:
         return x
     return layers.rematerialised(

@@ -278,7 +278,7 @@ def _absent(cfg: DecoderConfig) -> str:
 def _projected(
     p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer
 ) -> dict[str, jax.Array]:
-    """Queries, keys and values by name, as far as the layer has its own."""
+    """Queries, keys and values by name; only those that the layer projects itself."""
     scope, names = layer.scope, [name for name in "qkv" if name in p]
     if scope.touches(HEAD_INPUT_SITES):
         numbers = {"q": cfg.num_heads, "k": cfg.num_kv_heads, "v": cfg.num_kv_heads}

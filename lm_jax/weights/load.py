@@ -376,7 +376,7 @@ def load_params(
 
 
 def _is_finite(tensor: np.ndarray, dtype: Any) -> bool:
-    """Whether every weight is finite, and so in `dtype`; no array of its size is made."""
+    """Whether every weight is finite, also in `dtype`; no array of the tensor's size is made."""
     most = float(jnp.finfo(dtype).max)
     # The least and the largest of an array with a NaN are NaN, which no comparison holds for.
     return bool(-most <= float(tensor.min(initial=0)) and float(tensor.max(initial=0)) <= most)

@@ -70,7 +70,7 @@ def register(library: str, reader: RunReader) -> None:
 
 
 def is_run(source: str | os.PathLike[str]) -> bool:
-    """Whether a folder is a run of `iaj protot pretrain`, that of one of its seeds, or an export.
+    """Whether a folder is a run of `iaj protot pretrain`, a seed's folder in it, or an export.
 
     It is for whoever must not take one for a pretrained model; no reader needs to be registered.
     """

@@ -262,7 +262,7 @@ def readable(path: Path) -> Generator[None]:
 
 
 def shortened(items: list[str], limit: int = 20) -> str:
-    """The first of many, and how many more there are."""
+    """The first items, and the number of those that are left out."""
     more = f" and {len(items) - limit} more" if len(items) > limit else ""
     return ", ".join(items[:limit]) + more
 

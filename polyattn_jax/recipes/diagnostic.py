@@ -145,7 +145,7 @@ def softmax_error_bound(num_keys: int, dtype: Any = np.float32) -> float:
 
 
 def classify(s_p: Array, *, bound: Array | float = 0.0, epsilon: float = 0.0) -> Array:
-    """Each `Safety` (int32) of `s_p` under S_p < 1, or S_p < 1 + epsilon when `epsilon` > 0.
+    """The `Safety` (int32) of each `s_p` under S_p < 1, or S_p < 1 + epsilon if `epsilon` > 0.
 
     The strict criterion is the recall criterion and the paper's tables; epsilon = 1e-6 is the
     tolerance of Appendix P, under which its boundary rows (S_p = 1) count as safe. TIE exists only

@@ -63,7 +63,7 @@ class LinearState:
 
 
 def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
-    """The cost of linear attention with a recipe in a model; that of its widest heads.
+    """The cost of linear attention with a recipe in a model, for its widest heads.
 
     Args:
       recipe: the row map.

@@ -52,7 +52,7 @@ def chance(condition: Condition, vocab_size: int) -> float:
 
 
 def draw(condition: Condition, vocab_size: int, rng: np.random.RandomState) -> recall.Recall:
-    """One sequence."""
+    """A random sequence of the task."""
     task, length, pairs = condition
     ordinary = np.arange(PAD + 1, vocab_size)
     if task == "mqar":

@@ -100,7 +100,7 @@ def parse_strengths(texts: Sequence[str]) -> tuple[float, ...]:
 
 
 def with_strength(chosen: Sequence[PrototypeEdit], by: float) -> list[PrototypeEdit]:
-    """The edits with `by` as the factor of those of mode `scale` that have none."""
+    """The edits, with `by` as the factor of each edit of mode `scale` that has none."""
     return [one._replace(by=by) if _open(one) else one for one in chosen]
 
 

@@ -152,7 +152,7 @@ class TrainedModel:
 
     @functools.cached_property
     def identity(self) -> ModelIdentity:
-        """Digests of its parts; an export, whose dtype may differ, is another than its run."""
+        """Digests of the model's parts; an export has another identity than its run."""
         return identify(self.cfg, self.tokenizer, self.sha256, self.mixer)
 
     @property

@@ -210,7 +210,7 @@ def _add_gradient(
     share: jax.Array,
     rules: GradientRules,
 ) -> ReaderArrays:
-    """The sum of gradients with that of one share of the clean prompt in the embeddings."""
+    """The sum `total` plus the gradients at one share of the clean prompt in the embeddings."""
     embed_BTD = share * clean_BTD + (1.0 - share) * corrupt_BTD
     return jax.tree.map(jnp.add, total, reader_gradients(model, batch, embed_BTD, rules))
 

@@ -67,7 +67,7 @@ def ranks(importance_LBX: np.ndarray, *, whole_task: bool = False) -> np.ndarray
     Args:
       importance_LBX: `[L, B, N]` of heads or `[L, B, N, T, S]` of token edges; -inf where there is
         no component (masked pairs), which ranks last.
-      whole_task: rank by the mean over prompts.
+      whole_task: whether to rank by the mean over prompts.
     """
     importance = np.asarray(importance_LBX, np.float64)
     if whole_task:

@@ -36,7 +36,7 @@ class EdgePruningConfig:
     """Settings of the optimisation.
 
     Attributes:
-      steps: updates.
+      steps: number of updates.
       learning_rate: learning rate of Adam, for masks.
       multiplier_rate: learning rate of Adam, for l1 and l2.
       ramp: share of the steps in which t falls to its end.

@@ -121,9 +121,10 @@ def ioi(
     """Indirect object identification: the name that does not come a second time (E.2).
 
     Args:
-      rng: draws names, places and objects, the order of the names and the template.
+      rng: generator that draws names, places and objects, the order of the names and the template.
       templates: wordings by name.
-      flip: corrupt by replacing the second subject by the indirect object, not by three others.
+      flip: whether the corrupt prompt has the indirect object for the second subject; else all
+        three names are others.
     """
     name = str(rng.choice(list(templates)))
     subject, indirect, *others = map(str, rng.choice(words("names"), 5, replace=False))

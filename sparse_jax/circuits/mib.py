@@ -87,7 +87,7 @@ class MibCurve:
 
     @property
     def log_area(self) -> float:
-        """`curves.log_area`."""
+        """The mean of f over ln k for this ranking (`curves.log_area`)."""
         return curves.log_area(self.fractions, self.faithfulness)
 
 

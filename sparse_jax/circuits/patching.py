@@ -70,7 +70,7 @@ class Activations:
         return self.pattern_LBNTS * values.reshape(L, B, N, T, S)
 
     def patched_from(self, other: "Activations", part: str) -> "Activations":
-        """What edges contribute when a part of them is that of another run.
+        """The contributions of edges when one part of them comes from another run.
 
         Raises:
           UsageError: an edge has no such part.

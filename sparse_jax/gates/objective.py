@@ -64,7 +64,7 @@ class Sparsifying:
       dual: the target and the update rule of the strength.
       adapters: the weights to adapt; None trains all.
       bias: the bias of the gate logits; with `learn_bias`, its initial value.
-      learn_bias: train one bias per layer and head.
+      learn_bias: whether to train one bias per layer and head.
       raw_gate: Eq. 1 as printed (`attend.gated`).
       renormalise: an ablation of Eq. 2 (`attend.gated`).
       distill: weight w of the divergence from the dense model; 0 leaves the teacher out.

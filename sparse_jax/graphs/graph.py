@@ -389,7 +389,7 @@ _mediate_edges = exact_jit(mediation.mediate_edges)
 
 
 def _filled_up(ends_X: np.ndarray, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Different ends, at most so many, the last repeated to one of few sizes; indices in them.
+    """The different ends, the last one repeated up to one of few sizes, and each end's index.
 
     Sizes are `least` times powers of two, up to `most`: few are compiled.
     """

@@ -244,7 +244,7 @@ def scores(edges: Edges, kept_S: np.ndarray | None = None) -> Scores:
 
 
 def _moved_to_errors(edges: Edges, kept_S: np.ndarray) -> Edges:
-    """Each removed feature's column added to that of the error at its layer and position."""
+    """The edges with each removed feature's column added to the error at its layer and position."""
     moved_S = (edges.kind_S == FEATURE) & ~kept_S
     weight_RS = np.array(edges.weight_RS, np.float64)
     for error in np.unique(edges.error_S[moved_S]):

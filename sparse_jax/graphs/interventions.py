@@ -282,7 +282,7 @@ def _scaled(
 
 @functools.partial(exact_jit, static_argnames=("mode", "size"))
 def _run(model, features, error_LTD, tokens_T, sources, row_X, added_X, scaled, *, mode, size):
-    """A `Run` of `size` rows, the sources `[X]` added so many times more to theirs, or scaled."""
+    """Runs `size` rows, with sources added `added_X` times more to their rows, or scaled."""
     L, T, D = error_LTD.shape
     write_LXD = sources.write_XLD.swapaxes(0, 1) * added_X[None, :, None]
     embedding_XD = sources.embedding_XD * added_X[:, None]

@@ -168,7 +168,7 @@ class Written(Protocol):
         ...
 
     def add(self, total: Any, layer: Any, c_XTD: jax.Array) -> tuple[Any, Any]:
-        """Sums with one layer more, and what is this layer's alone, of its cotangents."""
+        """Sums with one layer more, from its cotangents, and what belongs to this layer alone."""
         ...
 
     def attributions(self, total: Any, per_layer: Any) -> jax.Array:

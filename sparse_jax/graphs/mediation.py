@@ -158,7 +158,7 @@ def batches_with_few_sources(source_X: np.ndarray, batch: int) -> Iterator[slice
 
 
 def by_source(edges_X2: np.ndarray, most: int) -> list[np.ndarray]:
-    """Edges, pairs of source and target, by so many sources at a time, and of them by target.
+    """Edges, pairs of source and target, in parts of at most `most` sources, sorted by target.
 
     `Graph.mediations` of each then has few passes.
     """

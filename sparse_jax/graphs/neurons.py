@@ -78,7 +78,7 @@ class Neurons:
 
     @property
     def skip_start(self) -> int:
-        """0: neurons are those of the model at every token."""
+        """The number 0, since neurons have values at every token."""
         return 0
 
     @property
@@ -163,7 +163,7 @@ class Neurons:
     def writes(
         self, layer_X: jax.Array, feature_X: jax.Array, activation_X: jax.Array
     ) -> jax.Array:
-        """What neurons write into each layer `[L, X, D]`: nothing but in their own."""
+        """Writes of neurons into each layer, `[L, X, D]`: zero but in a neuron's own layer."""
         down_LFD = self.params["down"]
         own_LX = jnp.arange(len(down_LFD))[:, None] == layer_X[None]
         written_XD = down_LFD[layer_X, feature_X] * activation_X[:, None]
@@ -256,7 +256,7 @@ def _with_features(prompt: Prompt, kept_LTF: np.ndarray) -> Prompt:
 def _others_as_errors(
     computed: FeatureRows, table: ActiveFeatures, shape: tuple[int, int, int]
 ) -> FeatureRows:
-    """Rows whose columns are a table's features, errors and tokens, of those with all neurons."""
+    """Rows with columns for a table's features, errors and tokens, from rows with all neurons."""
     L, T, F = shape
     columns = np.ravel_multi_index((table.layer_X, table.position_X, table.feature_X), shape)
     logits, order = len(computed.weights) - len(computed.chosen), np.argsort(computed.chosen)

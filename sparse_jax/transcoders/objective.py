@@ -208,7 +208,7 @@ class Transcoding:
     def loss(
         self, params: ParamTree, acts: Activations, aux_state: Progress, tokens: jax.Array
     ) -> tuple[jax.Array, Numbers]:
-        """The term of some activations in a mean over so many tokens, and its metrics."""
+        """The part of these activations in a mean over `tokens` tokens, and its metrics."""
         p, transcoder = self.penalties, Transcoder(params, self.cfg)
         mask_1X1 = acts.mask_X[None, :, None]
         pre_LXF, z_LXF = self.features(transcoder, acts, aux_state.updates)

@@ -81,7 +81,7 @@ def greatest_held(name: str) -> str:
 
 
 def least_and_most(name: str, model: str, slices: str) -> str:
-    """The least and the greatest divergence of a model over slices whose name ends so, in nats."""
+    """The least and the greatest divergence, in nats, over slices whose name ends in `slices`."""
     (at,) = (i for i, each in enumerate(summary(name)["models"]) if each["kind"] == model)
     found = [
         each["models"][at]["js"]["mean"]
