@@ -100,8 +100,8 @@ def build_subset(
 
     Args:
       source: a folder of .parquet files, or one such file.
-      folder: the settings of the subset.
-      config: see there.
+      folder: a folder that does not exist yet.
+      config: the settings of the subset.
       tokenizer: a tokenizer to count tokens by, in place of one that is learned.
 
     Raises:

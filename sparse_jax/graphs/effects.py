@@ -64,9 +64,9 @@ class Effects:
 def as_json(effects: Effects, ids: Mapping[int, str], count: int = 20) -> list[dict[str, Any]]:
     """The interventions of a graph file: of each source that it has, the largest effects.
 
-    effects of interventions on one graph.
-      effects: of a graph.
-      ids: of the file's nodes, by index in the graph.
+    Args:
+      effects: effects of interventions on one graph.
+      ids: ids of the file's nodes, by index in the graph.
       count: targets per intervention, those with the largest effect in any mode.
 
     Raises:

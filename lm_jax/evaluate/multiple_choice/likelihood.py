@@ -144,7 +144,7 @@ def score(scorer: Scorer, pairs: Sequence[Pair], *, quiet: bool = True) -> list[
 
     Args:
       scorer: the model.
-      pairs: prompts with their continuations, from `pair`.
+      pairs: contexts with their continuations, from `pair`.
       quiet: whether no progress is printed.
 
     Raises:
