@@ -120,7 +120,7 @@ class StudyRow:
       learning_rate: the rate of lowest validation perplexity, in the mean over seeds.
       rates_tried: number of learning rates that it was chosen from.
       tokens_seen: number of tokens seen in training, by the first seed.
-      steps_per_second: speed of training alone, mean over seeds.
+      steps_per_second: steps a second of training alone, mean over seeds.
       paper: perplexity in the paper's table; null if it is in none.
       first_routing: null for a model without prototypes.
       documents: number of documents used, by split; fewer than the config asks for if there are no

@@ -116,7 +116,7 @@ def prune_edges(
     Args:
       model: a dense or sparse model.
       batch: the prompts; all are used in every step.
-      importance_UR: the ranking by which masks start, the highest first; -inf or anything where
+      importance_UR: any ranking, by which masks start, the highest first; -inf or anything where
         there is no edge. For example `-component_attributions(...).mean(1)`.
       count: edges of the circuit.
       config: settings; None takes the defaults.

@@ -45,7 +45,7 @@ class Gated:
       mode: "sample" samples the gates, "threshold" opens those with e > 0, "expected" multiplies by
         sigma(e), "open" opens all.
       raw_gate: e = q.k + bias, as Eq. 1 is printed, in place of the scaled (and capped) score.
-      scale: factor of the scores, by which a raw gate undoes it.
+      scale: factor of the scores, which a raw gate undoes.
       capped: whether the scores are capped, which a raw gate cannot undo.
       renormalise: whether to divide A softmax(s) by its sum over keys, which Eq. 2 does not.
       edge_capacity: length of the list of open edges in `aux`, which kernels alone make; None for

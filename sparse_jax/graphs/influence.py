@@ -60,7 +60,7 @@ class Pruned:
       kept_RS: edges.
       influence_S: influence of each source, before pruning.
       share_S: cumulative share of influence of all sources that have at least as much.
-      score_RS: share of the logits' influence that passes each edge between kept nodes.
+      score_RS: the logits' influence that passes each edge between kept nodes.
     """
 
     kept_S: np.ndarray
