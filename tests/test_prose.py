@@ -29,7 +29,7 @@ CLEAN = (
     *(f"sparse_jax/{name}" for name in ("gates", "circuits", "transcoders", "graphs")),
 )
 # Library -> the violations in its other folders.
-DEBT = {"lm_jax": 14, "polyattn_jax": 116, "protot_jax": 212, "sparse_jax": 212}
+DEBT = {"lm_jax": 15, "polyattn_jax": 112, "protot_jax": 202, "sparse_jax": 202}
 
 PREPOSITIONS = {
     *("above", "after", "as", "at", "before", "below", "between", "by", "for", "from", "in"),

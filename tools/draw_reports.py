@@ -32,9 +32,9 @@ class Picture:
 
 
 PICTURES = {
-    "polyattn_report": Picture("quickstart/report.html"),
-    "protot_report": Picture("speeches/concepts/concepts.html", "#1-explore-the-prototypes"),
-    "sparse_report": Picture("graph_quickstart/report.html", "#1-explore-the-graph"),
+    "polyattn_report": Picture("quickstart/audit/report.html"),
+    "protot_report": Picture("quickstart/concepts/report.html", "#1-explore-the-prototypes"),
+    "sparse_report": Picture("quickstart/graph/report.html", "#1-explore-the-graph"),
 }
 
 

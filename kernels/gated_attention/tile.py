@@ -225,7 +225,8 @@ def backward(
     """The element-wise part of the backward pass.
 
     Args:
-      lse: the row's log-sum-exp in bits, from `finish`; it and the next three broadcast against the tile.
+      lse: the row's log-sum-exp in bits, from `finish`; it and the next three broadcast against
+        the tile.
       g: dout . v.
       delta: dout . out.
       d_expected: the cotangent of the head's expected edges.

@@ -116,7 +116,7 @@ raise SystemExit(run_parsed(action, Parser("iaj counts", "Counts."), []))
 
 @pytest.mark.parametrize(
     "command",
-    [("-m", "iaj", "sparse", "circuits", "--help"), ("-c", PRINTS_ON)],
+    [("-m", "iaj", "sparse", "circuits", "--help-all"), ("-c", PRINTS_ON)],
     ids=["with a config", "parsed"],
 )
 def test_a_command_whose_output_nobody_reads_ends_without_a_word(command):

@@ -10,7 +10,7 @@ import pytest
 
 from iaj import fetch
 from lm_jax import assets
-from lm_jax.assets import Archive, Asset, Member, entries
+from lm_jax.assets import Archive, Asset, Member, entries, published
 
 TERMS = (
     b"<html><nav>Home</nav><article><style>p {color: red}</style><h1>Terms</h1>"
@@ -118,6 +118,19 @@ def test_verify_detects_a_changed_file(wheel, capsys):
     assets.path("plain", "data.bin").write_bytes(DATA[::-1])
     assert fetch.main(["--verify", "plain"]) == 7
     assert "data.bin: sha256 differs" in one_line(capsys)
+
+
+def test_published_models_are_found_listed_and_verified(wheel, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    home = published.folder("pair_small")
+    assert fetch.main(["pair_small"]) == 0
+    assert capsys.readouterr().out == f"pair_small: {home}\n"
+    assert fetch.main(["--verify", "pair_small"]) == 0
+    assert capsys.readouterr().out == f"pair_small: every sha256 is right in {home}\n"
+    assert fetch.main(["--list"]) == 0
+    assert set(published.entries()) <= set(capsys.readouterr().out.split())
+    assert fetch.main(["pair_small", "--index-url", "https://example.org"]) == 2
+    assert "on no package index" in one_line(capsys)
 
 
 def test_terms_without_a_terminal_are_shown_and_refused(wheel, capsys):

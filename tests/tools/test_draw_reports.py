@@ -52,4 +52,4 @@ def test_a_picture_is_the_window_at_its_scale(tmp_path):
 def test_a_report_that_is_not_there_is_named(tmp_path, capsys):
     assert draw_reports.main([f"--runs={tmp_path}"]) == 3
     said = capsys.readouterr().err
-    assert "quickstart/report.html" in said and "run make quickstart first" in said
+    assert "quickstart/audit/report.html" in said and "run make quickstart first" in said

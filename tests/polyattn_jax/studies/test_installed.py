@@ -72,6 +72,16 @@ def test_every_config_is_found_by_its_name(start):
     assert len(done.stdout.split()) == len(list((ROOT / "configs").rglob("*.py")))
 
 
+def test_the_models_of_the_quickstart_are_inside(start):
+    names = ["protot_whole", "protot_whole_labels", "pair_192"]
+    done = start("{iaj}/bin/iaj", "fetch", "--verify", *names)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == names
+    assert done.stdout.count("lm_jax/assets/models") == 3
+    done = start("{iaj}/bin/iaj", "fetch", "pair_small")
+    assert done.returncode == 3 and "iaj fetch pair_small --from CHECKOUT" in done.stderr
+
+
 def test_an_audit_ends_with_the_numbers_of_the_checkout(start, audit_arguments, audited, tmp_path):
     arguments = ["--config=polyattn/smollm2:smoke", *audit_arguments[1:]]
     done = start("{iaj}/bin/iaj", "polyattn", "audit", *arguments, f"--workdir={tmp_path}/run")
