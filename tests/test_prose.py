@@ -5,8 +5,8 @@ An entry that begins with a preposition, a possessive, a relative word or a bare
 `what` and `how` with a clause are fine. The paragraph under `Returns:` and the first line of a
 docstring follow the same rule. The docstrings are read from the source, so no module is run.
 
-`CLEAN` folders have no such entry. What is left elsewhere in a library is counted in `DEBT` and may
-only fall: lower the number when it has fallen, and move a folder to `CLEAN` when nothing is left.
+`CLEAN` folders have no such entry. What is left elsewhere is counted in `DEBT` and may only fall:
+lower the number when it has fallen, and move a folder to `CLEAN` when nothing is left.
 """
 
 import ast
@@ -21,15 +21,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CLEAN = (
-    *("configs", "iaj", "kernels", "tools"),
-    *(f"lm_jax/{name}" for name in ("checkpoint", "evaluate", "model", "parallel")),
-    *(f"lm_jax/{name}" for name in ("report", "text", "train", "weights")),
+    *("configs", "iaj", "kernels", "lm_jax", "tools"),
     *(f"protot_jax/{name}" for name in ("mixers", "training", "analysis")),
     *("polyattn_jax/recipes", "polyattn_jax/suites"),
     *(f"sparse_jax/{name}" for name in ("gates", "circuits", "transcoders", "graphs")),
 )
-# Library -> the violations in its other folders.
-DEBT = {"lm_jax": 15, "polyattn_jax": 112, "protot_jax": 202, "sparse_jax": 202}
+# Folder -> the violations in what of it is in no folder listed here or above.
+DEBT = {
+    "lm_jax/run": 13,
+    "lm_jax/study": 2,
+    "polyattn_jax": 112,
+    "protot_jax": 202,
+    "sparse_jax": 202,
+}
 
 PREPOSITIONS = {
     *("above", "after", "as", "at", "before", "below", "between", "by", "for", "from", "in"),
@@ -139,11 +143,11 @@ def test_entries_begin_with_a_noun(found, folder):
     assert not found[folder], "\n".join(["begin with a noun:", *map(str, found[folder])])
 
 
-@pytest.mark.parametrize("library", DEBT)
-def test_the_debt_of_a_library_does_not_grow(found, library):
-    count = len(found[library])
-    assert count <= DEBT[library], "\n".join(
-        [f"{count} violations, {DEBT[library]} allowed; some are new:", *map(str, found[library])]
+@pytest.mark.parametrize("folder", DEBT)
+def test_the_debt_of_a_folder_does_not_grow(found, folder):
+    count = len(found[folder])
+    assert count <= DEBT[folder], "\n".join(
+        [f"{count} violations, {DEBT[folder]} allowed; some are new:", *map(str, found[folder])]
     )
 
 
