@@ -141,5 +141,5 @@ def _decay(delta_BI: jax.Array, A_JI: jax.Array) -> jax.Array:
 
 
 def _float32(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Cast chunk by chunk, so that no whole bfloat16 sequence is copied to float32."""
+    """Casts the arrays of one chunk, so that no whole bfloat16 sequence is copied to float32."""
     return tuple(x.astype(jnp.float32) for x in arrays)

@@ -64,7 +64,7 @@ class Shown(NamedTuple):
 
     @property
     def swapped(self) -> "Shown":
-        """The same in the other order."""
+        """The same prompt with its two continuations in the other order."""
         return Shown(self.prompt, self.second, self.first)
 
 

@@ -193,14 +193,14 @@ class FrozenLayers:
         return self.mix(self.values(x_XSD))
 
     def mix(self, value_XS: jax.Array) -> jax.Array:
-        """What the mixer adds to the stream, of values."""
+        """What the mixer adds to the stream, given the values."""
         o_XTD = self.mixer.mix(value_XS)
         if self.post_norm_LTD is not None:
             o_XTD = centre(o_XTD, self.centred) * self.post_norm_LTD[None]
         return o_XTD
 
     def cotangents(self, c_XTD: jax.Array) -> jax.Array:
-        """Derivatives by the sums of values, of those by what the mixer adds."""
+        """Derivatives by the sums of values, given those by what the mixer adds."""
         if self.post_norm_LTD is not None:
             c_XTD = centre(c_XTD * self.post_norm_LTD[None], self.centred)
         return self.mixer.cotangents(c_XTD)

@@ -271,7 +271,7 @@ class BidirectionalAttention(AttentionMixer):
 
 
 def _absent(cfg: DecoderConfig) -> str:
-    """Which of k and v have no projection, nor what belongs to it."""
+    """Those of k and v that have no projection, and so no bias or norm either."""
     return {"separate": "", "tied": "v"}.get(str(cfg.kv), "kv")
 
 

@@ -260,7 +260,7 @@ def _from_files(root: Path, files: list[Path], field: str) -> Iterator[Document]
 
 
 def _plain_text_of(file: Path, *, alone: bool) -> str | bytes:
-    """The text of a file; of one among others that is not UTF-8, its bytes."""
+    """The text of a file; the bytes of a file that is not UTF-8, if it is one of several."""
     data = file.read_bytes()
     try:
         return lines.decode(data, file)

@@ -65,7 +65,7 @@ _READERS: dict[str, RunReader] = {}
 
 
 def register(library: str, reader: RunReader) -> None:
-    """Makes the runs of a library readable in this process; again replaces its reader."""
+    """Makes the runs of a library readable in this process; a second call replaces its reader."""
     _READERS[library] = reader
 
 

@@ -318,7 +318,7 @@ class _Values:
 def _values(
     tokenizer: Tokenizer, text: str, make: Callable[[np.random.RandomState], str], seed: int
 ) -> _Values:
-    """Values of the most frequent number of tokens after this text; the smaller of equals.
+    """Values with the most frequent number of tokens after this text; of equals the smaller number.
 
     Raises:
       BadInputError: if the tokenizer cannot spell them.

@@ -148,7 +148,7 @@ def sweep(
     )
 
     def loss(new: Sequence[int], changes: Mapping[str, Any]) -> float:
-        """Nats of the tokens after the prompt."""
+        """The loss in nats of the tokens after the prompt."""
         rows_1T = jnp.asarray([[*ids, *new, *[0] * (tokens - len(new))]])
         log_p_T = np.asarray(log_probability(model.params, rows_1T, changes), np.float64)
         return -float(log_p_T[len(ids) - 1 : len(ids) - 1 + len(new)].sum())

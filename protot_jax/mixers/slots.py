@@ -171,7 +171,7 @@ class RavenMixer(SlotMixer):
     written: int | None = None
 
     def top(self) -> int:
-        """K, from `written` or by default."""
+        """The number K, from `written` or by default."""
         return max(1, self.num_slots // 8) if self.written is None else self.written
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:

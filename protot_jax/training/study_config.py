@@ -150,7 +150,7 @@ def _smoke(config: StudyConfig) -> StudyConfig:
 
 
 def _small(own: PretrainConfig, base: PretrainConfig) -> PretrainConfig:
-    """A variant in seconds: two steps, with its context scaled as that of the base."""
+    """A variant that runs in seconds: two steps, and a context scaled as the base's is."""
     small = smoke(own)
     context = small.context * own.context // base.context
     return dataclasses.replace(small, context=context, max_steps=2, eval_every=2)

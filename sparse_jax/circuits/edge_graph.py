@@ -189,7 +189,7 @@ def _layers_axis(low: int, high: int, top: str) -> "alt.Axis":
 
 
 def height(count: int) -> float:
-    """Pixels of a graph of so many layers."""
+    """The height in pixels of a graph of `count` layers."""
     return max(220, min(ROW * (count + 1), TALLEST))
 
 

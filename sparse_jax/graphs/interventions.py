@@ -322,7 +322,7 @@ def responding(
     embedding_BTD: jax.Array,
     scaled: ScaledActivations,
 ) -> Mapping[str, Any]:
-    """Edits by which MLPs are their features, which respond, plus errors and what is added.
+    """Edits that replace MLPs by features that respond, plus errors and what is added.
 
     Args:
       features: features of the model's MLPs.

@@ -205,7 +205,7 @@ class Writes:
         return total + jnp.einsum("XTD,TZD->XTZ", c_XTD, layer), ()
 
     def attributions(self, total: Any, per_layer: Any) -> jax.Array:
-        """`[X, T, Z]`."""
+        """The attributions `[X, T, Z]`."""
         del per_layer
         return total
 
@@ -241,7 +241,7 @@ class OwnLayerWrites:
         return total, jnp.einsum("XTD,FD->XTF", c_XTD, decoder_FD) * activation_TF[None]
 
     def attributions(self, total: Any, per_layer: Any) -> jax.Array:
-        """`[X, L, T, F]`."""
+        """The attributions `[X, L, T, F]`."""
         del total
         return jnp.swapaxes(per_layer, 0, 1)
 

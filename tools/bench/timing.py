@@ -40,7 +40,7 @@ def first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def alone(lock: Path | None) -> Iterator[None]:
-    """Holds `lock` in its `with` block: of the processes that share a device, one times it."""
+    """Holds `lock` within it, so that one process at a time measures on the device."""
     if lock is None:
         yield
         return
