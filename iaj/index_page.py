@@ -91,8 +91,8 @@ def verdict(page: Path) -> str:
 
 
 def prototypes(page: Path) -> str:
-    """What a prototype is called, and the half-lives, of the concepts' `concepts.json`."""
-    found = read_json(page.parent / "concepts.json")["prototypes"]
+    """What a prototype is called, and the half-lives, of the concepts' `summary.json`."""
+    found = read_json(page.parent / "summary.json")["prototypes"]
     lives = [math.inf if each["half_life"] is None else each["half_life"] for each in found]
     longest = "endlessly many" if math.isinf(max(lives)) else f"{max(lives):.0f}"
     kept = (

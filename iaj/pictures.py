@@ -62,7 +62,7 @@ def _level(node: Mapping[str, Any]) -> int:
 
 def prototypes(folder: Path) -> Markup | None:
     """A square for each prototype, darker where its half-life is longer."""
-    found = read_json(folder / "concepts.json")["prototypes"]
+    found = read_json(folder / "summary.json")["prototypes"]
     lives = [each["half_life"] for each in found if each["half_life"]]
     if not lives:
         return None

@@ -115,7 +115,7 @@ STEPS: Sequence[Step] = (
             f"--workdir={HOME}/concepts",
         ),
         _CONCEPTS_TITLE,
-        f"{HOME}/concepts/concepts.html",
+        f"{HOME}/concepts/report.html",
         (),
         index_page.prototypes,
         pictures.prototypes,
@@ -143,7 +143,7 @@ TRAINING_STEPS: Sequence[Step] = (
     Step(
         ("protot", "concepts", f"--run={SPEECHES}"),
         _CONCEPTS_TITLE,
-        f"{SPEECHES}/concepts/concepts.html",
+        f"{SPEECHES}/concepts/report.html",
         (),
         index_page.prototypes,
         pictures.prototypes,
@@ -161,7 +161,7 @@ TRAINING_STEPS: Sequence[Step] = (
     ),
     Step(
         (
-            *("sparse", "transcoder", "--config=sparse/clt:quickstart"),
+            *("sparse", "transcoder", "--config=sparse/transcoder:quickstart"),
             *(f"--config.model={PAIR}/dense/model", _TEXT, f"--workdir={TRANSCODER}"),
         )
     ),

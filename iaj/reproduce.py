@@ -22,6 +22,7 @@ from iaj.parser import Parser, run_parsed
 from lm_jax.errors import EXIT_NO_GO, EXIT_UNDECIDED, BadInputError, CorruptError, UsageError
 from lm_jax.run.files import read_json
 from lm_jax.run.stored_results import (
+    SUMMARY_FILE,
     Comparison,
     Reproduction,
     StoredResult,
@@ -87,7 +88,7 @@ def measure_again(result: StoredResult, workdir: Path, checkout: Path) -> Path:
             f"{result.name} cannot be measured again: {result.description.not_reproducible}"
         )
     workdir = workdir.resolve()
-    if (workdir / again.summary).exists():
+    if again.file(workdir).exists():
         raise BadInputError(
             f"{workdir} holds a run that is finished; compare it with --compare={workdir}, or name "
             "another --workdir to measure again"
@@ -102,7 +103,7 @@ def measure_again(result: StoredResult, workdir: Path, checkout: Path) -> Path:
     code = subprocess.run(words, check=False, cwd=checkout).returncode
     if code:
         raise SystemExit(code)
-    return workdir / again.summary
+    return again.file(workdir)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,7 +138,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     if arguments.compare is not None:
         again = result.description.reproduce
-        file = arguments.compare / (again.summary if again else "summary.json")
+        file = again.file(arguments.compare) if again else arguments.compare / SUMMARY_FILE
     else:
         workdir = arguments.workdir or Path("runs/reproduce") / result.name
         file = measure_again(result, workdir, root.resolve().parent)

@@ -5,7 +5,8 @@ After "Prototype Transformer: Towards Language Model Architectures Interpretable
     mixers      prototype channels, their edits, and the recurrences they are compared with
     training    pretraining, ablation studies and search, saved runs, exports
     analysis    generation and steering
-    studies     commands: concepts, interventions, attribution, robustness, judging, recall, GLUE
+    studies     commands: concepts, scores, interventions, attribution, robustness, judging, recall,
+                GLUE
 """
 
 from lm_jax.run.moved import keep_names
@@ -36,6 +37,8 @@ keep_names(
         "study": "studies.ablations",
         "training.search": "studies.search",
         "training.study": "studies.ablations",
+        "concepts.compare_scores": "studies.scores",
+        "studies.concepts.compare_scores": "studies.scores",
     },
 )
 

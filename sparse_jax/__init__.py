@@ -22,16 +22,20 @@ keep_names(
         "circuits.measurements circuits.paper circuits.parts circuits.piece "
         "circuits.report circuits.report_curves circuits.report_figures "
         "circuits.report_lead circuits.report_text circuits.results "
-        "transcoders.comparison transcoders.config transcoders.measure "
-        "transcoders.neurons transcoders.report transcoders.report_text "
-        "transcoders.results transcoders.scores transcoders.train graphs.case_study "
+        "transcoders.measure transcoders.neurons transcoders.report "
+        "transcoders.report_text transcoders.results transcoders.scores graphs.case_study "
         "graphs.comparison graphs.explanations graphs.inputs graphs.labels "
         "graphs.mass graphs.page graphs.piece graphs.prompts graphs.report "
         "graphs.report_text graphs.results graphs.stability",
-        "studies.posttrain": "config task evaluation export patterns posttrain report report_text "
-        "results run_identity paper",
+        "studies.posttrain": "task evaluation export patterns report report_text results "
+        "run_identity paper",
     },
     {
+        "config": "studies.posttrain.settings",
+        "posttrain": "studies.posttrain.run",
+        "transcoders.comparison": "studies.transcoders.numbers",
+        "transcoders.config": "studies.transcoders.settings",
+        "transcoders.train": "studies.transcoders.run",
         "circuits.analysis": "studies.circuits.numbers",
         "circuits.config": "studies.circuits.settings",
         "circuits.study": "studies.circuits.run",

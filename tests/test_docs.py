@@ -19,7 +19,7 @@ from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.studies.paper_study.items import ITEMS
 from protot_jax.studies.glue.settings import GlueConfig
 from protot_jax.training.config import PretrainConfig
-from sparse_jax.studies.posttrain.config import PosttrainConfig
+from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from tools.page_blocks.ledger import our_value
 
 ROOT = Path(__file__).parent.parent

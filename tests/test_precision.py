@@ -39,7 +39,7 @@ NOT_MEASURED = {
     "protot_jax/studies/concepts/sae.py": "trains",
     "sparse_jax/circuits/edge_pruning.py": "trains masks",
     "sparse_jax/studies/posttrain/export.py": "merges adapters, by a product of explicit precision",
-    "sparse_jax/studies/transcoders/train.py": "initialises",
+    "sparse_jax/studies/transcoders/run.py": "initialises",
 }
 _MATRIX = re.compile(r"tensor<\d+x\d+xf32>[,)]")
 _DOT = re.compile(r"stablehlo\.dot_general.*?-> tensor<[^>]*>", re.DOTALL)

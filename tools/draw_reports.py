@@ -33,7 +33,7 @@ class Picture:
 
 PICTURES = {
     "polyattn_report": Picture("quickstart/audit/report.html"),
-    "protot_report": Picture("quickstart/concepts/concepts.html", "#1-explore-the-prototypes"),
+    "protot_report": Picture("quickstart/concepts/report.html", "#1-explore-the-prototypes"),
     "sparse_report": Picture("quickstart/graph/report.html", "#1-explore-the-graph"),
 }
 

@@ -9,9 +9,9 @@ Goal: both models answer at least 99 % of the held-out sums exactly. The sparse 
 
 from ml_collections import ConfigDict
 
-from sparse_jax.studies.addition.config import experiment
+from sparse_jax.studies.addition import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.addition.config.AdditionConfig`."""
-    return experiment(mode)
+    """The settings of `sparse_jax.studies.addition.settings.AdditionConfig`."""
+    return STUDY.settings(mode)

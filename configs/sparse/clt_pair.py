@@ -22,12 +22,12 @@ core, and 39 more for the control, a per-layer transcoder of as many parameters,
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
-from sparse_jax.studies.transcoders.config import experiment
+from sparse_jax.studies.transcoders import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.transcoders.config.TranscoderTraining`."""
-    return experiment(
+    """The settings of `sparse_jax.studies.transcoders.settings.TranscoderTraining`."""
+    return STUDY.settings(
         mode,
         corpus=CorpusConfig("runs/pair/text/pretrain.jsonl", "document", splits=(0.97, 0.03, 0.0)),
         features=2_048,

@@ -9,9 +9,9 @@ cannot read the run of another library.
 
 from ml_collections import ConfigDict
 
-from sparse_jax.studies.transcoders.config import experiment
+from sparse_jax.studies.transcoders import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.transcoders.config.TranscoderTraining`."""
-    return experiment(mode, features=1_536)
+    """The settings of `sparse_jax.studies.transcoders.settings.TranscoderTraining`."""
+    return STUDY.settings(mode, features=1_536)

@@ -10,9 +10,10 @@ window are no edges, and are not counted. Most of the time of a step goes to the
 
 from ml_collections import ConfigDict
 
-from sparse_jax.studies.posttrain.config import SMALL_MODEL, experiment
+from sparse_jax.studies.posttrain import STUDY
+from sparse_jax.studies.posttrain.settings import SMALL_MODEL
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
-    return experiment(mode, **SMALL_MODEL, model="gemma3_270m")
+    """The settings of `sparse_jax.studies.posttrain.settings.PosttrainConfig`."""
+    return STUDY.settings(mode, **SMALL_MODEL, model="gemma3_270m")

@@ -13,12 +13,12 @@ from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.gates.geco import Strength
-from sparse_jax.studies.posttrain.config import experiment
+from sparse_jax.studies.posttrain import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
-    return experiment(
+    """The settings of `sparse_jax.studies.posttrain.settings.PosttrainConfig`."""
+    return STUDY.settings(
         mode,
         model="gpt2",
         corpus=CorpusConfig("openwebtext", "document", splits=(0.999, 0.001, 0.0)),

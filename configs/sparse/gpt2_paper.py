@@ -20,15 +20,15 @@ transcoder, 6.8 GB. It was not run.
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
-from sparse_jax.studies.transcoders.config import experiment
+from sparse_jax.studies.transcoders import STUDY
 from sparse_jax.transcoders.objective import Penalties
 
 STEPS = 24_414
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.transcoders.config.TranscoderTraining`."""
-    return experiment(
+    """The settings of `sparse_jax.studies.transcoders.settings.TranscoderTraining`."""
+    return STUDY.settings(
         mode,
         corpus=CorpusConfig("openwebtext", "document", splits=(0.999, 0.001, 0.0)),
         context=64,

@@ -11,12 +11,12 @@ alpha to rank at a sixth of its rank, and the run trains on a hundredth of its t
 from ml_collections import ConfigDict
 
 from lm_jax.model.lora import LoraConfig
-from sparse_jax.studies.posttrain.config import experiment
+from sparse_jax.studies.posttrain import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
-    return experiment(
+    """The settings of `sparse_jax.studies.posttrain.settings.PosttrainConfig`."""
+    return STUDY.settings(
         mode,
         model="Llama-3.2-1B",
         context=512,

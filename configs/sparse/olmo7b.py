@@ -14,12 +14,12 @@ from ml_collections import ConfigDict
 from lm_jax.model.lora import LoraConfig
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.gates.geco import Strength
-from sparse_jax.studies.posttrain.config import experiment
+from sparse_jax.studies.posttrain import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
-    return experiment(
+    """The settings of `sparse_jax.studies.posttrain.settings.PosttrainConfig`."""
+    return STUDY.settings(
         mode,
         model="OLMo-7B-hf",
         corpus=CorpusConfig("dolma", "document", splits=(0.9999, 0.0001, 0.0)),

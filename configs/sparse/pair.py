@@ -10,9 +10,9 @@ documents.
 
 from ml_collections import ConfigDict
 
-from sparse_jax.studies.pair.config import experiment
+from sparse_jax.studies.pair import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.pair.config.PairConfig`."""
-    return experiment(mode)
+    """The settings of `sparse_jax.studies.pair.settings.PairConfig`."""
+    return STUDY.settings(mode)

@@ -11,12 +11,12 @@ from ml_collections import ConfigDict
 from lm_jax.model.lora import LoraConfig
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.gates.geco import Strength
-from sparse_jax.studies.posttrain.config import experiment
+from sparse_jax.studies.posttrain import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
-    return experiment(
+    """The settings of `sparse_jax.studies.posttrain.settings.PosttrainConfig`."""
+    return STUDY.settings(
         mode,
         corpus=CorpusConfig("wiki", "document", splits=(0.95, 0.05, 0.0), max_tokens=100_000),
         validation_documents=25,

@@ -1,42 +1,13 @@
-"""SmolLM2-135M with adapters, under a bound over its control, within an hour on two CPU cores.
+"""The config `sparse/posttrain` under its earlier name, with the same modes.
 
-    iaj sparse posttrain --config=sparse/smollm2 --workdir=runs/sparse
-
-The control, the same training with every gate open, comes first: at each update the sparse model
-may lose 0.08 nats per token more than it on the same batch (introductions of Wikipedia articles).
-`--config.seeds="(0, 1, 2)"` trains three seeds. `smollm2_256.py` has a longer context, and bounds
-over the pretrained model.
-
-`:over_dense` bounds the loss by that of the pretrained model, with scaled gates that are sampled to
-the end.
+iaj sparse posttrain --config=sparse/smollm2 --workdir=runs/sparse
 """
-
-import dataclasses
 
 from ml_collections import ConfigDict
 
-from lm_jax.text.preparation import CorpusConfig
-from sparse_jax.studies.posttrain.config import (
-    OVER_CONTROL,
-    SMALL_MODEL,
-    PosttrainConfig,
-    experiment,
-)
+from lm_jax.run.config_files import load_config
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
-    settings = {
-        **SMALL_MODEL,
-        **OVER_CONTROL,
-        "corpus": CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=600_000),
-        "validation_documents": 120,
-        "slacks": (0.08,),
-    }
-    return experiment(mode, {"over_dense": over_dense}, **settings)
-
-
-def over_dense(config: PosttrainConfig) -> PosttrainConfig:
-    """The same with the gates and the bound of `SMALL_MODEL`, which is over the dense model."""
-    defaults = {name: getattr(PosttrainConfig(), name) for name in OVER_CONTROL}
-    return dataclasses.replace(config, **{**defaults, **SMALL_MODEL, "control": True})
+    """The settings of `sparse_jax.studies.posttrain.settings.PosttrainConfig`."""
+    return load_config(f"sparse/posttrain:{mode}")

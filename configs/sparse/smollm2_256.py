@@ -9,10 +9,11 @@ Wikipedia articles have about 130 tokens, so that most windows are not full; the
 
 from ml_collections import ConfigDict
 
-from sparse_jax.studies.posttrain.config import SMALL_MODEL, experiment
+from sparse_jax.studies.posttrain import STUDY
+from sparse_jax.studies.posttrain.settings import SMALL_MODEL
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.posttrain.config.PosttrainConfig`."""
+    """The settings of `sparse_jax.studies.posttrain.settings.PosttrainConfig`."""
     settings = dict(SMALL_MODEL) | {"context": 256, "batch_size": 4}
-    return experiment(mode, **settings, validation_documents=100)
+    return STUDY.settings(mode, **settings, validation_documents=100)

@@ -161,19 +161,15 @@ def build_judge(
         number of tokens is given for a judge that generates nothing.
       BadInputError: the file or the model cannot be used.
     """
-    check_judge(name)
+    check_judge(
+        name,
+        marked=marked,
+        most_texts=most_texts,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+    )
     kind, _, place = name.partition(":")
-    _check_settings(marked, most_texts, max_new_tokens)
     sampling = Sampling(temperature)
-    if kind == "null" and (marked, most_texts) != (MARKED, MOST_TEXTS):
-        raise UsageError(
-            "judge = 'null' reads no texts: leave out how many, and the share that is marked"
-        )
-    if kind in ("null", "cached") and (sampling != GREEDY or max_new_tokens is not None):
-        raise UsageError(
-            f"judge = {name!r} generates nothing: leave out temperature and number of tokens, or "
-            "name local:FOLDER or chat:MODEL@URL"
-        )
     match kind:
         case "cached":
             judge = cached(place, answers=answers)
@@ -209,12 +205,35 @@ def _check_settings(marked: float, most_texts: int, max_new_tokens: int | None) 
         raise UsageError("; ".join(problems))
 
 
-def check_judge(name: str) -> None:
+def check_judge(
+    name: str,
+    *,
+    marked: float = MARKED,
+    most_texts: int = MOST_TEXTS,
+    temperature: float = 0.0,
+    max_new_tokens: int | None = None,
+) -> None:
     """Refuses what `build_judge` would refuse, without reading the weights of a model.
 
     Raises:
       As `build_judge`.
     """
+    _check_name(name)
+    _check_settings(marked, most_texts, max_new_tokens)
+    kind = name.partition(":")[0]
+    if kind == "null" and (marked, most_texts) != (MARKED, MOST_TEXTS):
+        raise UsageError(
+            "judge = 'null' reads no texts: leave out how many, and the share that is marked"
+        )
+    is_default = Sampling(temperature) == GREEDY and max_new_tokens is None
+    if kind in ("null", "cached") and not is_default:
+        raise UsageError(
+            f"judge = {name!r} generates nothing: leave out temperature and number of tokens, or "
+            "name local:FOLDER or chat:MODEL@URL"
+        )
+
+
+def _check_name(name: str) -> None:
     kind, colon, place = name.partition(":")
     if name == "null":
         return

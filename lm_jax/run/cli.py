@@ -354,13 +354,15 @@ def _help(
     common_flags = [own[name] for name in _COMMON_FLAGS if name in own]
     lines += ["", "Options of every command:", *setting_flags.help_lines(common_flags)]
     if config is not None:
-        lines += ["", f"Fields of {own['config'].value}:"]
         meanings = {} if config_class is None else field_meanings(config_class)
         with_flags = own_flags(config_class) if _has_flags(config_class) else {}
-        for name, value in config_files.fields(config):
-            if name in with_flags:
-                continue
-            lines += entry(f"  --config.{name}={_show(value)}", meanings.get(name, ""))
+        described = [
+            line
+            for name, value in config_files.fields(config)
+            if name not in with_flags
+            for line in entry(f"  --config.{name}={_show(value)}", meanings.get(name, ""))
+        ]
+        lines += ["", f"Fields of {own['config'].value}:", *described] if described else []
     return "\n".join(lines)
 
 
@@ -368,7 +370,11 @@ def _defaults(config: config_dict.ConfigDict | None, config_class: type | None) 
     """What the config file says of the fields that have flags, by the name of the flag."""
     if config is None or not _has_flags(config_class):
         return {}
-    return {flag.name or name: config[name] for name, flag in own_flags(config_class).items()}
+    return {
+        flag.name or name: config[name]
+        for name, flag in own_flags(config_class).items()
+        if config[name] or not flag.required
+    }
 
 
 def _show(value: Any) -> str:

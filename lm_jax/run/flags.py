@@ -49,10 +49,12 @@ def define_flags(cls: type[Settings], values: flags.FlagValues) -> list[flags.Fl
 
 
 def _defaults(cls: type) -> dict[str, Any]:
+    """The defaults of the fields that need not be given."""
+    own = own_flags(cls)
     return {
         field.name: field.default
         for field in dataclasses.fields(cls)
-        if field.default is not dataclasses.MISSING
+        if field.default is not dataclasses.MISSING and not own[field.name].required
     }
 
 

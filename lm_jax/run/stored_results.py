@@ -31,7 +31,8 @@ class Reproduction:
       command: command line, in which `{workdir}` stands for the folder that it writes.
       device: machine that it was measured on, in words.
       minutes: minutes that it took there; None where that is not recorded.
-      summary: file in the work folder that holds what `summary.json` holds here.
+      summary: file in the work folder that held what `summary.json` holds here; runs of now may
+        call it `summary.json` too.
       parts: entries of that file that are kept here, since it is large; all where none is named.
     """
 
@@ -40,6 +41,11 @@ class Reproduction:
     minutes: float | None = None
     summary: str = SUMMARY_FILE
     parts: tuple[str, ...] = ()
+
+    def file(self, workdir: Path) -> Path:
+        """The summary of a run in a work folder, by its name of now or by that of `summary`."""
+        named = workdir / self.summary
+        return named if named.is_file() else workdir / SUMMARY_FILE
 
     def kept(self, summary: Any) -> Any:
         """What is kept of the content of that file."""

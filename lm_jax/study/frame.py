@@ -7,17 +7,19 @@ The work folder then has, besides what `lm_jax.run.workdir` lists and the study'
 """
 
 from collections.abc import Sequence
+import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from lm_jax import report
 from lm_jax.report import Report
-from lm_jax.run import processes
+from lm_jax.run import output, processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
-from lm_jax.run.files import to_jsonable, write_json, write_text
+from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.finished import (
     NO_INPUTS,
     Inputs,
+    OtherInputsError,
     check_resumed,
     finish_time,
     is_finished,
@@ -25,9 +27,9 @@ from lm_jax.run.finished import (
 )
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import Resume
+from lm_jax.run.workdir import FINISHED_FILE, Resume
 from lm_jax.study.declaration import Study, Training
-from lm_jax.study.work import Opened, Work
+from lm_jax.study.work import SHARDS, Opened, Work
 
 SUMMARY, REPORT = "summary.json", "report.html"
 # What some studies called these files before they had the frame.
@@ -38,8 +40,25 @@ EARLIER_SUMMARIES = (
 EARLIER_REPORTS = ("concepts.html", "intervention.html", "scores.html")
 
 
+class Answer(NamedTuple):
+    """What a study found.
+
+    Attributes:
+      summary: of the study's dataclass.
+      exit_code: what its report says that the command returns.
+    """
+
+    summary: Any
+    exit_code: int
+
+
 def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto") -> Any:
-    """Runs or resumes a study, or reads what it has finished; prints and returns its summary.
+    """Returns the summary of `answer`."""
+    return answer(study, settings, folder, resume=resume).summary
+
+
+def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto") -> Answer:
+    """Runs or resumes a study, or reads what it has finished; prints and returns what it found.
 
     Args:
       study: the declaration.
@@ -56,12 +75,13 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
     force = resume == "force"
     if force or not is_finished(folder):
         opened = opened.complete()
+    _make_place(config, folder)
     held = processes.open_shared_workdir(
         folder, settings, resume=resume, may_change=study.may_change
     )
     with held as path:
         again = force and issubclass(study.config, Training)
-        finished = None if again else finish_time(path, opened.inputs)
+        finished = None if again else _finish_time(path, opened.inputs, force)
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
@@ -69,11 +89,16 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
             bound = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
             _run(study, config, Work(path, config_hash(bound), opened.loaded, force), opened.inputs)
         summary = load_summary(study, path)
-        if processes.is_first():
+
+        def show() -> int:
             built = study.function("report")(config, summary, path)
-            print(*[f"finished {finished}"] * bool(finished), *built.lines, sep="\n")
+            said = [f"finished {finished}"] * bool(finished)
+            print(output.printable("\n".join([*said, *built.lines])))
             print(f"report: {report_file(path)}")
-        return summary
+            return built.exit_code
+
+        # Every process returns what the first has read.
+        return Answer(summary, processes.on_first(show))
 
 
 def _open_inputs(study: Study, config: Any) -> Opened:
@@ -81,13 +106,58 @@ def _open_inputs(study: Study, config: Any) -> Opened:
     return given if isinstance(given, Opened) else Opened(given)
 
 
-def _run(study: Study, config: Any, work: Work, inputs: Inputs) -> None:
+def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -> Any:
+    """Runs or resumes a study that is a step of another one, and returns its summary.
+
+    Args:
+      study: the declaration.
+      config: the settings, as the study's dataclass.
+      work: the work of the step (`Work.part`).
+      inputs: what the numbers of the step depend on besides all settings.
+      **shared: what `run` of the study takes besides, from the study that it is a step of.
+
+    Raises:
+      OtherInputsError: the step finished with other inputs.
+    """
+    if work.force or not finish_time(work.path, inputs):
+        _run(study, config, work, inputs, **shared)
+    return load_summary(study, work.path)
+
+
+def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:
+    """When a run finished; by force one of other inputs is made again, where it kept no rows."""
+    try:
+        return finish_time(path, inputs)
+    except OtherInputsError as error:
+        if not force or (path / SHARDS).exists():
+            raise
+        logging.getLogger(__name__).warning("made again by force: %s", error)
+    # All have read the marker before it goes.
+    processes.wait_for_all()
+    processes.on_first((path / FINISHED_FILE).unlink)
+    return None
+
+
+def _make_place(config: Any, folder: Path) -> None:
+    """Makes the folder that the default work folders of a study share, as `attribution` of a run.
+
+    It is below what `inputs` has read, while `open_workdir` makes no parent of an absolute folder.
+    """
+    if not folder.is_absolute() or folder != config.default_folder():
+        return
+    try:
+        folder.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise storage_error(folder.parent, error) from error
+
+
+def _run(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -> None:
     path = work.path
     started = collect_provenance(
         seeds=_seeds(config), dtype=getattr(config, "dtype", "float32"), data=inputs
     )
     processes.on_first(lambda: record_provenance(path, started))
-    summary = study.function("run")(config, work)
+    summary = study.function("run")(config, work, **shared)
 
     def finish() -> None:
         write_json(path / SUMMARY, summary)
@@ -107,7 +177,13 @@ def load_summary(study: Study, folder: Path) -> Any:
       CorruptError: it is not a summary of this study.
       StorageError: it cannot be read.
     """
-    return load_result(_first_file(folder, SUMMARY, EARLIER_SUMMARIES), study.summary)
+    # It takes a union too, which no annotation of a class says.
+    return load_result(summary_file(folder), cast(type, study.summary))
+
+
+def summary_file(folder: Path) -> Path:
+    """The summary of a finished study, also of one of an earlier version."""
+    return _first_file(folder, SUMMARY, EARLIER_SUMMARIES)
 
 
 def report_file(folder: Path) -> Path:

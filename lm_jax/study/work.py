@@ -10,6 +10,7 @@ import jax
 import pyarrow as pa
 
 from lm_jax.run import processes
+from lm_jax.run.files import storage_error
 from lm_jax.run.finished import Inputs
 from lm_jax.run.provenance import amend_provenance, read_provenance
 from lm_jax.run.rows import RowStore, Unit
@@ -53,6 +54,23 @@ class Work:
     fingerprint: str
     loaded: Any = None
     force: bool = False
+
+    def part(self, name: str) -> "Work":
+        """The work of a step that is a study of its own, in a folder within this one.
+
+        Raises:
+          StorageError: the folder cannot be created.
+        """
+        folder = self.path / name
+
+        def create() -> None:
+            try:
+                folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise storage_error(folder, error) from error
+
+        processes.on_first(create)
+        return dataclasses.replace(self, path=folder, loaded=None)
 
     def record(
         self,

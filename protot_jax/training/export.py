@@ -147,7 +147,9 @@ def main(arguments: cli.Arguments) -> None:
     options, folder = arguments.options, arguments.folder
     check_new(folder)
     model = options.load()
-    content = export(options.run, model, folder, documents=options.documents, dtype=options.dtype)
+    content = export(
+        options.run_folder, model, folder, documents=options.documents, dtype=options.dtype
+    )
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     parameters = sum(leaf.size for leaf in jax.tree.leaves(model.params))
     print(

@@ -1,19 +1,21 @@
-"""Options shared by the commands that load a pretrained model from its run."""
+"""The run, the seed and the checkpoint of a pretrained model: settings shared by commands."""
 
 from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from lm_jax.assets import published
 from lm_jax.errors import UsageError
-from lm_jax.run.settings import CommandOptions
+from lm_jax.run.settings import CommandOptions, Flag, Settings
 from protot_jax.training.saved_run import TrainedModel, load_run, split_seed
+
+_MISSING = "--run is missing; name the work folder of a pretraining run"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOptions(CommandOptions):
-    """The run, the seed and the checkpoint of a pretrained model.
+class RunSettings(Settings):
+    """Base of the settings of a study of one pretrained model.
 
     Attributes:
       run: work folder of a pretraining run, or a name of iaj fetch --list.
@@ -21,13 +23,21 @@ class RunOptions(CommandOptions):
       checkpoint: checkpoint of lowest validation perplexity, or the last one.
     """
 
-    run: Path
-    run_seed: int | None = None
-    checkpoint: Literal["best", "last"] = "best"
+    run: Annotated[str, Flag(required=True)] = ""
+    run_seed: Annotated[int | None, Flag()] = None
+    checkpoint: Annotated[Literal["best", "last"], Flag()] = "best"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "run", published.resolve(self.run))
+    @property
+    def run_folder(self) -> Path:
+        """The folder of the run, also of a published one that was named.
+
+        Raises:
+          UsageError: no run is named.
+          BadInputError: a published model is named that is not on this machine.
+        """
+        if not self.run:
+            raise UsageError(_MISSING)
+        return published.resolve(self.run)
 
     @property
     def best(self) -> bool:
@@ -35,13 +45,27 @@ class RunOptions(CommandOptions):
         return self.checkpoint == "best"
 
     def load(self) -> TrainedModel:
-        """Loads the model that the options name.
+        """Loads the model that the settings name.
 
         Raises:
-          UsageError: a seed that the run does not have.
+          UsageError: no run is named, or a seed that the run does not have.
           BadInputError, CorruptError: as `load_run`.
         """
-        return load_run(self.run, seed=self.run_seed, best=self.best)
+        return load_run(self.run_folder, seed=self.run_seed, best=self.best)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions(RunSettings, CommandOptions):
+    """The same as flags of a command without a config file."""
+
+
+def folder_beside(run: str, *names: str) -> Path:
+    """The default folder of what is measured of a run: in its folder, or in runs/NAME.
+
+    The latter is for a published model that is named, whose folder may be one of the installation.
+    """
+    folder = Path(run) if Path(run).exists() else Path("runs") / run
+    return split_seed(folder)[0].joinpath(*names)
 
 
 def load_each(
@@ -60,7 +84,7 @@ def load_each(
       BadInputError, CorruptError: as `load_run`.
     """
     if not named:
-        raise UsageError("--run is missing; name the work folder of a pretraining run")
+        raise UsageError(_MISSING)
     loaded: dict[str, tuple[Path, TrainedModel]] = {}
     for name in named:
         folder, own = split_seed(published.resolve(name))

@@ -2,11 +2,13 @@
 
 import dataclasses
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.model.config import DecoderConfig
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import load_pretrained, open_pretrained
@@ -16,6 +18,7 @@ from sparse_jax.gates import model as sparse_model
 
 # The folder of the exported model in that of a training.
 _MODEL = "model"
+_NO_NAME = "config.model is empty; name a folder or a model of the manifest"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,7 @@ class SourceModel:
           BadInputError: there is no such model, or it has no tokenizer or no MLP.
         """
         if not source:
-            raise UsageError("config.model is empty; name a folder or a model of the manifest")
+            raise UsageError(_NO_NAME)
         folder, revision = _folder(source), None
         if (folder / sparse_model.SPARSE).is_file():
             loaded = sparse_model.load(folder, dtype=jnp.dtype(dtype), mesh=mesh)
@@ -72,18 +75,34 @@ class SourceModel:
         return cls(source, model, base.tokenizer, base.sha256, identity, revision)
 
 
-def open_identity(source: str | Path) -> ModelIdentity:
-    """The identity of a model that `SourceModel.load` reads; of a run the weights are loaded.
+class OpenedSource(NamedTuple):
+    """Which model a source is, and the config of its decoder."""
+
+    identity: ModelIdentity
+    cfg: DecoderConfig
+
+
+def open_source(source: str | Path) -> OpenedSource:
+    """What `SourceModel.load` would read; the weights are loaded of a run alone.
 
     Raises:
-      BadInputError, CorruptError: as `SourceModel.load`.
+      UsageError, BadInputError, CorruptError: as `SourceModel.load`.
     """
+    if not str(source):
+        raise UsageError(_NO_NAME)
     folder = _folder(source)
     if (folder / sparse_model.SPARSE).is_file():
-        return sparse_model.open_identity(folder)
+        opened = open_pretrained(folder, without_gates=True)
+        return OpenedSource(sparse_model.open_identity(folder), opened.cfg)
     if run := read_run(folder):
-        return run.identity
-    return open_pretrained(folder if folder.exists() else source).identity
+        return OpenedSource(run.identity, run.cfg)
+    opened = open_pretrained(folder if folder.exists() else source)
+    return OpenedSource(opened.identity, opened.cfg)
+
+
+def open_identity(source: str | Path) -> ModelIdentity:
+    """The identity of a model that `SourceModel.load` reads, as `open_source` reads it."""
+    return open_source(source).identity
 
 
 def _folder(source: str | Path) -> Path:

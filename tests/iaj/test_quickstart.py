@@ -182,8 +182,8 @@ def test_prototypes_are_said_and_drawn_from_their_numbers(tmp_path):
         {"layer": 1, "prototype": 0, "half_life": None, "label": None},
         {"layer": 1, "prototype": 1, "half_life": 2.0, "label": label | {"disentanglement": 3}},
     ]
-    folder = write(tmp_path, "concepts.json", {"prototypes": rows})
-    said = index_page.prototypes(folder / "concepts.html")
+    folder = write(tmp_path, "summary.json", {"prototypes": rows})
+    said = index_page.prototypes(folder / "report.html")
     assert "of 0.5 to inf tokens" not in said
     assert "a language model named 2 of them, and prototype 1 of layer 0 “full stops”" in said
     drawn = pictures.prototypes(folder)

@@ -56,6 +56,19 @@ def test_a_run_that_is_there_is_compared_without_running(tmp_path, monkeypatch, 
     assert reproduce.main(["study/name", "--compare=run"]) == 0
 
 
+def test_a_summary_of_another_name_is_now_summary_json(tmp_path, monkeypatch, capfd):
+    folder = store(tmp_path, 0.02, command="python -c 1/0 {workdir}")
+    file = folder / "result.toml"
+    text = file.read_text()
+    file.write_text(text.replace("minutes = 1", 'minutes = 1\nsummary = "loss.json"'))
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, code in (("summary.json", 0), ("loss.json", EXIT_NO_GO)):
+        values = {"loss": 1.0 + code, "seconds": 3.0}
+        (tmp_path / "run" / name).write_text(json.dumps(values))
+        assert reproduce.main(["study/name", "--compare=run"]) == code
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [

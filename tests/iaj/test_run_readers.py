@@ -1,6 +1,5 @@
 """Runs of one library as the models of another: read, and a transcoder and a graph of one."""
 
-import runpy
 import sys
 
 import jax
@@ -8,14 +7,17 @@ import numpy as np
 import pytest
 
 from iaj import __main__ as main
-from iaj import run_readers
+from iaj import commands, run_readers
+from lm_jax.study import frame
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.weights import runs
 import protot_jax
 from protot_jax.studies.attribution import prompt_tokens
 from sparse_jax import graphs, transcoders
-from sparse_jax.studies.transcoders import train
-from sparse_jax.studies.transcoders.config import TranscoderTraining
+from sparse_jax.circuits.source_model import SourceModel
+from sparse_jax.studies.transcoders import STUDY
+from sparse_jax.studies.transcoders.run import TRANSCODER
+from sparse_jax.studies.transcoders.settings import TranscoderTraining
 from tests.protot_jax.small_runs import run, text
 
 __all__ = ["run", "text"]
@@ -47,7 +49,7 @@ def test_runs_are_no_models_where_no_library_is_registered(run, monkeypatch):
 def test_commands_of_the_sparse_library_can_read_runs(monkeypatch):
     monkeypatch.setattr(runs, "_READERS", {})
     monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(runpy, "run_module", lambda *args, **options: None)
+    monkeypatch.setattr(commands, "run", lambda module: 0)
     main._run(("protot", "concepts"), [])
     assert not runs._READERS
     main._run(("sparse", "transcoder"), [])
@@ -69,12 +71,12 @@ def test_a_transcoder_of_a_run_and_its_graph_mediated_by_prototypes(
         validation_documents=8,
         mesh=(-1, 1, 1),
     )
-    source = train.SourceModel.load(config.model)
+    source = SourceModel.load(config.model)
     own = protot_jax.load_run(run)
     assert source.model.mixer == own.mixer and source.sha256 == own.sha256
-    summary = train.run(config, tmp_path)
+    summary = frame.execute(STUDY, config, tmp_path)
     assert summary.model_sha256 == own.sha256
-    transcoder, origin = transcoders.load(tmp_path / train.TRANSCODER)
+    transcoder, origin = transcoders.load(tmp_path / TRANSCODER)
     assert origin.model_sha256 == own.identity.text
     # Two steps make few features; with these biases every token has some.
     bias_LF = np.full((2, 16), 0.5, np.float32)

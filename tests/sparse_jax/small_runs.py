@@ -7,11 +7,11 @@ import jax
 from ml_collections import ConfigDict
 
 import lm_jax
-from lm_jax.run import cli
 from lm_jax.run.files import read_json
+from lm_jax.study import frame
 from lm_jax.text.tokenizer_training import train_tokenizer
-from sparse_jax.studies.posttrain import posttrain
-from sparse_jax.studies.posttrain.config import PosttrainConfig
+from sparse_jax.studies.posttrain import STUDY
+from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from tests import tiny
 from tests.lm_jax.text.synthetic_corpus import texts
 from tools import make_goldens
@@ -87,4 +87,4 @@ def runs_config(folder):
 
 def command(config, folder, **options):
     """Runs the command with this config."""
-    return posttrain.main(cli.Arguments(config, folder, **options))
+    return frame.execute(STUDY, config, folder, **options)

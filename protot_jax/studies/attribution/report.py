@@ -1,40 +1,65 @@
-"""The attribution report as one offline HTML file: maps, strongest pairs, sums and their errors.
+"""What the page of an attribution and its terminal say; it measures nothing.
 
-    write_text(folder / "report.html", render(result))
-
-The page shows a `results.AttributionReport` and measures nothing; the prose is in `report.html.j2`.
+Maps, strongest pairs, sums and their errors; the prose is in `report.html.j2`.
 """
 
-from collections.abc import Mapping
 import dataclasses
+from pathlib import Path
 
 from lm_jax import report
-from lm_jax.report import Column, Section, cell, section, table
+from lm_jax.report import Column, Report, Section, cell, section, table
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
+from lm_jax.run import terminal
 from protot_jax.studies.attribution.results import AttributionReport, Target
+from protot_jax.studies.attribution.settings import AttributionConfig
 
 _PROSE = Prose("protot_jax.studies.attribution")
 # Largest error of a sum in float32 that is taken for rounding (circuits.md, graph certificates).
 BAR = 1e-5
 # Name and unit of what a logit is the sum of.
 PART = "part of the logit (nats)"
+# Pairs of a target that the terminal shows.
+PRINTED = 5
 
 
-def render(result: AttributionReport, *, provenance: Mapping[str, object] | None = None) -> str:
-    """The HTML text of the page.
-
-    Args:
-      result: of one prompt.
-      provenance: commit, versions and the like, added to the model.
-    """
-    lines: dict[str, object] = {"model": dataclasses.asdict(result.model), "prompt": result.prompt}
-    return report.page(
+def build(config: AttributionConfig, summary: AttributionReport, folder: Path) -> Report:
+    """The report of an attribution, which holds its prompt itself."""
+    del config, folder
+    return Report(
         "Which prototypes a logit comes from",
-        [*(_section(result, target) for target in result.targets), _terms()],
-        provenance=lines | report.facts(provenance or {}),
-        lead=[_PROSE("lead", prompt=result.prompt, model=result.model), _verdict(result)],
+        lambda: [*(_section(summary, target) for target in summary.targets), _terms()],
+        lead=[_PROSE("lead", prompt=summary.prompt, model=summary.model), _verdict(summary)],
+        lines=_lines(summary),
+        facts={"model": dataclasses.asdict(summary.model), "prompt": summary.prompt},
     )
+
+
+def _lines(result: AttributionReport) -> list[str]:
+    """The strongest pairs of each target."""
+    lines = []
+    for target in result.targets:
+        lines.append(
+            f"{target.token.text!r}: probability {target.probability:.3f}, logit "
+            f"{target.logit:+.3f} nats over the mean; {target.pairs_for_90_percent:,} of "
+            f"{target.entries:,} pairs have 90 % of the sum of all absolute parts; sums agree to "
+            f"{target.certificate.largest:.1e}"
+        )
+        heads = ["prototype", "from", "to", "weight", PART]
+        lines.append(terminal.format_table(heads, _rows(result, target), left=(0, 1, 2)))
+    return lines
+
+
+def _rows(result: AttributionReport, target: Target) -> list[list[str]]:
+    return [
+        [
+            f"L{pair.layer}P{pair.prototype}",
+            *(f"{i} {result.tokens[i].text}" for i in (pair.key, pair.query)),
+            f"{pair.weight:.3f}",
+            f"{pair.share:+.4f}",
+        ]
+        for pair in target.pairs[:PRINTED]
+    ]
 
 
 def _verdict(result: AttributionReport) -> Part:

@@ -1,4 +1,4 @@
-"""Results of an attribution: the dataclasses of `attribution.json`, which the page shows.
+"""Results of an attribution: the dataclasses of `summary.json`, which the page shows.
 
 A reader refuses another version; a field that is added keeps the version, a change of meaning
 raises it. Numbers are in units of the logit. Layers, prototypes and positions count from 0; lists

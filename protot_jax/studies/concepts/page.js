@@ -1,6 +1,6 @@
 // The explorer of the concept report: filters, map and list of prototypes, and which one is open.
 //
-// All data is `report`: concepts.json, embedded in the page. Its strings are set as text, never as
+// All data is `report`: the summary, embedded in the page. Its strings are set as text, never as
 // markup. The hash of the address, "#layer=3&prototype=7", names the open prototype, so that it can
 // be linked to.
 

@@ -1,6 +1,4 @@
-"""The concept report as one offline HTML file: an explorer of prototypes, figures and tables.
-
-    write(folder / "concepts.html", render(result))
+"""The concept report: an explorer of prototypes, figures and tables, and lines for a terminal.
 
 After the paper's Figs. 3 to 6 and 10 to 14 (words coloured by gate, half-life badge), Fig. 3 right
 (write, read and memory over a text) and Figs. 15 to 18 (score cards). The page shows a
@@ -9,35 +7,45 @@ After the paper's Figs. 3 to 6 and 10 to 14 (words coloured by gate, half-life b
 `units_section.py` the figures and tables; the prose is in `report.html.j2`.
 """
 
-from collections.abc import Mapping
 import dataclasses
 import importlib.resources
+import math
+from pathlib import Path
 
 from markupsafe import Markup
+import numpy as np
 
 from lm_jax import report
-from lm_jax.report import Section, section
+from lm_jax.report import Report, Section, section
 from lm_jax.report.markup import ENVIRONMENT, json_script
 from lm_jax.report.prose import Prose
 from lm_jax.run.files import to_jsonable
 from protot_jax.studies.concepts import report_sections, units_section
-from protot_jax.studies.concepts.results import ConceptReport
+from protot_jax.studies.concepts.results import ConceptReport, Statistic
+from protot_jax.studies.concepts.settings import ConceptConfig
 
 _PROSE = Prose("protot_jax.studies.concepts")
 _SCRIPTS = ("page.js", "prototype.js", "ablation.js", "curves.js")
 
 
-def render(result: ConceptReport, *, provenance: Mapping[str, object] | None = None) -> str:
-    """The HTML text of the page.
+def build(config: ConceptConfig, summary: ConceptReport, folder: Path) -> Report:
+    """The report of a summary, which holds its settings itself."""
+    del config, folder
+    return Report(
+        "What the prototypes of a language model hold",
+        lambda: _sections(summary),
+        lead=[_lead(summary)],
+        lines=format_lines(summary),
+        facts={
+            "model": dataclasses.asdict(summary.model),
+            "settings": dataclasses.asdict(summary.settings),
+        },
+        script=report.script("protot_jax.studies.concepts", *_SCRIPTS),
+        style=_asset("page.css"),
+    )
 
-    Args:
-      result: of one model.
-      provenance: commit, versions and the like, added to the model and the settings.
-    """
-    lines: dict[str, object] = {
-        "model": dataclasses.asdict(result.model),
-        "settings": dataclasses.asdict(result.settings),
-    }
+
+def _sections(result: ConceptReport) -> list[Section]:
     parts = [
         explorer(result),
         report_sections.half_lives(result),
@@ -47,14 +55,55 @@ def render(result: ConceptReport, *, provenance: Mapping[str, object] | None = N
         report_sections.labels(result),
         section("Terms", _PROSE("terms")),
     ]
-    return report.page(
-        "What the prototypes of a language model hold",
-        [one for one in parts if one is not None],
-        provenance=lines | dict(provenance or {}),
-        lead=[_lead(result)],
-        script=report.script("protot_jax.studies.concepts", *_SCRIPTS),
-        style=_asset("page.css"),
+    return [one for one in parts if one is not None]
+
+
+def format_lines(result: ConceptReport) -> list[str]:
+    """The text of the terminal."""
+    model, settings = result.model, result.settings
+    half_lives = [
+        math.inf if each.half_life is None else each.half_life for each in result.prototypes
+    ]
+    quartiles = np.quantile(half_lives, [0.0, 0.25, 0.5, 0.75, 1.0], method="nearest")
+    lines = [
+        f"{settings.texts:,} texts of the {settings.split} split, {settings.tokens:,} "
+        f"tokens, perplexity {model.perplexity:.1f}; {model.layers} layers of "
+        f"{model.prototypes} prototypes",
+        "half-life in tokens, minimum, quartiles, maximum: {:.2f}, {:.2f}, {:.2f}, {:.2f}, "
+        "{:.2f}".format(*quartiles),
+    ]
+    lines += [
+        "layer {layer}, write gates: largest {top_1:.2f}, L1 ratio {l1_ratio:.1f}, "
+        "Gini {gini:.2f}, entropy {entropy:.2f}, MI {mutual_information:.2f} (by chance "
+        "{mutual_information_by_chance:.2f}), dead {dead}".format(
+            layer=layer.layer, **dataclasses.asdict(layer.write)
+        )
+        for layer in result.layers
+    ]
+    lag, related = result.lag, result.half_life_repetition
+    lines.append(f"reading one token before writing, lead over lag 0: {_tested(lag.lead)}")
+    lines.append(f"the same, lead over other prototypes: {_tested(lag.own_lead)}")
+    if lag.peaks_one_before is not None:
+        peak = lag.lags[int(np.argmax(np.asarray(lag.mean, float)))]
+        lines.append(
+            f"reading peaks one token before writing for {lag.peaks_one_before:.0%} of prototypes, "
+            f"in the mean over prototypes at lag {peak:+d}"
+        )
+    lines.append(
+        f"half-life and token repetition, within layers: Spearman {_tested(related.spearman)}"
     )
+    return lines
+
+
+def _tested(result: Statistic) -> str:
+    counts = f"{result.prototypes} prototypes, {result.texts:,} texts"
+    if result.value is None:
+        return f"none ({counts})"
+    value, p, low, high = (
+        "?" if number is None else f"{number:.3f}"
+        for number in (result.value, result.p, result.low, result.high)
+    )
+    return f"{value} ({low} to {high}, p {p}; {counts})"
 
 
 def explorer(result: ConceptReport) -> Section:
@@ -62,7 +111,7 @@ def explorer(result: ConceptReport) -> Section:
     template = ENVIRONMENT.from_string(_asset("explorer.html.j2"))
     return section(
         "Explore the prototypes",
-        _PROSE("explorer", left_out=result.settings.ablated > 0),
+        _PROSE("explorer", left_out=any(one.ablation for one in result.prototypes)),
         Markup(template.render(data=json_script(to_jsonable(result)))),
     )
 

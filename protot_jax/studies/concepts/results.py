@@ -1,6 +1,6 @@
-"""Results of a concept report: the dataclasses of `concepts.json`, from which the page is rendered.
+"""Results of a concept report: the dataclasses of `summary.json`, from which the page is rendered.
 
-The page `concepts.html` shows this file and computes no further numbers. A reader refuses another
+The page shows this file and computes no further numbers. A reader refuses another
 version; a field that is added keeps the version, a change of meaning raises it.
 
 Lists by token have one entry per token of their text, lists by word one per word. The marks at the

@@ -214,7 +214,7 @@ def _columns(*cells: str) -> str:
 def main(arguments: cli.Arguments) -> None:
     """The command."""
     options: Options = arguments.options
-    run = options.run
+    run = options.run_folder
     concepts: list[str | None] = list(dict.fromkeys(options.concept)) or [None]
     if options.words and concepts[1:]:
         raise UsageError("--words chooses the prototype of one concept; leave it out for several")

@@ -1,16 +1,25 @@
-"""Two-digit addition by a dense and a sparse toy model, with graphs of their attention edges.
+"""Trains a dense and a sparse model to add, draws their attention graphs, and measures them.
+
+    iaj sparse addition --config=sparse/addition --workdir=runs/addition
+    iaj sparse addition --config=sparse/addition:smoke --workdir=runs/addition_smoke
 
 The toy study of "Sparse Attention Post-Training" (Fig. 1, Fig. 9, Appendix A): how much of a simple
 algorithm can be read off the open attention edges of a model?
 
-    problems           the ten thousand sums as tokens, their carries, and the split
-    config             the settings
-    models             the decoder, the two objectives, and training
-    attention_trace    one forward pass over held-out sums: answers and every attention weight
-    measures           exact sums, edges per sum, and attention to operands and carries
-    results            the dataclasses of `summary.json`
-    graph              the attention graph of one sum, as SVG
-    report             the page
-
-`python -m sparse_jax.studies.addition` runs it all.
+`run.py` lists the files of the work folder. The same command resumes a killed study, which ends
+with the same numbers.
 """
+
+from lm_jax.study import Study
+from sparse_jax.studies.addition.results import AdditionSummary
+from sparse_jax.studies.addition.settings import AdditionConfig, bidirectional, smoke
+
+STUDY = Study(
+    command="sparse addition",
+    config=AdditionConfig,
+    modes={"bidirectional": bidirectional, "smoke": smoke},
+    summary=AdditionSummary,
+    inputs=None,
+    run="run:measure_all",
+    report="report:build",
+)

@@ -25,8 +25,8 @@ from lm_jax.train.objective import LanguageModelling, Objective
 from sparse_jax.gates.objective import WEIGHTS, Sparsifying
 from sparse_jax.studies.addition import problems
 from sparse_jax.studies.addition.attention_trace import Tracer, make_tracer
-from sparse_jax.studies.addition.config import AdditionConfig
 from sparse_jax.studies.addition.results import DENSE, SPARSE
+from sparse_jax.studies.addition.settings import AdditionConfig
 
 EXACT = "validation/exact_sums"
 OPEN = "validation/open_edges"

@@ -1,22 +1,35 @@
 """The page of the study: accuracies, edges, graphs, and attention to operands and carries.
 
-Every number comes from the summary, every curve from the evaluations; nothing is measured here.
+Every number comes from the summary, curves and graphs from files; nothing is measured here.
 Paragraphs are in `report.html.j2`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Column, Section, section, table
+from lm_jax.report import Column, Report, Section, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
+from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
+from lm_jax.train.metrics import EVALUATIONS
 from sparse_jax.studies.addition import graph, report_sections
-from sparse_jax.studies.addition.config import LEAST
 from sparse_jax.studies.addition.graph import SumGraph
 from sparse_jax.studies.addition.report_sections import GOAL
-from sparse_jax.studies.addition.results import AdditionSummary, SeedSummary
+from sparse_jax.studies.addition.results import (
+    DENSE,
+    GRAPHS,
+    SPARSE,
+    AdditionSummary,
+    DrawnSum,
+    SeedSummary,
+    seed_folder,
+)
+from sparse_jax.studies.addition.settings import LEAST, AdditionConfig
 from sparse_jax.studies.posttrain.report_text import ONE_RUN
 from sparse_jax.studies.posttrain.results import Spread
 
@@ -35,48 +48,62 @@ _ATTENTION = {
 }
 
 
-def build(
-    summary: AdditionSummary,
-    evaluations: Mapping[str, Mapping[str, Sequence[float]]],
-    graphs: Mapping[str, Sequence[SumGraph]],
-    *,
-    provenance: Mapping[str, Any],
-) -> str:
-    """The whole page: the first seed in detail, and a comparison of all seeds.
+def build(config: AdditionConfig, summary: AdditionSummary, folder: Path) -> Report:
+    """The report of a study: the first seed in detail, and a comparison of all seeds.
 
-    Args:
-      summary: from `study.run`.
-      evaluations: of each model of the first seed, columns by name and `step`.
-      graphs: of each model of the first seed, the sums to draw.
-      provenance: from `record_provenance`.
+    Curves and graphs are read from the work folder.
     """
+    del config
+    found = findings(summary)
+    return Report(
+        "Two-digit addition by a dense and a sparse model",
+        lambda: _sections(summary, seed_folder(folder, summary.seeds[0].seed)),
+        lead=[report.verdict(*map(_unbroken, found), tone="good" if reached(summary) else "bad")],
+        lines=found,
+        facts={
+            f"training seconds, {name}": f"{own.training_seconds:.1f}"
+            for name, own in summary.seeds[0].models.items()
+        },
+        style=graph.STYLE,
+    )
+
+
+def _sections(summary: AdditionSummary, folder: Path) -> list[Section]:
     first = summary.seeds[0]
-    parts = (
+    evaluated = {name: read_evaluations(folder / name) for name, _ in first.models.items()}
+    return [
         report_sections.accuracy(first),
         seeds(summary),
-        report_sections.training(evaluations, first),
-        report_sections.graphs(graphs),
+        report_sections.training(evaluated, first),
+        report_sections.graphs(read_graphs(folder)),
         report_sections.edges(first),
         report_sections.operands(first),
         report_sections.carries(first),
         report_sections.needed(first),
         differences(first),
-    )
-    return report.page(
-        "Two-digit addition by a dense and a sparse model",
-        parts,
-        provenance=report.facts(provenance)
-        | {
-            f"training seconds, {name}": f"{own.training_seconds:.1f}"
-            for name, own in first.models.items()
-        },
-        lead=[
-            report.verdict(
-                *map(_unbroken, findings(summary)), tone="good" if reached(summary) else "bad"
-            ),
-        ],
-        style=graph.STYLE,
-    )
+    ]
+
+
+def read_evaluations(folder: Path) -> dict[str, list[float]]:
+    """Metrics of a model's evaluations by name, and `step`, in the order of steps."""
+    table = pq.read_table(folder / EVALUATIONS)
+    results: dict[str, list[float]] = {}
+    for row in sorted(table.to_pylist(), key=lambda row: row["step"]):
+        results.setdefault(row["name"], []).append(row["value"])
+    return {"step": pc.unique(table["step"]).sort().to_pylist()} | results
+
+
+def read_graphs(folder: Path) -> dict[str, list[SumGraph]]:
+    """The sums to draw, by model.
+
+    Raises:
+      CorruptError: the file is damaged.
+    """
+    graphs: dict[str, list[SumGraph]] = {DENSE: [], SPARSE: []}
+    for each in load_result(folder / GRAPHS, tuple[DrawnSum, ...]):
+        arrays = np.array(each.open), np.array(each.weights), np.array(each.answer)
+        graphs[each.model].append(SumGraph(each.problem, *arrays))
+    return graphs
 
 
 def seeds(summary: AdditionSummary) -> Section:

@@ -1,7 +1,8 @@
-"""Results of the addition study: the dataclasses of its two kinds of `summary.json`.
+"""Results of the addition study: the dataclasses of its JSON files.
 
     summary.json              AdditionSummary    all seeds
     seed_<n>/summary.json     SeedSummary        one seed
+    seed_<n>/graphs.json      DrawnSum           a list: the drawn sums in both models
 
 An edge leads from one position of the row to itself or to another that it sees, in one layer: an
 earlier one, or with bidirectional attention any other. "Attends" means an open edge. Shares are
@@ -9,17 +10,23 @@ over held-out sums and have Wilson intervals, means have bootstrap intervals ove
 95 %.
 """
 
-from collections.abc import Sequence
 import dataclasses
+from pathlib import Path
 from typing import Literal
 
 from lm_jax.run.results import Count, Share
 from lm_jax.statistics import Interval
-from sparse_jax.studies.addition.config import AdditionConfig
-from sparse_jax.studies.posttrain.results import Spread, spread
+from sparse_jax.studies.addition.settings import AdditionConfig
+from sparse_jax.studies.posttrain.results import Spread
 
 DENSE, SPARSE = "dense", "sparse"
+GRAPHS = "graphs.json"
 Place = Literal["ones", "tens", "hundreds"]
+
+
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Folder of one seed."""
+    return folder / f"seed_{seed}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +149,24 @@ class SumCounts:
 
 
 @dataclasses.dataclass(frozen=True)
+class DrawnSum:
+    """Attention of one model on one sum that is drawn.
+
+    Attributes:
+      problem: number of the sum.
+      open: open edges, by layer, query and key.
+      weights: attention weights, by the same.
+      answer: answered ids.
+    """
+
+    model: Literal["dense", "sparse"]
+    problem: Count
+    open: tuple[tuple[tuple[bool, ...], ...], ...]
+    weights: tuple[tuple[tuple[Share, ...], ...], ...]
+    answer: tuple[Count, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class SeedSummary:
     """Both models of one seed.
 
@@ -185,18 +210,3 @@ class AdditionSummary:
     seeds: tuple[SeedSummary, ...]
     between_seeds: ModelSpreads
     device: str
-
-
-def between_seeds(seeds: Sequence[SeedSummary]) -> ModelSpreads:
-    """Exact sums and open edges of each model over seeds."""
-    return ModelSpreads(
-        dense=_spread([each.models.dense for each in seeds]),
-        sparse=_spread([each.models.sparse for each in seeds]),
-    )
-
-
-def _spread(models: Sequence[ModelResult]) -> ModelSpread:
-    return ModelSpread(
-        exact=spread([each.accuracy.all.estimate for each in models]),
-        edges=spread([each.edges.all.estimate for each in models]),
-    )

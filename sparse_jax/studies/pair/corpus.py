@@ -23,7 +23,7 @@ from lm_jax.run import stop
 from lm_jax.run.files import load_json, replace_file
 from lm_jax.text import corpora
 from sparse_jax.circuits.generators import GENERATORS
-from sparse_jax.studies.pair.config import TextConfig
+from sparse_jax.studies.pair.settings import TextConfig
 
 PRETRAIN, POSTTRAIN = "pretrain.jsonl", "posttrain.jsonl"
 # Draws for each prompt, after which a task has no more different ones.

@@ -30,9 +30,9 @@ from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
 from lm_jax.weights import card as cards
 from lm_jax.weights.save import save_pretrained
-from sparse_jax.studies.pair.config import PairConfig
 from sparse_jax.studies.pair.folders import MODEL
 from sparse_jax.studies.pair.results import DenseTraining, Phase
+from sparse_jax.studies.pair.settings import PairConfig
 
 RESULT = "result.json"
 PLATEAU, COOLDOWN = "plateau", "cooldown"

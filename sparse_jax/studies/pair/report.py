@@ -3,22 +3,21 @@
 Every number comes from the files of the run; nothing is measured here.
 """
 
-from collections.abc import Mapping
 import math
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Column, Points, Section, Series, section, table
+from lm_jax.report import Column, Points, Report, Section, Series, section, table
 from lm_jax.report.markup import Markup, number
 from lm_jax.report.prose import Prose
 from lm_jax.train.metrics import EVALUATIONS
 from sparse_jax.studies.pair import dense
-from sparse_jax.studies.pair.config import PairConfig
 from sparse_jax.studies.pair.folders import DENSE
+from sparse_jax.studies.pair.report_text import format_summary
 from sparse_jax.studies.pair.results import PairSummary, ScoredModel, TaskScore
+from sparse_jax.studies.pair.settings import PairConfig
 from sparse_jax.studies.posttrain.report import interval_cell, read
 from sparse_jax.studies.posttrain.report_text import ONE_RUN, format_signed
 
@@ -34,21 +33,18 @@ VARIANT_NAMES = {
 }
 
 
-def build(
-    config: PairConfig, summary: PairSummary, folder: Path, *, provenance: Mapping[str, Any]
-) -> str:
-    """The whole page; `folder` is the work folder."""
-    parts = [
-        pretraining(config, summary, folder / DENSE),
-        results(summary),
-        frontier(summary, folder),
-        tasks(summary),
-    ]
-    return report.page(
+def build(config: PairConfig, summary: PairSummary, folder: Path) -> Report:
+    """The report of a pair; its curves are read from the work folder."""
+    return Report(
         "A dense model, its sparse version and its control",
-        parts,
-        provenance=report.facts(provenance),
+        lambda: [
+            pretraining(config, summary, folder / DENSE),
+            results(summary),
+            frontier(summary, folder),
+            tasks(summary),
+        ],
         lead=[conclusion(summary)],
+        lines=[format_summary(summary)],
     )
 
 

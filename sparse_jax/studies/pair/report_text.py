@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from sparse_jax.studies.pair.results import PairSummary, TaskScore
+from sparse_jax.studies.pair.numbers import by_role
+from sparse_jax.studies.pair.results import PairSummary
 from sparse_jax.studies.posttrain.report_text import ONE_RUN, format_signed, format_spread
 
 
@@ -44,15 +45,6 @@ def _lines(summary: PairSummary) -> Iterator[str]:
         yield f"{task}, % right of prompts that no text of training has: {', '.join(rates)}"
     for left in summary.unscored:
         yield f"{left.task} is left out: {left.reason}"
-
-
-def by_role(summary: PairSummary, task: str) -> dict[str, list[TaskScore]]:
-    """The scores of one task by role, in the order of the models."""
-    scores: dict[str, list[TaskScore]] = {}
-    for score in summary.scores:
-        if score.task == task:
-            scores.setdefault(score.model.role, []).append(score)
-    return scores
 
 
 def format_range(values: Sequence[float]) -> str:

@@ -50,7 +50,7 @@ class VariantResult:
     """Post-training of one variant.
 
     Attributes:
-      variant: name in `config.VARIANTS`.
+      variant: name in `settings.VARIANTS`.
       bounds: over all seeds.
     """
 

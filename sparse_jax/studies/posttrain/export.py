@@ -36,9 +36,9 @@ from lm_jax.weights.save import save_pretrained
 from sparse_jax.gates import model as sparse_model
 from sparse_jax.gates.model import SparseModel
 from sparse_jax.gates.objective import GATE_BIAS, WEIGHTS, Sparsifying
-from sparse_jax.studies.posttrain.config import PosttrainConfig
 from sparse_jax.studies.posttrain.evaluation import PairedEvaluation
 from sparse_jax.studies.posttrain.results import ControlResult, RunResult, TextPatterns
+from sparse_jax.studies.posttrain.settings import PosttrainConfig
 
 EXPORTED, PEFT, RESULT = "model", "peft", "result.json"
 EDGES, WINDOWS, PATTERNS = "edges.parquet", "windows.parquet", "patterns.json"

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Cell, Column, Points, Section, Series, cell, section, table
+from lm_jax.report import Cell, Column, Points, Report, Section, Series, cell, section, table
 from lm_jax.report.markup import Markup, number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
@@ -21,10 +21,17 @@ from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax.studies.posttrain import export
-from sparse_jax.studies.posttrain.config import PosttrainConfig
 from sparse_jax.studies.posttrain.paper import TABLE_1
-from sparse_jax.studies.posttrain.report_text import ONE_RUN, format_rounding, format_signed, terms
+from sparse_jax.studies.posttrain.report_text import (
+    ONE_RUN,
+    format_rounding,
+    format_signed,
+    format_summary,
+    terms,
+)
 from sparse_jax.studies.posttrain.results import PosttrainSummary, RunResult, Spread, TextPatterns
+from sparse_jax.studies.posttrain.settings import PosttrainConfig
+from sparse_jax.studies.posttrain.task import control_folder, control_losses, controls_of
 
 _PROSE = Prose("sparse_jax.studies.posttrain")
 
@@ -69,25 +76,43 @@ def read(folder: Path, moving: tuple[float, ...] = ()) -> Run:
     )
 
 
-def build(
-    config: PosttrainConfig,
-    summary: PosttrainSummary,
-    result: Sequence[Run],
-    *,
-    provenance: Mapping[str, Any],
-) -> str:
-    """The whole page; the runs of the first seed are shown in detail."""
+def build(config: PosttrainConfig, summary: PosttrainSummary, folder: Path) -> Report:
+    """The report of a post-training; curves and patterns are read from the work folder."""
+    return Report(
+        f"Sparse attention: {Path(summary.model).name}",
+        lambda: sections(config, summary, read_runs(config, summary, folder)),
+        lead=[conclusion(config, summary)],
+        lines=[format_summary(summary)],
+    )
+
+
+def read_runs(config: PosttrainConfig, summary: PosttrainSummary, folder: Path) -> list[Run]:
+    """Every run of a work folder, with its bound by update where that follows its control.
+
+    Raises:
+      CorruptError: a file is damaged.
+    """
+    results = []
+    for run in summary.runs:
+        moving: tuple[float, ...] = ()
+        if config.paired:
+            control = control_folder(controls_of(folder), run.seed)
+            losses = control_losses(control, config.steps)
+            moving = tuple(loss + config.slacks[run.bound] for loss in losses)
+        results.append(read(folder / run.folder, moving))
+    return results
+
+
+def sections(
+    config: PosttrainConfig, summary: PosttrainSummary, result: Sequence[Run]
+) -> list[Section]:
+    """All sections; the runs of the first seed are shown in detail."""
     parts = [losses(summary), over_seeds(summary), frontier(summary, result)]
     for run in result:
         if run.result.seed == summary.seeds[0]:
             parts += [training(run, summary), by_head(run), attention(run)]
     parts += [paper(summary), section("Terms", report.key_values(terms(config)))]
-    return report.page(
-        f"Sparse attention: {Path(summary.model).name}",
-        [part for part in parts if part is not None],
-        provenance=report.facts(provenance),
-        lead=[conclusion(config, summary)],
-    )
+    return [part for part in parts if part is not None]
 
 
 def conclusion(config: PosttrainConfig, summary: PosttrainSummary) -> Markup:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from lm_jax.statistics import Interval
-from sparse_jax.studies.posttrain.config import PosttrainConfig
 from sparse_jax.studies.posttrain.results import (
     BoundSummary,
     ComparedRun,
@@ -13,6 +12,7 @@ from sparse_jax.studies.posttrain.results import (
     RunResult,
     Spread,
 )
+from sparse_jax.studies.posttrain.settings import PosttrainConfig
 
 ONE_RUN = "one run"
 INTERVALS = (

@@ -11,9 +11,7 @@ was trained. Another seed trains another model, and so does another processor or
 because sums are then rounded in another order; the range over seeds shows how far they differ.
 """
 
-from collections.abc import Sequence
 import dataclasses
-import statistics
 from typing import Any
 
 from lm_jax.run.results import Count, Share
@@ -173,6 +171,17 @@ class ControlLoss:
 
 
 @dataclasses.dataclass(frozen=True)
+class SharedControls:
+    """Where the controls are of a post-training without its own: `shared_controls.json`.
+
+    Attributes:
+      folder: the work folder that has them, from the one of this file.
+    """
+
+    folder: str
+
+
+@dataclasses.dataclass(frozen=True)
 class BoundSummary:
     """A bound with its share of edges and its losses over all seeds.
 
@@ -221,38 +230,3 @@ class PosttrainSummary:
     runs: tuple[ComparedRun, ...]
     controls: tuple[ControlResult, ...]
     device: str
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """The spread of one number of several runs."""
-    return Spread(statistics.fmean(values), min(values), max(values), len(values))
-
-
-def by_bound(result: Sequence[ComparedRun], dense: float) -> tuple[BoundSummary, ...]:
-    """Every bound with its share of edges and its losses over all seeds.
-
-    Args:
-      result: numbers of runs, in order of seeds, each with all bounds in one order.
-      dense: loss of the dense model.
-    """
-    rows = []
-    for bound in dict.fromkeys(run.bound for run in result):
-        own = [run for run in result if run.bound == bound]
-        target = statistics.fmean(run.target for run in own)
-        over = [run.over_control for run in own if run.over_control is not None]
-        rows.append(
-            BoundSummary(
-                target=target,
-                slack=target - dense,
-                seeds=tuple(run.seed for run in own),
-                edges=_over([run.edges for run in own]),
-                loss=_over([run.loss for run in own]),
-                difference=_over([run.difference for run in own]),
-                over_control=_over(over) if len(over) == len(own) else None,
-            )
-        )
-    return tuple(rows)
-
-
-def _over(intervals: Sequence[Interval]) -> Spread:
-    return spread([interval.estimate for interval in intervals])

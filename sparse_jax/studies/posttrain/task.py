@@ -2,6 +2,7 @@
 
     dense.json                    the dense loss (`results.DenseResult`), written once
     seed_<n>/control/loss.json    that of a control (`results.ControlLoss`), written once
+    shared_controls.json          where the controls are, if not here (`results.SharedControls`)
 
 Bounds are relative to one of them. A resumed run reads it back: a second evaluation may differ in
 its last bits on another mesh or device, or in another dtype of the export, and every bound with it.
@@ -9,12 +10,14 @@ its last bits on another mesh or device, or in another dtype of the export, and 
 
 import dataclasses
 import functools
+import os
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import pyarrow.parquet as pq
 
-from lm_jax.errors import BadInputError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model import lora
 from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
@@ -27,16 +30,23 @@ from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import Prepared, prepare_on_first
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.evaluate import evaluate
+from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
 from lm_jax.train.step import check_batch, make_eval_step
 from lm_jax.weights.load import OpenedModel, Pretrained, open_pretrained
 from sparse_jax.studies.posttrain import patterns
-from sparse_jax.studies.posttrain.config import PosttrainConfig
 from sparse_jax.studies.posttrain.export import RESULT
-from sparse_jax.studies.posttrain.results import ControlLoss, ControlResult, DenseResult
+from sparse_jax.studies.posttrain.results import (
+    ControlLoss,
+    ControlResult,
+    DenseResult,
+    SharedControls,
+)
 from sparse_jax.studies.posttrain.run_identity import claim_folder
+from sparse_jax.studies.posttrain.settings import PosttrainConfig
 
 DATA, DENSE, LOSS = "data", "dense.json", "loss.json"
+CONTROL, SHARED = "control", "shared_controls.json"
 # Fields that decide which runs there are, and nothing within a run.
 _CHOOSE_RUNS = ("slacks", "slack_over", "targets", "seeds", "control")
 # Fields that decide only the report and the export of a run.
@@ -111,6 +121,32 @@ def open_task(config: PosttrainConfig, folder: Path, *, force: bool = False) -> 
     return Task(config, folder, mesh, base, prepared, examples, validation, force)
 
 
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Folder of the runs of one seed."""
+    return folder / f"seed_{seed}"
+
+
+def control_folder(folder: Path, seed: int) -> Path:
+    """Folder of the control of one seed."""
+    return seed_folder(folder, seed) / CONTROL
+
+
+def share_controls(folder: Path, controls: Path) -> None:
+    """Says in a work folder that its controls are in another one."""
+    shared = SharedControls(os.path.relpath(controls, folder))
+    processes.on_first(lambda: write_json(folder / SHARED, shared))
+
+
+def controls_of(folder: Path) -> Path:
+    """The work folder whose controls a post-training is compared with.
+
+    Raises:
+      CorruptError: its file is damaged.
+    """
+    file = folder / SHARED
+    return folder / load_result(file, SharedControls).folder if file.exists() else folder
+
+
 def _mesh(config: PosttrainConfig) -> jax.sharding.Mesh:
     data, fsdp, tensor = config.mesh
     return sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
@@ -180,6 +216,21 @@ def control_loss(control: Path) -> float:
 
     processes.on_first(store)
     return load_result(file, ControlLoss).loss
+
+
+def control_losses(folder: Path, steps: int) -> tuple[float, ...]:
+    """The training loss of every update of a control, in nats per token.
+
+    Raises:
+      CorruptError: updates are missing.
+    """
+    losses = pq.read_table(folder / METRICS)["loss"].to_pylist()
+    if len(losses) != steps:
+        raise CorruptError(
+            f"{folder / METRICS} has {len(losses)} updates of {steps}; remove {folder} and run "
+            "again"
+        )
+    return tuple(losses)
 
 
 def bounds(config: PosttrainConfig, dense: float, control: float | None = None) -> list[float]:

@@ -26,7 +26,6 @@ from lm_jax.train.objective import LMBatch, ignore_index_batch
 from lm_jax.train.step import make_eval_step
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.studies.transcoders import neurons
-from sparse_jax.studies.transcoders.config import TranscoderTraining
 from sparse_jax.studies.transcoders.results import (
     Control,
     PromptScores,
@@ -34,6 +33,7 @@ from sparse_jax.studies.transcoders.results import (
     Substitution,
 )
 from sparse_jax.studies.transcoders.scores import PromptSet, score_prompts, with_largest
+from sparse_jax.studies.transcoders.settings import TranscoderTraining
 from sparse_jax.transcoders import thresholds
 from sparse_jax.transcoders.inputs import Activations, read_activations
 from sparse_jax.transcoders.objective import Frozen, Transcoding

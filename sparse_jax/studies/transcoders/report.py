@@ -1,56 +1,49 @@
 """The page of a transcoder's training: its numbers, and how they came about.
 
-Every number comes from the files of the run, or from those by `comparison`.
+Every number comes from the files of the run, or from those by `numbers`.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Column, Section, Series, rate, section, table
+from lm_jax.report import Column, Report, Section, Series, rate, section, table
 from lm_jax.report.markup import Markup, number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax.graphs.influence import Scores
-from sparse_jax.studies.transcoders import comparison
-from sparse_jax.studies.transcoders.config import TranscoderTraining
+from sparse_jax.studies.transcoders import numbers
+from sparse_jax.studies.transcoders.report_text import format_summary
 from sparse_jax.studies.transcoders.results import (
     PromptScores,
     Reconstruction,
     Substitution,
     TranscoderSummary,
 )
+from sparse_jax.studies.transcoders.settings import TranscoderTraining
 
 _PROSE = Prose("sparse_jax.studies.transcoders")
 
 
-def build(
-    config: TranscoderTraining,
-    summary: TranscoderSummary,
-    folder: Path,
-    *,
-    provenance: Mapping[str, Any],
-) -> str:
-    """The whole page; `folder` is the work folder."""
+def build(config: TranscoderTraining, summary: TranscoderSummary, folder: Path) -> Report:
+    """The report of a training; its curves are read from the work folder."""
     window = summary.window
     kind = "cross-layer" if window is None else "per-layer" if window == 1 else "windowed"
-    parts = [results(summary), controls(summary), training(config, summary, folder)]
-    return report.page(
+    return Report(
         f"A {kind} transcoder",
-        parts,
-        provenance=report.facts(provenance),
+        lambda: [results(summary), controls(summary), training(config, summary, folder)],
         lead=[conclusion(summary)],
+        lines=[format_summary(summary)],
     )
 
 
 def conclusion(summary: TranscoderSummary) -> Markup:
     """What it explains, with how many features, and whether a control explains more with those."""
     result, replaced = summary.reconstruction, summary.substitution
-    better = comparison.better_control(summary)
+    better = numbers.better_control(summary)
     against = []
     if better is not None:
         against.append(
@@ -180,7 +173,7 @@ def _paired(summary: TranscoderSummary) -> Part:
     """Replacement scores less those of each control that has any on the same prompts."""
     own = summary.graphs
     differences = [
-        (each, comparison.replacement_over(own, each.graphs))
+        (each, numbers.replacement_over(own, each.graphs))
         for each in summary.controls
         if each.graphs is not None
     ]
@@ -226,7 +219,7 @@ def _row(
     if graphs is not None and graphs.mean is not None:
         both = graphs.mean.unpruned, graphs.mean.pruned
         scores = [x for name in ("replacement", "completeness") for x in _each(both, name)]
-        if interval := comparison.replacement(graphs):
+        if interval := numbers.replacement(graphs):
             scores[0] = rate(interval, spec=".3f", scale=1.0)._replace(note="")
     return [label, features, parameters, l0, 100 * unexplained, *moved, *scores]
 

@@ -225,6 +225,16 @@ def test_a_required_field_is_given_by_its_flag_or_by_the_config(study):
     assert study("--config.run=x")[1].run == "x"
 
 
+def test_options_and_settings_can_have_a_base(start):
+    @dataclasses.dataclass(frozen=True)
+    class Both(Study, CommandOptions):
+        pass
+
+    assert start("--run=x", options=Both)[1] == Both("x")
+    assert start(options=Both)[2] == ["error: --run is missing; name the work folder of a run"]
+    assert "--run=<string>" in start("--help", options=Both)[3]
+
+
 def test_a_bound_of_a_flag_is_told_as_it_is_written(study):
     assert study("--run=x", "--first=0")[2] == "error: --first=0 must be at least 1\n"
 
@@ -233,6 +243,7 @@ def test_help_lists_a_field_once(study):
     text = study("--help")[3]
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "--first=5 first of two numbers" in lines
+    assert "--run=<string> work folder of a run" in lines
     assert "--both=<string> both numbers" in lines
     assert "--config.second=2 second of two numbers." in lines
     assert "config.first" not in text

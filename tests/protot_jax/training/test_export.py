@@ -16,15 +16,17 @@ from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
 from lm_jax.run import cli
 from lm_jax.run.files import content_digest, read_json, write_json, write_manifest
+from lm_jax.study import command as study_command
+from lm_jax.study import frame
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import MANIFEST, open_prepared
 from lm_jax.train.objective import cast_params
 from lm_jax.weights import runs
 import protot_jax
 from protot_jax.analysis import generate
-from protot_jax.studies.concepts import __main__ as concepts
+from protot_jax.studies import concepts
 from protot_jax.studies.concepts import units
-from protot_jax.studies.judging import __main__ as judging
+from protot_jax.studies.judging import run as judging
 from protot_jax.studies.pretraining.run import run_in
 from protot_jax.training import export, exported, pretrain, run_options, saved_run
 from protot_jax.training.seeds import over_seeds
@@ -139,11 +141,9 @@ def test_commands_read_it_in_place_of_its_run(run, folder, tmp_path, capsys):
         said.append(capsys.readouterr().out)
         work = tmp_path / f"concepts_{len(said)}"
         flags = (f"--run={place}", seed, "--texts=8", "--ablated=0", f"--workdir={work}")
-        argv = ["concepts", *flags]
-        status = cli.run(concepts.main, argv, options=concepts.Options, workdir_required=False)
-        assert status == 0
+        assert study_command.run(concepts.STUDY, ["iaj protot concepts", *flags]) == 0
         capsys.readouterr()
-        reports.append(json.loads((work / "concepts.json").read_text("utf-8")))
+        reports.append(json.loads((work / frame.SUMMARY).read_text("utf-8")))
     assert said[0] == said[1]
     assert reports[0]["prototypes"] == reports[1]["prototypes"]
     assert reports[0]["layers"] == reports[1]["layers"]

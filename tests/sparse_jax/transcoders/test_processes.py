@@ -8,14 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.run.files import read_json
+from lm_jax.study import frame
 from lm_jax.train.metrics import EVALUATIONS
 from sparse_jax import transcoders
-from sparse_jax.studies.transcoders import train
+from sparse_jax.studies.transcoders import run
 from tests.lm_jax.weights.parity_pairs import end, launch, launch_pair
 from tests.sparse_jax.small_runs import save_base, write_text
 
 pytestmark = pytest.mark.slow
-COMMAND = "sparse_jax.studies.transcoders"
+COMMAND = "iaj sparse transcoder"
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +29,11 @@ def config(tmp_path_factory):
         textwrap.dedent(
             f"""
             from lm_jax.text.preparation import CorpusConfig
-            from sparse_jax.studies.transcoders.config import experiment
+            from sparse_jax.studies.transcoders import STUDY
             from sparse_jax.transcoders.objective import Penalties
 
             def get_config():
-                return experiment(
+                return STUDY.settings(
                     "",
                     model={str(base)!r},
                     corpus=CorpusConfig({str(text)!r}, "document", splits=(0.7, 0.3, 0.0)),
@@ -64,10 +65,10 @@ def test_two_processes_end_with_what_one_does(config, tmp_path):
     assert codes == [0, 0], errs
     assert ["batchtopk transcoder of" in out for out in outs] == [True, False]
     # The same computation on two devices, whose sums are added in one order.
-    for name in (train.SCALES, train.SUMMARY):
+    for name in (run.SCALES, frame.SUMMARY):
         one, two = (read_json(root / name) for root in (alone, pair))
         assert one == two, name
     one, two = (pq.read_table(root / EVALUATIONS) for root in (alone, pair))
     assert one.equals(two)
-    (own, _), (other, _) = (transcoders.load(root / train.TRANSCODER) for root in (alone, pair))
+    (own, _), (other, _) = (transcoders.load(root / run.TRANSCODER) for root in (alone, pair))
     jax.tree.map(np.testing.assert_array_equal, other.params, own.params)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import shutil
 import types
 
 import jax
@@ -15,6 +16,7 @@ import lm_jax
 from lm_jax.errors import BadInputError, StoppedError, UsageError
 from lm_jax.run import results, stop
 from lm_jax.run.files import read_json, write_json
+from lm_jax.study import frame
 from lm_jax.text.examples import Examples, OnePass
 from lm_jax.text.preparation import CorpusConfig, open_prepared
 from lm_jax.train import loop
@@ -22,17 +24,22 @@ from lm_jax.train.metrics import EVALUATIONS
 from lm_jax.train.objective import ignore_index_batch
 from sparse_jax import transcoders
 from sparse_jax.graphs import attribute
-from sparse_jax.studies.transcoders import report, train
-from sparse_jax.studies.transcoders.config import TranscoderTraining
+from sparse_jax.studies.transcoders import STUDY, report, run
 from sparse_jax.studies.transcoders.report_text import format_summary
 from sparse_jax.studies.transcoders.results import StoredScales
 from sparse_jax.studies.transcoders.scores import PromptSet
+from sparse_jax.studies.transcoders.settings import TranscoderTraining
 from sparse_jax.transcoders import thresholds
 from sparse_jax.transcoders.inputs import read_activations
 from sparse_jax.transcoders.objective import Penalties
 from tests.sparse_jax.small_runs import save_base, write_text
 
 SCORE = "validation/graph/replacement"
+
+
+def start(config, folder):
+    """Runs or resumes the training of a config."""
+    return frame.execute(STUDY, config, folder)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +68,7 @@ def config(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("clt")
-    return folder, train.run(config, folder)
+    return folder, start(config, folder)
 
 
 def test_it_learns_and_exports_what_it_was_evaluated_as(whole, config):
@@ -71,15 +78,15 @@ def test_it_learns_and_exports_what_it_was_evaluated_as(whole, config):
     assert left[-1] == summary.reconstruction.unexplained
     assert left[-1] < left[0] < 1.0
     assert (summary.ended, summary.steps) == ("steps", 40)
-    exported, origin = transcoders.load(folder / train.TRANSCODER)
-    source = train.SourceModel.load(config.model)
+    exported, origin = transcoders.load(folder / run.TRANSCODER)
+    source = run.SourceModel.load(config.model)
     assert origin.model_sha256 == source.identity.text
     assert source.identity.weights == source.sha256 == summary.model_sha256
     # The folder holds a function of raw activations: the same errors, without any scale in it.
-    scales = results.load_result(folder / train.SCALES, StoredScales)
+    scales = results.load_result(folder / run.SCALES, StoredScales)
     squares, outputs, tokens = [], [], 0
     held_out = Examples(
-        open_prepared(folder / train.DATA), "validation", context=16, mode="window", limit=200
+        open_prepared(folder / run.DATA), "validation", context=16, mode="window", limit=200
     )
     batches = OnePass(held_out, batch_size=8)
     for k in range(batches.per_epoch):
@@ -121,8 +128,7 @@ def untrained(config, tmp_path_factory):
         mesh=(-1, 1, 1),
         outlier=1.2,
     )
-    (folder / "run").mkdir()
-    return folder / "run", train.run(short, folder / "run")
+    return folder / "run", start(short, folder / "run")
 
 
 def test_features_fire_at_the_wanted_rate_before_training(untrained):
@@ -133,10 +139,10 @@ def test_features_fire_at_the_wanted_rate_before_training(untrained):
 
 def test_outliers_keep_their_mlps(untrained):
     folder, summary = untrained
-    scales = results.load_result(folder / train.SCALES, StoredScales).scales
-    model = train.SourceModel.load(summary.model).model
+    scales = results.load_result(folder / run.SCALES, StoredScales).scales
+    model = run.SourceModel.load(summary.model).model
     held_out = Examples(
-        open_prepared(folder / train.DATA), "validation", context=16, mode="window", limit=200
+        open_prepared(folder / run.DATA), "validation", context=16, mode="window", limit=200
     )
     replaced = after_start = 0
     for k in range(4):
@@ -157,10 +163,10 @@ def test_stopped_it_ends_in_the_same_bits_on_the_same_mesh(whole, config, tmp_pa
 
     monkeypatch.setattr(loop.processes, "share_stop", share_stop)
     with stop.signals_as_requests(), pytest.raises(StoppedError):
-        train.run(config, tmp_path)
-    assert train.run(config, tmp_path) == whole[1]
-    for file in (whole[0] / train.TRANSCODER).glob("*.safetensors"):
-        assert file.read_bytes() == (tmp_path / train.TRANSCODER / file.name).read_bytes()
+        start(config, tmp_path)
+    assert start(config, tmp_path) == whole[1]
+    for file in (whole[0] / run.TRANSCODER).glob("*.safetensors"):
+        assert file.read_bytes() == (tmp_path / run.TRANSCODER / file.name).read_bytes()
 
 
 def test_scores_of_graphs_are_in_the_log_and_in_the_summary(whole, config):
@@ -172,14 +178,14 @@ def test_scores_of_graphs_are_in_the_log_and_in_the_summary(whole, config):
     assert logged[40] == summary.graphs.mean.unpruned.replacement
     # The graphs are those of the exported folder, on the first held-out windows.
     held_out = Examples(
-        open_prepared(folder / train.DATA), "validation", context=16, mode="window", limit=200
+        open_prepared(folder / run.DATA), "validation", context=16, mode="window", limit=200
     )
     batches = OnePass(held_out, batch_size=8)
     tokens = (batches.at(k)["tokens"] for k in range(batches.per_epoch))
     prompts = PromptSet.of_windows(tokens, count=3, length=8)
     assert summary.graphs.sha256 == prompts.sha256
-    exported, _ = transcoders.load(folder / train.TRANSCODER)
-    model = train.SourceModel.load(config.model).model
+    exported, _ = transcoders.load(folder / run.TRANSCODER)
+    model = run.SourceModel.load(config.model).model
     graphs = [attribute(model, exported, each, max_features=64) for each in prompts.tokens_BT]
     wanted = [graph.scores().unpruned.replacement for graph in graphs]
     # Features next to their threshold apart, only the order of sums differs.
@@ -193,19 +199,22 @@ def test_the_controls_stand_beside_the_transcoder(whole, config):
     per_layer, shuffled, neurons, largest = by_name.values()
     # As many parameters as one feature a layer in each of two layers allows.
     assert abs(per_layer.parameters - summary.parameters) <= (2 * 16 + 2) * 2 / 2
-    loaded, _ = transcoders.load(folder / train.PER_LAYER / train.TRANSCODER)
+    loaded, _ = transcoders.load(folder / run.PER_LAYER / run.TRANSCODER)
     assert loaded.cfg.window == 1 and loaded.cfg.features == per_layer.features > 48
+    own = frame.load_summary(STUDY, folder / run.PER_LAYER)
+    assert own.substitution == per_layer.substitution and own.window == 1
+    assert "A per-layer transcoder" in (folder / run.PER_LAYER / frame.REPORT).read_text("utf-8")
     assert shuffled.l0 == summary.reconstruction.l0
     assert shuffled.unexplained > summary.reconstruction.unexplained
     # Every unit of a gated MLP is other than zero.
-    mlp_size = train.SourceModel.load(config.model).model.cfg.mlp_size
+    mlp_size = run.SourceModel.load(config.model).model.cfg.mlp_size
     assert neurons.l0 == 2 * mlp_size and neurons.graphs is None
     assert [each.steps for each in summary.controls] == [summary.steps, None, None, None]
     # On the same text, and no neuron is zero; rounding may move features at their thresholds.
     assert largest.l0 == pytest.approx(summary.reconstruction.l0, rel=1e-3)
     assert 0 < largest.unexplained < 1 and 0 < largest.graphs.mean.unpruned.replacement < 1
     assert largest.graphs.sha256 == summary.graphs.sha256
-    page = (folder / train.REPORT).read_text("utf-8")
+    page = (folder / frame.REPORT).read_text("utf-8")
     for said in (
         "Transcoder against controls",
         summary.graphs.sha256[:16],
@@ -235,30 +244,30 @@ def test_training_ends_when_few_features_are_active(config, tmp_path):
     short = dataclasses.replace(
         config, stop_l0=46.0, control=False, eval_every=10, firing_rate=0.9, learning_rate=1e-9
     )
-    summary = train.run(short, tmp_path)
+    summary = start(short, tmp_path)
     assert summary.ended == "l0" and summary.steps == 10
     assert summary.reconstruction.l0 / 2 <= 46 < summary.reconstruction.l0
     rows = pq.read_table(tmp_path / EVALUATIONS).to_pylist()
     assert {row["step"] for row in rows if row["name"] == SCORE} == {10}
     # Run again, it has ended already.
-    assert train.run(short, tmp_path) == summary
+    (tmp_path / "finished.json").unlink()
+    assert start(short, tmp_path) == summary
     assert "training ended by stop_l0 after 10 updates" in format_summary(summary)
-    (tmp_path / "more").mkdir()
     more = dataclasses.replace(short, stop_l0=40.0, steps=2, eval_every=1)
-    assert train.run(more, tmp_path / "more").ended == "steps"
-    with pytest.raises(UsageError, match=r"config\.stop_l0 = 1\.0 must be at least 0, and 0 for"):
+    assert start(more, tmp_path / "more").ended == "steps"
+    with pytest.raises(UsageError, match=r"config\.stop_l0 = 1\.0 must be 0 for batchtopk"):
         dataclasses.replace(config, stop_l0=1.0, kind="batchtopk")
 
 
 def test_thresholds_keep_the_activity_of_batchtopk(config, tmp_path):
-    summary = train.run(dataclasses.replace(config, kind="batchtopk", control=False), tmp_path)
+    summary = start(dataclasses.replace(config, kind="batchtopk", control=False), tmp_path)
     before, after = summary.batch_topk, summary.reconstruction
     assert before is not None
     # Four features a layer, up to the masked tokens of a batch.
     assert before.l0 == pytest.approx(8.0, rel=0.02)
     np.testing.assert_allclose(after.l0_by_layer, before.l0_by_layer, rtol=0.2)
     assert abs(after.unexplained - before.unexplained) < 0.05
-    exported, _ = transcoders.load(tmp_path / train.TRANSCODER)
+    exported, _ = transcoders.load(tmp_path / run.TRANSCODER)
     assert exported.cfg.kind == "jumprelu"
     # One threshold a layer.
     assert np.ptp(np.asarray(exported.theta_LF), axis=1).max() == 0
@@ -267,24 +276,30 @@ def test_thresholds_keep_the_activity_of_batchtopk(config, tmp_path):
     scores = [each.mean.unpruned for each in (summary.batch_topk_graphs, summary.graphs)]
     assert summary.batch_topk_graphs.sha256 == summary.graphs.sha256
     assert scores[0] != scores[1] and abs(scores[0].replacement - scores[1].replacement) < 0.1
-    page = (tmp_path / train.REPORT).read_text("utf-8")
+    page = (tmp_path / frame.REPORT).read_text("utf-8")
     was, now = (f"{each.replacement:.3f}" for each in scores)
     assert f"The replacement score of the prompts below is {now} in place of {was}" in page
     assert "from 12 to 4 per token and layer" in page
 
 
 def test_scales_of_another_model_are_refused(whole, config, tmp_path):
-    stored = read_json(whole[0] / train.SCALES)
-    write_json(tmp_path / train.SCALES, stored | {"model_sha256": "0" * 64})
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    (folder / "finished.json").unlink()
+    stored = read_json(folder / run.SCALES)
+    write_json(folder / run.SCALES, stored | {"model_sha256": "0" * 64})
     with pytest.raises(BadInputError, match=r"weights 000000000000, not \w+; put that back"):
-        train.run(config, tmp_path)
+        start(config, folder)
 
 
-def test_models_that_cannot_be_read_are_named(config, tmp_path):
-    with pytest.raises(UsageError, match=r"config\.model is empty"):
-        train.SourceModel.load("")
-    with pytest.raises(UsageError, match="context = 64 is beyond the 32 positions"):
-        train.run(dataclasses.replace(config, context=64), tmp_path)
+def test_what_does_not_fit_is_refused_before_there_is_a_folder(config, tmp_path):
+    for changes, message in (
+        ({"model": ""}, r"config\.model is empty"),
+        ({"context": 64}, "context = 64 is beyond the 32 positions"),
+        ({"batch_size": 3}, "batch of 3 does not divide"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            start(dataclasses.replace(config, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match=r"config\.firing_rate = 1\.5 must be between 0 and 1"):
         dataclasses.replace(config, firing_rate=1.5)
 
@@ -310,10 +325,10 @@ def test_features_are_split_over_devices_from_the_draw_on(config, tmp_path, monk
         look()
         return thresholds.initial_biases(*args)
 
-    monkeypatch.setattr(train, "thresholds", types.SimpleNamespace(initial_biases=initial_biases))
-    monkeypatch.setattr(train, "train", functools.partial(loop.train, on_step=on_step))
+    monkeypatch.setattr(run, "thresholds", types.SimpleNamespace(initial_biases=initial_biases))
+    monkeypatch.setattr(run, "train", functools.partial(loop.train, on_step=on_step))
     with pytest.raises(Looked):
-        train.run(config, tmp_path)
+        start(config, tmp_path)
     part = {(1, config.features // 2, 16)}
     # The weights and two moments.
     assert read == [[part], [part] * 3]

@@ -12,11 +12,10 @@ import pytest
 
 from lm_jax.errors import CorruptError
 from lm_jax.report import figure
-from lm_jax.run import cli
-from lm_jax.run.results import json_schema, load_result
+from lm_jax.run.results import json_schema, load_result, parse_result
+from lm_jax.study import command, frame
 import protot_jax
-from protot_jax.studies.attribution import __main__ as command
-from protot_jax.studies.attribution import attribute, prompt_tokens, report
+from protot_jax.studies.attribution import STUDY, attribute, prompt_tokens, report
 from protot_jax.studies.attribution.results import AttributionReport
 from tests.browser import without_scripts
 
@@ -25,7 +24,7 @@ FLAGS = (f"--prompt={PROMPT}", "--targets=town,people", "--pairs=7")
 
 
 def launched(*flags):
-    return cli.run(command.main, ["graph", *flags], options=command.Options, workdir_required=False)
+    return command.run(STUDY, ["iaj protot graph", *flags])
 
 
 @pytest.fixture(scope="module")
@@ -34,28 +33,20 @@ def attributed(run):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert launched(f"--run={run}", *FLAGS) == 0
     (folder,) = (run / "attribution").iterdir()
-    content = json.loads((folder / "attribution.json").read_text("utf-8"))
+    content = json.loads((folder / frame.SUMMARY).read_text("utf-8"))
     return folder, content, printed.getvalue()
 
 
-def test_the_files_are_written_and_keep_to_their_schema(attributed):
+def test_the_summary_keeps_to_its_schema_and_is_printed(attributed):
     folder, content, printed = attributed
     schema = json_schema(AttributionReport)
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(content, schema)
-    assert sorted(file.name for file in folder.glob("[!.]*")) == [
-        "attribution.json",
-        "config.json",
-        "finished.json",
-        "log.txt",
-        "provenance.json",
-        "report.html",
-    ]
     assert [each["token"]["text"] for each in content["targets"]] == ["town", "people"]
     assert [each["text"] for each in content["tokens"]][-7:] == PROMPT.split()
     first = content["targets"][0]["pairs"][0]
     assert f"L{first['layer']}P{first['prototype']}" in printed
-    assert f"{first['share']:+.4f}" in printed and str(folder / "report.html") in printed
+    assert f"{first['share']:+.4f}" in printed and str(folder / frame.REPORT) in printed
     counted = content["targets"][0]
     assert (
         f"{counted['pairs_for_90_percent']:,} of {counted['entries']:,} pairs have 90 % of the sum "
@@ -97,7 +88,7 @@ def test_numbers_of_the_file_are_those_of_the_decomposition(run, attributed):
 
 def test_the_page_shows_every_target_and_its_certificate(attributed):
     folder, content, _ = attributed
-    page = (folder / "report.html").read_text("utf-8")
+    page = (folder / frame.REPORT).read_text("utf-8")
     assert "Next token: town" in page and "Next token: people" in page
     assert "All parts sum to the logits of the forward pass" in page
     assert page.count(figure.MARK) == 4 * len(content["targets"]) and PROMPT in page
@@ -106,7 +97,7 @@ def test_the_page_shows_every_target_and_its_certificate(attributed):
 
 
 def test_parts_of_a_logit_are_in_nats_and_not_called_shares(attributed):
-    text = without_scripts((attributed[0] / "report.html").read_text("utf-8"))
+    text = without_scripts((attributed[0] / frame.REPORT).read_text("utf-8"))
     for label in ("part of the logit (nats)", "fall of the logit (nats)", "constant; later (nats)"):
         assert label in text
     # The one share is without a unit: of a token in the mean that is read.
@@ -117,10 +108,9 @@ def test_sums_that_miss_are_called_so(attributed):
     folder, content, _ = attributed
     content = copy.deepcopy(content)
     content["targets"][1]["certificate"]["layers"][1] = 2e-3
-    (folder.parent / "missed.json").write_text(json.dumps(content))
-    page = report.render(load_result(folder.parent / "missed.json", AttributionReport))
+    missed = parse_result(content, AttributionReport)
+    page = frame.page(report.build(STUDY.config(), missed, folder), folder)
     assert "The parts do not sum to the logits" in page and "All parts sum" not in page
-    (folder.parent / "missed.json").unlink()
 
 
 def test_a_damaged_file_is_refused_with_every_place(attributed, tmp_path):
@@ -133,20 +123,24 @@ def test_a_damaged_file_is_refused_with_every_place(attributed, tmp_path):
     assert all(place in str(caught.value) for place in ("version = 2", "pairs[0].share = 'large'"))
 
 
-def test_a_finished_folder_says_so_and_other_targets_have_another(run, attributed, capsys):
+def test_other_targets_have_a_folder_of_their_own(run, attributed, capsys):
     folder, _, _ = attributed
-    before = (folder / "attribution.json").stat().st_mtime_ns
-    assert launched(f"--run={run}", *FLAGS) == 0
-    assert capsys.readouterr().out.startswith("finished 2")
-    assert (folder / "attribution.json").stat().st_mtime_ns == before
     assert launched(f"--run={run}", *FLAGS, "--pairs=3") == 2
     assert "pairs" in capsys.readouterr().err
+    other = STUDY.config(run=str(run), prompt=PROMPT, targets=("town",)).default_folder()
+    assert other.parent == folder.parent and other != folder
+
+
+def test_a_run_of_the_version_before_is_read(attributed, tmp_path):
+    folder, content, _ = attributed
+    (tmp_path / "attribution.json").write_text(json.dumps(content))
+    assert frame.load_summary(STUDY, tmp_path) == frame.load_summary(STUDY, folder)
 
 
 def test_without_targets_the_most_probable_tokens_are_taken(run, tmp_path):
     folder = tmp_path / "top"
     assert launched(f"--run={run}", f"--prompt={PROMPT}", "--top=2", f"--workdir={folder}") == 0
-    report = load_result(folder / "attribution.json", AttributionReport)
+    report = load_result(folder / frame.SUMMARY, AttributionReport)
     first, second = (target.probability for target in report.targets)
     assert 1 > first >= second > 0
     assert all(target.measured.prototypes for target in report.targets)

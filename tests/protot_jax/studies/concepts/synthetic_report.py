@@ -38,7 +38,7 @@ def build(
     hostile: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What `concepts.json` holds.
+    """What `summary.json` holds.
 
     The last prototype of every layer is dead and has no half-life; every third one has no label.
     `hostile` puts markup and worse into words, tokens, themes and the name of the corpus.

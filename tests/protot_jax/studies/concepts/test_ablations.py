@@ -14,7 +14,8 @@ from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared
 import protot_jax
 from protot_jax.studies import attribution
-from protot_jax.studies.concepts import ablations, collect, report_data
+from protot_jax.studies.concepts import ablations, collect, numbers
+from protot_jax.studies.concepts.settings import ConceptConfig
 from tests.protot_jax import small_runs
 from tests.protot_jax.studies.concepts.conftest import save_untrained
 
@@ -28,8 +29,8 @@ def built(run, tmp_path_factory):
     path = tmp_path_factory.mktemp("ablations") / "gates.parquet"
     examples = Examples(open_prepared(run / "data"), "validation", context=11)
     texts = collect.collect(model, examples, path, texts=12, batch_size=8)
-    settings = report_data.ConceptConfig(texts=12, length=12, top=3, resamples=99, ablated=ABLATED)
-    return model, texts, report_data.build_report_data(model, texts, path, settings, NullJudge())
+    settings = ConceptConfig(texts=12, length=12, top=3, resamples=99, ablated=ABLATED)
+    return model, texts, numbers.summarise(model, texts, path, settings, NullJudge())
 
 
 def rows_of(report, texts, entry):
@@ -114,8 +115,8 @@ def test_the_controls_are_of_the_layer_alone_and_can_be_left_out(run, built, tmp
     path = tmp_path / "gates.parquet"
     examples = Examples(open_prepared(run / "data"), "validation", context=11)
     collect.collect(model, examples, path, texts=12, batch_size=8)
-    settings = report_data.ConceptConfig(texts=12, length=12, top=3, resamples=99, ablated=0)
-    report = report_data.build_report_data(model, texts, path, settings, NullJudge())
+    settings = ConceptConfig(texts=12, length=12, top=3, resamples=99, ablated=0)
+    report = numbers.summarise(model, texts, path, settings, NullJudge())
     assert all(one.ablation is None for one in report.prototypes)
     assert all(text.carried is None for text in report.texts)
 
@@ -127,8 +128,8 @@ def test_a_model_of_several_heads_is_reported_without_what_is_carried(text, tmp_
     examples = Examples(open_prepared(tmp_path / "run/data"), "validation", context=11)
     path = tmp_path / "gates.parquet"
     texts = collect.collect(model, examples, path, texts=12, batch_size=8)
-    settings = report_data.ConceptConfig(texts=12, length=12, top=3, resamples=99, ablated=1)
-    report = report_data.build_report_data(model, texts, path, settings, NullJudge())
+    settings = ConceptConfig(texts=12, length=12, top=3, resamples=99, ablated=1)
+    report = numbers.summarise(model, texts, path, settings, NullJudge())
     assert report.model.heads == 2
     assert all(one.ablation is not None for one in report.prototypes)
     assert all(text.carried is None for text in report.texts)

@@ -14,15 +14,15 @@ from scipy import stats as scipy_stats
 from lm_jax.errors import CorruptError
 from lm_jax.evaluate import chat
 from lm_jax.evaluate.judge import Label
-from lm_jax.run import cli
 from lm_jax.run.files import to_jsonable, write_json
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.run.tables import read_table_provenance
+from lm_jax.study import command, frame
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared
 import protot_jax
-from protot_jax.studies.concepts import __main__ as command
-from protot_jax.studies.concepts import collect, lag, measures, report_data
+from protot_jax.studies.concepts import STUDY, collect, lag, measures, numbers, report
+from protot_jax.studies.concepts import run as concepts
 from protot_jax.studies.concepts.results import ConceptReport
 from tests import rounding
 from tests.protot_jax.studies.concepts import stored
@@ -54,9 +54,7 @@ class Recorder:
 
 
 def launched(*flags):
-    return cli.run(
-        command.main, ["concepts", *flags], options=command.Options, workdir_required=False
-    )
+    return command.run(STUDY, ["iaj protot concepts", *flags])
 
 
 @pytest.fixture(scope="module")
@@ -64,25 +62,15 @@ def reported(run):
     """What the command wrote into the run, with little of everything."""
     assert launched(f"--run={run}", "--length=16", "--top=3", "--resamples=99") == 0
     folder = run / "concepts"
-    return folder, json.loads((folder / "concepts.json").read_text("utf-8"))
+    return folder, json.loads((folder / frame.SUMMARY).read_text("utf-8"))
 
 
 def test_the_report_keeps_to_its_schema(reported):
     folder, content = reported
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(content, SCHEMA)
-    assert sorted(file.name for file in folder.glob("[!.]*")) == [
-        "activations.parquet",
-        "concepts.html",
-        "concepts.json",
-        "config.json",
-        "finished.json",
-        "log.txt",
-        "provenance.json",
-    ]
     recorded = json.loads((folder / "provenance.json").read_text("utf-8"))
     assert read_table_provenance(folder / "activations.parquet") == recorded
-    assert "<html" in (folder / "concepts.html").read_text("utf-8")
     assert content["model"]["seed"] == 1
     assert len(content["prototypes"]) == 2 * 4
     for each in content["prototypes"]:
@@ -93,9 +81,12 @@ def test_the_report_keeps_to_its_schema(reported):
 
 def test_the_report_is_read_back_as_it_was_written(reported, tmp_path):
     folder, content = copy.deepcopy(reported)
-    report = load_result(folder / "concepts.json", ConceptReport)
-    write_json(tmp_path / "again.json", report)
-    assert (tmp_path / "again.json").read_bytes() == (folder / "concepts.json").read_bytes()
+    summary = load_result(folder / frame.SUMMARY, ConceptReport)
+    # Under the name of the version before.
+    again = tmp_path / "concepts.json"
+    write_json(again, summary)
+    assert again.read_bytes() == (folder / frame.SUMMARY).read_bytes()
+    assert frame.load_summary(STUDY, tmp_path) == summary
     content["layers"][0]["write"]["gini"] = "high"
     content["texts"][1]["word"] = content["texts"][1].pop("words")
     content["version"] = 1
@@ -200,28 +191,35 @@ def test_numbers_of_the_report_follow_from_the_stored_gates(run, reported, tmp_p
 
 
 def test_a_prototype_that_forgets_at_once_has_a_half_life_of_zero(reported):
-    result = load_result(reported[0] / command.RESULT, ConceptReport)
+    result = load_result(reported[0] / frame.SUMMARY, ConceptReport)
     ones = [dataclasses.replace(each, half_life=0.0) for each in result.prototypes]
     ones[-1] = dataclasses.replace(ones[-1], half_life=None)
-    text = command.format_report(dataclasses.replace(result, prototypes=tuple(ones)))
-    assert "maximum: 0.00, 0.00, 0.00, 0.00, inf" in text
+    lines = report.format_lines(dataclasses.replace(result, prototypes=tuple(ones)))
+    assert lines[1].endswith("maximum: 0.00, 0.00, 0.00, 0.00, inf")
 
 
-def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog):
-    model = protot_jax.load_run(run)
-    # Of joined documents, which the command says.
-    model = dataclasses.replace(model, config=dataclasses.replace(model.config, examples="join"))
+def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog, monkeypatch):
     recorder = Recorder()
-    settings = report_data.ConceptConfig(length=16, top=2, resamples=99)
-    report = command.report(model, run / "data", tmp_path, settings, recorder)
-    assert load_result(tmp_path / "concepts.json", ConceptReport) == report
-    content = to_jsonable(report)
+    monkeypatch.setattr(concepts, "build_judge", lambda *_: recorder)
+    opened = concepts.inputs
+
+    def of_joined_documents(config):
+        found = opened(config)
+        model = found.loaded.model
+        model = dataclasses.replace(
+            model, config=dataclasses.replace(model.config, examples="join")
+        )
+        return dataclasses.replace(found, loaded=found.loaded._replace(model=model))
+
+    monkeypatch.setattr(concepts, "inputs", of_joined_documents)
+    settings = STUDY.config(run=str(run), length=16, top=2, resamples=99)
+    content = to_jsonable(frame.execute(STUDY, settings, tmp_path / "own"))
     assert "trained on documents joined into rows" in caplog.text
     jsonschema.validate(content, SCHEMA)
     assert content["settings"]["judge"] == "recorder"
     assert all(each["label"] == LABEL for each in content["prototypes"])
-    assert len(content["baseline"]) == report_data.BASELINE_DRAWS
-    assert len(recorder.prompts) == 8 + report_data.BASELINE_DRAWS
+    assert len(content["baseline"]) == numbers.BASELINE_DRAWS
+    assert len(recorder.prompts) == 8 + numbers.BASELINE_DRAWS
     for words, gates in recorder.prompts[0]:
         assert len(words) == len(gates)
         assert "".join(words) in ["".join(text["words"]) for text in content["texts"]]
@@ -234,30 +232,19 @@ def test_texts_in_other_batches_give_the_same_numbers(run, reported, tmp_path):
     folder, content = reported
     flags = ("--length=16", "--top=3", "--resamples=99", "--batch_size=7")
     assert launched(f"--run={run}", f"--workdir={tmp_path / 'b'}", *flags) == 0
-    again = json.loads((tmp_path / "b" / "concepts.json").read_text("utf-8"))
+    again = json.loads((tmp_path / "b" / frame.SUMMARY).read_text("utf-8"))
     assert again["settings"] == content["settings"]
     model, texts = collected(run, tmp_path)
     wanted = stored.expected(model, texts.token_NT)
     token_mask_NT = texts.token_mask_NT[:, 1:]
     perplexity = stored.perplexity(*(each[0][token_mask_NT] for each in wanted))
-    for report, path in ((content, folder), (again, tmp_path / "b")):
-        rounding.assert_within(report["model"]["perplexity"], perplexity)
+    for found, path in ((content, folder), (again, tmp_path / "b")):
+        rounding.assert_within(found["model"]["perplexity"], perplexity)
         gates = stored.gates(path / collect.ACTIVATIONS, texts, model.cfg.num_layers)
         rounding.assert_within(gates, rounding.Expected(*(each[1] for each in wanted)))
-        for entry, gate in itertools.product(report["prototypes"], collect.GATES):
+        for entry, gate in itertools.product(found["prototypes"], collect.GATES):
             gate_M = gates[gate][entry["layer"], texts.token_mask_NT, entry["prototype"]]
             assert entry[gate]["mean"] == gate_M.mean(dtype=np.float64)
-
-
-def test_a_finished_report_says_so_and_another_is_refused(run, reported, capsys):
-    folder, _ = reported
-    flags = ("--length=16", "--top=3", "--resamples=99")
-    before = (folder / "concepts.json").stat().st_mtime_ns
-    assert launched(f"--run={run}", *flags) == 0
-    assert capsys.readouterr().out.startswith("finished 2")
-    assert launched(f"--run={run}", *flags, "--rank_by=sum") == 2
-    assert "analysis.rank_by" in capsys.readouterr().err
-    assert (folder / "concepts.json").stat().st_mtime_ns == before
 
 
 def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
@@ -270,8 +257,8 @@ def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
     assert "labelled 0 of 18" in text
     lines = [json.loads(line) | {"answer": json.dumps(LABEL)} for line in prompts]
     answers.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
-    assert launched(*flags) == 2
-    assert "--resume=force" in capsys.readouterr().err
+    assert launched(*flags) == 3
+    assert f"(judge cached:{answers}: content " in capsys.readouterr().err
     assert launched(*flags, "--resume=force") == 0
     assert "labelled 18 of 18" in capsys.readouterr().out
     # What was labelled can be told from the file alone: 2 layers of 3 prototypes, 12 random texts.
@@ -281,7 +268,7 @@ def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
     assert {f"L{layer} P{r}" for layer in range(2) for r in range(3)} < units and len(units) == 18
     digest = protot_jax.load_run(run).checkpoint_sha256
     assert {line["model"].split(", ")[-1] for line in used} == {digest[:16]}
-    content = json.loads((folder / "concepts.json").read_text("utf-8"))
+    content = json.loads((folder / frame.SUMMARY).read_text("utf-8"))
     jsonschema.validate(content, SCHEMA)
     assert {each["label"]["theme"] for each in content["prototypes"] + content["baseline"]} == {
         "towns"
@@ -315,13 +302,13 @@ def test_settings_of_the_judge_reach_it(run, tmp_path, capsys):
         assert "Text 2: " in asked and "Text 3: " not in asked
         # All but words that nothing is written of.
         assert asked.count("«") > 10
-    content = json.loads((tmp_path / "own" / "concepts.json").read_text("utf-8"))
+    content = json.loads((tmp_path / "own" / frame.SUMMARY).read_text("utf-8"))
     name = "cached:answers.jsonl, 1 of the words marked, at most 2 texts"
     assert content["settings"]["judge"] == name
     # A finished folder is of these settings alone.
     capsys.readouterr()
     assert launched(*flags, "--judge_texts=2") == 2
-    assert "asking.marked" in capsys.readouterr().err
+    assert "config.marked" in capsys.readouterr().err
 
 
 def test_the_sampler_of_the_judge_reaches_it(run, tmp_path, monkeypatch):
@@ -344,7 +331,7 @@ def test_a_seed_of_the_run_can_be_chosen(run, tmp_path, capsys):
     assert launched(f"--run={run}", "--run_seed=2", *flags) == 0
     text = capsys.readouterr().out
     assert "5 texts of the validation split" in text
-    content = json.loads((tmp_path / "two" / "concepts.json").read_text("utf-8"))
+    content = json.loads((tmp_path / "two" / frame.SUMMARY).read_text("utf-8"))
     assert (content["model"]["seed"], content["settings"]["rank_by"]) == (2, "sum")
     # A statistic is printed with the interval and the p of its own hypothesis.
     lag = content["lag"]

@@ -2,25 +2,40 @@
 
 import dataclasses
 import json
+from pathlib import Path
 import re
 
 import jsonschema
 import pytest
 
+from lm_jax.report import page
 from lm_jax.report.markup import number
 from lm_jax.run.results import json_schema
 import protot_jax
-from protot_jax.studies.concepts import report
+from protot_jax.studies.concepts import STUDY, report
 from protot_jax.studies.concepts.results import ConceptReport
 from tests.browser import PageReader, drive, without_scripts
 from tests.protot_jax.studies.concepts import synthetic_report
+
+
+def rendered(result):
+    """The page of a report, without the provenance of a run."""
+    built = report.build(STUDY.config(), result, Path())
+    return page(
+        built.title,
+        built.sections(),
+        provenance=built.facts,
+        lead=built.lead,
+        script=built.script,
+        style=built.style,
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"hostile": True}, {"judge": "null"}, {"layers": 1}])
 def test_the_page_holds_the_data_as_it_is(options):
     content = synthetic_report.build(**options)
     jsonschema.validate(content, json_schema(ConceptReport))
-    reader = PageReader(report.render(synthetic_report.typed(content)))
+    reader = PageReader(rendered(synthetic_report.typed(content)))
     (embedded,) = [code for attrs, code in reader.scripts if attrs.get("id") == "report-data"]
     assert json.loads(embedded) == content
     assert not set("<>&") & set(embedded)
@@ -28,8 +43,8 @@ def test_the_page_holds_the_data_as_it_is(options):
 
 def test_foreign_text_is_never_markup():
     ordinary, hostile = (
-        PageReader(report.render(synthetic_report.typed(synthetic_report.build()))),
-        report.render(synthetic_report.typed(synthetic_report.build(hostile=True))),
+        PageReader(rendered(synthetic_report.typed(synthetic_report.build()))),
+        rendered(synthetic_report.typed(synthetic_report.build(hostile=True))),
     )
     reader = PageReader(hostile)
     hostile.encode()
@@ -44,12 +59,12 @@ def test_foreign_text_is_never_markup():
 def test_a_lone_surrogate_cannot_make_the_page_unwritable():
     content = synthetic_report.typed(synthetic_report.build())
     broken = dataclasses.replace(content.texts[0], words=("\ud800", *content.texts[0].words[1:]))
-    text = report.render(dataclasses.replace(content, texts=(broken, *content.texts[1:])))
+    text = rendered(dataclasses.replace(content, texts=(broken, *content.texts[1:])))
     assert b"\\ud800" in text.encode()
 
 
 def test_the_page_asks_for_nothing_outside_itself():
-    text = report.render(synthetic_report.typed(synthetic_report.build()))
+    text = rendered(synthetic_report.typed(synthetic_report.build()))
     reader = PageReader(text)
     (policy,) = [a["content"] for _, a in reader.tags if "http-equiv" in a]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -70,11 +85,11 @@ def test_the_page_asks_for_nothing_outside_itself():
 def test_a_page_of_the_default_model_stays_small():
     # As many texts as prototypes could show, if no two shared one.
     content = synthetic_report.build(6, 32, texts=1920, length=32, top=10)
-    assert len(report.render(synthetic_report.typed(content)).encode()) < 5e6
+    assert len(rendered(synthetic_report.typed(content)).encode()) < 5e6
 
 
 def test_statistics_are_printed_with_their_intervals():
-    text = PageReader(report.render(synthetic_report.typed(synthetic_report.build()))).text
+    text = PageReader(rendered(synthetic_report.typed(synthetic_report.build()))).text
     tests = (
         "−0.219[−0.310, −0.120]",
         "0.825[0.400, 1.20]",
@@ -90,26 +105,35 @@ def test_statistics_are_printed_with_their_intervals():
     assert "2 prototypes are dead." in text
 
 
+def test_leaving_out_is_explained_only_where_it_was_measured():
+    content = synthetic_report.typed(synthetic_report.build())
+    without = tuple(dataclasses.replace(each, ablation=None) for each in content.prototypes)
+    for result in (content, dataclasses.replace(content, prototypes=without)):
+        shown = "“Scaled to 0” is measured" in PageReader(rendered(result)).text
+        assert shown == any(each.ablation for each in result.prototypes)
+    assert any(each.ablation for each in content.prototypes)
+
+
 def test_missing_values_are_explained_in_words():
     content = synthetic_report.build(judge="null")
     content["half_life_repetition"]["spearman"].update(value=None, p=None, low=None, high=None)
     content["lag"].update(mean=[None] * 11, peaks_one_before=None)
     for p in content["prototypes"]:
         p.update(lag=None, half_life=None)
-    text = PageReader(report.render(synthetic_report.typed(content))).text
+    text = PageReader(rendered(synthetic_report.typed(content))).text
     assert "made without a judge" in text
     assert "No prototype varies enough to have a peak." in text
     assert "8 prototypes have no finite half-life" in text
     unread = synthetic_report.build()
     for p in unread["prototypes"]:
         p["label"] = None
-    text = PageReader(report.render(synthetic_report.typed(unread))).text
+    text = PageReader(rendered(synthetic_report.typed(unread))).text
     assert "gave no answer that could be read" in text
 
 
 def browse(folder, content, steps, **options):
     """Opens the page of `content`, and returns what the JavaScript `steps` return."""
-    return drive(folder, report.render(synthetic_report.typed(content)), steps, **options)
+    return drive(folder, rendered(synthetic_report.typed(content)), steps, **options)
 
 
 @pytest.mark.slow

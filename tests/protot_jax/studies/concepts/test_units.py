@@ -6,14 +6,13 @@ import jsonschema
 import numpy as np
 import pytest
 
-from lm_jax.run import cli
 from lm_jax.run.files import read_json
 from lm_jax.run.results import json_schema, load_result
+from lm_jax.study import command, frame
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared
 import protot_jax
-from protot_jax.studies.concepts import __main__ as command
-from protot_jax.studies.concepts import collect, measures, ranking, scores
+from protot_jax.studies.concepts import STUDY, collect, measures, ranking, scores
 from protot_jax.studies.concepts.results import ConceptReport
 from tests.protot_jax import small_runs
 from tests.protot_jax.studies.concepts.conftest import save_untrained
@@ -22,9 +21,7 @@ FLAGS = ("--length=16", "--top=3", "--resamples=99")
 
 
 def launched(*flags):
-    return cli.run(
-        command.main, ["concepts", *flags], options=command.Options, workdir_required=False
-    )
+    return command.run(STUDY, ["iaj protot concepts", *flags])
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +50,9 @@ def norms(model, token_NT):
 
 def test_heads_are_described_by_the_norms_of_their_values(compared):
     folder, model, texts = compared
-    content = read_json(folder / "out" / "concepts.json")
+    content = read_json(folder / "out" / frame.SUMMARY)
     jsonschema.validate(content, json_schema(ConceptReport))
-    result = load_result(folder / "out" / "concepts.json", ConceptReport)
+    result = load_result(folder / "out" / frame.SUMMARY, ConceptReport)
     assert result.settings.texts == len(texts.token_NT)
     heads, _ = result.comparisons
     assert (heads.kind, heads.run, heads.model) == ("heads", "llama, seed 1", "llama")
@@ -84,7 +81,7 @@ def test_heads_are_described_by_the_norms_of_their_values(compared):
 
 def test_features_are_as_many_as_prototypes_and_explain_something(compared):
     folder, _, texts = compared
-    result = load_result(folder / "out" / "concepts.json", ConceptReport)
+    result = load_result(folder / "out" / frame.SUMMARY, ConceptReport)
     heads, features = result.comparisons
     (layer,) = features.layers
     assert layer.layer == 0 and layer.units == len(features.units) == len(result.prototypes)
@@ -97,14 +94,14 @@ def test_features_are_as_many_as_prototypes_and_explain_something(compared):
 
 def test_a_judge_is_asked_about_all_units_and_the_page_shows_them(compared):
     folder, _, _ = compared
-    result = load_result(folder / "out" / "concepts.json", ConceptReport)
+    result = load_result(folder / "out" / frame.SUMMARY, ConceptReport)
     asked = (folder / "answers.jsonl.missing").read_text("utf-8").splitlines()
     prompts = [json.loads(line)["prompt"] for line in asked]
     # Equal prompts are listed once each time that they are asked.
     assert len(prompts) == 3 * 8 + 10
     groups = [one.group for one in scores.by_layer(result)]
     assert groups[-3:] == ["heads of llama, seed 1", "features of llama, seed 1", "random texts"]
-    page = (folder / "out" / "concepts.html").read_text("utf-8")
+    page = (folder / "out" / frame.REPORT).read_text("utf-8")
     for text in ("Units of other models", "Layer 1, head 3.", "Layer 0, feature 7.", "unexplained"):
         assert text in page
 

@@ -12,22 +12,21 @@ import lm_jax
 from lm_jax.model import params as params_lib
 from lm_jax.model.mixers import ATTENTION, BidirectionalAttention
 from lm_jax.parallel import sharding
-from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.results import load_result
+from lm_jax.study import command, frame
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LMBatch
 from sparse_jax.gates.attend import by_kernels, gated
 from sparse_jax.gates.objective import Sparsifying
-from sparse_jax.studies.addition import measures, models, problems, study
-from sparse_jax.studies.addition.__main__ import main
-from sparse_jax.studies.addition.config import LEAST, AdditionConfig, experiment
+from sparse_jax.studies.addition import STUDY, measures, models, problems
 from sparse_jax.studies.addition.report_sections import GOAL
 from sparse_jax.studies.addition.results import AdditionSummary
+from sparse_jax.studies.addition.settings import LEAST, AdditionConfig
 from tests import tiny
 from tests.sparse_jax.studies.addition.patterns import T, pattern, trace
 
-CONFIG = "configs/sparse/addition.py"
+CONFIG = "sparse/addition"
 CFG = tiny.decoder(num_heads=2, num_kv_heads=1, vocab_size=20, max_length=9)
 
 
@@ -80,7 +79,7 @@ def test_a_tracer_sees_later_positions_only_without_causality():
     tokens = problems.rows(np.arange(0, 10_000, 997))
     later = np.triu(np.ones((T, T), bool), 1)
     for attention in ("causal", "bidirectional"):
-        config = from_plain(experiment("smoke", attention=attention), AdditionConfig)
+        config = from_plain(STUDY.settings("smoke", attention=attention), AdditionConfig)
         dense, _ = models.tasks(config)
         result = dense.trace(params_lib.init(jax.random.key(0), dense.objective.spec), tokens)
         assert result.causal == (attention == "causal")
@@ -106,11 +105,12 @@ def test_chance_is_over_the_whole_row():
 
 
 def test_the_bidirectional_study_runs_and_says_what_it_is(tmp_path, capsys):
-    argv = ["addition", f"--workdir={tmp_path / 'run'}", "--config.attention=bidirectional"]
-    assert cli.run(main, [*argv, "--config.begin=drawn"], config=f"{CONFIG}:smoke") == 0
-    (seed,) = load_result(tmp_path / "run" / study.SUMMARY, AdditionSummary).seeds
+    flags = ["--config.attention=bidirectional", "--config.begin=drawn"]
+    where = [f"--config={CONFIG}:smoke", f"--workdir={tmp_path / 'run'}"]
+    assert command.run(STUDY, ["addition", *where, *flags]) == 0
+    (seed,) = load_result(tmp_path / "run" / frame.SUMMARY, AdditionSummary).seeds
     assert seed.models.dense.edges.all.estimate == seed.models.dense.edges.possible == 484
-    page = (tmp_path / "run" / study.REPORT).read_text("utf-8")
+    page = (tmp_path / "run" / frame.REPORT).read_text("utf-8")
     assert "Attention is bidirectional here" in page and "Both models start from random" in page
     assert "out of 484" in page
     losses = [
@@ -126,7 +126,7 @@ def test_the_bidirectional_study_runs_and_says_what_it_is(tmp_path, capsys):
 @pytest.mark.optimised  # thousands of updates of one program
 def test_the_sparse_model_learns_to_add_from_random_weights(tmp_path):
     """By the recipe in fewer updates: the strength rises once the sums are known."""
-    config = from_plain(experiment("bidirectional"), AdditionConfig)
+    config = from_plain(STUDY.settings("bidirectional"), AdditionConfig)
     config = dataclasses.replace(config, sparse_steps=1_800)
     assert config.begin == "drawn"
     _, sparse = models.tasks(config)

@@ -14,6 +14,7 @@ from lm_jax.parallel import sharding
 from lm_jax.run import stop
 from lm_jax.run.config import from_plain
 from lm_jax.run.workdir import FINISHED_FILE
+from lm_jax.study import frame
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import open_prepared
 from lm_jax.train import loop
@@ -25,12 +26,13 @@ from lm_jax.train.step import make_eval_step
 from lm_jax.weights.card import CARD
 import sparse_jax
 from sparse_jax.circuits.generators import GENERATORS
-from sparse_jax.studies.pair import corpus, dense, study
-from sparse_jax.studies.pair.config import PairConfig, TextConfig, experiment
+from sparse_jax.studies.pair import STUDY, corpus, dense
+from sparse_jax.studies.pair import run as pair_run
 from sparse_jax.studies.pair.folders import model_folders
 from sparse_jax.studies.pair.report_text import format_summary
-from sparse_jax.studies.posttrain import posttrain
-from sparse_jax.studies.posttrain.task import open_task
+from sparse_jax.studies.pair.settings import PairConfig, TextConfig
+from sparse_jax.studies.posttrain import training
+from sparse_jax.studies.posttrain.task import CONTROL, open_task
 from tests.sparse_jax.small_runs import write_text
 
 
@@ -41,7 +43,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(source):
-    smoke = from_plain(experiment("smoke"), PairConfig)
+    smoke = from_plain(STUDY.settings("smoke"), PairConfig)
     return dataclasses.replace(
         smoke,
         text=dataclasses.replace(smoke.text, source=str(source), vocab_size=300),
@@ -52,11 +54,16 @@ def config(source):
 @pytest.fixture(scope="module")
 def whole(config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
-    return folder, study.run(config, folder)
+    return folder, start(config, folder)
+
+
+def start(config, folder):
+    """Runs or resumes the pair of a config."""
+    return frame.execute(STUDY, config, folder)
 
 
 def rows(folder, name):
-    return [json.loads(line) for line in (folder / study.TEXT / name).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / pair_run.TEXT / name).read_text().splitlines()]
 
 
 def test_both_texts_have_the_stated_share_of_prompts_and_nothing_in_common(whole, config):
@@ -103,7 +110,7 @@ def test_a_task_without_more_prompts_is_refused(monkeypatch, source, tmp_path):
 
 def test_the_exported_model_has_the_loss_of_the_last_evaluation(whole, config):
     folder, summary = whole
-    prepared = open_prepared(folder / study.DATA)
+    prepared = open_prepared(folder / pair_run.DATA)
     model = lm_jax.load_pretrained(model_folders(folder)["dense"])
     assert model.tokenizer.sha256 == prepared.tokenizer.sha256
     mesh = sharding.make_mesh(data=-1)
@@ -128,7 +135,7 @@ def test_the_exported_model_has_the_loss_of_the_last_evaluation(whole, config):
 def test_the_second_phase_reads_the_batches_after_the_first(whole, config):
     folder, _ = whole
     examples = Examples(
-        open_prepared(folder / study.DATA), "train", context=config.context, mode="window"
+        open_prepared(folder / pair_run.DATA), "train", context=config.context, mode="window"
     )
     batches = Batches(examples, batch_size=8, seed=0)
     following = dense.Following(batches, skip=4)
@@ -142,9 +149,11 @@ def test_a_plateau_ends_the_first_phase(config, source, tmp_path):
         config.dense, plateau=Plateau(min_gain=99.0, patience=1), most_steps=100, warmup_steps=1
     )
     ended = dataclasses.replace(config, dense=pretraining)
-    corpus.write_corpora(ended.text, tmp_path / study.TEXT)
-    prepared = study.prepare(ended, tmp_path)
-    result = dense.train_dense(ended, prepared, tmp_path / study.DENSE, sharding.make_mesh(data=-1))
+    corpus.write_corpora(ended.text, tmp_path / pair_run.TEXT)
+    prepared = pair_run.prepare(ended, tmp_path)
+    result = dense.train_dense(
+        ended, prepared, tmp_path / pair_run.DENSE, sharding.make_mesh(data=-1)
+    )
     assert result.reached_plateau
     # The second evaluation is the first that can be compared.
     assert result.plateau.steps == 2 * config.dense.eval_every
@@ -171,8 +180,8 @@ def test_each_update_is_bounded_by_that_of_the_control(whole, config, tmp_path, 
     folder, _ = whole
     work = tmp_path / "sparse"
     shutil.copytree(folder / "sparse", work)
-    task = open_task(study.posttrain_config(config, folder, "sparse"), work)
-    control = work / "seed_0" / posttrain.CONTROL
+    task = open_task(pair_run.posttrain_config(config, folder, "sparse"), work)
+    control = work / "seed_0" / CONTROL
     loss = json.loads((control / "result.json").read_text())["loss"]["estimate"]
     trained = []
 
@@ -180,9 +189,9 @@ def test_each_update_is_bounded_by_that_of_the_control(whole, config, tmp_path, 
         trained.append(objective)
         raise StoppedError("before the first update")
 
-    monkeypatch.setattr(posttrain, "train_once", train_once)
+    monkeypatch.setattr(training, "train_once", train_once)
     with pytest.raises(StoppedError):
-        posttrain.train_target(task, 0, loss + 0.25, control)
+        training.train_target(task, 0, loss + 0.25, control)
     (objective,) = trained
     assert list(objective.reference) == pq.read_table(control / METRICS)["loss"].to_pylist()
     assert len(objective.reference) == config.posttrain.steps
@@ -219,7 +228,7 @@ def test_the_models_of_a_pair_are_found_by_their_roles(whole, tmp_path):
 
 def test_the_page_states_the_numbers_of_the_summary(whole):
     folder, summary = whole
-    page = (folder / study.REPORT).read_text("utf-8")
+    page = (folder / frame.REPORT).read_text("utf-8")
     for variant in summary.variants:
         (run,) = variant.runs
         assert run.over_control is not None
@@ -238,12 +247,12 @@ def test_the_page_states_the_numbers_of_the_summary(whole):
 
 def test_a_run_that_was_killed_before_its_page_is_concluded(whole, config):
     folder, summary = whole
-    page = folder / "sparse" / posttrain.REPORT
+    page = folder / "sparse" / frame.REPORT
     # The provenance below it has the times of all starts.
     before, _, _ = page.read_text("utf-8").partition("<footer")
-    for file in (page, folder / "sparse" / FINISHED_FILE):
+    for file in (page, folder / "sparse" / FINISHED_FILE, folder / FINISHED_FILE):
         file.unlink()
-    assert untimed(study.run(config, folder)) == untimed(summary)
+    assert untimed(start(config, folder)) == untimed(summary)
     assert page.read_text("utf-8").startswith(before)
 
 
@@ -261,8 +270,8 @@ def test_stopped_anywhere_it_ends_in_the_same_models(whole, config, tmp_path, mo
     monkeypatch.setattr(loop.processes, "share_stop", share_stop)
     for _ in stops:
         with stop.signals_as_requests(), pytest.raises(StoppedError):
-            study.run(config, tmp_path)
-    again = study.run(config, tmp_path)
+            start(config, tmp_path)
+    again = start(config, tmp_path)
     assert untimed(again) == untimed(summary)
     for model in ("dense/model", "sparse/seed_0/control/model"):
         name = f"{model}/model.safetensors"
@@ -294,7 +303,7 @@ def test_wrong_settings_are_named():
 def test_numbers_of_two_digits_are_tokens(config, tmp_path):
     """However rare they are in the text: other merges come after them."""
     wide = dataclasses.replace(config, text=dataclasses.replace(config.text, vocab_size=400))
-    corpus.write_corpora(wide.text, tmp_path / study.TEXT)
-    tokenizer = study.prepare(wide, tmp_path).tokenizer
+    corpus.write_corpora(wide.text, tmp_path / pair_run.TEXT)
+    tokenizer = pair_run.prepare(wide, tmp_path).tokenizer
     for number in range(100):
         assert len(tokenizer.encode(f"x{number:02d}")) == len(tokenizer.encode("x")) + 1, number

@@ -7,16 +7,16 @@ import re
 import pytest
 
 from lm_jax.errors import UsageError
-from lm_jax.run import cli
 from lm_jax.run.config_files import load_config
+from lm_jax.study import command
 from lm_jax.text.preparation import CorpusConfig
-from sparse_jax.studies.addition.config import AdditionConfig
+from sparse_jax.studies.addition.settings import AdditionConfig
 from sparse_jax.studies.multiple_choice.settings import MultipleChoiceConfig
-from sparse_jax.studies.posttrain import posttrain
-from sparse_jax.studies.posttrain.config import SMALL_MODEL, PosttrainConfig, experiment, smoke
+from sparse_jax.studies.posttrain import STUDY
+from sparse_jax.studies.posttrain.settings import SMALL_MODEL, PosttrainConfig, smoke
 
 ROOT = Path(__file__).parents[4]
-CONFIG = ROOT / "configs" / "sparse" / "smollm2.py"
+CONFIG = ROOT / "configs" / "sparse" / "posttrain.py"
 POSTTRAIN = {
     "context": (0, "at least 1"),
     "validation_documents": (0, "at least 1"),
@@ -29,14 +29,14 @@ POSTTRAIN = {
     "targets": ((3.5, 3.50001), "0.0001 apart"),
     "bias": (float("nan"), "finite"),
     "distill": (-1.0, "at least 0"),
-    "by_rule": (1.5, "at least 0 and at most 1"),
+    "by_rule": (1.5, "from 0 to 1"),
     "temperature": (0.0, "above 0"),
     "learning_rate": (-1.0, "above 0"),
     "warmup": (1.0, "at least 0 and below 1"),
     "weight_decay": (-0.1, "at least 0"),
     "clip_norm": (-1.0, "at least 0"),
     "skip_sigma": (-1.0, "at least 0"),
-    "seeds": ((1, 1), "different numbers"),
+    "seeds": ((1, 1), "different values"),
     "mesh": ((-1, -1, 1), "one may be -1"),
 }
 OTHERS = {
@@ -103,7 +103,7 @@ def test_the_command_refuses_before_it_reads_the_model(tmp_path, capsys):
         "--config.learning_rate=-1",
         "--config.temperature=0",
     ]
-    assert cli.run(posttrain.main, argv, config=str(CONFIG)) == 2
+    assert command.run(STUDY, argv) == 2
     message = capsys.readouterr().err
     assert "config.temperature = 0.0 must be above 0; config.learning_rate = -1.0" in message
     assert not (tmp_path / "run").exists()
@@ -175,5 +175,5 @@ def test_a_field_of_multiple_choice_is_refused_by_its_name(changes, message):
 
 def test_the_mode_over_dense_is_the_recipe_of_small_models_with_a_control():
     text = CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=600_000)
-    expected = experiment("", **SMALL_MODEL, corpus=text, validation_documents=120, control=True)
+    expected = STUDY.settings(**SMALL_MODEL, corpus=text, validation_documents=120, control=True)
     assert load_config(f"{CONFIG}:over_dense").to_dict() == expected.to_dict()

@@ -11,9 +11,10 @@ from lm_jax.checkpoint.adapters import ADAPTER_FILE, load_adapters
 from lm_jax.checkpoint.manager import FOLDER
 from lm_jax.model.params import by_path
 from lm_jax.run.files import read_json
+from lm_jax.study import frame
 from lm_jax.train.metrics import EVALUATIONS
 import sparse_jax
-from sparse_jax.studies.posttrain import export, posttrain
+from sparse_jax.studies.posttrain import export
 from sparse_jax.studies.posttrain.report_text import format_rounding
 from sparse_jax.studies.posttrain.results import Rounding
 from tests.sparse_jax.small_runs import command, run_folder, settings
@@ -81,7 +82,7 @@ def test_the_cost_is_printed_and_a_float32_export_has_none_without_training_agai
     folder = run_folder(rounded)
     before = read_json(folder / export.RESULT)
     share = f"rounding loses {before['rounding']['update_lost']:.1%} of the update"
-    assert share in (rounded / posttrain.REPORT).read_text("utf-8")
+    assert share in (rounded / frame.REPORT).read_text("utf-8")
     config = settings(base, text, dtype="bfloat16", steps=4, eval_every=4, learning_rate=2e-3)
     command(config, rounded)
     assert share in capsys.readouterr().out

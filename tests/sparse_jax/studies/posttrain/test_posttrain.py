@@ -21,19 +21,20 @@ from lm_jax.checkpoint.manager import FOLDER, saved_steps
 from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
 from lm_jax.model import lora
 from lm_jax.model.params import by_path
-from lm_jax.run import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.tables import read_table_provenance
+from lm_jax.study import command as study_command
+from lm_jax.study import frame
 from lm_jax.train.metrics import TIMING
 from lm_jax.train.objective import ignore_index_batch, nll
 from lm_jax.weights.peft import load_peft
 import sparse_jax
 from sparse_jax.gates import model as sparse_model
-from sparse_jax.studies.posttrain import export, patterns, posttrain
-from sparse_jax.studies.posttrain.config import PosttrainConfig
-from sparse_jax.studies.posttrain.task import DATA
+from sparse_jax.studies.posttrain import STUDY, evaluation, export, patterns, training
+from sparse_jax.studies.posttrain.settings import PosttrainConfig
+from sparse_jax.studies.posttrain.task import CONTROL, DATA, dense_loss, open_task
 from tests import rounding
 from tests.lm_jax.train import tiny_training
 from tests.sparse_jax.small_runs import (
@@ -48,7 +49,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def control_folder(folder):
-    return run_folder(folder).parent / posttrain.CONTROL
+    return run_folder(folder).parent / CONTROL
 
 
 def digest(file):
@@ -68,9 +69,9 @@ def test_edges_close_and_the_exported_model_is_the_evaluated_one(whole, base, ca
     assert table["edges"][-1] < 0.8 * table["edges"][0]
     assert len(set(table["strength"])) > 1
     result = read_json(run_folder(whole) / export.RESULT)
-    task = posttrain.open_task(frozen_config(whole), whole)
+    task = open_task(frozen_config(whole), whole)
     model = sparse_jax.load(run_folder(whole) / export.EXPORTED, mesh=task.mesh)
-    again = posttrain.compare(task.base, model, task.validation, task.mesh)
+    again = evaluation.compare(task.base, model, task.validation, task.mesh)
     assert again.ratio("open_edges", "pairs").estimate == result["edges"]["estimate"]
     assert again.difference.estimate == result["difference"]["estimate"]
     recorded = read_json(whole / "provenance.json")
@@ -83,7 +84,7 @@ def test_edges_close_and_the_exported_model_is_the_evaluated_one(whole, base, ca
     assert sum(windows["pairs"]) == sum(edges["pairs"])
     card = (run_folder(whole) / export.EXPORTED / "README.md").read_text()
     assert f"{result['edges']['estimate']:.2%}" in card
-    page = (whole / posttrain.REPORT).read_text("utf-8")
+    page = (whole / frame.REPORT).read_text("utf-8")
     assert f"{result['edges']['estimate']:.2%} of attention edges stay open" in page
     (text,) = read_json(run_folder(whole) / export.PATTERNS)
     heads = {f"Layer {head['layer']}, head {head['head']}" for head in text["heads"]}
@@ -95,7 +96,7 @@ def test_edges_close_and_the_exported_model_is_the_evaluated_one(whole, base, ca
 
 
 def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
-    summary = read_json(whole / posttrain.SUMMARY)
+    summary = read_json(whole / frame.SUMMARY)
     control, sparse = (
         pq.read_table(folder / export.WINDOWS).to_pydict()
         for folder in (control_folder(whole), run_folder(whole))
@@ -122,7 +123,7 @@ def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
     assert f"| sparse minus control loss | {over:+.4f} (95 % interval " in card
     assert f"| sparse loss, nats per token | {loss:.4f} (95 % interval " in card
     assert f"| sparse minus target loss | {loss - target:+.4f} |" in card
-    page = (whole / posttrain.REPORT).read_text("utf-8")
+    page = (whole / frame.REPORT).read_text("utf-8")
     assert "Minus control" in page and f"{over:+.4f}<small>[" in page
 
 
@@ -130,7 +131,7 @@ def test_the_control_can_be_the_model_of_the_next_run(whole, tmp_path):
     """The exported control is dense, and has the loss that was measured."""
     folder = control_folder(whole)
     config = dataclasses.replace(frozen_config(whole), model=str(folder / export.EXPORTED))
-    task = posttrain.open_task(config, tmp_path)
+    task = open_task(config, tmp_path)
     tokens_WS = np.concatenate(
         [task.validation.at(k)["tokens"] for k in range(task.validation.per_epoch)]
     )
@@ -143,7 +144,7 @@ def test_the_control_can_be_the_model_of_the_next_run(whole, tmp_path):
     wanted = rounding.expected(loss, jax.device_get(task.base.params))
     measured = read_json(folder / export.RESULT)["loss"]["estimate"]
     rounding.assert_within(measured, wanted)
-    rounding.assert_within(posttrain.dense_loss(task).loss, wanted)
+    rounding.assert_within(dense_loss(task).loss, wanted)
 
 
 def test_legible_heads_have_much_weight_on_few_edges():
@@ -187,12 +188,12 @@ def test_adapters_over_the_base_are_the_exported_weights_to_the_bit(whole, base)
 
 def test_the_base_does_not_change(whole, base):
     """Compared by hash, in the file and in memory."""
-    task = posttrain.open_task(frozen_config(whole), whole)
-    assert task.base.sha256 == read_json(whole / posttrain.SUMMARY)["model_sha256"]
+    task = open_task(frozen_config(whole), whole)
+    assert task.base.sha256 == read_json(whole / frame.SUMMARY)["model_sha256"]
     before = {path: digest_of(leaf) for path, leaf in by_path(task.base.params).items()}
     shutil.copytree(whole / DATA, whole.parent / "other" / DATA)
     other = dataclasses.replace(task, folder=whole.parent / "other")
-    posttrain.train_target(other, 234, 3.0)
+    training.train_target(other, 234, 3.0)
     after = {path: digest_of(leaf) for path, leaf in by_path(task.base.params).items()}
     assert after == before
 
@@ -214,7 +215,7 @@ def test_killed_twice_it_ends_in_the_same_parameters_and_dual(whole, base, text,
     arguments = [f"--config={file}", f"--workdir={folder}", compiled]
     for step in (4, 8):
         process = subprocess.Popen(
-            [sys.executable, "-m", "sparse_jax.studies.posttrain.posttrain", *arguments], cwd=ROOT
+            [sys.executable, "-m", "iaj", "sparse", "posttrain", *arguments], cwd=ROOT
         )
         while not list(folder.glob(f"seed_*/target_*/checkpoints/step_{step:06d}/MANIFEST.json")):
             assert process.poll() is None, "it ended before it could be killed"
@@ -222,7 +223,7 @@ def test_killed_twice_it_ends_in_the_same_parameters_and_dual(whole, base, text,
         process.kill()
         process.wait()
     subprocess.run(
-        [sys.executable, "-m", "sparse_jax.studies.posttrain.posttrain", *arguments],
+        [sys.executable, "-m", "iaj", "sparse", "posttrain", *arguments],
         cwd=ROOT,
         check=True,
     )
@@ -260,7 +261,7 @@ def test_a_frontier_is_a_run_for_each_slack(base, text, tmp_path):
     """Bounds above the control's loss; those above the dense loss are in the smoke runs below."""
     changes = {"slacks": (0.0, 4.0), "slack_over": "control", "control": True}
     command(settings(base, text, steps=6, eval_every=6, **changes), tmp_path / "run")
-    result = read_json(tmp_path / "run" / posttrain.SUMMARY)
+    result = read_json(tmp_path / "run" / frame.SUMMARY)
     tight, loose = result["runs"]
     control = result["controls"][0]["loss"]["estimate"]
     assert [tight["target"], loose["target"]] == [control, control + 4.0]
@@ -299,8 +300,7 @@ def test_the_smoke_mode_runs_on_its_family_in_the_shape_of_its_recipe(name, text
     model = golden_base(tmp_path / "model", case)
     changes = [f"--config.model={model}", f"--config.corpus.source={text}"]
     argv = ["posttrain", f"--config={file}:smoke", f"--workdir={tmp_path / 'run'}", *changes]
-    config = f"{file}:smoke"
-    assert cli.run(posttrain.main, argv, config=config, distributed=True) == 0
+    assert study_command.run(STUDY, argv) == 0
     assert "% of edges open" in capsys.readouterr().out
     folder = run_folder(tmp_path / "run")
     exported = sparse_jax.load(folder / export.EXPORTED)
@@ -314,11 +314,11 @@ def test_the_smoke_mode_runs_on_its_family_in_the_shape_of_its_recipe(name, text
     assert notes["mesh"] == ways | {"data": 16 // ways["fsdp"] // 4}
     # A recipe with a target keeps to it, 15 nats higher in the smoke mode, and one with a slack to
     # that above the loss of the dense model or of the control.
-    dense = read_json(tmp_path / "run" / posttrain.SUMMARY)["dense_loss"]
+    dense = read_json(tmp_path / "run" / frame.SUMMARY)["dense_loss"]
     result = read_json(folder / export.RESULT)
     over = dense
     if recipe.slack_over == "control":
-        control = folder.parent / posttrain.CONTROL / export.RESULT
+        control = folder.parent / CONTROL / export.RESULT
         over = read_json(control)["loss"]["estimate"]
     wanted = [bound + 15.0 for bound in recipe.targets] or [over + recipe.slacks[0]]
     assert result["target"] == wanted[0]
@@ -346,7 +346,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_its_checkpoints(base, 
         command(config, tmp_path / "run")
     folder = run_folder(tmp_path / "run")
     assert saved_steps(folder / FOLDER) and not (folder / export.RESULT).exists()
-    assert not (tmp_path / "run" / posttrain.SUMMARY).exists()
+    assert not (tmp_path / "run" / frame.SUMMARY).exists()
 
 
 @pytest.fixture

@@ -10,13 +10,15 @@ import pytest
 from lm_jax.checkpoint.adapters import ADAPTER_FILE, load_adapters
 from lm_jax.model.params import by_path
 from lm_jax.run.files import read_json
+from lm_jax.study import frame
 import sparse_jax
-from sparse_jax.studies.posttrain import export, posttrain
+from sparse_jax.studies.posttrain import export
+from sparse_jax.studies.posttrain.task import CONTROL
 from tests.lm_jax.weights.parity_pairs import end, launch, launch_pair
 from tests.sparse_jax.small_runs import run_folder, save_base, write_text
 
 pytestmark = pytest.mark.slow
-COMMAND = "sparse_jax.studies.posttrain.posttrain"
+COMMAND = "iaj sparse posttrain"
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +49,11 @@ def test_two_processes_end_with_what_one_does(config, tmp_path):
     assert ["against the control" in out for out in outs] == [True, False]
 
     target = run_folder(alone).relative_to(alone)
-    for name in (target, target.with_name(posttrain.CONTROL)):
+    for name in (target, target.with_name(CONTROL)):
         for table in (export.EDGES, export.WINDOWS):
             one, two = (pq.read_table(folder / name / table) for folder in (alone, pair))
             assert one.equals(two), (name, table)
-    own = read_json(alone / posttrain.SUMMARY)["model_sha256"]
+    own = read_json(alone / frame.SUMMARY)["model_sha256"]
     one, two = (
         load_adapters(run_folder(folder) / ADAPTER_FILE, base_sha256=own)[0]
         for folder in (alone, pair)
@@ -63,7 +65,7 @@ def test_two_processes_end_with_what_one_does(config, tmp_path):
     for name in names:
         one, two = (read_json(run_folder(folder) / name) for folder in (alone, pair))
         assert one == two, name
-    one, two = (read_json(folder / posttrain.SUMMARY) for folder in (alone, pair))
+    one, two = (read_json(folder / frame.SUMMARY) for folder in (alone, pair))
     assert one == two
     model = sparse_jax.load(run_folder(pair) / export.EXPORTED)
     assert model.numbers["steps"] == two["runs"][0]["steps"]

@@ -8,16 +8,18 @@ import jsonschema
 import numpy as np
 import pytest
 
+from lm_jax import report
 from lm_jax.errors import CorruptError, UsageError
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.statistics import Interval
+from lm_jax.study import frame
 from lm_jax.text.preparation import SplitSize
-from sparse_jax.studies.posttrain import export, posttrain, run_identity, task
-from sparse_jax.studies.posttrain.config import OVER_CONTROL, PosttrainConfig
-from sparse_jax.studies.posttrain.report import Run, build
+from sparse_jax.studies.posttrain import export, run_identity, task
+from sparse_jax.studies.posttrain.numbers import by_bound, spread
+from sparse_jax.studies.posttrain.report import Run, conclusion, sections
 from sparse_jax.studies.posttrain.report_text import terms
 from sparse_jax.studies.posttrain.results import (
     ComparedRun,
@@ -27,9 +29,8 @@ from sparse_jax.studies.posttrain.results import (
     Rounding,
     Spread,
     TextPatterns,
-    by_bound,
-    spread,
 )
+from sparse_jax.studies.posttrain.settings import OVER_CONTROL, PosttrainConfig
 from tests.sparse_jax.small_runs import command, run_folder, settings
 
 
@@ -109,7 +110,7 @@ def test_runs_are_grouped_by_their_bound():
 
 
 def test_a_summary_is_read_back_as_it_was_written(tmp_path):
-    path = tmp_path / posttrain.SUMMARY
+    path = tmp_path / frame.SUMMARY
     whole = summary()
     write_json(path, whole)
     assert load_result(path, PosttrainSummary) == whole
@@ -141,7 +142,7 @@ def stopped(base, text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped") / "run"
     config = settings(base, text, steps=2, eval_every=2)
     command(config, folder)
-    (folder / posttrain.SUMMARY).unlink()
+    (folder / frame.SUMMARY).unlink()
     (folder / FINISHED_FILE).unlink()
     return config, folder
 
@@ -151,7 +152,7 @@ def test_two_seeds_are_two_runs_with_their_controls(base, text, tmp_path, capsys
     folder = tmp_path / "run"
     config = settings(base, text, seeds=(1, 2), control=True, steps=4, eval_every=4)
     command(config, folder)
-    result = read_json(folder / posttrain.SUMMARY)
+    result = read_json(folder / frame.SUMMARY)
     first, second = result["runs"]
     assert [first["folder"][:7], second["folder"][:7]] == ["seed_1/", "seed_2/"]
     assert [control["seed"] for control in result["controls"]] == [1, 2]
@@ -174,7 +175,7 @@ def test_two_seeds_are_two_runs_with_their_controls(base, text, tmp_path, capsys
     )
     assert "between seeds" in printed and "over documents, of one trained model" in printed
     assert "one run" not in printed
-    page = (folder / posttrain.REPORT).read_text("utf-8")
+    page = (folder / frame.REPORT).read_text("utf-8")
     assert "means of 2 seeds" in page and f"({low} to {high})" in page
 
 
@@ -202,7 +203,12 @@ def test_a_bound_that_moves_is_drawn_and_the_slack_is_over_what_it_was_set_over(
     moving = dataclasses.replace(fixed, moving=(4.321, 3.876))
     over = PosttrainConfig(**OVER_CONTROL, slacks=(0.07,))
     pages = [
-        build(config, shown, [result], provenance={})
+        report.page(
+            "Runs",
+            sections(config, shown, [result]),
+            provenance={},
+            lead=[conclusion(config, shown)],
+        )
         for config, result in ((PosttrainConfig(), fixed), (over, moving))
     ]
     assert "4.321" not in pages[0] and "bound was +0.1000 against the dense model" in pages[0]
@@ -215,7 +221,7 @@ def test_one_seed_is_reported_as_one_run(base, text, tmp_path, capsys):
     command(settings(base, text, steps=4, eval_every=4), folder)
     printed = capsys.readouterr().out
     assert ", one run: " in printed and "between seeds" not in printed
-    page = (folder / posttrain.REPORT).read_text("utf-8")
+    page = (folder / frame.REPORT).read_text("utf-8")
     assert "(one run)." in page and "This is one run of each bound." in page
 
 

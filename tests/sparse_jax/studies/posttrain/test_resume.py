@@ -14,8 +14,9 @@ from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
 from lm_jax.parallel import sharding
 from lm_jax.run import cli, stop
 from lm_jax.run.files import read_json
+from lm_jax.study import frame
 from lm_jax.train.step import LOSS_WINDOW
-from sparse_jax.studies.posttrain import export, posttrain
+from sparse_jax.studies.posttrain import export, training
 from sparse_jax.studies.posttrain import task as task_module
 from tests.sparse_jax.small_runs import command, run_folder, save_base, settings
 
@@ -23,7 +24,7 @@ from tests.sparse_jax.small_runs import command, run_folder, save_base, settings
 @pytest.fixture
 def stop_at(monkeypatch):
     """A function that arranges a request to stop after that many steps."""
-    train = posttrain.train
+    train = training.train
 
     def arrange(step):
         def on_step(now):
@@ -31,7 +32,7 @@ def stop_at(monkeypatch):
                 stop.request()
 
         monkeypatch.setattr(
-            posttrain, "train", lambda *args, **kwargs: train(*args, **kwargs, on_step=on_step)
+            training, "train", lambda *args, **kwargs: train(*args, **kwargs, on_step=on_step)
         )
 
     yield arrange
@@ -59,7 +60,7 @@ def losses(folder):
 
 
 def summary_of(folder):
-    return read_json(folder / posttrain.SUMMARY)
+    return read_json(folder / frame.SUMMARY)
 
 
 def test_a_run_stopped_on_four_devices_resumes_on_two_with_another_mesh(
@@ -102,8 +103,10 @@ def test_other_weights_in_the_same_folder_are_refused(
     own = lm_jax.load_pretrained(movable).sha256
     replace_weights(movable)
     other = lm_jax.load_pretrained(movable).sha256
-    message = rf"the runs in .*run began with another model .*weights {own[:12]}, not {other[:12]}"
-    with pytest.raises(BadInputError, match=rf"{message}; put that back, choose another --workdir"):
+    message = (
+        rf"run holds the results of other inputs \(model: weights {own[:12]}, not {other[:12]}"
+    )
+    with pytest.raises(BadInputError, match=rf"{message}\); put those back, or choose another"):
         command(config, folder)
     assert saved_steps(run_folder(folder) / FOLDER) == [4]
 
@@ -186,7 +189,7 @@ def test_another_export_keeps_the_bound_over_the_control(base, text, tmp_path):
     over = {"control": True, "slack_over": "control", "slacks": (0.5,), "paired": True}
     config = settings(base, text, steps=4, eval_every=4, dtype="bfloat16", distill=0.0, **over)
     command(config, folder)
-    control = folder / "seed_234" / posttrain.CONTROL
+    control = folder / "seed_234" / task_module.CONTROL
     (before,) = summary_of(folder)["controls"]
     first = read_json(control / task_module.LOSS)["loss"]
     assert before["loss"]["estimate"] == first
@@ -200,7 +203,7 @@ def test_another_export_keeps_the_bound_over_the_control(base, text, tmp_path):
     assert summary["runs"][0]["target"] == first + 0.5
     assert read_json(control / task_module.LOSS)["loss"] == first
     # The page has the bound of each update.
-    page = (folder / posttrain.REPORT).read_text("utf-8")
+    page = (folder / frame.REPORT).read_text("utf-8")
     bounds = [loss + 0.5 for loss in losses_in(control)]
     assert "bound in training" in page and f"{bounds[-1]:.4g}" in page
 
@@ -209,7 +212,7 @@ def test_another_export_keeps_the_bound_over_the_control(base, text, tmp_path):
 def test_a_stop_is_obeyed_during(phase, base, text, tmp_path, monkeypatch, capsys):
     folder, config = tmp_path / "run", settings(base, text, steps=4, eval_every=4)
     module, name = (
-        (task_module, "evaluate") if phase == "the dense evaluation" else (posttrain, "compare")
+        (task_module, "evaluate") if phase == "the dense evaluation" else (training, "compare")
     )
     evaluate = getattr(module, name)
 

@@ -1,0 +1,216 @@
+"""Settings of post-training: the frozen dataclass that a config file becomes."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from lm_jax.errors import out_of_range
+from lm_jax.model.lora import LoraConfig
+from lm_jax.run.settings import Bound, above, at_least, different, within
+from lm_jax.study import Distributed, Training
+from lm_jax.text.preparation import CorpusConfig
+from sparse_jax.gates.geco import Strength
+
+
+def _apart(bounds: Sequence[float], *, least: float) -> bool:
+    """Whether all are finite, at least `least`, and 0.0001 apart, as names of folders must be."""
+    steps = np.diff(sorted(bounds))
+    return all(least <= bound < math.inf for bound in bounds) and bool(
+        (steps >= 1e-4 - 1e-12).all()
+    )
+
+
+_FINITE = Bound("finite", math.isfinite)
+_SHARE_BELOW_1 = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
+_TARGETS = Bound("above 0 and 0.0001 apart", lambda bounds: _apart(bounds, least=1e-4))
+_SLACKS = Bound("at least 0 and 0.0001 apart", lambda bounds: _apart(bounds, least=0.0))
+_MESH = Bound(
+    "three sizes of at least 1, of which one may be -1",
+    lambda mesh: mesh.count(-1) <= 1 and all(size == -1 or size >= 1 for size in mesh),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PosttrainConfig(Training, Distributed):
+    """All settings of post-training.
+
+    Attributes:
+      model: a local folder, a .gguf file, or a name of the manifest.
+      corpus: the text and its splits; its `vocab_size` is ignored in favour of the model's.
+      context: tokens of a window, always of one document.
+      validation_documents: the most documents to evaluate on.
+      slacks: bounds of the loss, in nats per token above that of the dense model or of the control,
+        as `slack_over` says, on the same tokens; one run for each, which together give the
+        frontier.
+      slack_over: what `slacks` are above: "dense", the loss of the pretrained model, or "control",
+        that of the control of the same seed, which is then trained first: a slack of 0 asks for the
+        loss of equal training alone.
+      targets: absolute bounds in nats per token, which replace `slacks` if there are any.
+      strength: update rule of the penalty's strength; the runs differ in its target.
+      adapters: rank, alpha and targets of LoRA.
+      full: train all weights instead of adapters.
+      bias: initial bias of the gate logits.
+      learn_bias: train one bias per layer and head.
+      raw_gate: gate logits as Eq. 1 prints them, q.k without its scale.
+      renormalise: divide the weights of open edges by their sum, an ablation of Eq. 2.
+      control: also train for as many steps with every gate open. Against this dense model, trained
+        on the same text, the loss shows the cost of closing edges alone.
+      distill: weight of the divergence from the dense model; 0 leaves the teacher out.
+      temperature: temperature of both distributions in the divergence.
+      paired: bound the loss of each update by that of the control at the same update, on the same
+        batch, plus the slack, and not by a fixed number: a run then closes edges from its first
+        update on, when no model has the loss of the control's end. Needs `slack_over="control"`.
+      by_rule: share of the updates, the last ones, in which gates open by rule as in evaluation:
+        where a needed edge was open in half of the samples, the rule may close it for good.
+      batch_size: windows of one update, on all devices together.
+      accumulate: micro-batches of one update.
+      steps: updates of a run.
+      learning_rate: peak of the learning rate; a cosine to a tenth follows.
+      warmup: share of the steps in which the learning rate rises to its peak.
+      weight_decay: weight decay of matrices.
+      clip_norm: largest norm of the gradient; 0 does not clip.
+      skip_sigma: skip an update whose loss is that many standard deviations above the mean of the
+        last 128; 0 skips none.
+      dtype: dtype of the computation and of frozen weights; trained weights and moments are
+        float32.
+      export_dtype: dtype of the exported weights where adapters are merged into frozen ones: "base"
+        is `dtype`, to which the sum is rounded once; "float32" does not round it.
+      remat: keep only the residual stream of each layer for the backward pass.
+      eval_every: steps between evaluations.
+      save_every: steps between checkpoints; each evaluation saves one too.
+      seeds: random seeds of adapters, order and gates; one run for each seed and bound.
+      mesh: sizes of the axes data, fsdp, tensor; one may be -1.
+      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
+      texts: texts whose attention before and after is in the report.
+      heads: heads in the report, as "layer.head"; if there are none, heads whose few open edges
+        carry much weight (`patterns.legible`).
+    """
+
+    model: str = "smollm2"
+    corpus: CorpusConfig = dataclasses.field(
+        default_factory=lambda: CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0))
+    )
+    context: Annotated[int, at_least(1)] = 64
+    validation_documents: Annotated[int, at_least(1)] = 200
+    slacks: Annotated[tuple[float, ...], _SLACKS] = (0.05,)
+    slack_over: Literal["dense", "control"] = "dense"
+    targets: Annotated[tuple[float, ...], _TARGETS] = ()
+    strength: Strength = dataclasses.field(default_factory=Strength)
+    adapters: LoraConfig = dataclasses.field(default_factory=LoraConfig)
+    full: bool = False
+    bias: Annotated[float, _FINITE] = 0.0
+    learn_bias: bool = False
+    raw_gate: bool = False
+    renormalise: bool = False
+    control: bool = False
+    distill: Annotated[float, at_least(0)] = 1.0
+    temperature: Annotated[float, above(0)] = 1.0
+    paired: bool = False
+    by_rule: Annotated[float, within(0, 1)] = 0.0
+    batch_size: Annotated[int, at_least(1)] = 16
+    accumulate: Annotated[int, at_least(1)] = 1
+    steps: Annotated[int, at_least(1)] = 1_000
+    learning_rate: Annotated[float, above(0)] = 1e-4
+    warmup: Annotated[float, _SHARE_BELOW_1] = 0.02
+    weight_decay: Annotated[float, at_least(0)] = 0.0
+    clip_norm: Annotated[float, at_least(0)] = 1.0
+    skip_sigma: Annotated[float, at_least(0)] = 0.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    export_dtype: Literal["base", "float32"] = "base"
+    remat: bool = False
+    eval_every: Annotated[int, at_least(1)] = 100
+    save_every: Annotated[int, at_least(1)] = 50
+    seeds: Annotated[tuple[int, ...], different(within(0, 2**32 - 1))] = (234,)
+    mesh: Annotated[tuple[int, int, int], _MESH] = (-1, 1, 1)
+    allow_fallback: bool = False
+    texts: tuple[str, ...] = (
+        "When Mary and John went to the store, John gave a drink to Mary, and Mary thanked him.",
+    )
+    heads: tuple[str, ...] = ()
+
+    def problems(self) -> list[str]:
+        """What does not fit together."""
+        some = bool(self.targets or self.slacks)
+        problems = out_of_range(self, {"slacks": (some, "one number or more")}, prefix="config.")
+        if self.slack_over == "control" and not self.control:
+            problems.append("config.slack_over = 'control' needs config.control = True")
+        if self.paired and (self.slack_over != "control" or self.targets):
+            problems.append("config.paired needs config.slack_over = 'control' and no targets")
+        if self.paired and self.skip_sigma:
+            # A skipped update has no number in the dual, so those after it would be bounded by the
+            # control's losses on other batches.
+            problems.append(
+                f"config.skip_sigma = {self.skip_sigma} skips updates, and config.paired compares "
+                "each with that of the control; set config.skip_sigma = 0 or config.paired = False"
+            )
+        if self.accumulate >= 1 and self.batch_size % self.accumulate:
+            problems.append(
+                f"config.batch_size = {self.batch_size} must be a multiple of config.accumulate = "
+                f"{self.accumulate}"
+            )
+        if min(self.corpus.splits[:2]) <= 0:
+            problems.append(
+                f"config.corpus.splits = {self.corpus.splits} must give training and validation "
+                "a share above 0"
+            )
+        for head in self.heads:
+            if not all(part.isdecimal() for part in head.split(".")) or head.count(".") != 1:
+                problems.append(f"config.heads has {head!r}; write layer.head, such as 3.0")
+        return problems
+
+
+# Settings for hundreds of updates. The bound leaves a margin to 0.05, because it is on the training
+# text and not on the validation text.
+SMALL_MODEL: Mapping[str, Any] = {
+    "slacks": (0.04,),
+    "strength": Strength(dual_rate=0.1, decay=0.9, start=0.3),
+    "adapters": LoraConfig(rank=8, alpha=16.0),
+    "distill": 0.0,
+    "batch_size": 8,
+    "steps": 400,
+    "learning_rate": 1e-3,
+    "eval_every": 80,
+    "save_every": 40,
+}
+
+# Bounds relative to the control at the same update, and gates by rule late in training.
+OVER_CONTROL: Mapping[str, Any] = {
+    "control": True,
+    "slack_over": "control",
+    "paired": True,
+    "raw_gate": True,
+    "by_rule": 0.4,
+    "strength": Strength(dual_rate=1.0, decay=0.95, start=0.1, least=0.01, settle=0.2),
+}
+
+# More nats than any model loses per token, unless it is worse than a uniform distribution.
+_SMOKE_MARGIN = 15.0
+
+
+def smoke(config: PosttrainConfig) -> PosttrainConfig:
+    """The same experiment on little text, for two steps.
+
+    Targets stay targets, the number of micro-batches stays, and the mesh keeps its axes: the
+    largest axis of a fixed size takes the devices that are there.
+    """
+    corpus = dataclasses.replace(config.corpus, max_tokens=20_000, splits=(0.8, 0.2, 0.0))
+    data, fsdp, tensor = config.mesh
+    if -1 not in config.mesh:
+        largest = config.mesh.index(max(config.mesh))
+        data, fsdp, tensor = (-1 if axis == largest else 1 for axis in range(3))
+    return dataclasses.replace(
+        config,
+        corpus=corpus,
+        context=min(config.context, 24),
+        validation_documents=8,
+        # The bounds of a recipe do not hold for other text in windows as short as these.
+        targets=tuple(bound + _SMOKE_MARGIN for bound in config.targets),
+        batch_size=8 * config.accumulate,
+        steps=2,
+        eval_every=1,
+        seeds=config.seeds[:1],
+        mesh=(data, fsdp, tensor),
+    )

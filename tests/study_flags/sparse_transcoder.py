@@ -1,0 +1,12 @@
+"""A Llama with random weights, and text of its tokenizer; with the per-layer control."""
+
+from tests.sparse_jax.small_runs import save_base, write_text
+
+
+def flags(request, folder):
+    source = write_text(folder / "text")
+    return [
+        f"--config.model={save_base(folder / 'model')}",
+        f"--config.corpus.source={source}",
+        "--config.features=8",
+    ]
