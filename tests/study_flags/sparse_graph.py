@@ -9,5 +9,4 @@ def flags(request, folder):
     prompts = [f"--prompt={text}" for text in (PROMPTS[0], PROMPTS[0].replace("Mary", "Anna"))]
     # Texts, attention scores and interventions take long to compile; the command's tests have them.
     without = [f"--config.{name}=0" for name in ("explained", "intervened", "supernodes")]
-    few = ["--config.max_features=4", "--config.mediated=4", "--config.corpus.source="]
-    return [*of_dense(models), *prompts, *without, *few]
+    return [*of_dense(models), *prompts, *without, "--config.corpus.source="]
