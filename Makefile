@@ -42,7 +42,8 @@ quickstart: $(VENV)/base.stamp
 
 test: $(VENV)/dev.stamp
 	XLA_FLAGS="$(XLA_FLAGS) $(if $(ISA),--xla_cpu_max_isa=$(ISA))" COMPILE_AS_USERS=$(COMPILE_AS_USERS) $(BIN)/python -m pytest \
-		-m "not torch and not slow and not compiled and not triton" -n $(WORKERS) --dist loadfile $(TESTS)
+		-m "not torch and not slow and not compiled and not triton" -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		$(TESTS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -27,12 +27,14 @@ keep_names(
         "recipes": "row_maps field_maps feature_maps calibrate linear_state hybrid_recipe fused "
         "diagnostic probe",
         "audit": "bias_tables audit_suites audited_model concentration decision head_sets "
-        "head_types matched matched_results measure model_calibration multiple_choice recipe_rows "
+        "head_types matched_results measure model_calibration multiple_choice recipe_rows "
         "stages suite_answers suite_results summary units schema columns results "
         "condition_results config provenance hybrid_results",
         "report": "paper",
-        "studies": "check diagnosis hybrid feed distill paper_study",
+        "studies": "check feed distill paper_study",
+        "studies.check": "diagnosis hybrid",
     },
+    {"matched": "studies.audit.matched", "audit.matched": "studies.audit.matched"},
 )
 
 __all__ = [

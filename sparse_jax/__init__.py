@@ -18,15 +18,15 @@ keep_names(
     {
         "gates": "attend open_edges geco objective model",
         "circuits": "source_model edge_graph",
-        "studies": "pair addition two_hop multiple_choice circuits.analysis circuits.config "
+        "studies": "pair addition two_hop multiple_choice "
         "circuits.measurements circuits.paper circuits.parts circuits.piece "
         "circuits.report circuits.report_curves circuits.report_figures "
-        "circuits.report_lead circuits.report_text circuits.results circuits.study "
+        "circuits.report_lead circuits.report_text circuits.results "
         "transcoders.measure transcoders.neurons transcoders.report "
         "transcoders.report_text transcoders.results transcoders.scores graphs.case_study "
-        "graphs.comparison graphs.config graphs.explanations graphs.inputs graphs.labels "
+        "graphs.comparison graphs.explanations graphs.inputs graphs.labels "
         "graphs.mass graphs.page graphs.piece graphs.prompts graphs.report "
-        "graphs.report_text graphs.results graphs.stability graphs.study",
+        "graphs.report_text graphs.results graphs.stability",
         "studies.posttrain": "task evaluation export patterns report report_text results "
         "run_identity paper",
     },
@@ -36,6 +36,11 @@ keep_names(
         "transcoders.comparison": "studies.transcoders.numbers",
         "transcoders.config": "studies.transcoders.settings",
         "transcoders.train": "studies.transcoders.run",
+        "circuits.analysis": "studies.circuits.numbers",
+        "circuits.config": "studies.circuits.settings",
+        "circuits.study": "studies.circuits.run",
+        "graphs.config": "studies.graphs.settings",
+        "graphs.study": "studies.graphs.run",
     },
 )
 

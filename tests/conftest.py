@@ -9,7 +9,9 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import resource
 import sys
+import threading
 import tomllib
 
 if "jax" in sys.modules:
@@ -57,22 +59,32 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 
+# Whether the test before this one was compiled in earnest.
+_IN_EARNEST = False
+
+
 @pytest.fixture(autouse=True)
 def optimised_where_marked(request: pytest.FixtureRequest) -> Generator[None]:
     """Compiles in earnest what is marked `optimised`, `compiled` or `torch`.
 
     The first hold what a CPU runs in earnest to the same bounds: the XLA path of the prefix mean,
-    which training uses, and a bound that the rounding of unfused arithmetic passes.
+    which training uses, and a bound that the rounding of unfused arithmetic passes. They use no
+    program that a test before them compiled quickly.
     """
+    global _IN_EARNEST
+    before, _IN_EARNEST = _IN_EARNEST, False
     if not any(map(request.node.get_closest_marker, ("optimised", "compiled", "torch"))):
         yield
         return
     import jax
 
-    before = jax.config.read("jax_disable_most_optimizations")
+    _IN_EARNEST = True
+    if not before:
+        jax.clear_caches()
+    quickly = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update("jax_disable_most_optimizations", quickly)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -92,17 +104,60 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     compilation_cache.reset_cache()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compiled_programs_end_with_their_module() -> Generator[None]:
-    """Forgets what was compiled once a file's tests are through.
+# Programs that are lowered in one MLIR context. Its constants are freed with it.
+_LOWERED_IN_ONE_CONTEXT = 100
 
-    No file calls the programs of another, and a worker that keeps them all grows to gigabytes.
+
+@pytest.fixture(autouse=True, scope="session")
+def contexts_are_shared() -> Generator[None]:
+    """Lowers many programs in one MLIR context.
+
+    jax makes a context for each program, which takes milliseconds and a megabyte, as much as the
+    lowering of a small program itself; the programs are the same. Each thread has its own, and what
+    is compiled while another program is lowered gets a new one: it would be written into the other.
+    """
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
+
+    make = getattr(mlir, "make_ir_context", None)
+    if make is None:
+        yield
+        return
+    kept = threading.local()
+
+    def make_or_keep() -> object:
+        if ir.Context.current is not None:
+            return make()
+        if getattr(kept, "left", 0) == 0:
+            kept.context, kept.left = make(), _LOWERED_IN_ONE_CONTEXT
+        kept.left -= 1
+        return kept.context
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlir, "make_ir_context", make_or_keep)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_are_forgotten() -> Generator[None]:
+    """Forgets what was compiled, after a file's tests, in a process that has grown large.
+
+    Files share the programs of single operations, and little else.
     """
     yield
-    if "jax" in sys.modules:
+    if "jax" in sys.modules and _is_large():
         import jax
 
         jax.clear_caches()
+
+
+def _is_large() -> bool:
+    """Whether the process holds over two gigabytes, or cannot tell."""
+    try:
+        pages = int(pathlib.Path("/proc/self/statm").read_text("ascii").split()[1])
+    except OSError:
+        return True
+    return pages * resource.getpagesize() > 2**31
 
 
 def pytest_collection_finish() -> None:
@@ -117,7 +172,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips a test whose torch, Triton, GPU compiler or assets are not here, and says so."""
+    """Skips a test whose torch, Triton, GPU compiler or assets are not here, and says so.
+
+    Files that take long come first, so that no worker begins one when the others are through.
+    """
+    long = [*_reasons()]
+    items.sort(key=lambda item: [*long, _file(item.nodeid)].index(_file(item.nodeid)))
     has_torch = importlib.util.find_spec("torch") is not None
     for item in items:
         if item.get_closest_marker("nightly") and not item.get_closest_marker("slow"):
@@ -157,7 +217,7 @@ _SECONDS: dict[str, float] = {}
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Adds up what the tests of a file take, with their fixtures."""
-    file = report.nodeid.partition("::")[0]
+    file = _file(report.nodeid)
     _SECONDS[file] = _SECONDS.get(file, 0.0) + report.duration
 
 
@@ -168,12 +228,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """
     if len(_SECONDS) <= 10:
         return
-    with (pathlib.Path(__file__).parent / "slow_files.toml").open("rb") as file:
-        reasons = tomllib.load(file)
+    reasons = _reasons()
     terminalreporter.section("slowest files")
     for name in sorted(_SECONDS, key=lambda name: -_SECONDS[name])[:10]:
         told = reasons.get(name, "no reason" if _SECONDS[name] > _LONG else "")
         terminalreporter.write_line(f"{_SECONDS[name]:6.1f} s  {name}  {told}".rstrip())
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def _reasons() -> dict[str, str]:
+    """Files that take long, and why, the longest first."""
+    with (pathlib.Path(__file__).parent / "slow_files.toml").open("rb") as file:
+        return tomllib.load(file)
 
 
 def _compiler_unsupported() -> str:

@@ -7,11 +7,13 @@ from pathlib import Path
 import subprocess
 import sys
 import textwrap
+import tomllib
 import types
 import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tools.gpu_code import target
@@ -30,6 +32,22 @@ def test_four_cpu_devices_and_no_silent_rank_promotion():
     assert jax.device_count() == 4
     with pytest.raises(ValueError, match="promot"):
         jnp.ones(2) + jnp.ones((2, 2))
+
+
+def test_programs_share_a_context_but_not_with_one_that_is_being_lowered():
+    """The random bits of a constant are compiled while the program that has it is lowered."""
+
+    @jax.jit
+    def shifted(x):
+        with jax.ensure_compile_time_eval():
+            noise = jax.random.normal(jax.random.key(0), (3, 5))
+        return x + noise
+
+    first, second = (jax.jit(lambda x, n=n: x + n).lower(1.0) for n in (1, 2))
+    contexts = [each.compiler_ir().context for each in (first, second)]
+    assert contexts[0] == contexts[1]
+    wanted = np.asarray(jax.random.normal(jax.random.key(0), (3, 5))) + 1.0
+    np.testing.assert_array_equal(shifted(jnp.ones((3, 5))), wanted)
 
 
 def test_a_warning_is_an_error():
@@ -52,9 +70,10 @@ def test_captured_text_that_is_no_unicode_does_not_stop_a_parallel_run(caplog):
 
 
 class Item:
-    """A collected test, reduced to its marks."""
+    """A collected test, reduced to its marks and its file."""
 
-    def __init__(self, *marks: pytest.MarkDecorator):
+    def __init__(self, *marks: pytest.MarkDecorator, file: str = "tests/test_this.py"):
+        self.nodeid = f"{file}::test"
         self.marks = [mark.mark for mark in marks]
         self.reasons: list[str] = []
 
@@ -99,6 +118,17 @@ def test_a_skip_names_its_remedy(reasons):
 def test_a_real_mark_without_names_is_refused(reasons):
     with pytest.raises(pytest.UsageError, match="name the assets"):
         reasons(pytest.mark.real)
+
+
+def test_files_that_take_long_come_first_and_the_rest_stay_in_order(pytestconfig):
+    conftest = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
+    long = [*tomllib.loads(Path(__file__).with_name("slow_files.toml").read_text("utf-8"))]
+    names = ["tests/test_b.py", long[1], "tests/test_a.py", long[0], "tests/test_b.py"]
+    items = [Item(file=name) for name in names]
+    conftest.pytest_collection_modifyitems(items)
+    wanted = [*long[:2], "tests/test_b.py", "tests/test_a.py", "tests/test_b.py"]
+    assert [item.nodeid for item in items] == [f"{name}::test" for name in wanted]
+    assert all((Path(__file__).parents[1] / name).is_file() for name in long)
 
 
 def test_the_library_of_prototypes_is_imported_without_what_few_commands_need():

@@ -8,9 +8,9 @@
 
 from ml_collections import ConfigDict
 
-from sparse_jax.studies.circuits.config import experiment
+from sparse_jax.studies.circuits import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.circuits.config.CircuitConfig`."""
-    return experiment(mode)
+    """The settings of `sparse_jax.studies.circuits.settings.CircuitConfig`."""
+    return STUDY.settings(mode)

@@ -9,9 +9,9 @@
 
 from ml_collections import ConfigDict
 
-from sparse_jax.studies.graphs.config import experiment
+from sparse_jax.studies.graphs import STUDY
 
 
 def get_config(mode: str = "") -> ConfigDict:
-    """The settings of `sparse_jax.studies.graphs.config.GraphConfig`."""
-    return experiment(mode)
+    """The settings of `sparse_jax.studies.graphs.settings.GraphConfig`."""
+    return STUDY.settings(mode)

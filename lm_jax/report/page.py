@@ -113,6 +113,7 @@ class Report(NamedTuple):
       facts: facts of the models and settings that close the page, after the provenance.
       script: the page's own JavaScript.
       style: the page's own CSS.
+      exit_code: what the command returns, for a study whose answer a script asks for.
     """
 
     title: str
@@ -122,6 +123,7 @@ class Report(NamedTuple):
     facts: Mapping[str, object] = {}
     script: str = ""
     style: str = ""
+    exit_code: int = 0
 
 
 def section(title: str, *parts: Part) -> Section:

@@ -1,8 +1,14 @@
-"""Standard output that nobody reads any more, as in `iaj ... --help | head`."""
+"""Standard output: what it can encode, and whether anybody reads it, as in `... --help | head`."""
 
 import os
 import select
 import sys
+
+
+def printable(text: str) -> str:
+    """The text, with a question mark for each character that standard output cannot encode."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def reader_is_gone() -> bool:

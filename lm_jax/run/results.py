@@ -91,16 +91,28 @@ class InvalidError(ValueError):
 def load_result(path: str | os.PathLike[str], cls: type[T]) -> T:
     """Reads the dataclass `cls` from a JSON file that `write_json` wrote, strictly.
 
+    Args:
+      path: the file.
+      cls: a dataclass, or a union of some, of which it is the one whose fields fit best.
+
     Raises:
       CorruptError: the file is not JSON, or fields are missing, unknown or of another type; the
         message names them all.
     """
+    tree = read_json(path)
+    cls = _meant(tree, cls)
     try:
-        return parse_result(read_json(path), cls)
+        return parse_result(tree, cls)
     except InvalidError as error:
         raise CorruptError(
             f"{path} is no {cls.__name__}: {error}; restore it, or start again in another --workdir"
         ) from error
+
+
+def _meant(tree: Any, cls: type[T]) -> type[T]:
+    """The member of a union with the fewest fields that are missing or unknown."""
+    held = set(tree) if isinstance(tree, dict) else set()
+    return min(members(cls), key=lambda one: len(held ^ {f.name for f in dataclasses.fields(one)}))
 
 
 def parse_result(tree: Any, cls: type[T], where: str = "") -> T:

@@ -16,9 +16,9 @@ def run(study: Study, argv: Sequence[str]) -> int:
     The docstring of the study's package is its help, which begins with examples.
     """
 
-    def main(arguments: cli.Arguments) -> None:
+    def main(arguments: cli.Arguments) -> int:
         folder = arguments.workdir or from_plain(arguments.config, study.config).default_folder()
-        frame.execute(study, arguments.config, folder, resume=arguments.resume)
+        return frame.answer(study, arguments.config, folder, resume=arguments.resume).exit_code
 
     package = study.config.__module__.rpartition(".")[0]
     return cli.run(

@@ -9,11 +9,11 @@ The work folder then has, besides what `lm_jax.run.workdir` lists and the study'
 from collections.abc import Sequence
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from lm_jax import report
 from lm_jax.report import Report
-from lm_jax.run import processes
+from lm_jax.run import output, processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
 from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.finished import (
@@ -22,6 +22,7 @@ from lm_jax.run.finished import (
     OtherInputsError,
     check_resumed,
     finish_time,
+    is_finished,
     mark_finished,
 )
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
@@ -39,8 +40,25 @@ EARLIER_SUMMARIES = (
 EARLIER_REPORTS = ("concepts.html", "intervention.html", "scores.html")
 
 
+class Answer(NamedTuple):
+    """What a study found.
+
+    Attributes:
+      summary: of the study's dataclass.
+      exit_code: what its report says that the command returns.
+    """
+
+    summary: Any
+    exit_code: int
+
+
 def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto") -> Any:
-    """Runs or resumes a study, or reads what it has finished; prints and returns its summary.
+    """Returns the summary of `answer`."""
+    return answer(study, settings, folder, resume=resume).summary
+
+
+def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto") -> Answer:
+    """Runs or resumes a study, or reads what it has finished; prints and returns what it found.
 
     Args:
       study: the declaration.
@@ -55,6 +73,8 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
     config = from_plain(settings, study.config)
     opened = _open_inputs(study, config)
     force = resume == "force"
+    if force or not is_finished(folder):
+        opened = opened.complete()
     _make_place(config, folder)
     held = processes.open_shared_workdir(
         folder, settings, resume=resume, may_change=study.may_change
@@ -65,19 +85,25 @@ def execute(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
+            opened = opened.complete()
             bound = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
             _run(study, config, Work(path, config_hash(bound), opened.loaded, force), opened.inputs)
         summary = load_summary(study, path)
-        if processes.is_first():
+
+        def show() -> int:
             built = study.function("report")(config, summary, path)
-            print(*[f"finished {finished}"] * bool(finished), *built.lines, sep="\n")
+            said = [f"finished {finished}"] * bool(finished)
+            print(output.printable("\n".join([*said, *built.lines])))
             print(f"report: {report_file(path)}")
-        return summary
+            return built.exit_code
+
+        # Every process returns what the first has read.
+        return Answer(summary, processes.on_first(show))
 
 
 def _open_inputs(study: Study, config: Any) -> Opened:
     given = study.function("inputs")(config) if study.inputs else NO_INPUTS
-    return given if isinstance(given, Opened) else Opened(given, None)
+    return given if isinstance(given, Opened) else Opened(given)
 
 
 def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -> Any:
@@ -106,6 +132,8 @@ def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:
         if not force or (path / SHARDS).exists():
             raise
         logging.getLogger(__name__).warning("made again by force: %s", error)
+    # All have read the marker before it goes.
+    processes.wait_for_all()
     processes.on_first((path / FINISHED_FILE).unlink)
     return None
 
@@ -149,7 +177,8 @@ def load_summary(study: Study, folder: Path) -> Any:
       CorruptError: it is not a summary of this study.
       StorageError: it cannot be read.
     """
-    return load_result(summary_file(folder), study.summary)
+    # It takes a union too, which no annotation of a class says.
+    return load_result(summary_file(folder), cast(type, study.summary))
 
 
 def summary_file(folder: Path) -> Path:

@@ -1,6 +1,7 @@
 """What a study has while it runs: its folder, and stores of rows that a kill leaves whole."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,17 @@ class Opened:
     Attributes:
       inputs: identities and digests by name.
       loaded: models, texts, or whatever the study wants as `Work.loaded`.
+      load: function that loads and checks it instead, where that takes long: it is called before
+        the work folder is made too, but not for a run that has finished.
     """
 
     inputs: Inputs
-    loaded: Any
+    loaded: Any = None
+    load: Callable[[], Any] | None = None
+
+    def complete(self) -> "Opened":
+        """The same, loaded."""
+        return self if self.load is None else Opened(self.inputs, self.load())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +107,7 @@ class Work:
         measure: Callable[[Item], Rows],
         *,
         shards: str = SHARDS,
+        label: Callable[[Item], str] | None = None,
     ) -> pa.Table:
         """Measures every unit that has no rows yet, and returns the rows of all.
 
@@ -111,21 +120,37 @@ class Work:
           plan: what `measure` is given, by the unit's id, in the order of the work.
           measure: the rows of one unit; none where there is nothing to say of it.
           shards: folder that holds the rows until then.
+          label: name of a unit, for progress.
 
         Raises:
           StoppedError: the command was asked to stop.
-          CorruptError: a shard is damaged, or of other settings.
+          CorruptError: a shard is damaged.
+          UsageError: a shard is of other settings.
+        """
+        with self.store(schema, shards=shards) as store:
+            measure_units(store, name, plan, measure, label=label)
+            return self.merge(store, name)
+
+    @contextlib.contextmanager
+    def store(self, schema: pa.Schema, *, shards: str = SHARDS) -> Iterator[RowStore]:
+        """The rows of the run in one folder, for units that read those of units before them.
+
+        Args:
+          schema: columns of the rows.
+          shards: folder that holds them.
+
+        Raises:
+          CorruptError: a shard is damaged.
+          UsageError: a shard is of other settings.
         """
         folder, index = self.path / shards, jax.process_index()
         with RowStore(folder, schema, self.fingerprint, process=index, flush_units=1) as store:
             # All must see the same units as done before any of them writes more.
             processes.wait_for_all()
-            measure_units(store, name, plan, measure)
-            return _merged(store, self.path / f"{name}.parquet")
+            yield store
 
-
-def _merged(store: RowStore, file: Path) -> pa.Table:
-    """The rows of all processes; process 0 writes them to a file."""
-    tables = []
-    processes.on_first(lambda: tables.append(store.merge(file)))
-    return tables[0] if tables else store.read()
+    def merge(self, store: RowStore, name: str) -> pa.Table:
+        """The rows of all processes; process 0 writes them to `<name>.parquet`."""
+        tables = []
+        processes.on_first(lambda: tables.append(store.merge(self.path / f"{name}.parquet")))
+        return tables[0] if tables else store.read()

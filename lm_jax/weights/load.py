@@ -4,12 +4,14 @@
 2. List the checkpoint's tensors, shapes only, and check them against the family's table: one
    error names every difference. Nothing is ever filled with random values.
 3. Read one tensor at a time, convert it to our layout, and write it into its slice of the stacked,
-   already sharded parameter: at most one tensor is in memory beside the parameters.
+   already sharded parameter: at most one tensor is in memory beside the parameters, and parameters
+   that are small.
 """
 
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +46,8 @@ from lm_jax.weights.safetensors import CONFIG, SafetensorsSource, read_family, r
 
 # Added tokens that an embedding may lack: more are another model's.
 _MOST_SURPLUS = 64
+# Numbers of a parameter, over all layers, that are held beside the parameters while they are read.
+_SMALL_STACK = 2**20
 
 
 class Source(Protocol):
@@ -347,6 +351,8 @@ def load_params(
 
     specs = dict(params_lib.leaves(decoder.param_spec(cfg)))
     filled: dict[str, jax.Array] = {}
+    # Small stacks are filled here and put on the devices whole: nothing is compiled for a shape.
+    small: dict[str, np.ndarray] = {}
     bad: list[str] = []
     for entry in entries:
         for layer, names in enumerate(table.names_by_layer(entry, cfg.num_layers)):
@@ -360,6 +366,12 @@ def load_params(
                 spec = specs[path]
                 if not entry.per_layer:
                     filled[path] = _put(value, mesh, spec)
+                    continue
+                if math.prod(spec.shape) <= _SMALL_STACK:
+                    stack = small.setdefault(path, np.zeros(spec.shape, dtype))
+                    stack[layer : layer + 1] = value
+                    if layer == spec.shape[0] - 1:
+                        filled[path] = _put(small.pop(path), mesh, spec)
                     continue
                 place = None if mesh is None else sharding.named(mesh, spec)
                 if layer == 0:

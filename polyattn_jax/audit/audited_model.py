@@ -10,7 +10,7 @@ from kernels.row_map_attention.maps import RowMap
 from lm_jax.errors import BadInputError
 from lm_jax.parallel import sharding
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights.load import Pretrained
+from lm_jax.weights.load import Pretrained, load_pretrained
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.recipes.row_maps import SOFTMAX, Map, parse_recipe
 
@@ -57,3 +57,14 @@ class AuditedModel:
         if self.mesh is None:
             return [jnp.asarray(a) for a in arrays]
         return sharding.shard_batch(self.mesh, list(arrays))
+
+
+def load(config: AuditConfig) -> AuditedModel:
+    """Loads the model onto the device of this process, or onto a mesh of its devices."""
+    mesh = None
+    if config.mesh != (1, 1, 1):
+        data, fsdp, tensor = config.mesh
+        own = jax.local_devices()
+        mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=own)
+    model = load_pretrained(config.model, dtype=jnp.dtype(config.dtype), mesh=mesh)
+    return AuditedModel(model, mesh, config)

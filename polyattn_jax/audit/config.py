@@ -6,13 +6,14 @@ the shared settings and the modes.
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ml_collections import ConfigDict
 
 from kernels.row_map_attention.maps import RowMap
 from lm_jax.errors import UsageError, nearest
 from lm_jax.evaluate.multiple_choice import task_problems
+from lm_jax.run.settings import Settings, at_least, between
 from polyattn_jax.recipes.probe import DEGREES
 from polyattn_jax.recipes.row_maps import RECIPES, Recipe, parse_recipe
 from polyattn_jax.suites import named
@@ -20,7 +21,7 @@ from polyattn_jax.suites.texts import SHORTEST
 
 
 @dataclasses.dataclass(frozen=True)
-class AuditConfig:
+class AuditConfig(Settings):
     """Everything that decides the result of an audit.
 
     Attributes:
@@ -83,68 +84,47 @@ class AuditConfig:
     attention: Literal["auto", "dense", "kernels"] = "auto"
     mesh: tuple[int, int, int] = (1, 1, 1)
     seed: int = 0
-    batch_size: int = 1
+    batch_size: Annotated[int, at_least(1)] = 1
     prompts: str = ""
     text: str = ""
-    text_length: int = 1024
-    text_n: int = 0
+    text_length: Annotated[int, at_least(SHORTEST)] = 1024
+    text_n: Annotated[int, at_least(0)] = 0
     choices: tuple[str, ...] = ()
-    choices_n: int = 200
+    choices_n: Annotated[int, at_least(0)] = 200
     truthfulqa: str = ""
     haystack: str = "essays"
     suites: tuple[str, ...] = ()
     suite_recipes: tuple[str, ...] = ()
     suite_lengths: tuple[int, ...] = (256, 512)
-    suite_n: int = 50
+    suite_n: Annotated[int, at_least(1)] = 50
     niah_lengths: tuple[int, ...] = (256, 512)
-    niah_n: int = 10
-    control_n: int = 10
+    niah_n: Annotated[int, at_least(1)] = 10
+    control_n: Annotated[int, at_least(1)] = 10
     induction_length: int = 256
     induction_n: int = 10
     mqar_length: int = 256
     mqar_n: int = 10
-    repeated_n: int = 4
+    repeated_n: Annotated[int, at_least(1)] = 4
     repeated_vocabulary: int = 15_000
-    calibration_length: int = 0
-    budget: float = 0.05
+    calibration_length: Annotated[int, at_least(0)] = 0
+    budget: Annotated[float, between(0, 1)] = 0.05
     recipes: tuple[str, ...] = ("relu_p4_b0", "relu_p4_bauto")
     sweep_length: int = 256
     ablation_recipe: str = "relu_p2_bauto"
     ablation_heads: tuple[int, ...] = ()
-    ablation_draws: int = 20
-    ablation_n: int = 10
+    ablation_draws: Annotated[int, at_least(1)] = 20
+    ablation_n: Annotated[int, at_least(1)] = 10
     ablation_suites: tuple[str, ...] = ()
-    single_heads: int = 0
-    top_heads: int = 40
-    tolerance: float = 0.05
-    resamples: int = 1000
+    single_heads: Annotated[int, at_least(0)] = 0
+    top_heads: Annotated[int, at_least(1)] = 40
+    tolerance: Annotated[float, between(0, 1)] = 0.05
+    resamples: Annotated[int, at_least(100)] = 1000
 
-    def __post_init__(self) -> None:
+    def problems(self) -> list[str]:
         specs: dict[str, dict[str, None]] = {}
         for recipe in map(parse_recipe, (*self.recipes, self.ablation_recipe)):
             specs.setdefault(recipe.name, {})[recipe.spec] = None
-        least = {
-            "batch_size": 1,
-            "text_length": SHORTEST,
-            "text_n": 0,
-            "choices_n": 0,
-            "suite_n": 1,
-            "niah_n": 1,
-            "control_n": 1,
-            "repeated_n": 1,
-            "calibration_length": 0,
-            "ablation_draws": 1,
-            "ablation_n": 1,
-            "single_heads": 0,
-            "top_heads": 1,
-            "resamples": 100,
-        }
         problems = [
-            f"config.{name} = {getattr(self, name)} must be at least {bound}"
-            for name, bound in least.items()
-            if getattr(self, name) < bound
-        ]
-        problems += [
             f"config.recipes: {' and '.join(own)} are both named {name} in the results; give their "
             "files different names"
             for name, own in specs.items()
@@ -178,11 +158,6 @@ class AuditConfig:
                 f"config.sweep_length = {self.sweep_length} is not in config.niah_lengths = "
                 f"{self.niah_lengths}; add it there"
             )
-        problems += [
-            f"config.{name} = {getattr(self, name)} must be between 0 and 1"
-            for name in ("budget", "tolerance")
-            if not 0.0 < getattr(self, name) < 1.0
-        ]
         if self.attention == "kernels":
             problems += [
                 f"config.attention = 'kernels', but no kernel computes {text!r}; set it to 'dense'"
@@ -194,8 +169,7 @@ class AuditConfig:
                 "config.induction_n = 0, but the ablation ranks heads on induction; "
                 "set it to 1 or more, or config.ablation_heads to ()"
             )
-        if problems:
-            raise UsageError("; ".join(problems))
+        return problems
 
     @property
     def degrees(self) -> tuple[int | float, ...]:

@@ -1,4 +1,4 @@
-"""The settings and the content of hybrid.json, of the search for heads that may have a recipe."""
+"""The settings and the summary of the search for heads that may have a recipe."""
 
 import dataclasses
 

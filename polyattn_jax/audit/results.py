@@ -1,4 +1,4 @@
-"""Results of an audit and of a check: the dataclasses of `summary.json` and `check.json`.
+"""Results of an audit and of a check: the dataclasses of their `summary.json`.
 
 The report shows the numbers of `summary.json` and draws the parquet files (columns: `schema`).
 Rates, shares and accuracies are between 0 and 1, losses in nats, intervals of 95 %. A suite is

@@ -170,6 +170,9 @@ def _train(variant: str, settled: PretrainConfig, folder: Path, data: Path, resu
     marker, own = folder / DIVERGED, dataclasses.asdict(settled)
     if marker.is_file() and not config_changes(folder, own, MAY_CHANGE):
         return
+    if is_finished(folder) and not config_changes(folder, own, MAY_CHANGE):
+        # By force it would be evaluated again.
+        resume = "auto"
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         run_in(settled, folder, resume=resume, data=data)

@@ -39,11 +39,6 @@ class RunSettings(Settings):
             raise UsageError(_MISSING)
         return published.resolve(self.run)
 
-    def beside_run(self, *names: str) -> Path:
-        """A folder for what is measured of the run: inside it, or in runs/ of a published one."""
-        run = Path(self.run)
-        return (run if run.exists() else Path("runs") / run).joinpath(*names)
-
     @property
     def best(self) -> bool:
         """Whether the checkpoint is that of lowest validation perplexity."""
@@ -62,6 +57,15 @@ class RunSettings(Settings):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions(RunSettings, CommandOptions):
     """The same as flags of a command without a config file."""
+
+
+def folder_beside(run: str, *names: str) -> Path:
+    """The default folder of what is measured of a run: in its folder, or in runs/NAME.
+
+    The latter is for a published model that is named, whose folder may be one of the installation.
+    """
+    folder = Path(run) if Path(run).exists() else Path("runs") / run
+    return split_seed(folder)[0].joinpath(*names)
 
 
 def load_each(

@@ -13,11 +13,11 @@ from lm_jax.errors import BadInputError
 from lm_jax.evaluate import judge
 from lm_jax.weights import hub, runs
 from lm_jax.weights.load import open_pretrained
+from polyattn_jax.audit import audited_model
 from polyattn_jax.audit.config import AuditConfig
-from polyattn_jax.studies import audit
 import sparse_jax
 from sparse_jax.circuits.source_model import SourceModel
-from sparse_jax.studies.circuits import study
+from sparse_jax.studies.circuits.inputs import open_model
 from sparse_jax.studies.posttrain import task
 from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from tests.sparse_jax.circuits.small_study import save_models
@@ -35,7 +35,7 @@ WAYS = {
     "load_pretrained": lm_jax.load_pretrained,
     "open_pretrained": open_pretrained,
     "convert": lambda source: convert.convert(source, Path(source).parent / "converted"),
-    "audit": lambda source: audit.load(AuditConfig(model=str(source))),
+    "audit": lambda source: audited_model.load(AuditConfig(model=str(source))),
     "judge": lambda source: judge.check_judge(f"local:{source}"),
     "posttrain": lambda source: task.open_model(PosttrainConfig(model=str(source))),
 }
@@ -62,7 +62,7 @@ def test_commands_that_take_sparse_models_apply_their_gates(gated):
     assert np.abs(wanted - dense).max() > 0.1
     valid = np.ones(tokens.shape, bool)
     for model in (
-        study.open_model("dense", str(gated)).load("float32"),
+        open_model("dense", str(gated)).load("float32"),
         SourceModel.load(str(gated)).model,
     ):
         assert model.gates is not None

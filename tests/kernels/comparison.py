@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from kernels.core import cases
 from kernels.suites import SUITES
@@ -33,6 +34,33 @@ COMPILED_QUICKLY = {
 if jax.__version_info__ < (0, 11):
     COMPILED_QUICKLY["xla_cpu_use_fusion_emitters"] = False
 _PROGRAMS: dict[Any, Callable] = {}
+
+
+# Beside the cases that go through every line of an implementation and every pair of options that
+# meet in it: sizes and options that other cases have in other company.
+NIGHTLY = (pytest.mark.slow, pytest.mark.nightly)
+
+
+def parameter(case: cases.Case, *more: Any, nightly: bool) -> Any:
+    """A case, and what else its test takes, as the parameters of a test that are named so."""
+    name = "-".join([case.name, *map(str, more)])
+    return pytest.param(case, *more, id=name, marks=NIGHTLY if nightly else ())
+
+
+def crossed(suite: cases.Suite, **nightly: tuple[str, ...]) -> list[Any]:
+    """Every test case with every implementation.
+
+    Args:
+      suite: the cases of an operation.
+      nightly: names of the cases that run at night, by implementation.
+    """
+    for names in nightly.values():
+        assert set(names) <= {case.name for case in suite.using("test")}, names
+    return [
+        parameter(case, implementation, nightly=case.name in names)
+        for case in suite.using("test")
+        for implementation, names in nightly.items()
+    ]
 
 
 def forget() -> None:

@@ -65,7 +65,6 @@ def test_gradients_of_the_recurrence_are_those_of_the_float64_formula(options):
     rounding.assert_within(run(arrays, cotangents), wanted)
 
 
-NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
 # Each takes seconds to compile.
 CASES = SUITE.using("test") + SUITE.using("resets")
 
@@ -73,7 +72,7 @@ CASES = SUITE.using("test") + SUITE.using("resets")
 def _compared(case: cases.Case):
     # The others go through every line of the chunked form.
     further = case.sizes["T"] in (2, 63, 64, 200) or case.sizes["R"] == 64
-    return pytest.param(case, id=case.name, marks=NIGHTLY if further else [])
+    return comparison.parameter(case, nightly=further)
 
 
 @pytest.mark.parametrize("case", [_compared(case) for case in CASES])
@@ -84,7 +83,7 @@ def test_value_and_gradients_equal_the_reference(case):
 
 def _compared_optimised(case: cases.Case):
     here = case.sizes["T"] == 200 or set(case.options) == {"resets", "initial_state"}
-    return pytest.param(case, id=case.name, marks=[] if here else NIGHTLY)
+    return comparison.parameter(case, nightly=not here)
 
 
 @pytest.mark.optimised

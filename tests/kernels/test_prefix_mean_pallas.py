@@ -22,14 +22,15 @@ CONFIG = Config(mass_normalisation=True, target=dispatch.INTERPRETER)
 SMALL = cases.Case("small", {"B": 4, "T": 40, "R": 16, "E": 32}, "float32", {"initial_state": True})
 # Segments of two chunks, the last of each partial.
 SMALL_TILES = {"segment": 32, "backward_segment": 32}
-NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def _compared(case: cases.Case):
     """The parameter of a comparison."""
-    # Each takes seven seconds to compile, and the rest go through every line of the kernels.
-    further = case.sizes["T"] in (2, 63, 64) or case.sizes["R"] == 64
-    return pytest.param(case, id=case.name, marks=NIGHTLY if further else [])
+    # Each takes seven seconds to compile, and the rest go through every line of the kernels: 65 and
+    # 130 steps end within a chunk, and 130 with 32 prototypes.
+    T, R = case.sizes["T"], case.sizes["R"]
+    further = T in (2, 63, 64, 200) or R == 64 or (T, R) == (65, 32)
+    return comparison.parameter(case, nightly=further)
 
 
 def _inputs(case: cases.Case) -> tuple[cases.Arrays, cases.Arrays]:

@@ -1,5 +1,7 @@
 """The arithmetic of one chunk of `prefix_mean`, against sums over all pairs of steps in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +14,15 @@ from tests import rounding
 C, R, E = 16, 5, 8
 # No decay, a slow and a fast one, and two whose powers leave the range of float32 at once.
 DECAY = np.array([1.0, 0.999, 0.5, 1e-3, 2.0**-80], np.float32)
-LOG2_DECAY = log_of_decay(jnp.asarray(DECAY))[None] / np.log(2.0)
-POWERS = tile.decays(C, LOG2_DECAY)
+
+
+def _log2_decay() -> jax.Array:
+    return log_of_decay(jnp.asarray(DECAY))[None] / np.log(2.0)
+
+
+@functools.cache
+def _powers() -> tile.Decays:
+    return tile.decays(C, _log2_decay())
 
 
 def _inputs(length: int = C) -> dict[str, jax.Array]:
@@ -47,7 +56,7 @@ def _pair_powers(decay_R: jax.Array) -> jax.Array:
 
 def test_levels_cover_every_pair_once_with_factors_of_at_most_one():
     covered = np.zeros((C, C, R))
-    for half, since_CR, until_CR in POWERS.levels:
+    for half, since_CR, until_CR in _powers().levels:
         for factor in (since_CR, until_CR):
             assert float(factor.min()) >= 0.0 and float(factor.max()) <= 1.0
         together = np.arange(C)[:, None] // (2 * half) == np.arange(C)[None] // (2 * half)
@@ -58,7 +67,7 @@ def test_levels_cover_every_pair_once_with_factors_of_at_most_one():
 
 def test_past_mass_is_the_discounted_sum_of_writes():
     x = _inputs()
-    got = tile.past_mass(POWERS, x["write"], x["mass"])
+    got = tile.past_mass(_powers(), x["write"], x["mass"])
 
     def formula(decay, write, mass):
         of_writes = jnp.einsum("ijr,jr->ir", _pair_powers(decay), write)
@@ -74,7 +83,7 @@ def test_a_past_without_mass_reads_zero(mass):
 
 def test_mixing_is_strictly_causal_and_exact():
     x = _inputs()
-    got = tile.mixing(POWERS, x["read"], x["write"], jnp.float32)
+    got = tile.mixing(_powers(), x["read"], x["write"], jnp.float32)
 
     def formula(decay, read, write):
         return jnp.einsum("ir,ijr,jr->ij", read, _pair_powers(decay), write)
@@ -118,26 +127,28 @@ def test_outputs_and_gradients_equal_the_pairwise_formula(length, normalise):
     wanted, d_wanted = (
         rounding.Expected(*each) for each in zip(*rounding.expected(formula, x, DECAY), strict=True)
     )
-    until_end = tile.until_end(C, LOG2_DECAY, length)
-    kept = jnp.exp2(length * LOG2_DECAY)
+    until_end = tile.until_end(C, _log2_decay(), length)
+    kept = jnp.exp2(length * _log2_decay())
     per_mass = jnp.ones((C, R))
     if normalise:
-        per_mass = tile.per_mass(tile.past_mass(POWERS, x["write"], x["mass"]))
+        per_mass = tile.per_mass(tile.past_mass(_powers(), x["write"], x["mass"]))
     scaled = x["read"] * per_mass
     total, mass = tile.advance(until_end, x["write"], x["value"])
     results = {
-        "out": tile.output(POWERS, scaled, x["write"], x["value"], x["total"]),
+        "out": tile.output(_powers(), scaled, x["write"], x["value"], x["total"]),
         "total": kept.T * x["total"] + total,
         "mass": kept * x["mass"] + mass,
     }
     rounding.assert_within(results, wanted)
 
-    d_read = tile.read_gradient(POWERS, x["write"], x["value"], x["d_out"], x["total"], per_mass)
+    d_read = tile.read_gradient(_powers(), x["write"], x["value"], x["d_out"], x["total"], per_mass)
     pull = scaled * d_read if normalise else None
     ends = x["d_total"], x["d_mass"]
-    d_write = tile.write_gradient(POWERS, until_end, scaled, pull, x["value"], x["d_out"], *ends)
-    d_value = tile.value_gradient(POWERS, until_end, scaled, x["write"], x["d_out"], x["d_total"])
-    d_total, d_mass = tile.retreat(POWERS, scaled, pull, x["d_out"])
+    d_write = tile.write_gradient(_powers(), until_end, scaled, pull, x["value"], x["d_out"], *ends)
+    d_value = tile.value_gradient(
+        _powers(), until_end, scaled, x["write"], x["d_out"], x["d_total"]
+    )
+    d_total, d_mass = tile.retreat(_powers(), scaled, pull, x["d_out"])
     flux = jnp.sum(x["d_total"] * results["total"], axis=1)[None] + x["d_mass"] * results["mass"]
     lost = x["write"] * d_write - (0.0 if normalise else x["read"] * d_read)
     d_log_decay, flux_at_start = tile.flux_gradient(flux, lost, length)

@@ -24,6 +24,8 @@ from tokenizers import models, pre_tokenizers
 
 import lm_jax
 from lm_jax.run import cli
+from lm_jax.study import Study
+from lm_jax.study import command as study_command
 from lm_jax.text.tokenizer import Tokenizer
 from polyattn_jax import suites
 from polyattn_jax.audit import model_calibration
@@ -182,6 +184,14 @@ def run(main: cli.Main, argv: list[str], **options: Any) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue().splitlines())
 
 
+def run_study(study: Study, argv: list[str]) -> Outcome:
+    """Runs a study as a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = study_command.run(study, ["command", *argv])
+    return Outcome(code, out.getvalue(), err.getvalue().splitlines())
+
+
 @pytest.fixture(scope="session")
 def audit_arguments(tiny: Path, haystack: Path) -> list[str]:
     """The arguments of an audit of the tiny model that takes a second once it is compiled."""
@@ -206,8 +216,7 @@ def run_audit(audit_arguments: list[str]) -> Command:
     """`run_audit(workdir, *overrides)`: the audit of `audit_arguments`, in this process."""
 
     def command(workdir: Path, *overrides: str) -> Outcome:
-        argv = [*audit_arguments, f"--workdir={workdir}", *overrides]
-        return run(audit.main, argv, config="configs/polyattn/smollm2.py")
+        return run_study(audit.STUDY, [*audit_arguments, f"--workdir={workdir}", *overrides])
 
     return command
 
@@ -250,13 +259,13 @@ def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run_check(tiny: Path, haystack: Path) -> Command:
-    """`run_check(*flags)`: a check of the tiny model, in this process."""
+def run_check(tiny: Path, haystack: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """`run_check(*flags)`: a check of the tiny model in a new folder, in this process."""
     flags = [f"--haystack={haystack}", "--length=64", "--n=7"]
 
     def command(*argv: str, model: Path = tiny) -> Outcome:
-        arguments = [f"--model={model}", *flags, *argv]
-        return run(check.main, arguments, options=check.Options, workdir_required=False)
+        workdir = f"--workdir={tmp_path_factory.mktemp('checks') / 'run'}"
+        return run_study(check.STUDY, [f"--model={model}", *flags, workdir, *argv])
 
     return command
 
@@ -304,7 +313,7 @@ def run_smoke(haystack: Path) -> Command:
         path = ROOT / "configs" / "polyattn" / name
         flags = [f"--config.model={model}", f"--config.haystack={haystack}"]
         argv = [f"--config={path}:smoke", *flags, f"--workdir={workdir}"]
-        return run(audit.main, argv, config=str(path))
+        return run_study(audit.STUDY, argv)
 
     return command
 

@@ -1,17 +1,17 @@
 """Results of an audit of six heads, from random rows, and the parts of its page."""
 
 import dataclasses
-import io
 import types
 from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
 
+from lm_jax.report import facts, page
 from lm_jax.report.markup import number
+from lm_jax.run.files import to_jsonable
 from lm_jax.statistics import Interval
-from polyattn_jax.audit import schema, summary
+from polyattn_jax.audit import schema
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.provenance import Provenance
 from polyattn_jax.audit.results import ConditionResult
@@ -19,7 +19,7 @@ from polyattn_jax.recipes.calibrate import AtLength, Calibration
 from polyattn_jax.recipes.diagnostic import Status, required_degree
 from polyattn_jax.recipes.linear_state import linear_state
 from polyattn_jax.recipes.row_maps import resolve_bias
-from polyattn_jax.report import page, terminal
+from polyattn_jax.studies.audit import numbers, report, terminal
 from tests import tiny
 from tests.browser import without_scripts
 
@@ -156,7 +156,7 @@ CALIBRATION = Calibration(
     step=0.004,
     curve=CURVE,
 )
-SOURCE = summary.Source("f" * 64, "llama", ("w.safetensors",), PROVENANCE)
+SOURCE = numbers.Source("f" * 64, "llama", ("w.safetensors",), PROVENANCE)
 CORRECT = {
     "softmax": 12,
     "relu_p4_b0": 0,
@@ -190,7 +190,7 @@ def audit(
     """What an audit leaves behind: summary, rows, heads."""
     rows = diagnosed_rows() if rows is None else rows
     losses = {"prompt": ["a", "a"], "copy": [1, 2], "loss": [12.5, second], "correct": [0.0, 0.75]}
-    tables = summary.Tables(
+    tables = numbers.Tables(
         rows,
         answers(correct, ablation, left_out),
         table(losses | {"tokens": [99, 99]}, schema.LOSSES),
@@ -201,7 +201,7 @@ def audit(
         linear_state(one, resolve_bias(one, CALIBRATION.bias), tiny.decoder())
         for one in config.by_name.values()
     ]
-    result, by_head = summary.summarise(
+    result, by_head = numbers.summarise(
         tables, CALIBRATION, config, SHAPE, SOURCE, choices, suites, linear, {}
     )
     return result, rows, by_head
@@ -228,7 +228,14 @@ def condition(cell, accuracy, n, **changes):
 
 
 def build(result, rows, by_head):
-    return page.build(result, rows, by_head)
+    """The page, as the frame makes it."""
+    built = report.compose(result, lambda: report.sections(result, rows, by_head))
+    return page(
+        built.title,
+        built.sections(),
+        provenance=facts(to_jsonable(result.provenance)) | dict(built.facts),
+        lead=built.lead,
+    )
 
 
 def parsed(html):
@@ -258,9 +265,6 @@ def percent(value, spec=".1f"):
     return number(100 * value, spec)
 
 
-def printed(result, **options):
-    file = io.StringIO()
-    terminal.print_summary(
-        result, report="runs/x/report.html", console=Console(file=file, **options)
-    )
-    return file.getvalue()
+def printed(result):
+    """The text of the terminal."""
+    return "\n".join(terminal.lines(result))

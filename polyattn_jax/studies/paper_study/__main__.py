@@ -25,16 +25,19 @@ import pyarrow as pa
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.report import slug
 from lm_jax.run import cli
-from lm_jax.run.config import from_plain
+from lm_jax.run.config import from_plain, to_plain
 from lm_jax.run.files import write_json, write_text
-from lm_jax.run.finished import OtherInputsError
+from lm_jax.run.finished import OtherInputsError, is_finished
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.settings import CommandOptions
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import Resume, open_workdir
+from lm_jax.study import frame
+from polyattn_jax.audit import opening
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.report import findings
 from polyattn_jax.studies import audit
+from polyattn_jax.studies.audit.settings import AuditSettings
 from polyattn_jax.studies.paper_study import claims, items, page
 from polyattn_jax.studies.paper_study.beside import Audit, read_audit
 from polyattn_jax.studies.paper_study.results import PaperSummary, StudiedModel
@@ -87,9 +90,12 @@ def run(
     audits: list[Audit] = []
     for model, name in zip(models, names, strict=True):
         print(f"{name}:")
-        own = dataclasses.replace(config, model=model)
+        own = from_plain({**to_plain(config), "model": model}, AuditSettings)
         try:
-            summary = audit.run_in(own, folder / slug(name), resume=resume)
+            # A model that is not here leaves no folder.
+            if not is_finished(folder / slug(name)):
+                opening.check_readable(own)
+            summary = frame.execute(audit.STUDY, own, folder / slug(name), resume=resume)
         except OtherInputsError:
             # Its model is there, and the finished audit is of another one.
             raise

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from lm_jax.report import slug
 from lm_jax.run.settings import Flag, at_least
-from protot_jax.training.run_options import RunSettings
+from protot_jax.training.run_options import RunSettings, folder_beside
 
 FOLDER = "attribution"
 
@@ -32,7 +32,7 @@ class AttributionConfig(RunSettings):
         """A folder of the run for each prompt and its targets."""
         # Prompts that differ in what a file name cannot hold have folders of their own.
         digest = hashlib.sha256(str([self.prompt, *self.targets]).encode()).hexdigest()[:8]
-        return self.beside_run(FOLDER, f"{slug(self.prompt)[:40]}-{digest}")
+        return folder_beside(self.run, FOLDER, f"{slug(self.prompt)[:40]}-{digest}")
 
 
 def smoke(config: AttributionConfig) -> AttributionConfig:

@@ -8,7 +8,7 @@ from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS
 from lm_jax.run.settings import Flag, at_least
 from protot_jax.studies.concepts.collect import LEAST
 from protot_jax.studies.concepts.ranking import RankBy
-from protot_jax.training.run_options import RunSettings
+from protot_jax.training.run_options import RunSettings, folder_beside
 
 FOLDER = "concepts"
 
@@ -59,7 +59,7 @@ class ConceptConfig(RunSettings):
 
     def default_folder(self) -> Path:
         """The folder of the run that its concepts are in."""
-        return self.beside_run(FOLDER)
+        return folder_beside(self.run, FOLDER)
 
 
 def smoke(config: ConceptConfig) -> ConceptConfig:

@@ -1,9 +1,7 @@
 """Continuations of the prompts by every model, greedy and sampled, kept as they are generated."""
 
 from collections.abc import Mapping, Sequence
-import functools
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import pyarrow as pa
@@ -12,8 +10,9 @@ import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.evaluate.multiple_choice import likelihood
 from lm_jax.model.decode import Sampling
-from lm_jax.run import progress, stop
-from lm_jax.run.rows import RowStore
+from lm_jax.run.rows import Unit
+from lm_jax.run.units import measure_units
+from lm_jax.study import Work
 from protot_jax.studies.judging.prompts import continuation
 from protot_jax.training.saved_run import TrainedModel
 
@@ -58,22 +57,21 @@ def generate(
     models: Mapping[str, TrainedModel],
     prompts: Sequence[str],
     decodings: Mapping[Decoding, Sampling],
-    folder: Path,
+    work: Work,
     *,
     new_tokens: int,
     seed: int,
-    fingerprint: str,
 ) -> dict[tuple[Decoding, str], list[Continuation]]:
     """The continuations by decoding and model, in the order of the prompts.
 
     Args:
-      models: by name.
+      models: trained models by name.
       prompts: texts.
       decodings: the sampler of each.
-      folder: an open work folder, in which an earlier start's continuations are found.
+      work: the open work folder, in which an earlier start's continuations are found; its
+        fingerprint is of all that determines them.
       new_tokens: the most tokens to generate.
-      seed: of the samplers; one prompt's tokens do not depend on other models or decodings.
-      fingerprint: digest of all that determines the continuations.
+      seed: seed of the samplers; one prompt's tokens do not depend on other models or decodings.
 
     Raises:
       StoppedError: the command was asked to stop; what was generated is saved.
@@ -81,31 +79,31 @@ def generate(
     ids = prompt_ids(models, prompts, new_tokens)
     starts = range(0, len(prompts), BATCH)
     sets = [(decoding, name) for decoding in decodings for name in models]
-    units = [(decoding, name, start) for decoding, name in sets for start in starts]
-    with RowStore(folder / FOLDER, _SCHEMA, fingerprint, flush_units=1) as store:
-        done = sum(unit in store for unit in units)
-        with progress.track("generating", len(units), unit="batches", done=done) as advance:
-            for unit in units:
-                if unit in store:
-                    continue
-                stop.check("while generating")
-                decoding, name, start = unit
-                run = functools.partial(
-                    _batch, models[name], sampling=decodings[decoding], new_tokens=new_tokens
-                )
-                key = jax.random.fold_in(jax.random.key(seed), start)
-                texts = run(ids[name][start : start + BATCH], key=key)
-                numbers = range(start, start + len(texts))
-                columns = dict(zip(Continuation._fields, zip(*texts, strict=True), strict=True))
-                store.append(unit, {"prompt": numbers, **columns})
-                advance()
+    plan: dict[Unit, tuple[Decoding, str, int]] = {
+        (*each, start): (*each, start) for each in sets for start in starts
+    }
+
+    def batch(unit: tuple[Decoding, str, int]) -> dict[str, Sequence[Any]]:
+        decoding, name, start = unit
+        texts = _batch(
+            models[name],
+            ids[name][start : start + BATCH],
+            sampling=decodings[decoding],
+            new_tokens=new_tokens,
+            key=jax.random.fold_in(jax.random.key(seed), start),
+        )
+        columns = dict(zip(Continuation._fields, zip(*texts, strict=True), strict=True))
+        return {"prompt": range(start, start + len(texts)), **columns}
+
+    with work.store(_SCHEMA, shards=FOLDER) as store:
+        measure_units(store, "generating", plan, batch, noun="batches")
         return {
-            (decoding, name): [
+            each: [
                 Continuation(row["text"], row["tokens"], row["ended"])
                 for start in starts
-                for row in store.read_unit((decoding, name, start)).to_pylist()
+                for row in store.read_unit((*each, start)).to_pylist()
             ]
-            for decoding, name in sets
+            for each in sets
         }
 
 

@@ -20,7 +20,7 @@ from lm_jax.model.decoder import last_change
 from lm_jax.model.mixers import ATTENTION
 from lm_jax.model.precision import exact_jit
 from lm_jax.run import stop
-from lm_jax.run.files import file_digest
+from lm_jax.run.finished import file_inputs
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.weights.load import is_there, load_pretrained, open_pretrained
 from protot_jax.studies.judging.continuations import Decoding
@@ -64,33 +64,21 @@ def is_run(place: str | Path) -> bool:
     return (Path(place) / CONFIG_FILE).is_file() and (Path(place) / DATA).is_dir()
 
 
-def check(names: Sequence[str]) -> None:
-    """Refuses judges that are unknown or named twice.
+def inputs(name: str) -> dict[str, str]:
+    """What a judge reads: a language model with its chat template, a file of answers, or nothing.
 
     Raises:
-      UsageError: there is one.
+      UsageError: the judge is unknown.
     """
-    for name in names:
-        pairwise.check(name)
-        if names.count(name) > 1:
-            raise UsageError(f"--judge={name} is given twice; give each judge once")
-
-
-def identity(name: str) -> str:
-    """What determines the answers of a judge besides its name: the digest of a file of answers."""
     kind, _, place = pairwise.check(name)
-    found = kind == "cached" and Path(place).is_file()
-    return file_digest(Path(place))["sha256"] if found else ""
-
-
-def inputs(name: str) -> dict[str, str]:
-    """The language model that a judge of this name runs, with its chat template; or none."""
-    kind, _, place = pairwise.check(name)
+    of_judge = f"judge {name}"
+    if kind == "cached":
+        return file_inputs({of_judge: place})
     # What was made with one that is gone can still be shown.
     if kind not in ("tokens", "perplexity") or not is_there(place):
         return {}
     model = load_run(place) if is_run(place) else open_pretrained(place)
-    return {f"judge {name}": model.identity.chat_text}
+    return {of_judge: model.identity.chat_text}
 
 
 @contextlib.contextmanager

@@ -1,50 +1,85 @@
-"""The report of generation and judging as one offline HTML file.
+"""The report of generation and judging, for its page and for the terminal.
 
-    write_text(folder / "report.html", render(result))
-
-The page shows a `results.JudgingSummary` and measures nothing; the prose is in `report.html.j2`.
+It shows a `results.JudgingSummary` and measures nothing; the prose is in `report.html.j2`.
 """
 
-from collections.abc import Mapping
 import dataclasses
+from pathlib import Path
 
 from lm_jax import report
 from lm_jax.evaluate.verdicts import DECISIVE, failed
-from lm_jax.report import Bar, Cell, Column, Section, cell, rate, section, table
+from lm_jax.report import Bar, Cell, Column, Report, Section, cell, rate, section, table
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
+from lm_jax.run import terminal
 from lm_jax.statistics import Interval
 from protot_jax.studies.judging import paper
+from protot_jax.studies.judging.numbers import why_not
 from protot_jax.studies.judging.results import Judged, JudgeResult, JudgingSummary, Sample
+from protot_jax.studies.judging.settings import JudgingConfig
 
 _PROSE = Prose("protot_jax.studies.judging")
 
 
-def render(result: JudgingSummary, *, provenance: Mapping[str, object] | None = None) -> str:
-    """The HTML text of the page.
-
-    Args:
-      result: of all models.
-      provenance: commit, versions and the like, added to the models and settings.
-    """
-    lines: dict[str, object] = {
-        "settings": dataclasses.asdict(result.settings),
-        "BLEU": [result.bleu_signature, result.bleu_unsmoothed_signature],
-    }
-    return report.page(
+def build(config: JudgingConfig, summary: JudgingSummary, folder: Path) -> Report:
+    """The report of a summary."""
+    del config, folder
+    return Report(
         "What trained models write, and which a judge prefers",
-        [
-            _models(result),
-            _measures(result),
-            _judges(result),
-            *_ratings(result),
-            _paper(result),
-            _samples(result),
-            section("Terms", _PROSE("terms", result)),
+        lambda: [
+            _models(summary),
+            _measures(summary),
+            _judges(summary),
+            *_ratings(summary),
+            _paper(summary),
+            _samples(summary),
+            section("Terms", _PROSE("terms", summary)),
         ],
-        provenance=lines | report.facts(provenance or {}),
-        lead=[_PROSE("lead", result.settings, len(result.models)), _verdict(result)],
+        lead=[_PROSE("lead", summary.settings, len(summary.models)), _verdict(summary)],
+        lines=findings(summary),
+        facts={
+            "settings": dataclasses.asdict(summary.settings),
+            "BLEU": [summary.bleu_signature, summary.bleu_unsmoothed_signature],
+        },
     )
+
+
+def findings(summary: JudgingSummary) -> list[str]:
+    """Measures of the texts and ratings of the models, for a terminal."""
+    heads = ["model", "decoding", "BLEU", "ROUGE-L", "repetition", "distinct-2", "words"]
+    rows = [
+        [
+            one.model,
+            one.decoding or "",
+            *(
+                "" if value is None else f"{value:.3f}"
+                for value in (
+                    one.bleu and one.bleu.estimate,
+                    one.rouge_l and one.rouge_l.estimate,
+                    one.repetition and one.repetition.estimate,
+                    one.distinct[1],
+                )
+            ),
+            f"{one.words.estimate:.1f}",
+        ]
+        for one in summary.measured
+    ]
+    lines = [terminal.format_table(heads, rows, left=(0, 1))]
+    for judge in summary.judges:
+        # A file from before may hold ratings of a judge that failed.
+        failure = why_not(failed(judge.controls))
+        for judged in judge.decodings:
+            if judged.ratings is None or failure:
+                why = judged.no_ratings or failure
+                lines.append(f"{judge.name}, {judged.decoding}: no ratings, {why}")
+                continue
+            lines.append(f"{judge.name}, {judged.decoding}:")
+            lines += [
+                f"  {one.model}: {one.strength.estimate:.0f} ({one.strength.low:.0f} to "
+                f"{one.strength.high:.0f}; online Elo {one.elo.estimate:.0f})"
+                for one in judged.ratings
+            ]
+    return lines
 
 
 def _verdict(result: JudgingSummary) -> Part:

@@ -45,15 +45,16 @@ from lm_jax.text.preparation import CorpusConfig
 from lm_jax.text.splits import SPLITS, split_of, split_point
 from protot_jax.studies.robustness import (
     backfill,
-    experiment,
     held_out,
     lists,
     meaning,
     perturb,
     sentences,
 )
+from protot_jax.studies.robustness import pairs as pairs_of
 from protot_jax.studies.robustness.screening import REASONS, Screen, counted, fill, whole_sentence
 from protot_jax.studies.robustness.sentences import KINDS, Pair
+from protot_jax.studies.robustness.settings import NOISE, PERTURBATIONS
 from protot_jax.studies.robustness.similarity import Encoder, similarities
 
 NOISE_FILE = "perturbation_benchmark.jsonl"
@@ -61,7 +62,7 @@ MEANING_FILE = "intervention_benchmark.jsonl"
 RECORD = "benchmark.json"
 NAME: Literal["protot_jax.robustness.benchmark"] = "protot_jax.robustness.benchmark"
 VERSION: Literal[2] = 2
-PAPER_SLICES = tuple(name for name in experiment.NOISE if name != "typo_any")
+PAPER_SLICES = tuple(name for name in NOISE if name != "typo_any")
 BUILT = "built"
 _MOST_TEXT = 8_000
 
@@ -306,10 +307,10 @@ def make(
     """
     for flag, names in (("slices", options.slices), ("similar", options.similar)):
         for name in names:
-            if name not in experiment.PERTURBATIONS:
+            if name not in PERTURBATIONS:
                 raise UsageError(
-                    f"--{flag}: {name!r} is none of {', '.join(experiment.PERTURBATIONS)}"
-                    f"{nearest(name, experiment.PERTURBATIONS)}"
+                    f"--{flag}: {name!r} is none of {', '.join(PERTURBATIONS)}"
+                    f"{nearest(name, PERTURBATIONS)}"
                 )
     for split in options.splits:
         if split not in SPLITS:
@@ -317,7 +318,7 @@ def make(
                 f"--splits: {split!r} is none of {', '.join(SPLITS)}{nearest(split, SPLITS)}"
             )
     wanted = options.slices or PAPER_SLICES
-    made, skipped = experiment.perturbations(wanted, wordnet, named=bool(options.slices))
+    made, skipped = pairs_of.perturbations(wanted, wordnet, named=bool(options.slices))
     encoder, similarity = None, "measured"
     try:
         encoder = Encoder()

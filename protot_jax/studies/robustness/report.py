@@ -1,19 +1,19 @@
-"""The robustness report as one offline HTML file: divergences, held routing, flips, pairs.
+"""The report of robustness: divergences, held routing, flips, pairs.
 
-    write_text(folder / "report.html", render(result))
-
-The page shows a `results.RobustnessReport` and measures nothing; prose is in `report.html.j2`.
+It shows a `results.RobustnessReport` and measures nothing; prose is in `report.html.j2`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import math
+from pathlib import Path
 from typing import Literal
 
 from lm_jax import report
-from lm_jax.report import Bar, Cell, Section, cell, section, table
+from lm_jax.report import Bar, Cell, Report, Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
+from lm_jax.run import terminal
 from protot_jax.studies.interventions.results import Interval
 from protot_jax.studies.robustness import paper
 from protot_jax.studies.robustness.results import (
@@ -24,6 +24,7 @@ from protot_jax.studies.robustness.results import (
     RobustnessReport,
     SliceResult,
 )
+from protot_jax.studies.robustness.settings import RobustnessConfig
 
 # Of corrected p-values.
 _LEVEL = 0.05
@@ -35,8 +36,19 @@ _PMR = (
 )
 
 
-def render(result: RobustnessReport, *, provenance: Mapping[str, object] | None = None) -> str:
-    """The HTML text of the page."""
+def build(config: RobustnessConfig, summary: RobustnessReport, folder: Path) -> Report:
+    """The report of a summary."""
+    del config, folder
+    return Report(
+        "Robustness of predictions to perturbed sentences",
+        lambda: _sections(summary),
+        lead=[_verdict(summary)],
+        lines=findings(summary),
+        facts=_models(summary),
+    )
+
+
+def _sections(result: RobustnessReport) -> list[Section]:
     made = [
         _divergence(result),
         _clamp(result),
@@ -44,12 +56,24 @@ def render(result: RobustnessReport, *, provenance: Mapping[str, object] | None 
         _perturbations(result),
         section("Terms", _PROSE("terms")),
     ]
-    return report.page(
-        "Robustness of predictions to perturbed sentences",
-        [one for one in made if one is not None],
-        provenance=_models(result) | report.facts(provenance or {}),
-        lead=[_verdict(result)],
-    )
+    return [one for one in made if one is not None]
+
+
+def findings(result: RobustnessReport) -> list[str]:
+    """The divergences by slice and model, and what holding the routing does, for a terminal."""
+    rows = [
+        [one.name, str(one.pairs), *map(_mean, (own.js.mean for own in one.models))]
+        for one in result.slices
+    ]
+    heads = ["JS, nats", "pairs", *names(result)]
+    lines = [terminal.format_table(heads, rows, left=(0,)), "", *conclusion(result)]
+    lines += [f"not measured: {one.name}; {one.reason}" for one in result.skipped]
+    lines += trained(result)
+    return lines
+
+
+def _mean(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.4f}"
 
 
 def names(result: RobustnessReport) -> list[str]:

@@ -4,33 +4,29 @@ The unit of a part in the stores is (model, task, component, measurement, *optio
 
     ("dense", "ioi", "heads", "curve", "counterfactual", "signed", "prompt", "0")
 
-Rows go to one store and attributions, from which edges are ranked, to another; both refuse files
-that are damaged or of other settings, models or prompts (`lm_jax.run.rows`).
+Rows go to one store and attributions, from which edges are ranked, to another, where a part that
+ranks by them puts them; both refuse files that are damaged or of other settings, models or prompts
+(`lm_jax.run.rows`).
 """
 
 from collections.abc import Sequence
-import contextlib
 import dataclasses
-from pathlib import Path
-from types import TracebackType
-from typing import Self, get_args
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
 
 from lm_jax.model.config import DecoderConfig
-from lm_jax.run.rows import RowStore
 from sparse_jax.circuits import curves, discover
 from sparse_jax.circuits.patching import Direction
 from sparse_jax.circuits.rules import RULES
 from sparse_jax.circuits.runs import Batch, CircuitModel
-from sparse_jax.studies.circuits.config import COMPONENTS, CircuitConfig
-from sparse_jax.studies.circuits.measurements import SCHEMA
+from sparse_jax.studies.circuits.settings import COMPONENTS, CircuitConfig
 
-SHARDS, ATTRIBUTIONS = "shards", "attributions"
-ATTRIBUTION = "attribution"
+# The part that has no rows, and the folder of the store that it goes to.
+ATTRIBUTION, ATTRIBUTIONS = "attribution", "attributions"
 # Of an attribution in the order of its array, whose shape the model and the prompts give.
-_VALUES = pa.schema([("value", pa.float32())])
+VALUES = pa.schema([("value", pa.float32())])
 # Time of a circuit over that of a forward pass. Readers of component edges read the changes of all
 # writers: 3.2 times that of heads on SmolLM2's shape.
 _TIME = {"heads": 1, "token_edges": 1, "component_edges": 3}
@@ -88,57 +84,6 @@ class Part:
 FIGURES = Part("", "figures")
 
 
-class PartStore:
-    """Finished parts of a study, in two folders of its work folder."""
-
-    def __init__(self, folder: Path, fingerprint: str) -> None:
-        """Opens the stores and verifies what they hold.
-
-        Args:
-          folder: work folder.
-          fingerprint: a hash of config, models and tasks.
-
-        Raises:
-          CorruptError: a file is damaged, or two hold the same part.
-          UsageError: a file has another fingerprint.
-          StorageError: a folder cannot be created.
-        """
-        self.rows = RowStore(folder / SHARDS, SCHEMA, fingerprint, flush_units=1)
-        self._attributions = RowStore(folder / ATTRIBUTIONS, _VALUES, fingerprint, flush_units=1)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with contextlib.ExitStack() as stack:
-            stack.push(self.rows)
-            stack.push(self._attributions)
-
-    def _of(self, part: Part) -> RowStore:
-        return self._attributions if part.measurement == ATTRIBUTION else self.rows
-
-    def has(self, piece: tuple[str, str], part: Part) -> bool:
-        """Whether a part of a piece is done."""
-        return (*piece, *part.unit) in self._of(part)
-
-    def append(self, piece: tuple[str, str], part: Part, table: pa.Table) -> None:
-        """Writes a finished part."""
-        self._of(part).append((*piece, *part.unit), table)
-
-    def read(self, piece: tuple[str, str], part: Part) -> pa.Table:
-        """The table of a finished part.
-
-        Raises:
-          CorruptError: its file was damaged or deleted since the store was opened.
-        """
-        return self._of(part).read_unit((*piece, *part.unit))
-
-
 def values_table(values: np.ndarray) -> pa.Table:
     """An attribution of any shape as a table for the store."""
     return pa.table({"value": np.asarray(values, np.float32).ravel()})
@@ -187,9 +132,10 @@ def plan(config: CircuitConfig, cfg: DecoderConfig, batch: Batch, *, transfer: b
             parts += [Part(component, "effects", (way,), passes) for way in get_args(Direction)]
         else:
             steps = 1 if component == "token_edges" else config.ig_steps
-            parts.append(Part(component, ATTRIBUTION, (), 3 * steps + 2))
+            # Of the attribution that ranks them, then of all estimates.
+            ranking = 3 * steps + 2
             every = 3 * len(RULES) * (steps if component == "token_edges" else 1 + steps)
-            passes = config.edge_sample + 4 + every
+            passes = config.edge_sample + 4 + every + ranking
             parts.append(Part(component, "effects", (config.direction,), passes))
         parts += [
             Part(component, "curve", (ablation, *ranking), _TIME[component] * (taken + 4))

@@ -31,10 +31,10 @@ from sparse_jax.circuits.rules import RULES, find_rules
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
 from sparse_jax.circuits.tasks import Task
 from sparse_jax.studies.circuits import parts
-from sparse_jax.studies.circuits.config import CircuitConfig
 from sparse_jax.studies.circuits.measurements import array, head_importance, importance, rows
 from sparse_jax.studies.circuits.parts import Part
 from sparse_jax.studies.circuits.results import DrawnPrompt, HeadPattern, NeededEdge
+from sparse_jax.studies.circuits.settings import CircuitConfig
 
 # More of them cannot be told apart on a page.
 MOST_HEADS, MOST_EDGES = 64, 600
@@ -69,7 +69,7 @@ class Measurement:
       names: the columns "task" and "model" of the rows.
       model: dense or sparse.
       task: its prompts.
-      stored: the table of a part of this piece that is done.
+      stored: function that returns the table of another part of this piece.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Measurement:
         """What the store keeps of a part.
 
         Args:
-          part: whose forerunners in the plan are stored.
-          source: the circuit of another wording; for the part "transfer" alone.
+          part: a part whose prerequisites have been measured.
+          source: circuit of another wording; for the part "transfer" alone.
         """
         if part.measurement == "transfer":
             assert source is not None, "the plan has this part where there is another wording"

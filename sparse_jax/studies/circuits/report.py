@@ -5,14 +5,16 @@ in `report.html.j2`.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+import textwrap
 
 from lm_jax import report
-from lm_jax.report import Section, cell, rate, section, table
+from lm_jax.report import Report, Section, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
-from sparse_jax.studies.circuits import paper, report_figures
+from lm_jax.run.results import load_result
+from sparse_jax.studies.circuits import paper, report_figures, report_text
 from sparse_jax.studies.circuits.parts import ranked_by
 from sparse_jax.studies.circuits.report_curves import curves
 from sparse_jax.studies.circuits.report_lead import interval_cell, lead, ratio_cell
@@ -24,46 +26,73 @@ from sparse_jax.studies.circuits.report_text import (
     format_random,
     format_size,
 )
-from sparse_jax.studies.circuits.results import CircuitSummary, DrawnPrompt
+from sparse_jax.studies.circuits.results import CircuitSummary, DrawnPrompt, drawn_file
+from sparse_jax.studies.circuits.settings import CircuitConfig
 
 _PROSE = Prose("sparse_jax.studies.circuits")
+_WIDTH = 100
 _METHOD = {"attribution": "attribution patching", "eap": "EAP", "eap_ig": "EAP-IG"}
 
 
-def build(
-    summary: CircuitSummary,
-    drawn: Mapping[tuple[str, str], DrawnPrompt],
-    *,
-    provenance: Mapping[str, Any],
-) -> str:
-    """The whole page.
+def build(config: CircuitConfig, summary: CircuitSummary, folder: Path) -> Report:
+    """The report.
 
     Args:
-      summary: from `study.run`.
-      drawn: patterns and edges of one prompt, by model and task.
-      provenance: from `record_provenance`.
+      config: settings, which the summary has too.
+      summary: every number.
+      folder: work folder, whose drawn prompts are read.
     """
-    config = summary.config
-    own = [task.name for task in summary.tasks if task.rephrases is None]
-    parts = [
+    del config
+    lines = [
+        line
+        for finding in [*report_text.left_out(summary), *report_text.findings(summary)]
+        for line in textwrap.wrap(finding, _WIDTH, subsequent_indent="  ")
+    ]
+    return Report(
+        "Circuits of attention heads and token edges",
+        lambda: all_sections(summary, read_drawn(summary, folder)),
+        lead=lead(summary, _tasks(summary)),
+        lines=lines,
+        style=report_figures.STYLE,
+    )
+
+
+def _tasks(summary: CircuitSummary) -> list[str]:
+    """Tasks that are no other wording of one."""
+    return [task.name for task in summary.tasks if task.rephrases is None]
+
+
+def read_drawn(summary: CircuitSummary, folder: Path) -> dict[tuple[str, str], DrawnPrompt]:
+    """Patterns and edges of one prompt, by model and task."""
+    return {
+        (model.role, task.name): load_result(drawn_file(folder, model.role, task.name), DrawnPrompt)
+        for model in summary.models
+        for task in summary.tasks
+    }
+
+
+def all_sections(
+    summary: CircuitSummary, drawn: Mapping[tuple[str, str], DrawnPrompt]
+) -> list[Section]:
+    """The sections of the page.
+
+    Args:
+      summary: every number.
+      drawn: patterns and edges of one prompt, by model and task.
+    """
+    components, own = summary.config.components, _tasks(summary)
+    return [
         prompts(summary),
         solved(summary),
         *(curves(summary, task, introduced=task != own[0]) for task in own),
         sizes(summary),
         areas(summary),
         agreement(summary),
-        *[transfers(summary)] * bool(summary.transfers),
-        *[patterns(summary, drawn, own)] * ("heads" in config.components),
-        *[edges(summary, drawn, own)] * ("token_edges" in config.components),
-        *[published(summary)] * any(ratio.model == "sparse" for ratio in summary.ratios),
+        *([transfers(summary)] if summary.transfers else []),
+        *([patterns(summary, drawn, own)] if "heads" in components else []),
+        *([edges(summary, drawn, own)] if "token_edges" in components else []),
+        *([published(summary)] if any(each.model == "sparse" for each in summary.ratios) else []),
     ]
-    return report.page(
-        "Circuits of attention heads and token edges",
-        parts,
-        provenance=report.facts(provenance),
-        lead=lead(summary, own),
-        style=report_figures.STYLE,
-    )
 
 
 def prompts(summary: CircuitSummary) -> Section:

@@ -4,20 +4,22 @@
     drawn/<task>_<model>.json DrawnPrompt: patterns and edges of one prompt
 
 Everything in the summary but the facts of models and tasks is computed from `rows.parquet`
-(`analysis`). Intervals are at 95 %, over prompts, as `lm_jax.statistics.cluster_interval` makes
+(`numbers`). Intervals are at 95 %, over prompts, as `lm_jax.statistics.cluster_interval` makes
 them, and hold for the one pair of models that was trained; accuracies have Wilson intervals, and
 rank correlations resample components.
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Literal
 
 from lm_jax.run.results import Count, Real, Share
 from lm_jax.statistics import Interval
-from sparse_jax.studies.circuits.config import CircuitConfig
+from sparse_jax.studies.circuits.settings import CircuitConfig
 
 Ranking = Literal["signed", "absolute", "random"]
 Scope = Literal["prompt", "task"]
+DRAWN = "drawn"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,3 +270,8 @@ class DrawnPrompt:
     edges_needed: Count
     heads: tuple[HeadPattern, ...]
     edges: tuple[NeededEdge, ...]
+
+
+def drawn_file(folder: Path, role: str, task: str) -> Path:
+    """Where the drawn prompt of a model on a task is in the work folder."""
+    return folder / DRAWN / f"{task}_{role}.json"

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from lm_jax.statistics import Interval, cluster_interval
 from sparse_jax.studies.graphs import mass
-from sparse_jax.studies.graphs.config import COMPARED, GraphConfig
 from sparse_jax.studies.graphs.mass import KINDS, Kind
 from sparse_jax.studies.graphs.results import (
     ComparedPrompt,
@@ -23,6 +22,7 @@ from sparse_jax.studies.graphs.results import (
     MassRatio,
     RoleMass,
 )
+from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig
 
 # How many times fewer the sparse GPT-2 needs for 90 % (Fig. 6): absolute scores, of each edge in
 # the graph.
@@ -57,7 +57,7 @@ def curves(table: pa.Table, roles: Sequence[str], kind: Kind) -> tuple[np.ndarra
     Prompts on which a model has no mediated edge are left out, for all models.
 
     Args:
-      table: rows of `study.SCHEMA`.
+      table: rows of `run.SCHEMA`.
       roles: of the models, R of them.
       kind: of the rows.
     """

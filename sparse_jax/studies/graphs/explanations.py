@@ -18,13 +18,13 @@ from sparse_jax.graphs.graph_document import kept_nodes
 from sparse_jax.graphs.groups import GroupEffects, scale_groups
 from sparse_jax.graphs.influence import FEATURE, Pruned
 from sparse_jax.graphs.qk import QK
-from sparse_jax.studies.graphs.config import GraphConfig
 from sparse_jax.studies.graphs.results import (
     GroupIntervention,
     GroupOutcome,
     InterventionAgreement,
     NextToken,
 )
+from sparse_jax.studies.graphs.settings import GraphConfig
 
 # In which supernodes are scaled; with all frozen the effect is the prediction.
 _RESPONDING: tuple[Mode, ...] = ("attention_frozen", "free")

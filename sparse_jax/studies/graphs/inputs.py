@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from lm_jax.run.finished import file_inputs
 from lm_jax.run.identity import difference
+from lm_jax.study import Opened
 from lm_jax.text import corpora
 from lm_jax.weights.load import identities
 from sparse_jax.circuits.source_model import SourceModel, open_identity
@@ -22,10 +24,10 @@ from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.neurons import Neurons
 from sparse_jax.graphs.replacement import check
 from sparse_jax.studies.graphs import prompts as prompt_files
-from sparse_jax.studies.graphs.config import COMPARED, GraphConfig, labels_field
 from sparse_jax.studies.graphs.labels import Labels, read_labels
 from sparse_jax.studies.graphs.prompts import FINDINGS, EncodedPrompt, Prompt
 from sparse_jax.studies.graphs.results import ComparedPrompt, ModelFacts
+from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig, labels_field
 from sparse_jax.transcoders import files
 from sparse_jax.transcoders.transcoder import Transcoder
 
@@ -56,6 +58,15 @@ class Inputs:
     prompts_sha256: str
     labels: Mapping[str, Labels]
     compared: tuple[ComparedPrompt, ...] = ()
+
+
+def open_inputs(config: GraphConfig) -> Opened:
+    """The identities of all inputs; they are read where the graphs have not been made.
+
+    Raises:
+      UsageError, BadInputError, CorruptError: as `identify` and `read`.
+    """
+    return Opened(identify(config), load=functools.partial(read, config))
 
 
 def read(config: GraphConfig) -> Inputs:

@@ -10,23 +10,26 @@ Tables of the strongest nodes and edges need none of them. Prose and controls ar
 `viewer.html.j2`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import importlib.resources
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 import numpy as np
 
 from lm_jax import report
-from lm_jax.report import Column, Section, section, table
+from lm_jax.report import Column, Report, Section, section, table
 from lm_jax.report.markup import json_script
 from lm_jax.report.prose import Prose
+from lm_jax.run.files import read_json, write_text
 from sparse_jax.graphs import graph_json, influence, supernodes
 from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, TOKEN, Edges
 from sparse_jax.graphs.neurons import NEURON
-from sparse_jax.studies.graphs.report import MODE_NAMES
+from sparse_jax.studies.graphs.results import FEATURES, proposals_file
 
+MODE_NAMES = {"frozen": "all", "attention_frozen": "attention", "free": "nothing"}
 _PROSE = Prose("sparse_jax.studies.graphs", "viewer.html.j2")
 _SCRIPTS = (
     "viewer_data.js",
@@ -94,30 +97,102 @@ def build(
       BadInputError: the document does not pass `graph_json.check`.
     """
     graph_json.check(document, "the graph")
-    share_E = edge_shares(document)
     if proposals is None:
         proposals = supernodes.propose(document)
-    parts = [
-        _viewer(document, share_E, features or {}, proposals),
+    viewer = _report(document, lambda: _sections(document, features or {}, proposals))
+    return _written(viewer, provenance or {})
+
+
+def of_folder(folder: Path, file: str) -> Report:
+    """The viewer of a graph of a work folder; its sections are read when they are asked for.
+
+    Args:
+      folder: work folder.
+      file: the graph in it.
+    """
+    document = graph_json.read(folder / file)
+
+    def sections() -> list[Section]:
+        proposals = read_json(folder / proposals_file(file))
+        return _sections(document, _read_examples(folder, document), proposals)
+
+    return _report(document, sections)
+
+
+def write(folder: Path, file: str, provenance: Mapping[str, Any]) -> None:
+    """Writes the viewer of a graph of a work folder beside it.
+
+    Args:
+      folder: work folder.
+      file: the graph in it.
+      provenance: commit, versions and the like.
+    """
+    text = _written(of_folder(folder, file), provenance)
+    write_text((folder / file).with_suffix(".html"), text)
+
+
+def _written(viewer: Report, provenance: Mapping[str, Any]) -> str:
+    return report.page(
+        viewer.title,
+        viewer.sections(),
+        provenance=dict(viewer.facts) | dict(provenance),
+        lead=viewer.lead,
+        script=viewer.script,
+        style=viewer.style,
+    )
+
+
+def _report(document: Mapping[str, Any], sections: Callable[[], list[Section]]) -> Report:
+    metadata = document["metadata"]
+    about = {"graph": metadata["slug"], "model": metadata["scan"], "prompt": metadata["prompt"]}
+    about |= {key: metadata[key] for key in _SETTINGS if key in metadata}
+    return Report(
+        f"Attribution graph of “{_cut(_shown(metadata['prompt']))}”",
+        sections,
+        lead=[_lead(document), *_scores(metadata)],
+        lines=(),
+        facts=about,
+        script=report.script("sparse_jax.studies.graphs", *_SCRIPTS),
+        style=importlib.resources.files("sparse_jax.studies.graphs")
+        .joinpath("viewer.css")
+        .read_text("utf-8"),
+    )
+
+
+def _sections(
+    document: Mapping[str, Any],
+    features: Mapping[tuple[int, int], FeatureExamples],
+    proposals: Sequence[Sequence[str]],
+) -> list[Section]:
+    share_E = edge_shares(document)
+    return [
+        _viewer(document, share_E, features, proposals),
         *([_interventions(document)] if document.get("interventions") else []),
         *([_groups(document, proposals)] if document.get("group_interventions") else []),
         *([_attention(document)] if document.get("qk") else []),
         _strongest(document, share_E),
         section("Terms", _PROSE("terms")),
     ]
-    metadata = document["metadata"]
-    about = {"graph": metadata["slug"], "model": metadata["scan"], "prompt": metadata["prompt"]}
-    about |= {key: metadata[key] for key in _SETTINGS if key in metadata}
-    return report.page(
-        f"Attribution graph of “{_cut(_shown(metadata['prompt']))}”",
-        parts,
-        provenance=about | dict(provenance or {}),
-        lead=[_lead(document), *_scores(metadata)],
-        script=report.script("sparse_jax.studies.graphs", *_SCRIPTS),
-        style=importlib.resources.files("sparse_jax.studies.graphs")
-        .joinpath("viewer.css")
-        .read_text("utf-8"),
+
+
+def _read_examples(
+    folder: Path, document: Mapping[str, Any]
+) -> dict[tuple[int, int], FeatureExamples]:
+    """What the panels of all features of a graph show, from the files of these features."""
+    own = folder / FEATURES / document["metadata"]["scan"]
+    keys = {key for node in document["nodes"] if (key := graph_json.feature_of(node))}
+    return {
+        key: _examples(read_json(own / f"{graph_json.pair_number(*key)}.json"))
+        for key in sorted(keys)
+    }
+
+
+def _examples(stored: Mapping[str, Any]) -> FeatureExamples:
+    highest, *lowest = (
+        [TopText(each["tokens"], each["tokens_acts_list"]) for each in group["examples"]]
+        for group in stored["examples_quantiles"]
     )
+    return FeatureExamples(highest, stored["top_logits"], stored["bottom_logits"], *lowest)
 
 
 def edge_shares(document: Mapping[str, Any]) -> np.ndarray:

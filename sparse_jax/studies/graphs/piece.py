@@ -15,11 +15,11 @@ from sparse_jax.graphs.graph_document import TRANSCODER, Mediated, kept_nodes, l
 from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, Pruned
 from sparse_jax.graphs.neurons import MAX_FEATURES, NEURON
 from sparse_jax.studies.graphs import case_study, explanations, mass, stability
-from sparse_jax.studies.graphs.config import ALONE, GraphConfig
 from sparse_jax.studies.graphs.inputs import GraphModel, Inputs
 from sparse_jax.studies.graphs.mass import Mass, MassSums
 from sparse_jax.studies.graphs.prompts import EncodedPrompt
 from sparse_jax.studies.graphs.results import GraphResult, KeyEdge, LogitNode, MassResult, Sizes
+from sparse_jax.studies.graphs.settings import ALONE, GraphConfig
 
 GRAPHS = "graph"
 # Bytes for the shares of the edges that are measured at once; sorting them takes a few times more.

@@ -4,53 +4,77 @@ Every number comes from the files of the run; nothing is measured here.
 """
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Column, Section, Series, cell, section, table
+from lm_jax.report import Column, Report, Section, Series, cell, section, table
 from lm_jax.report.markup import Markup, element, number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
-from sparse_jax.studies.graphs import case_study, comparison
-from sparse_jax.studies.graphs.config import COMPARED
+from sparse_jax.studies.graphs import case_study, comparison, page
 from sparse_jax.studies.graphs.mass import COMPONENTS, KINDS, Component
-from sparse_jax.studies.graphs.results import (
-    EdgeCounts,
-    GraphResult,
-    GraphSummary,
-    GroupIntervention,
-    MassRatio,
-    RoleMass,
+from sparse_jax.studies.graphs.page import MODE_NAMES
+from sparse_jax.studies.graphs.report_text import (
+    EDGES,
+    NAMES,
+    format_counted,
+    format_interval,
+    format_left_out,
+    format_ratio,
+    strongest_supernode,
+    summary_lines,
 )
+from sparse_jax.studies.graphs.results import MASSES, GraphResult, GraphSummary, RoleMass
+from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig
 
 _PROSE = Prose("sparse_jax.studies.graphs")
-MODE_NAMES = {"frozen": "all", "attention_frozen": "attention", "free": "nothing"}
-NAMES = {"heads": "heads", "pairs": "key-query pairs"}
-EDGES = {"any": "all", "different": "between different positions"}
-facts = report.facts
 # Points of a curve, near to even in the logarithm.
 _POINTS = 200
 
 
-def build(summary: GraphSummary, rows: pa.Table, *, provenance: Mapping[str, Any]) -> str:
-    """The whole page; `rows` are those of `masses.parquet`."""
+def build(config: GraphConfig, summary: GraphSummary, folder: Path) -> Report:
+    """The report: of a single graph its viewer, else the page of all.
+
+    Args:
+      config: settings, which the summary has too.
+      summary: numbers of all graphs.
+      folder: work folder, whose graphs and masses are read.
+    """
+    del config
+    lines = summary_lines(summary)
+    if len(summary.graphs) == 1:
+        return page.of_folder(folder, summary.graphs[0].file)._replace(lines=lines)
     compared = " and ".join(each.role for each in summary.models)
     what = "Attribution graphs" if len(summary.models) == 1 else f"Attribution graphs: {compared}"
-    parts = [graphs(summary), mass(summary, rows), *([ratios(summary)] if summary.ratios else [])]
-    if summary.stability:
-        parts.append(stability(summary))
-    if len(summary.models) > 1:
-        parts.append(one_prompt(summary))
-    if any(each.supernodes for each in summary.graphs):
-        parts.append(supernodes(summary))
-    if summary.compared:
-        parts.insert(0, compared_prompts(summary))
     lead = [conclusion(summary)] if summary.ratios else []
-    return report.page(what, parts, provenance=facts(provenance), lead=lead)
+
+    def sections() -> list[Section]:
+        rows = comparison.counted(pq.read_table(folder / MASSES), summary.compared)
+        return all_sections(summary, rows)
+
+    return Report(what, sections, lead=lead, lines=lines)
+
+
+def all_sections(summary: GraphSummary, rows: pa.Table) -> list[Section]:
+    """The sections of the page of all graphs.
+
+    Args:
+      summary: numbers of all graphs.
+      rows: mean cumulative masses of those that are compared.
+    """
+    return [
+        *([compared_prompts(summary)] if summary.compared else []),
+        *(graphs(summary), mass(summary, rows)),
+        *([ratios(summary)] if summary.ratios else []),
+        *([stability(summary)] if summary.stability else []),
+        *([one_prompt(summary)] if len(summary.models) > 1 else []),
+        *([supernodes(summary)] if any(each.supernodes for each in summary.graphs) else []),
+    ]
 
 
 def conclusion(summary: GraphSummary) -> Markup:
@@ -61,15 +85,6 @@ def conclusion(summary: GraphSummary) -> Markup:
         if (each.sign, each.positions) == ("absolute", "any")
     ]
     return report.verdict(format_counted(summary), *sentences, tone="none")
-
-
-def format_counted(summary: GraphSummary) -> str:
-    """How many prompts a comparison counts, and of how many models."""
-    right = sum(not each.why for each in summary.compared)
-    return (
-        f"Compared on {right} of {len(summary.compared)} prompts, which both models answer rightly "
-        "and whose graphs explain the same token; one pair of models."
-    )
 
 
 def compared_prompts(summary: GraphSummary) -> Section:
@@ -93,40 +108,6 @@ def compared_prompts(summary: GraphSummary) -> Section:
             n=f"{number(len(summary.compared))} prompts",
         ),
     )
-
-
-def format_ratio(ratio: MassRatio) -> str:
-    """A ratio in a sentence."""
-    what = f"{NAMES[ratio.component]} ({ratio.sign}; edges: {EDGES[ratio.positions]})"
-    left_out = (
-        f"left out, as no head carries them: {format_left_out(ratio.dense)} edges of the dense "
-        f"model, {format_left_out(ratio.sparse)} of the sparse one"
-    )
-    if ratio.of_mean is None:
-        why = "fewer than two of these prompts have edges in both models"
-        return f"{what}: no ratio, as {why}; {left_out}."
-    paper = "" if ratio.paper is None else f"; the paper's is {ratio.paper:g}"
-    return (
-        f"Of {what} the dense model needs {format_interval(ratio.of_mean)} times as many as the "
-        f"sparse one ({ratio.of_mean.n} prompts{paper}; {left_out})."
-    )
-
-
-def format_left_out(edges: EdgeCounts) -> str:
-    """Edges that no head carries, of all."""
-    return f"{number(edges.unmediated)} of {number(edges.total)}"
-
-
-def format_interval(interval: Interval | None) -> str:
-    """An estimate with its interval, or with its n where that allows none."""
-    if interval is None:
-        return "–"
-    if not interval.bounded:
-        return f"{number(interval.estimate, '.2f')} (n = {interval.n}: no interval)"
-    estimate, low, high = (
-        number(x, ".2f") for x in (interval.estimate, interval.low, interval.high)
-    )
-    return f"{estimate} [{low}, {high}]"
 
 
 def graphs(summary: GraphSummary) -> Section:
@@ -162,14 +143,6 @@ def _row(graph: GraphResult) -> list[Any]:
         cell(whole.completeness, note=f"pruned {pruned.completeness:.3f}", spec=".3f"),
         *(max(graph.row_error), max(graph.mediation_error), graph.over_count),
     ]
-
-
-def strongest_supernode(graph: GraphResult) -> tuple[GroupIntervention, ...]:
-    """The supernode with the largest change of the logit in any mode, times each factor."""
-    if not graph.supernodes:
-        return ()
-    most = max(graph.supernodes, key=lambda one: max(abs(each.change) for each in one.outcomes))
-    return tuple(one for one in graph.supernodes if one.members == most.members)
 
 
 def supernodes(summary: GraphSummary) -> Section:

@@ -1,17 +1,22 @@
-"""The summary of attribution graphs as text for a terminal."""
+"""The summary of attribution graphs as text for a terminal, and sentences that the page has too."""
 
 from collections.abc import Iterator
 
-from sparse_jax.studies.graphs.report import (
-    format_counted,
-    format_interval,
-    format_ratio,
-    strongest_supernode,
+from lm_jax.report.markup import number
+from lm_jax.statistics import Interval
+from sparse_jax.studies.graphs.results import (
+    EdgeCounts,
+    GraphResult,
+    GraphSummary,
+    GroupIntervention,
+    MassRatio,
 )
-from sparse_jax.studies.graphs.results import GraphResult, GraphSummary
+
+NAMES = {"heads": "heads", "pairs": "key-query pairs"}
+EDGES = {"any": "all", "different": "between different positions"}
 
 
-def format_summary(summary: GraphSummary) -> str:
+def summary_lines(summary: GraphSummary) -> list[str]:
     """The lines that the command prints at its end."""
     lines = [line for graph in summary.graphs for line in _of_graph(graph)]
     if summary.config.neurons:
@@ -33,7 +38,7 @@ def format_summary(summary: GraphSummary) -> str:
     compared = [format_counted(summary)] if summary.compared else []
     compared += [f"  left out: {each.slug}, as {each.why}" for each in summary.compared if each.why]
     ratios = map(format_ratio, summary.ratios)
-    return "\n".join([*lines, *labels, *compared, *ratios, *stable])
+    return [*lines, *labels, *compared, *ratios, *stable]
 
 
 def _by_layer(graph: GraphResult) -> list[str]:
@@ -85,3 +90,54 @@ def _of_graph(graph: GraphResult) -> Iterator[str]:
             f"  {graph.agreements[0].interventions} interventions, rank correlation of predicted "
             f"and measured effects: {ranks}"
         )
+
+
+def format_counted(summary: GraphSummary) -> str:
+    """How many prompts a comparison counts, and of how many models."""
+    right = sum(not each.why for each in summary.compared)
+    return (
+        f"Compared on {right} of {len(summary.compared)} prompts, which both models answer rightly "
+        "and whose graphs explain the same token; one pair of models."
+    )
+
+
+def format_ratio(ratio: MassRatio) -> str:
+    """A ratio in a sentence."""
+    what = f"{NAMES[ratio.component]} ({ratio.sign}; edges: {EDGES[ratio.positions]})"
+    left_out = (
+        f"left out, as no head carries them: {format_left_out(ratio.dense)} edges of the dense "
+        f"model, {format_left_out(ratio.sparse)} of the sparse one"
+    )
+    if ratio.of_mean is None:
+        why = "fewer than two of these prompts have edges in both models"
+        return f"{what}: no ratio, as {why}; {left_out}."
+    paper = "" if ratio.paper is None else f"; the paper's is {ratio.paper:g}"
+    return (
+        f"Of {what} the dense model needs {format_interval(ratio.of_mean)} times as many as the "
+        f"sparse one ({ratio.of_mean.n} prompts{paper}; {left_out})."
+    )
+
+
+def format_left_out(edges: EdgeCounts) -> str:
+    """Edges that no head carries, of all."""
+    return f"{number(edges.unmediated)} of {number(edges.total)}"
+
+
+def format_interval(interval: Interval | None) -> str:
+    """An estimate with its interval, or with its n where that allows none."""
+    if interval is None:
+        return "–"
+    if not interval.bounded:
+        return f"{number(interval.estimate, '.2f')} (n = {interval.n}: no interval)"
+    estimate, low, high = (
+        number(x, ".2f") for x in (interval.estimate, interval.low, interval.high)
+    )
+    return f"{estimate} [{low}, {high}]"
+
+
+def strongest_supernode(graph: GraphResult) -> tuple[GroupIntervention, ...]:
+    """The supernode with the largest change of the logit in any mode, times each factor."""
+    if not graph.supernodes:
+        return ()
+    most = max(graph.supernodes, key=lambda one: max(abs(each.change) for each in one.outcomes))
+    return tuple(one for one in graph.supernodes if one.members == most.members)

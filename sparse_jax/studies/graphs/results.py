@@ -1,13 +1,26 @@
 """Typed results of attribution graphs; JSON files are read back strictly."""
 
 import dataclasses
+from pathlib import Path, PurePosixPath
 
 from lm_jax.run.results import Count, Real, Share
 from lm_jax.statistics import Interval
 from sparse_jax.graphs.effects import Mode
 from sparse_jax.graphs.graph import GraphScores
-from sparse_jax.studies.graphs.config import GraphConfig
 from sparse_jax.studies.graphs.mass import Component, Positions, Sign
+from sparse_jax.studies.graphs.settings import GraphConfig
+
+# Files of a work folder that both the run and its pages name.
+FEATURES, PROPOSALS, MASSES = "features", "proposals", "masses.parquet"
+
+
+def proposals_file(graph: str) -> Path:
+    """Where the supernodes are that are proposed for a graph, in the work folder.
+
+    Args:
+      graph: its file.
+    """
+    return Path(PROPOSALS, PurePosixPath(graph).name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 
 from lm_jax.statistics import Interval
 from sparse_jax.studies.graphs import comparison
-from sparse_jax.studies.graphs.config import COMPARED, GraphConfig
 from sparse_jax.studies.graphs.results import ComparedPrompt, GraphResult, Stability
+from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig
 
 
 def head_shares(size_LNTS: np.ndarray) -> tuple[float, ...]:

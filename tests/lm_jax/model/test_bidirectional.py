@@ -1,5 +1,7 @@
 """Attention without a causal mask sees the whole row, except padding; causal attention does not."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,15 +17,21 @@ from tests import rounding, tiny
 BOTH_WAYS = BidirectionalAttention()
 T = 7
 CFG = tiny.decoder(num_heads=4, num_kv_heads=2, vocab_size=24, max_length=T)
-TOKENS = jax.random.randint(jax.random.key(1), (2, T), 0, CFG.vocab_size)
-PARAMS = jax.tree.map(lambda a: 6 * a, lm_jax.init_params(jax.random.key(0), CFG))
+TOKENS = np.random.default_rng(1).integers(0, CFG.vocab_size, (2, T), dtype=np.int32)
 ATTENDS = {"unfused": softmax, "fused": fused(softmax, "kernels")}
+
+
+@functools.cache
+def params():
+    # Arrays also where a program that is traced asks for them first.
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(lambda a: 6 * a, lm_jax.init_params(jax.random.key(0), CFG))
 
 
 def logits(tokens_BT, mixer, attend=softmax, valid_BT=None, added=None, each=None):
     edits = {} if added is None else {"embed": lm_jax.Add(added)}
     return lm_jax.forward(
-        PARAMS if each is None else each,
+        params() if each is None else each,
         tokens_BT,
         CFG,
         mixer=mixer,
@@ -58,7 +66,9 @@ def test_padding_is_not_seen(attend):
     """Logits of a padded row are those of the row alone, whatever the padding holds."""
     short = T - 2
     valid_BT = jnp.broadcast_to(jnp.arange(T) < short, TOKENS.shape)
-    wanted = rounding.expected(lambda each: logits(TOKENS[:, :short], BOTH_WAYS, each=each), PARAMS)
+    wanted = rounding.expected(
+        lambda each: logits(TOKENS[:, :short], BOTH_WAYS, each=each), params()
+    )
     run = jax.jit(lambda tokens: logits(tokens, BOTH_WAYS, ATTENDS[attend], valid_BT))
     for padding in (0, 5):
         padded = jnp.where(valid_BT, TOKENS, padding)
@@ -76,7 +86,7 @@ def test_all_pairs_count_in_either_convention():
 def test_a_cache_and_a_window_are_refused():
     cache = lm_jax.init_cache(CFG, 2, T)
     with pytest.raises(UsageError, match="cannot decode with a cache; pass whole rows"):
-        lm_jax.forward(PARAMS, TOKENS, CFG, mixer=BOTH_WAYS, cache=cache)
+        lm_jax.forward(params(), TOKENS, CFG, mixer=BOTH_WAYS, cache=cache)
     windowed = tiny.decoder(windows=(3, None), num_layers=2)
     each = lm_jax.init_params(jax.random.key(0), windowed)
     with pytest.raises(UsageError, match="no sliding window; leave out config"):

@@ -10,6 +10,7 @@ import pytest
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.parallel import sharding
+from lm_jax.weights import load
 from tests import rounding
 from tools import make_goldens
 
@@ -113,12 +114,20 @@ def test_two_axes_never_share_a_mesh_axis():
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"),
-    [("llama_gqa", jnp.float32), ("gpt2", jnp.bfloat16), ("gemma4", jnp.float32)],
+    ("case", "dtype", "small"),
+    [
+        ("llama_gqa", jnp.float32, 2**20),
+        # As stacks of large models are read: each layer is written into its place.
+        ("gpt2", jnp.bfloat16, 0),
+        ("gemma4", jnp.float32, 0),
+    ],
 )
-def test_weights_load_straight_into_their_shards(case, dtype, monkeypatch):
+def test_weights_load_straight_into_their_shards(case, dtype, small, monkeypatch):
     folder = make_goldens.GOLDEN / case
     unsharded = lm_jax.load_pretrained(folder, dtype=dtype)
+    monkeypatch.setattr(load, "_SMALL_STACK", small)
+    by_layer = lm_jax.load_pretrained(folder, dtype=dtype).params
+    jax.tree.map(np.testing.assert_array_equal, by_layer, unsharded.params)
     mesh = mesh_of((1, 2, 2))
     wanted = sharding.param_shardings(mesh, lm_jax.param_spec(unsharded.cfg))
 

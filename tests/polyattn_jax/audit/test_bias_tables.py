@@ -17,14 +17,13 @@ from lm_jax.run.files import write_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.results import load_result
 import polyattn_jax
-from polyattn_jax.audit import bias_tables, model_calibration, recipe_rows
+from polyattn_jax.audit import bias_tables, model_calibration, opening, recipe_rows
 from polyattn_jax.audit.bias_tables import BiasTable
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.recipes import calibrate
 from polyattn_jax.recipes.calibrate import MassBelow
 from polyattn_jax.recipes.row_maps import parse_recipe, relu_power, resolve_bias
 from polyattn_jax.recipes.substitute import substitute
-from polyattn_jax.studies import audit
 from tests.polyattn_jax.recipes.test_calibrate import causal, numpy_measure
 from tests.polyattn_jax.studies.test_check import fields
 
@@ -123,7 +122,7 @@ def test_the_rule_holds_for_the_rows_of_each_head_or_layer(checked, text_scores,
 
 
 def test_a_check_measures_rows_at_the_bias_of_their_head(checked, tiny):
-    result = json.loads((checked / "head" / "check.json").read_text())
+    result = json.loads((checked / "head" / "summary.json").read_text())
     table = load_result(checked / "head" / "calibration_head.json", BiasTable)
     assert result["bias"] == [list(row) for row in table.biases]
     printed = fields((checked / "head.txt").read_text())
@@ -158,8 +157,8 @@ def test_a_file_gives_the_numbers_of_the_calibration_that_wrote_it(checked, run_
     path = checked / "head" / "calibration_head.json"
     again = run_check(f"--recipe=relu:p=4,b={path}", f"--workdir={tmp_path / 'run'}")
     assert again.code in (0, 10, 11), again.err
-    first = json.loads((checked / "head" / "check.json").read_text())
-    second = json.loads((tmp_path / "run" / "check.json").read_text())
+    first = json.loads((checked / "head" / "summary.json").read_text())
+    second = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert second.pop("recipe") == f"relu:p=4,b={path}"
     for name in ("recipe", "provenance", "linear"):
         first.pop(name), second.pop(name, None)
@@ -221,9 +220,9 @@ def test_the_bias_of_the_ablation_is_part_of_what_rows_depend_on(tmp_path):
     model = SimpleNamespace(identity=ModelIdentity("a" * 64))
     audited = SimpleNamespace(model=model, config=config)
     path.write_text("1")
-    first = audit.fingerprint(audited, {})
+    first = opening.fingerprint(audited, {})
     path.write_text("2")
-    assert audit.fingerprint(audited, {}) != first
+    assert opening.fingerprint(audited, {}) != first
 
 
 def test_a_table_is_the_bias_of_each_head(checked, tiny):

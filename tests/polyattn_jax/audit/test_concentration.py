@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats as oracle
 
-from polyattn_jax.audit import concentration, summary
+from polyattn_jax.audit import concentration
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.recipes import row_maps
 from polyattn_jax.recipes.diagnostic import Status, relative_error_bound, row_stats
 from polyattn_jax.recipes.probe import DEGREES
+from polyattn_jax.studies.audit import numbers
 
 CONFIG = AuditConfig(model="none", resamples=200)
 PROMPTS = 12
@@ -169,7 +170,7 @@ def test_the_sufficient_degree_is_judged_on_the_rows_that_rounding_decides(p_sta
     near, above = np.abs(offsets) < bound / 2, offsets >= 0.3
     # rounding puts some of the open rows on either side
     assert {*(rows["s_2"][near] >= 1)} == {True, False}
-    entry = next(e for e in summary.bound(rows, CONFIG) if e.p == 2)
+    entry = next(e for e in numbers.bound(rows, CONFIG) if e.p == 2)
     predicted = p_star <= 2
     wrong = above if predicted else ~above & ~near
     assert entry.n == 8 and entry.undecided == near.sum() == 3
@@ -186,13 +187,13 @@ def test_the_sufficient_degree_is_judged_on_the_rows_that_rounding_decides(p_sta
 def test_what_lies_beyond_the_tolerance_of_ties_is_so_within_the_error_bound():
     """S_2 just above 1 + 1e-6 is not known to be there; a tie of two keys is known not to be."""
     bound = relative_error_bound(2, 64)
-    assert bound > 3 * summary.EPSILON
+    assert bound > 3 * numbers.EPSILON
     scores = boundary_rows([0.5 * bound, 3 * bound, 0.0], keys=64)
     scores[2] = -5.0
     scores[2, :2] = 2.0
     rows = table(scores, 0.0, np.arange(3).astype(str)) | {"p_star": np.zeros(3)}
-    assert rows["s_2"][0] > 1 + summary.EPSILON and rows["s_2"][2] == 1
-    entry = next(e for e in summary.bound(rows, CONFIG) if e.p == 2)
+    assert rows["s_2"][0] > 1 + numbers.EPSILON and rows["s_2"][2] == 1
+    entry = next(e for e in numbers.bound(rows, CONFIG) if e.p == 2)
     counts = ("false_negative", "false_negative_eps", "undecided")
     assert [getattr(entry, name) for name in counts] == [2, 1, 1]
 

@@ -14,7 +14,7 @@ from polyattn_jax.audit import head_types, measure
 from polyattn_jax.recipes.head_probe import HeadProbe
 from polyattn_jax.studies import audit
 from tests import rounding
-from tests.polyattn_jax.conftest import run
+from tests.polyattn_jax.conftest import run_study
 
 L, N, B, T = 2, 4, 2, 71
 CFG = lm_jax.DecoderConfig(
@@ -142,7 +142,7 @@ def test_without_induction_prompts_there_is_no_induction_feature(audit_arguments
     argv = [a for a in audit_arguments if not re.match("--config.(ablation|induction)", a)]
     argv += ["--config.induction_n=0", "--config.ablation_heads=()"]
     argv += [f"--workdir={tmp_path / 'run'}"]
-    outcome = run(audit.main, argv, config="configs/polyattn/smollm2.py")
+    outcome = run_study(audit.STUDY, argv)
     assert outcome.code == 0, outcome.err
     for head in pq.read_table(tmp_path / "run" / "heads.parquet").to_pylist():
         assert head["type"] == "unknown"

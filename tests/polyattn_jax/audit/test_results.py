@@ -38,7 +38,7 @@ def test_the_files_of_a_run_are_read_back_as_they_were_written(
     arguments = ["--recipe=relu:p=4,b=auto", f"--prompts={prompts_file}"]
     outcome = run_check(*arguments, f"--workdir={tmp_path / 'run'}")
     assert outcome.code == 11, outcome.err
-    assert_read_back(tmp_path / "run" / "check.json", CheckResult, tmp_path / "copy.json")
+    assert_read_back(tmp_path / "run" / "summary.json", CheckResult, tmp_path / "copy.json")
     summary = load_result(audited / "summary.json", AuditSummary)
     assert summary.provenance == read_provenance(audited, summary.config)
 

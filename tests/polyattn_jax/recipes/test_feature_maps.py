@@ -21,7 +21,7 @@ from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.recipes.substitute import recipe, substitute
 from polyattn_jax.studies import audit
 from tests import tiny
-from tests.polyattn_jax.conftest import ROOT, run
+from tests.polyattn_jax.conftest import ROOT, run_study
 from tests.polyattn_jax.studies.test_check import fields
 
 L, N, K, B, T, H = 2, 4, 2, 2, 9, 6
@@ -325,7 +325,7 @@ def test_an_audit_measures_recipes_that_have_an_s_of_their_own(tiny, haystack, t
         "--config.recipes=('elu1', 'relu:p=2,b=auto_layer', 'taylor2', 'relu_p1_over_L')",
         f"--workdir={tmp_path / 'run'}",
     ]
-    outcome = run(audit.main, argv, config=str(path))
+    outcome = run_study(audit.STUDY, argv)
     assert outcome.code == 0, outcome.err
     rows = pq.read_table(tmp_path / "run" / "recipe_rows.parquet").to_pylist()
     names = {"elu1", "relu_p2_bauto_layer", "taylor2_b0"}

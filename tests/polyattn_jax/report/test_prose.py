@@ -7,16 +7,17 @@ import jinja2
 import pytest
 
 from lm_jax.report.prose import Prose
-from polyattn_jax.report import page
+from polyattn_jax import report
+from polyattn_jax.studies import audit
 
 _PROSE = Prose("polyattn_jax.report")
 
-FOLDER = Path(page.__file__).parent
 
-
-def test_every_text_of_the_template_is_in_a_report():
-    texts = re.findall(r"{% macro (\w+)", (FOLDER / "report.html.j2").read_text("utf-8"))
-    code = "".join(path.read_text("utf-8") for path in FOLDER.glob("*.py"))
+@pytest.mark.parametrize("package", [report, audit])
+def test_every_text_of_the_template_is_in_a_report(package):
+    folder = Path(package.__file__).parent
+    texts = re.findall(r"{% macro (\w+)", (folder / "report.html.j2").read_text("utf-8"))
+    code = "".join(path.read_text("utf-8") for path in folder.glob("*.py"))
     calls = re.findall(r"_PROSE\(\s*\"(\w+)\"", code)
     assert sorted(texts) == sorted(calls)
 

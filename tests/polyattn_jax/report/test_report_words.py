@@ -3,17 +3,16 @@
 import dataclasses
 import io
 import math
-import re
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from rich.console import Console
 
+from lm_jax.run.output import printable
 from lm_jax.statistics import Interval
 from polyattn_jax.recipes.diagnostic import Status
-from polyattn_jax.report import findings, recipes, sharpness, terminal
+from polyattn_jax.report import findings, recipes, sharpness
 from tests.polyattn_jax.synthetic_report import (
     CORRECT,
     SETTINGS,
@@ -172,23 +171,16 @@ def test_the_console_fits_and_holds_every_verdict(finding):
         row = next(line for line in piped.splitlines() if line.startswith(v.recipe))
         assert row.split()[-1] == v.verdict
     assert piped.splitlines()[0].startswith("The controls hold")
-    assert piped.splitlines()[-1] == "report: runs/x/report.html"
-    terminal = printed(result, force_terminal=True, width=80, no_color=True)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", terminal)
-    assert max(map(len, text.splitlines())) <= 80
-    assert "relu_p4_bauto" in text
 
 
-def test_the_console_prints_text_as_text_in_any_encoding(finding):
+def test_the_console_prints_text_as_text_in_any_encoding(finding, monkeypatch):
     result = dataclasses.replace(finding[0], model="models/[red]x\x1b[31m漢")
-    buffer = io.BytesIO()
-    file = io.TextIOWrapper(buffer, encoding="ascii")
-    terminal.print_summary(result, console=Console(file=file))
-    file.flush()
-    output = buffer.getvalue().decode("ascii")
-    assert "[red]x" in output
-    assert "\x1b" not in output
-    assert "S_2" in output
+    text = printed(result)
+    assert "[red]x" in text and "漢" in text
+    assert "\x1b" not in text
+    assert "S_2" in text
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert printable(text).isascii() and "[red]x" in printable(text)
 
 
 @pytest.mark.parametrize("ends", [(0.0, math.inf), (-math.inf, math.inf)])

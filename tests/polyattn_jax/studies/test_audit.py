@@ -15,10 +15,10 @@ from lm_jax.errors import BadInputError
 from lm_jax.run.files import read_json
 from lm_jax.run.tables import read_table_provenance
 from polyattn_jax.audit import head_sets, measure, schema
+from polyattn_jax.audit.audited_model import load
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.recipes.diagnostic import Status
 from polyattn_jax.recipes.row_maps import parse_recipe
-from polyattn_jax.studies import audit
 from tests.polyattn_jax import audit_oracle
 
 L, N = 3, 4
@@ -63,7 +63,7 @@ def audited_model(tiny, haystack):
         repeated_n=1,
         calibration_length=64,
     )
-    return audit.load(config)
+    return load(config)
 
 
 @pytest.fixture(scope="module")
@@ -284,15 +284,6 @@ def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
     ).read_text("utf-8")
     manifest = json.loads((tmp_path / "run" / "suites.json").read_text())["prompts"]
     assert manifest["source"] == "mine.jsonl"
-
-
-def test_the_same_command_again_says_that_it_is_finished(audited, run_audit):
-    before = {path: path.read_bytes() for path in audited.glob("*.parquet")}
-    outcome = run_audit(audited)
-    assert outcome.code == 0
-    assert outcome.out.startswith("finished ")
-    assert outcome.err == []
-    assert before == {path: path.read_bytes() for path in audited.glob("*.parquet")}
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,13 @@ import shutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from lm_jax.run import processes
+from lm_jax.run.files import read_json, write_json
 from lm_jax.run.finished import mark_finished
-from lm_jax.run.workdir import open_workdir
+from lm_jax.run.results import load_result
+from lm_jax.study import frame
+from polyattn_jax.audit import opening
 from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.studies import audit
 
 
@@ -55,6 +58,11 @@ def test_a_setting_that_cannot_be_used(run_audit, tmp_path, override, code, word
     assert outcome.err[0].startswith("error: ")
     assert words in outcome.err[0]
     assert not list(tmp_path.glob("run/*.parquet"))
+
+
+def test_a_file_that_is_not_there_claims_no_folder(run_audit, tmp_path):
+    assert run_audit(tmp_path / "run", "--config.prompts=no/such.jsonl").code == 3
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 @pytest.fixture
@@ -108,22 +116,6 @@ def test_a_model_that_cannot_be_used(run_audit, tmp_path, copied, spoil, words):
     assert words in outcome.err[0]
 
 
-def test_a_folder_that_another_run_uses(run_audit, tmp_path):
-    with open_workdir(tmp_path / "run", {"any": "config"}):
-        outcome = run_audit(tmp_path / "run")
-    assert (outcome.code, len(outcome.err)) == (6, 1)
-    assert "is in use by process" in outcome.err[0]
-    assert "choose another --workdir" in outcome.err[0]
-
-
-def test_a_folder_with_another_config(run_audit, audited):
-    before = {path: path.read_bytes() for path in audited.glob("*.*")}
-    outcome = run_audit(audited, "--config.seed=1", "--config.niah_n=8")
-    assert (outcome.code, len(outcome.err)) == (2, 1)
-    assert "config.niah_n = 7, not 8, config.seed = 0, not 1" in outcome.err[0]
-    assert before == {path: path.read_bytes() for path in audited.glob("*.*")}
-
-
 def test_other_weights_in_the_same_place(run_audit, audited, tiny, tmp_path):
     """The config is the same, and yet the rows on disk are of another model."""
     model, folder = tmp_path / "model", tmp_path / "run"
@@ -135,6 +127,9 @@ def test_other_weights_in_the_same_place(run_audit, audited, tiny, tmp_path):
     data[-2] ^= 1
     path.write_bytes(data)
     outcome = run_audit(folder, f"--config.model={model}")
+    assert (outcome.code, len(outcome.refusals)) == (3, 1)
+    assert "holds the results of other inputs (model: weights" in outcome.refusals[0]
+    outcome = run_audit(folder, f"--config.model={model}", "--resume=force")
     assert (outcome.code, len(outcome.refusals)) == (2, 1)
     assert "another model, data set or setting made them" in outcome.refusals[0]
 
@@ -153,16 +148,20 @@ def test_a_damaged_shard(run_audit, audited, tmp_path):
     assert run_audit(folder).code == 0
 
 
-def test_a_finished_audit_is_shown_though_its_files_are_gone(tmp_path, monkeypatch, capsys):
-    config = AuditConfig(model=str(tmp_path / "gone"), prompts="no/such.jsonl")
-    with processes.open_shared_workdir(tmp_path / "run", config) as folder:
-        mark_finished(folder, {"model": "a" * 64, "config.prompts": "b" * 64})
-    monkeypatch.setattr(audit, "load_result", lambda file, kind: file)
-    assert audit.run_in(config, tmp_path / "run").name == audit.SUMMARY
-    assert "model, config.prompts cannot be compared" in capsys.readouterr().err
+def test_a_finished_audit_is_shown_though_its_files_are_gone(audited, tmp_path, capsys):
+    folder = shutil.copytree(audited, tmp_path / "run")
+    gone = {"model": str(tmp_path / "gone"), "prompts": "no/such.jsonl"}
+    settings = read_json(folder / "config.json") | gone
+    write_json(folder / "config.json", settings)
+    mark_finished(folder, {"model": "a" * 64, "config.prompts": "b" * 64})
+    shown = frame.execute(audit.STUDY, settings, folder)
+    assert shown == load_result(audited / frame.SUMMARY, AuditSummary)
+    said = capsys.readouterr()
+    assert said.out.startswith("finished ")
+    assert "model, config.prompts cannot be compared" in said.err
 
 
 def test_a_folder_that_is_called_like_a_haystack_is_none(tmp_path, monkeypatch):
     (tmp_path / "essays").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert "config.haystack" not in audit.inputs(AuditConfig(model="no/such", haystack="essays"))
+    assert "config.haystack" not in opening.inputs(AuditConfig(model="no/such", haystack="essays"))

@@ -46,7 +46,7 @@ def start(audit_arguments, tmp_path):
 
     def process():
         return subprocess.Popen(
-            [sys.executable, "-m", "polyattn_jax.studies.audit", *flags],
+            [sys.executable, "-m", "iaj", "polyattn", "audit", *flags],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,

@@ -1,14 +1,19 @@
 """A check exits 0, 10 or 11 with its verdict, and prints the numbers it rests on."""
 
 import json
+import re
 import shutil
-import tempfile
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 from scipy import stats
+
+from polyattn_jax.studies.check import STUDY
+from polyattn_jax.studies.check.settings import CheckConfig
+from tests.polyattn_jax.conftest import run_study
+from tests.polyattn_jax.synthetic_report import lines, parsed, text_of
 
 PROMPTS = 7
 HOPELESS = "relu:p=4,b=-1000"
@@ -74,7 +79,7 @@ def test_a_hopeless_recipe_is_printed_with_intervals_and_a_paired_test(run_check
     assert printed["of all that it concentrates"][0] == "100.0"
     assert printed["only the recipe does: sharpened"][0] == "0.0"
     assert printed["median change of a head's output"][0] == "100.0"
-    result = json.loads((tmp_path / "run" / "check.json").read_text())
+    result = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (result["verdict"], result["lost"]) == ("no-go", PROMPTS)
     assert result["unsafe"]["recipe"]["estimate"] == result["unsafe"]["dead"]["estimate"] == 1.0
     recorded = json.loads((tmp_path / "run" / "provenance.json").read_text())
@@ -83,7 +88,7 @@ def test_a_hopeless_recipe_is_printed_with_intervals_and_a_paired_test(run_check
 
 def test_unsafe_rows_are_those_of_the_audit(run_check, audited, tmp_path):
     outcome = run_check("--recipe=relu:p=4,b=auto", f"--workdir={tmp_path / 'run'}")
-    result = json.loads((tmp_path / "run" / "check.json").read_text())
+    result = json.loads((tmp_path / "run" / "summary.json").read_text())
     summary = json.loads((audited / "summary.json").read_text())
     (audit,) = (v for v in summary["verdicts"] if v["recipe"] == "relu_p4_bauto")
     assert result["bias"] == pytest.approx(summary["calibration"]["bias"])
@@ -170,26 +175,48 @@ def test_the_table_fits_80_columns_and_is_all_of_standard_output(run_check, tiny
     model = tmp_path / ("a-folder-with-a-long-name-" * 4)
     shutil.copytree(tiny, model)
     outcome = run_check(f"--recipe={HOPELESS}", model=model)
-    lines = outcome.out.splitlines()
+    *lines, report = outcome.out.splitlines()
+    assert report.startswith("report: ")
     assert max(map(len, lines)) <= 80
     assert outcome.out.isascii() and lines[0].startswith(HOPELESS)
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_a_finished_check_prints_the_same_again(run_check, tmp_path):
+def test_a_finished_check_answers_again_with_its_exit_code(run_check, tmp_path):
     arguments = [f"--recipe={HOPELESS}", f"--workdir={tmp_path / 'run'}"]
     first = run_check(*arguments)
     again = run_check(*arguments)
-    assert (again.code, again.out, again.err) == (10, first.out, [])
-    other = run_check("--recipe=softmax", f"--workdir={tmp_path / 'run'}")
-    assert (other.code, len(other.err)) == (2, 1)
-    assert "choose another --workdir" in other.err[0]
+    said, _, rest = again.out.partition("\n")
+    assert (again.code, rest, again.err) == (10, first.out, [])
+    assert said.startswith("finished 20")
 
 
-def test_without_a_work_folder_nothing_is_left(run_check, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert run_check("--recipe=softmax").code == 11
-    assert list(tmp_path.iterdir()) == []
+def test_without_a_work_folder_the_check_has_one_of_its_settings(
+    tiny, haystack, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    flags = [f"--model={tiny}", f"--haystack={haystack}", "--length=64", "--n=7"]
+    first, again = (run_study(STUDY, [*flags, "--recipe=softmax"]) for _ in range(2))
+    assert first.code == again.code == 11
+    assert again.out.startswith("finished 20") and again.out.endswith(first.out)
+    (folder,) = (tmp_path / "runs" / "check").iterdir()
+    assert re.fullmatch(r"tiny-softmax-[0-9a-f]{8}", folder.name)
+    assert first.out.endswith(f"report: {folder / 'report.html'}\n")
+    settings = [CheckConfig(model=str(tiny), n=n) for n in (7, 8)]
+    assert len({one.default_folder() for one in settings}) == 2
+
+
+def test_the_page_has_the_numbers_of_the_table(run_check, prompts_file, tmp_path):
+    arguments = [f"--recipe={HOPELESS}", f"--prompts={prompts_file}"]
+    outcome = run_check(*arguments, f"--workdir={tmp_path / 'run'}")
+    page = parsed((tmp_path / "run" / "report.html").read_text("utf-8"))
+    titles = [text_of(title) for title in page.iter("h2")]
+    assert titles[:4] == ["Needle", "Rows", "Your prompts", "Counts and bias"]
+    table = {row[0]: row[1:] for row in lines(page, "needle found, 64 tokens")}
+    printed = fields(outcome.out)
+    for name in ("softmax", "the recipe", "change (paired)"):
+        assert " ".join(table[name]).split() == printed[name]
+    assert "no-go: " in text_of(page.find("header"))
 
 
 @pytest.mark.parametrize(

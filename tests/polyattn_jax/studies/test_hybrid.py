@@ -14,11 +14,11 @@ import lm_jax
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.run.results import load_result
 import polyattn_jax
+from polyattn_jax.audit import opening
 from polyattn_jax.audit.hybrid_results import HybridResult, Search
 from polyattn_jax.recipes.row_maps import parse_recipe
-from polyattn_jax.report import hybrid as page
-from polyattn_jax.studies import audit
-from polyattn_jax.studies.hybrid import head_sets_of
+from polyattn_jax.studies.check import hybrid_report
+from polyattn_jax.studies.check.hybrid import HEADS, head_sets_of
 from tests.polyattn_jax.conftest import PROSE
 from tests.tiny import edit_json
 
@@ -36,17 +36,21 @@ def texts_file(tmp_path_factory):
     return path
 
 
+def search_flags(texts_file, folder):
+    return [
+        *("--recipe=relu_p4_b0", f"--n={PROMPTS}", f"--text={texts_file}", "--max_loss=1000"),
+        *("--keep=0,50", "--draws=1", "--batch_size=10", f"--hybrid={folder / 'heads.json'}"),
+        f"--workdir={folder / 'run'}",
+    ]
+
+
 @pytest.fixture(scope="module")
 def searched(run_check, texts_file, tmp_path_factory):
     """Output, result, stored losses and saved file of a search on the tiny model."""
     folder = tmp_path_factory.mktemp("searches")
-    outcome = run_check(
-        *("--recipe=relu_p4_b0", f"--n={PROMPTS}", f"--text={texts_file}", "--max_loss=1000"),
-        *("--keep=0,50", "--draws=1", "--batch_size=10", f"--hybrid={folder / 'heads.json'}"),
-        f"--workdir={folder / 'run'}",
-    )
+    outcome = run_check(*search_flags(texts_file, folder))
     assert outcome.code == 0, outcome.err
-    result = load_result(folder / "run" / "hybrid.json", HybridResult)
+    result = load_result(folder / "run" / "summary.json", HybridResult)
     losses = pq.read_table(folder / "run" / "text_losses").to_pylist()
     return outcome.out, result, losses, folder / "heads.json"
 
@@ -86,15 +90,43 @@ def test_the_frontier_holds_ranked_and_random_sets_and_the_rule(searched):
 def test_the_page_has_the_frontier_and_says_what_was_found(searched):
     _, result, _, heads = searched
     html = (heads.parent / "run" / "report.html").read_text("utf-8")
-    assert html == page.build(result)
     assert "12 of 12 heads can have relu:p=4,b=0" in html
     for entry in result.frontier:
         assert f"{entry.text.change.estimate:+.3f} [" in html.replace("\u2212", "-")
     assert "Few texts: 10, where 30 or more are wanted." in html and "windows of" not in html
-    windows = page.format_hybrid(dataclasses.replace(result, documents=1))
+    windows = hybrid_report.format_hybrid(dataclasses.replace(result, documents=1))
     assert "windows of 1 document, which alternate between search" in " ".join(windows.split())
     none = dataclasses.replace(result, best=None)
-    assert "No set of heads is shown to lose less than 1000 nats" in page.build(none)
+    assert "No set of heads is shown to lose less than 1000 nats" in hybrid_report.conclusion(none)
+
+
+def test_a_search_answers_again_where_its_own_file_is(searched, run_check, texts_file, monkeypatch):
+    """Also after the file was taken away, and never where another one is in its place."""
+    out, *_, path = searched
+    folder, held = path.parent, path.read_bytes()
+    monkeypatch.setattr(opening, "load", lambda config: pytest.fail("the model was loaded"))
+    again = run_check(*search_flags(texts_file, folder))
+    assert (again.code, again.err) == (0, [])
+    assert again.out.startswith("finished 20") and again.out.endswith(out)
+    assert path.read_bytes() == (folder / "run" / HEADS).read_bytes() == held
+    path.unlink()
+    again = run_check(*search_flags(texts_file, folder))
+    assert again.code == 0
+    assert f"{path} is not there any more; {folder / 'run' / HEADS} holds" in again.out
+    path.write_bytes(held)
+
+
+def test_a_search_that_was_killed_after_it_saved_the_heads_goes_on(searched, run_check, texts_file):
+    *_, path = searched
+    folder, held = path.parent, path.read_bytes()
+    marker = folder / "run" / "finished.json"
+    marker.unlink()
+    path.write_text("{}")
+    (line,) = run_check(*search_flags(texts_file, folder)).refusals
+    assert "heads.json exists" in line and path.read_text() == "{}"
+    path.write_bytes(held)
+    assert run_check(*search_flags(texts_file, folder)).code == 0
+    assert marker.exists() and path.read_bytes() == held
 
 
 def test_a_set_is_accepted_by_students_interval_over_texts(searched):
@@ -122,7 +154,7 @@ def test_a_file_is_neither_lost_nor_replaced_nor_asked_for_too_late(
 ):
     old = tmp_path / "heads.json"
     old.write_text("{}")
-    monkeypatch.setattr(audit, "load", lambda config: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(opening, "load", lambda config: pytest.fail("the model was loaded"))
     for target, words in (
         (old, "heads.json exists; name a file that does not, or remove it"),
         (tmp_path / "none" / "heads.json", "there is no folder"),
@@ -210,7 +242,7 @@ def test_what_cannot_be_searched_is_refused(run_check, texts_file, tmp_path):
     few.write_text("".join(texts_file.read_text().splitlines(keepends=True)[:19]))
     for arguments, words in (
         ([target], "--hybrid measures the loss on texts; name a file"),
-        ([target, f"--text={texts_file}", "--keep=10,x"], "write 5,10,20"),
+        ([target, f"--text={texts_file}", "--keep=10,x"], "holds what is no float; give numbers"),
         ([target, f"--text={few}"], "holds 19 texts, but the search needs 20"),
     ):
         (line,) = run_check(*arguments).refusals

@@ -71,10 +71,11 @@ def test_an_unavailable_model_is_said_to_be_and_stops_nothing(compared, tiny):
 def test_a_finished_audit_of_another_model_is_refused(tmp_path, monkeypatch):
     """The model is there: to call it unavailable would leave out a changed one unseen."""
 
-    def run_in(*args, **options):
+    def execute(*args, **options):
         raise OtherInputsError("run holds the results of other inputs")
 
-    monkeypatch.setattr(study.audit, "run_in", run_in)
+    monkeypatch.setattr(study.frame, "execute", execute)
+    monkeypatch.setattr(study.opening, "check_readable", lambda config: None)
     with pytest.raises(OtherInputsError, match="of other inputs"):
         study.run(AuditConfig(model="a"), ["a"], tmp_path)
 
@@ -126,7 +127,7 @@ def test_the_same_command_audits_nothing_again(compared, tiny, haystack, monkeyp
     def never(*arguments):
         raise AssertionError("a finished audit is read")
 
-    monkeypatch.setattr(study.audit, "load", never)
+    monkeypatch.setattr(study.opening, "load", never)
     outcome = command(str(tiny), folder, haystack)
     assert outcome.code == 0, outcome.err
     assert pq.read_table(folder / study.COMPARISON).equals(rows)

@@ -16,14 +16,14 @@ import pytest
 from lm_jax.errors import UsageError
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
+from polyattn_jax.audit.audited_model import load
 from polyattn_jax.audit.config import MODES, AuditConfig
 from polyattn_jax.recipes.diagnostic import Status
-from polyattn_jax.studies import audit
 from tests.polyattn_jax import audit_oracle
 
 ROOT = Path(__file__).parents[3]
-# Of audits; test_paper_study and test_distill run the others.
-OTHERS = ("paper.py", "distill.py")
+# Of audits; their own tests run the others, and the default is that of SmolLM2.
+OTHERS = ("audit.py", "check.py", "paper.py", "distill.py")
 CONFIGS = sorted(
     path.name for path in (ROOT / "configs" / "polyattn").glob("*.py") if path.name not in OTHERS
 )
@@ -104,7 +104,7 @@ def test_the_rows_of_a_gpt_2_equal_a_float64_oracle(finished, toys, haystack):
     """Learned positions, biases and LayerNorm are in the scores that are diagnosed."""
     smoke = from_plain(load_config(f"{ROOT}/configs/polyattn/smollm2.py:smoke"), AuditConfig)
     changed = dataclasses.replace(smoke, model=str(toys["gpt2"]), haystack=str(haystack))
-    audited = audit.load(changed)
+    audited = load(changed)
     cfg = audited.model.cfg
     assert (cfg.rope, cfg.norm, cfg.qkv_bias) == (None, "layer", True)
     expected = {suite: audit_oracle.rows_of(audited, suite) for suite in SUITES}

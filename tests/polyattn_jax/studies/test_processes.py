@@ -10,7 +10,7 @@ from tests.polyattn_jax.conftest import QUESTIONS
 from tests.polyattn_jax.studies.test_audit_resume import assert_same_results, shards
 
 pytestmark = pytest.mark.slow
-COMMAND = "polyattn_jax.studies.audit"
+COMMAND = "iaj polyattn audit"
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ import protot_jax
 from protot_jax.analysis import generate
 from protot_jax.studies import concepts
 from protot_jax.studies.concepts import units
-from protot_jax.studies.judging import __main__ as judging
+from protot_jax.studies.judging import run as judging
 from protot_jax.studies.pretraining.run import run_in
 from protot_jax.training import export, exported, pretrain, run_options, saved_run
 from protot_jax.training.seeds import over_seeds

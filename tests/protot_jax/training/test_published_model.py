@@ -14,7 +14,7 @@ from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import MANIFEST, open_prepared
 import protot_jax
 from protot_jax.studies.concepts import lag
-from protot_jax.studies.judging.__main__ import data_identity
+from protot_jax.studies.judging.run import data_identity
 from protot_jax.training.exported import read_manifest
 from protot_jax.training.results import PretrainSummary
 from protot_jax.training.saved_run import DATA

@@ -5,12 +5,11 @@ import numpy as np
 
 import lm_jax
 from lm_jax.model import params as params_lib
-from lm_jax.run import cli
+from lm_jax.study import command
 from sparse_jax import transcoders
 from sparse_jax.circuits import generators
 from sparse_jax.circuits.source_model import open_identity
-from sparse_jax.studies.graphs import __main__ as command
-from sparse_jax.studies.graphs.config import GraphConfig
+from sparse_jax.studies.graphs import STUDY
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig, spec
 from tests.sparse_jax.circuits.small_study import LAYERS, save_models
 
@@ -55,13 +54,7 @@ def save_transcoder(folder, model, *, seed=3, sha256=None, layers=LAYERS, change
 
 def run(*arguments):
     """The exit code of `iaj sparse graph` with these flags."""
-    return cli.run(
-        command.main,
-        ["iaj", "--compilation_cache=off", *arguments],
-        config="sparse/graph",
-        config_class=GraphConfig,
-        options=command.Options,
-    )
+    return command.run(STUDY, ["iaj", "--compilation_cache=off", *arguments])
 
 
 def of_dense(models):

@@ -224,9 +224,10 @@ def silent(transcoder):
         ({"targets": []}, "different token ids"),
         ({"targets": [10**6]}, "targets: id 1000000"),
         ({"max_features": 0}, "at least 1"),
-        ({"transcoder": broken(small_transcoder(), "encoder")}, "encoder.* not finite"),
-        ({"transcoder": silent(small_transcoder())}, "none of its features is active"),
-        ({"model": small_model("llama").above(1)}, "its num_layers is 3"),
+        # Made in the test: each process collects all tests, and runs some.
+        ({"transcoder": lambda: broken(small_transcoder(), "encoder")}, "encoder.* not finite"),
+        ({"transcoder": lambda: silent(small_transcoder())}, "none of its features is active"),
+        ({"model": lambda: small_model("llama").above(1)}, "its num_layers is 3"),
     ],
 )
 def test_bad_input_is_refused_with_the_remedy(changes, message):
@@ -234,6 +235,6 @@ def test_bad_input_is_refused_with_the_remedy(changes, message):
         "model": small_model("llama"),
         "transcoder": small_transcoder(),
         "tokens": small_tokens(),
-    } | changes
+    } | {name: value() if callable(value) else value for name, value in changes.items()}
     with pytest.raises(UsageError, match=message):
         attribute(**arguments)

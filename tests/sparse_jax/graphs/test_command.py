@@ -1,4 +1,4 @@
-"""The command: its graph is that of `attribute`, its numbers those of the library, it resumes."""
+"""The command: its graph is that of `attribute`, its numbers those of the library."""
 
 import html
 import json
@@ -12,7 +12,7 @@ import lm_jax
 from lm_jax.model.layers import unembedding
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import FINISHED_FILE
+from lm_jax.study import frame
 from sparse_jax import transcoders
 from sparse_jax.circuits.source_model import SourceModel
 from sparse_jax.gates import model as sparse_model
@@ -27,9 +27,10 @@ from sparse_jax.graphs import (
 from sparse_jax.graphs import effects as effects_lib
 from sparse_jax.graphs.features import SKIPPED_START
 from sparse_jax.graphs.influence import FEATURE
-from sparse_jax.studies.graphs import study
 from sparse_jax.studies.graphs.piece import mediated_edges
+from sparse_jax.studies.graphs.results import FEATURES as FEATURE_FILES
 from sparse_jax.studies.graphs.results import GraphSummary
+from sparse_jax.studies.graphs.run import METADATA
 from tests.sparse_jax.circuits.small_study import LAYERS
 from tests.sparse_jax.graphs.small_command import (
     CONTEXT,
@@ -60,7 +61,7 @@ def alone(models, tmp_path_factory):
     names = {f"{layer}_{i}": f"label of {i}" for layer in range(LAYERS) for i in range(FEATURES)}
     (folder.parent / "labels.json").write_text(json.dumps(names), "utf-8")
     assert run(*of_dense(models), *with_files(folder), *small(models), at(folder)) == 0
-    return folder, load_result(folder / study.SUMMARY, GraphSummary)
+    return folder, load_result(folder / frame.SUMMARY, GraphSummary)
 
 
 def with_files(folder):
@@ -103,7 +104,7 @@ def test_the_graph_of_the_command_is_that_of_attribute(alone, by_hand):
             row["feature"] for row in graph.nodes.to_pylist() if row["kind"] == "logit"
         ]
     assert [each.token for each in summary.graphs[0].logits] == ["John", "Mary"]
-    listed = read_json(folder / "graph" / study.METADATA)["graphs"]
+    listed = read_json(folder / "graph" / METADATA)["graphs"]
     assert [each["slug"] for each in listed] == [Path(each.file).stem for each in summary.graphs]
 
 
@@ -190,7 +191,7 @@ def test_supernodes_are_scaled_as_the_library_scales_them(alone, by_hand):
         page = (folder / result.file).with_suffix(".html").read_text("utf-8")
         assert "Interventions on supernodes</h2>" in page
         largest = max(result.supernodes, key=lambda o: max(abs(e.change) for e in o.outcomes))
-        texts += largest.label in html.unescape((folder / study.REPORT).read_text("utf-8"))
+        texts += largest.label in html.unescape((folder / frame.REPORT).read_text("utf-8"))
     assert texts == len(graphs)
 
 
@@ -222,7 +223,7 @@ def test_mediated_edges_are_those_of_the_highest_score(alone, by_hand):
 def test_features_have_their_most_active_texts(models, alone, by_hand):
     folder, summary = alone
     source, transcoder, _ = by_hand
-    file = max((folder / study.FEATURES).rglob("*.json"), key=lambda f: f.stat().st_size)
+    file = max((folder / FEATURE_FILES).rglob("*.json"), key=lambda f: f.stat().st_size)
     stored = read_json(file)
     layer, index = stored["layer"], stored["feature"]
     assert int(file.stem) == stored["index"] == graph_json.pair_number(layer, index)
@@ -254,14 +255,14 @@ def test_features_have_their_most_active_texts(models, alone, by_hand):
     assert stored["activation_frequency"] == (every > 0).mean()
     assert sum(stored["histogram"]) == (every > 0).sum()
     (corpus,) = summary.features
-    assert corpus.features == len(list((folder / study.FEATURES).rglob("*.json")))
+    assert corpus.features == len(list((folder / FEATURE_FILES).rglob("*.json")))
 
 
 def test_top_logits_are_those_of_all_that_the_feature_writes(alone, by_hand):
     folder, _ = alone
     source, transcoder, _ = by_hand
     params = source.model.params
-    for file in sorted((folder / study.FEATURES).rglob("*.json"))[:5]:
+    for file in sorted((folder / FEATURE_FILES).rglob("*.json"))[:5]:
         stored = read_json(file)
         layer, index = stored["layer"], stored["feature"]
         written = sum(
@@ -286,32 +287,6 @@ def test_logits_of_many_features_are_held_some_at_a_time(by_hand, monkeypatch):
     )
     assert features.collect(source, transcoder, shown, None, context=CONTEXT) == whole
     assert sizes == [4, 4, 4] and len({each.top_logits for each in whole.values()}) > 5
-
-
-def test_the_same_command_again_prints_the_same_and_resumes_to_the_same(
-    models, alone, tmp_path, monkeypatch, capsys
-):
-    folder, summary = alone
-    asked = [*of_dense(models), *with_files(folder), *small(models)]
-    assert run(*asked, at(folder)) == 0
-    assert capsys.readouterr().out.startswith("finished ")
-    made = []
-
-    def killed(*arguments):
-        made.append(arguments)
-        if len(made) == 2:
-            raise RuntimeError("killed")
-        return original(*arguments)
-
-    original = study.make_graph
-    monkeypatch.setattr(study, "make_graph", killed)
-    assert run(*asked, at(tmp_path / "run")) == 1
-    monkeypatch.setattr(study, "make_graph", lambda *a: made.append(a) or original(*a))
-    assert run(*asked, at(tmp_path / "run")) == 0
-    # Two attempts before, and only the graph that was missing after.
-    assert len(made) == 3 and made[2][3].slug != "mary"
-    assert load_result(tmp_path / "run" / study.SUMMARY, GraphSummary) == summary
-    assert (tmp_path / "run" / FINISHED_FILE).exists()
 
 
 def test_attribute_takes_folders(models, by_hand):

@@ -10,13 +10,14 @@ import pytest
 
 import lm_jax
 from lm_jax.run.results import load_result
+from lm_jax.study import frame
 from sparse_jax import transcoders
 from sparse_jax.gates import model as sparse_model
 from sparse_jax.graphs import attribute, graph_json
 from sparse_jax.graphs.influence import FEATURE
-from sparse_jax.studies.graphs import labels, study
-from sparse_jax.studies.graphs.config import COMPARED
+from sparse_jax.studies.graphs import labels
 from sparse_jax.studies.graphs.results import GraphSummary
+from sparse_jax.studies.graphs.settings import COMPARED
 from tests.sparse_jax.graphs.small_command import PROMPTS, at, run, small
 
 pytestmark = pytest.mark.usefixtures("few_are_alike")
@@ -96,7 +97,7 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     asked += ["--config.supernodes=0"]
     assert run(*asked, at(folder)) == 0
     out = capsys.readouterr().out
-    summary = load_result(folder / study.SUMMARY, GraphSummary)
+    summary = load_result(folder / frame.SUMMARY, GraphSummary)
     assert [each.gated for each in summary.models] == [False, True]
     check_compared(summary, sources, targets)
     counts, means, made, edges, apart_counts, heads = {}, {}, {}, {}, {}, {}
@@ -165,7 +166,7 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
         share_C = heads[result.role, result.prompt]
         np.testing.assert_allclose(result.head_shares, share_C / share_C.sum(), rtol=1e-5)
     assert any(result.key_edge for result in summary.graphs)
-    page = (folder / study.REPORT).read_text("utf-8")
+    page = (folder / frame.REPORT).read_text("utf-8")
     study_table = page[page.index("case study</h2>") :].split("</table>")[0]
     cells = html.unescape(re.sub("<[^>]*>", " ", study_table))
     assert "was not among the prompts" in cells and "459" in cells and "> 40" in cells

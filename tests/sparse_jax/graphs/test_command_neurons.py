@@ -6,11 +6,12 @@ import pytest
 import lm_jax
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
+from lm_jax.study import frame
 from sparse_jax.circuits.source_model import SourceModel
 from sparse_jax.graphs import graph_json, neurons
 from sparse_jax.graphs.features import SKIPPED_START
-from sparse_jax.studies.graphs import study
-from sparse_jax.studies.graphs.results import GraphSummary
+from sparse_jax.studies.graphs.results import FEATURES, GraphSummary
+from tests.browser import PageReader
 from tests.sparse_jax.graphs.small_command import PROMPTS, at, run, small
 
 pytestmark = pytest.mark.usefixtures("few_are_alike")
@@ -26,7 +27,7 @@ def test_a_graph_of_neurons_needs_no_transcoder_and_says_so(models, tmp_path, ca
     source = SourceModel.load(str(models / "dense"))
     graph = neurons.graph(source.model, source.tokenizer.encode(PROMPTS[1]), max_features=kept)
     pruned = graph.prune()
-    summary = load_result(folder / study.SUMMARY, GraphSummary)
+    summary = load_result(folder / frame.SUMMARY, GraphSummary)
     (result,), (facts,) = summary.graphs, summary.models
     assert (facts.kind, facts.transcoder) == (neurons.KIND, "")
     assert facts.features == source.model.cfg.mlp_size and result.sizes.features == kept
@@ -49,8 +50,8 @@ def test_a_graph_of_neurons_needs_no_transcoder_and_says_so(models, tmp_path, ca
     np.testing.assert_array_equal(weights, graph.adjacency[rows, columns].astype(np.float64))
     types = {node["feature_type"] for node in document["nodes"]}
     assert neurons.NEURON in types and "cross layer transcoder" not in types
-    assert "not of a transcoder: nothing was trained" in (folder / study.REPORT).read_text("utf-8")
-    stored = [read_json(file) for file in (folder / study.FEATURES).rglob("*.json")]
+    check_report(folder, result)
+    stored = [read_json(file) for file in (folder / FEATURES).rglob("*.json")]
     check_texts(max(stored, key=lambda each: len(each["examples_quantiles"])), source)
     # Every unit of a gated MLP is active on every token, with either sign.
     assert {each["activation_frequency"] for each in stored} == {1.0}
@@ -64,6 +65,17 @@ def test_a_graph_of_neurons_needs_no_transcoder_and_says_so(models, tmp_path, ca
         if (each["layer"], each["feature"]) in below:
             names = [group["quantile_name"] for group in each["examples_quantiles"]]
             assert names[1:] == ["Bottom activations"] * (each["act_min"] < 0)
+
+
+def check_report(folder, result):
+    """The page of a single graph is its viewer, whole and without links."""
+    text = (folder / frame.REPORT).read_text("utf-8")
+    assert "not of a transcoder: nothing was trained" in text
+    viewer = (folder / result.file).with_suffix(".html").read_text("utf-8")
+    main = text.partition("<main>")[2].partition("</main>")[0]
+    assert "Explore the graph</h2>" in main and main in viewer
+    page = PageReader(text)
+    assert page.is_closed and {link[:1] for link in page.values("href", "src")} <= {"#"}
 
 
 def check_texts(stored, source):

@@ -6,7 +6,7 @@ import numpy as np
 
 import lm_jax
 from sparse_jax.studies.graphs import inputs
-from sparse_jax.studies.graphs.config import GraphConfig
+from sparse_jax.studies.graphs.settings import GraphConfig
 from tests.sparse_jax.graphs.small_command import PROMPTS, run, save_all, save_transcoder
 
 
@@ -72,7 +72,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(tmp_path, capsys):
             2,
             "each model has features of its own; give --dense_labels and --sparse_labels",
         ),
-        ([dense, own, prompt, "--edge_threshold=0"], 2, "config.edge_threshold = 0.0 must be"),
+        ([dense, own, prompt, "--edge_threshold=0"], 2, "--edge_threshold=0.0 must be above 0"),
         ([dense, own, prompt, "--judge=locl:x"], 2, "judge = 'locl:x' is unknown; did you mean"),
         (
             [dense, own, prompt, "--judge=cached:none.jsonl"],

@@ -14,7 +14,7 @@ from lm_jax.model.sites import keep
 from lm_jax.run.files import read_json, write_json
 from sparse_jax.graphs import attribute, interventions
 from sparse_jax.studies.graphs import inputs
-from sparse_jax.studies.graphs.config import GraphConfig
+from sparse_jax.studies.graphs.settings import GraphConfig
 from sparse_jax.transcoders import files
 from sparse_jax.transcoders.files import Origin
 from tests.sparse_jax.graphs.small_graphs import (

@@ -7,11 +7,13 @@ from lm_jax.evaluate.answers import digest
 from lm_jax.evaluate.judge import Label, prompt
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
+from lm_jax.study import frame
 from sparse_jax.graphs import graph_json
 from sparse_jax.graphs.features import FeatureData, Text
-from sparse_jax.studies.graphs import labels, study
-from sparse_jax.studies.graphs.report_text import format_summary
+from sparse_jax.studies.graphs import labels
+from sparse_jax.studies.graphs.report_text import summary_lines
 from sparse_jax.studies.graphs.results import GraphSummary
+from sparse_jax.studies.graphs.run import PIECES
 from tests.sparse_jax.graphs.small_command import PROMPTS, run, save_all
 
 ANSWER = {"theme": "<b>names</b>", "disentanglement": 8, "coverage": 9, "themes": 1}
@@ -91,12 +93,14 @@ def test_stored_answers_become_labels_of_the_graph_and_remake_no_graph(tmp_path)
         "--config.max_features=6",
     ]
     assert run(*arguments) == 0
-    summary = load_result(folder / study.SUMMARY, GraphSummary)
+    summary = load_result(folder / frame.SUMMARY, GraphSummary)
     (file,) = (folder / each.file for each in summary.graphs)
     missing = answers.with_name("answers.jsonl.missing")
     asked = [json.loads(line) for line in missing.read_text("utf-8").splitlines()]
     (corpus,) = summary.features
-    assert f"0 of {corpus.features} shown features have a label" in format_summary(summary)
+    assert f"0 of {corpus.features} shown features have a label" in "\n".join(
+        summary_lines(summary)
+    )
     assert (corpus.labelled, corpus.judge) == (0, "cached:answers.jsonl")
     assert len(asked) == corpus.features - corpus.silent > 1
     shown = {graph_json.feature_of(node) for node in graph_json.read(file)["nodes"]} - {None}
@@ -106,11 +110,11 @@ def test_stored_answers_become_labels_of_the_graph_and_remake_no_graph(tmp_path)
     answers.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     mine = sorted(shown)[0]
     (tmp_path / "mine.json").write_text(json.dumps(labels.to_json({mine: "mine"})), "utf-8")
-    pieces = [each.stat().st_mtime_ns for each in sorted((folder / study.PIECES).iterdir())]
+    pieces = [each.stat().st_mtime_ns for each in sorted((folder / PIECES).iterdir())]
     again = [*arguments, f"--labels={tmp_path / 'mine.json'}", "--resume=force"]
     assert run(*again) == 0
-    assert pieces == [each.stat().st_mtime_ns for each in sorted((folder / study.PIECES).iterdir())]
-    (corpus,) = load_result(folder / study.SUMMARY, GraphSummary).features
+    assert pieces == [each.stat().st_mtime_ns for each in sorted((folder / PIECES).iterdir())]
+    (corpus,) = load_result(folder / frame.SUMMARY, GraphSummary).features
     silent = corpus.features - len(asked)
     stored = read_json(folder / "labels_model.json")
     assert corpus.labelled == len(stored)
@@ -123,7 +127,7 @@ def test_stored_answers_become_labels_of_the_graph_and_remake_no_graph(tmp_path)
     assert stored[f"{mine[0]}_{mine[1]}"] == "mine"
     assert sum(text == ANSWER["theme"] for text in stored.values()) >= len(asked) - 1
     # A label is text on the page, not markup.
-    assert ANSWER["theme"] not in (folder / study.REPORT).read_text("utf-8")
+    assert ANSWER["theme"] not in (folder / frame.REPORT).read_text("utf-8")
 
 
 def answer(asked):

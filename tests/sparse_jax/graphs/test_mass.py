@@ -12,11 +12,12 @@ import pytest
 
 from sparse_jax.graphs.mediation import Mediation
 from sparse_jax.studies.graphs import comparison, mass, report
-from sparse_jax.studies.graphs.config import COMPARED, GraphConfig
 from sparse_jax.studies.graphs.explanations import carrying_pairs
 from sparse_jax.studies.graphs.piece import measure_mediation, mediated_edges
+from sparse_jax.studies.graphs.report_text import format_ratio
 from sparse_jax.studies.graphs.results import EdgeCounts
-from sparse_jax.studies.graphs.study import SCHEMA
+from sparse_jax.studies.graphs.run import SCHEMA
+from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig
 from tests.sparse_jax.graphs.small_graphs import small_graph, small_model
 
 CONFIG = GraphConfig(
@@ -159,7 +160,7 @@ def test_ratios_by_hand():
     # Of all prompts, those that count for neither too.
     assert (ratio.dense, ratio.sparse) == (EdgeCounts(9, 0), EdgeCounts(9, 5))
     assert "2 prompts; the paper's is 16.1; left out, as no head carries them: 0 of 9 edges of" in (
-        report.format_ratio(ratio)
+        format_ratio(ratio)
     )
     assert ratio.of_mean.estimate == pytest.approx(2.0) and ratio.of_mean.n == 2
     # 5 : 1.5 over both; two prompts are too few for an interval.

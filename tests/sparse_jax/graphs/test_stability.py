@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sparse_jax.studies.graphs import stability
-from sparse_jax.studies.graphs.config import COMPARED, GraphConfig
 from sparse_jax.studies.graphs.results import ComparedPrompt
+from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig
 
 CONFIG = GraphConfig(resamples=200)
 ALICE, WAR = ("ioi", "Alice gives"), ("greater-than", "the war")

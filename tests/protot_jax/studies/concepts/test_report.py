@@ -105,6 +105,15 @@ def test_statistics_are_printed_with_their_intervals():
     assert "2 prototypes are dead." in text
 
 
+def test_leaving_out_is_explained_only_where_it_was_measured():
+    content = synthetic_report.typed(synthetic_report.build())
+    without = tuple(dataclasses.replace(each, ablation=None) for each in content.prototypes)
+    for result in (content, dataclasses.replace(content, prototypes=without)):
+        shown = "“Scaled to 0” is measured" in PageReader(rendered(result)).text
+        assert shown == any(each.ablation for each in result.prototypes)
+    assert any(each.ablation for each in content.prototypes)
+
+
 def test_missing_values_are_explained_in_words():
     content = synthetic_report.build(judge="null")
     content["half_life_repetition"]["spearman"].update(value=None, p=None, low=None, high=None)

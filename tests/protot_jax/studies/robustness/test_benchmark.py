@@ -14,9 +14,17 @@ import pytest
 from lm_jax.errors import UsageError
 from lm_jax.run import cli
 from lm_jax.run.results import json_schema, load_result
+from lm_jax.study import command
 from lm_jax.text.splits import SPLITS
-from protot_jax.studies.robustness import __main__ as robustness
-from protot_jax.studies.robustness import backfill, benchmark, lists, perturb, screening, sentences
+from protot_jax.studies.robustness import (
+    STUDY,
+    backfill,
+    benchmark,
+    lists,
+    perturb,
+    screening,
+    sentences,
+)
 from protot_jax.studies.robustness.benchmark import Benchmark
 from protot_jax.studies.robustness.results import RobustnessReport
 from protot_jax.studies.robustness.screening import Screen, fill, keeps_casing, whole_sentence, zipf
@@ -211,8 +219,7 @@ def test_both_files_are_read_back_and_nothing_is_added(run, made, tmp_path):
         file, out = folder / name, tmp_path / name
         flags = (f"--run={run}", f"--sentences={file}", f"--workdir={out}", "--pairs=1")
         extra = () if name == benchmark.MEANING_FILE else ("--slices=typo",)
-        options = robustness.Options
-        assert launched(robustness.main, options, *flags, *extra, required=False) == 0
+        assert command.run(STUDY, ["robustness", *flags, *extra]) == 0
         report = load_result(out / "summary.json", RobustnessReport)
         pairs = [Pair(**line) for line in lines(file)]
         assert list(sentences.read(out / "pairs.jsonl").pairs) == pairs

@@ -1,4 +1,4 @@
-"""The command from runs to its page: files, numbers, resuming, and what it refuses."""
+"""The command from runs to its page: files, numbers, and what it refuses."""
 
 import contextlib
 import dataclasses
@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax.errors import CorruptError, StoppedError
-from lm_jax.run import cli, stop
+from lm_jax.errors import CorruptError
 from lm_jax.run.files import file_digest
-from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.results import json_schema, load_result
+from lm_jax.study import command
 from lm_jax.text.preparation import CorpusConfig, split_documents
 from protot_jax.studies.interventions.experiment import SubjectModel
 from protot_jax.studies.interventions.results import Interval
-from protot_jax.studies.robustness import __main__ as command
-from protot_jax.studies.robustness import experiment, held_out, pmr, report
+from protot_jax.studies.robustness import STUDY, held_out, pmr, report
+from protot_jax.studies.robustness import run as run_of_study
 from protot_jax.studies.robustness.results import ROWS, Comparison, RobustnessReport
 from protot_jax.studies.robustness.sentences import Pair, edit_distance, read, split_sentences
+from protot_jax.studies.robustness.settings import OPTIONAL, RobustnessConfig
 from tests.protot_jax import small_runs
 
 TEXTS = (
@@ -36,9 +36,13 @@ SLICES = "--slices=typo,punctuation,contraction,gender,negation"
 
 
 def launched(*flags):
-    return cli.run(
-        command.main, ["robustness", *flags], options=command.Options, workdir_required=False
-    )
+    return command.run(STUDY, ["robustness", *flags])
+
+
+def sections(result):
+    """The body of the page."""
+    built = report.build(RobustnessConfig(), result, None)
+    return "\n".join(part.body for part in built.sections())
 
 
 def written(folder, lines):
@@ -73,9 +77,7 @@ def measured(run, llama, tmp_path_factory):
 def test_the_files_are_written_and_keep_to_their_schema(measured):
     folder, _, printed = measured
     names = [file.name for file in folder.glob("[!.]*")]
-    assert {"pairs.jsonl", "rows.parquet", "summary.json", "report.html", "provenance.json"} < set(
-        names
-    )
+    assert {"pairs.jsonl", "rows.parquet"} < set(names)
     content = json.loads((folder / "summary.json").read_text("utf-8"))
     jsonschema.validate(content, json_schema(RobustnessReport))
     assert pq.read_schema(folder / "rows.parquet").remove_metadata().equals(ROWS)
@@ -137,8 +139,8 @@ def test_the_page_has_every_slice_and_the_papers_numbers(measured):
 
 
 def test_the_page_has_the_columns_of_table_4_and_the_mass_of_flips(measured):
-    result = load_result(measured[0] / command.RESULT, RobustnessReport)
-    page = report.render(result)
+    result = load_result(measured[0] / "summary.json", RobustnessReport)
+    page = sections(result)
     table = page[page.index("prototype-mediated robustness") :]
     heads = re.findall(r"<th[^>]*>(.*?)</th>", page)
     for head in (
@@ -163,9 +165,6 @@ def test_the_released_clamp_is_measured_only_where_it_is_asked_for(run, measured
     assert "as in the released code" not in capsys.readouterr().out
     assert launched(*flags, f"--workdir={two}", "--released_clamp") == 0
     assert "as in the released code" in capsys.readouterr().out
-    # The default's files know nothing of it, so that folders from before resume.
-    config, asked = (json.loads((path / "config.json").read_text("utf-8")) for path in (one, two))
-    assert asked.pop("released_clamp") is True and config == asked
     tables = [pq.read_table(path / "rows.parquet") for path in (one, two)]
     assert tables[0].schema.remove_metadata().equals(ROWS)
     for name in ROWS.names:
@@ -185,8 +184,6 @@ def test_the_released_clamp_is_measured_only_where_it_is_asked_for(run, measured
     assert dataclasses.replace(result, slices=tuple(slices)) == default
     page, asked = ((path / "report.html").read_text("utf-8") for path in (one, two))
     assert "JS, write forced" in asked and "JS, write forced" not in page
-    assert launched(*flags, f"--workdir={one}", "--released_clamp") == 2
-    assert "released_clamp = absent, not true" in capsys.readouterr().err
 
 
 def test_without_prototypes_nothing_is_clamped(llama, tmp_path, capsys):
@@ -198,14 +195,14 @@ def test_without_prototypes_nothing_is_clamped(llama, tmp_path, capsys):
 
 
 def test_a_divergence_that_is_no_number_is_printed_as_such(measured):
-    result = load_result(measured[0] / command.RESULT, RobustnessReport)
+    result = load_result(measured[0] / "summary.json", RobustnessReport)
     first = result.slices[0]
     own = first.models[0]
     lost = dataclasses.replace(own, js=dataclasses.replace(own.js, mean=None))
     slices = (dataclasses.replace(first, models=(lost, *first.models[1:])), *result.slices[1:])
     line = next(
         line
-        for line in command.format_report(dataclasses.replace(result, slices=slices)).splitlines()
+        for line in report.findings(dataclasses.replace(result, slices=slices))[0].splitlines()
         if line.startswith(first.name)
     )
     assert line.split()[:4] == [first.name, str(first.pairs), "no", "number"]
@@ -230,7 +227,7 @@ def test_models_are_counted_against_the_first_by_corrected_values(measured):
     assert first.startswith(f"{one} against {zero}, {counts.format(2, 1, 0)}")
     assert second.startswith(f"{two} against {zero}, {counts.format(0, 1, 2)}")
     assert "another sentence's routing leaves more divergence than the right one on" in other
-    assert "p = 0.06" in report.render(result)
+    assert "p = 0.06" in sections(result)
 
 
 def test_pairs_of_training_text_are_left_out_and_counted(run, text, tmp_path, capsys):
@@ -297,39 +294,6 @@ def test_its_own_pairs_give_the_same_numbers_again(run, measured, tmp_path):
             assert one.models[0].js.mean == pytest.approx(js[one.name], rel=1e-2, abs=1e-9)
 
 
-def test_a_finished_folder_says_so_and_another_setting_is_refused(measured, capsys):
-    folder, flags, _ = measured
-    before = (folder / "rows.parquet").stat().st_mtime_ns
-    assert launched(*flags) == 0
-    assert capsys.readouterr().out.startswith("finished 2")
-    assert (folder / "rows.parquet").stat().st_mtime_ns == before
-    assert launched(*flags, "--seed=3") == 2
-    assert "seed" in capsys.readouterr().err
-
-
-def test_a_stopped_run_resumes_and_does_only_the_rest(measured, tmp_path, monkeypatch, capsys):
-    folder, flags, _ = measured
-    flags = [*flags[:-1], f"--workdir={tmp_path / 'out'}"]
-    done = []
-    plain = experiment.measure
-
-    def counted(model, encoded, **options):
-        done.append(model.seed)
-        if len(done) == 3:
-            stop.request()
-        return plain(model, encoded, **options)
-
-    monkeypatch.setattr(experiment, "measure", counted)
-    assert launched(*flags) == StoppedError.exit_code
-    first = len(done)
-    assert first == 3 and not (tmp_path / "out" / "summary.json").exists()
-    assert launched(*flags) == 0
-    units = 3 * len(load_result(folder / "summary.json", RobustnessReport).slices)
-    assert len(done) == units
-    for name in ("pairs.jsonl", "summary.json"):
-        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
-
-
 def test_without_sentences_the_validation_text_is_sampled(run, tmp_path):
     folder = tmp_path / "sampled"
     flags = (f"--run={run}", "--pairs=3", "--slices=typo_any,typo", f"--workdir={folder}")
@@ -359,7 +323,7 @@ def test_some_slices_are_made_where_they_are_named(run, tmp_path):
     assert [(one.name, one.kind) for one in result.slices] == [(name, "noise") for name in pairs]
     assert launched(*flags, f"--workdir={tmp_path / 'all'}") == 0
     pairs = read(tmp_path / "all" / "pairs.jsonl").pairs
-    assert not {pair.slice for pair in pairs} & {*experiment.OPTIONAL}
+    assert not {pair.slice for pair in pairs} & {*OPTIONAL}
 
 
 def test_a_damaged_summary_is_refused(measured, tmp_path):
@@ -426,12 +390,13 @@ def test_edit_distance(a, b, distance):
 def test_the_corpus_is_an_input_where_no_sentences_are_given(tmp_path):
     file = tmp_path / "corpus.txt"
     file.write_text("one text")
-    corpus, identity = CorpusConfig(source=str(file)), ModelIdentity("a" * 64)
-    model = SimpleNamespace(
-        seed=0, step=1, identity=identity, config=SimpleNamespace(corpus=corpus)
-    )
-    subjects, digest = [SubjectModel("run", model)], file_digest(file)["sha256"]
-    given = SimpleNamespace(sentences_sha256=None)
-    assert command.inputs(subjects, given) == {str(subjects[0]): identity.text, "corpus": digest}
-    given.sentences_sha256 = "b" * 64
-    assert command.inputs(subjects, given) == {str(subjects[0]): identity.text}
+    config = SimpleNamespace(corpus=CorpusConfig(source=str(file)))
+    first, digest = SubjectModel("run", SimpleNamespace(config=config)), file_digest(file)["sha256"]
+    assert run_of_study.text_inputs(RobustnessConfig(), first) == {"corpus": digest}
+    asked = RobustnessConfig(sentences=str(file))
+    assert run_of_study.text_inputs(asked, first) == {"sentences": digest}
+
+
+def test_without_a_folder_the_results_are_in_the_first_run():
+    asked = RobustnessConfig(run=("runs/a/seed_2", "runs/b"))
+    assert asked.default_folder().as_posix() == "runs/a/robustness"

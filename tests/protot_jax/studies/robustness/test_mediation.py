@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from lm_jax.errors import UsageError
-from protot_jax.studies.robustness import FLOOR, PMR, paper, pmr, summary
+from protot_jax.studies.robustness import FLOOR, PMR, numbers, paper, pmr
 
 
 def test_by_hand():
@@ -62,16 +62,16 @@ def test_the_papers_means_of_ratios_hide_its_ratios_of_means():
 def test_statistics_of_mediation_by_hand():
     base, clamped = np.array([0.4, 0.2, 0.1, 0.0]), np.array([0.1, 0.2, 0.2, 0.0])
     sentences = np.array(["a", "b", "c", "d"])
-    found = summary.mediated(base, clamped, sentences, seed=0)
+    found = numbers.mediated(base, clamped, sentences, seed=0)
     assert found.positive == pytest.approx(1 / 3) and found.pairs == 4
     assert found.below_floor == 0.25
     assert found.deviation == pytest.approx(np.std([0.75, 0, -1], ddof=1))
     # Too few sentences above the floor: a resample could be 0 / 0.
     assert found.ratio_of_means.low is None
-    few = summary.mediated(base[:3], clamped[:3], sentences[:3], seed=0).ratio_of_means
+    few = numbers.mediated(base[:3], clamped[:3], sentences[:3], seed=0).ratio_of_means
     assert few.mean == pytest.approx(2 / 7) and few.low is few.high is None
     base, clamped = np.tile(base[:3], 2), np.tile(clamped[:3], 2)
-    whole = summary.mediated(base, clamped, np.array(list("abcdef")), seed=0).ratio_of_means
+    whole = numbers.mediated(base, clamped, np.array(list("abcdef")), seed=0).ratio_of_means
     # Of so few sentences Student's, from the residuals of clamped = (5 / 7) base over mean base.
     residuals = (clamped - 5 / 7 * base) / (0.7 / 3)
     reach = stats.t.ppf(0.975, 5) * stats.sem(residuals)
@@ -83,22 +83,22 @@ def test_a_model_is_compared_by_paired_differences():
     sentences = np.arange(40).astype(str)
     sign = np.where(np.arange(40) % 2, 1, -1)
     # A difference has little spread over pairs, whatever the spread of the divergences.
-    parted = summary.compared([js + 0.01, js + 1e-4 * sign, js + 0.02 + 1e-4 * sign], sentences)
+    parted = numbers.compared([js + 0.01, js + 1e-4 * sign, js + 0.02 + 1e-4 * sign], sentences)
     reach = stats.t.ppf(0.975, 39) * 1e-4 / np.sqrt(39)
     assert [one.low for one in parted.excess[1:]] == pytest.approx([-0.01 - reach, 0.01 - reach])
     assert parted.p[0] == 1 and max(parted.p[1:]) < 1e-9
     # A mean that is more by 0.001, of differences of 0.1 either way.
-    close = summary.compared([js, js + 0.001 + 0.1 * sign], sentences)
+    close = numbers.compared([js, js + 0.001 + 0.1 * sign], sentences)
     assert close.excess[1].low < 0 < close.excess[1].high and close.p[1] > 0.9
-    tied = summary.compared([js, js], sentences)
+    tied = numbers.compared([js, js], sentences)
     assert tied.p == (1, None) and tied.excess[1].mean == 0 and tied.excess[1].low is None
 
 
 def test_a_model_without_divergences_is_not_compared():
     js, nothing = np.full(3, 0.2), np.full(3, np.nan)
     sentences = np.array(["a", "b", "c"])
-    found = summary.compared([js, nothing, js + 0.1], sentences)
+    found = numbers.compared([js, nothing, js + 0.1], sentences)
     assert found.excess[1].mean is None and found.p[1] is None
     assert found.excess[2].mean == pytest.approx(0.1)
-    assert summary.compared([nothing, js], sentences) is None
-    assert summary.compared([js], sentences) is None
+    assert numbers.compared([nothing, js], sentences) is None
+    assert numbers.compared([js], sentences) is None

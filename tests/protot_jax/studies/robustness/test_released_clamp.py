@@ -12,7 +12,7 @@ import pytest
 import lm_jax
 from protot_jax.analysis.token_ids import open_ids
 from protot_jax.mixers import edits
-from protot_jax.studies.robustness import jensen_shannon, measure, pmr, summary
+from protot_jax.studies.robustness import jensen_shannon, measure, numbers, pmr
 from protot_jax.studies.robustness.results import RELEASED, ROWS, rows
 from protot_jax.studies.robustness.sentences import Pair
 from tests.protot_jax.studies.interventions import small_models
@@ -190,7 +190,7 @@ def test_mediation_is_of_the_smaller_divergence_of_each_pair():
         "js_released_write": np.array([0.1, 0.3, 0.2]),
         "js_released_read": np.array([0.3, 0.2, 0.4]),
     }
-    found = summary.measured(columns, seed=0).clamp.released
+    found = numbers.measured(columns, seed=0).clamp.released
     assert found.write_js.mean == pytest.approx(0.2)
     assert found.read_js.mean == pytest.approx(0.3)
     # 0.1, 0.2 and 0.2: ratios 3/4, 0 and -1.
@@ -200,7 +200,7 @@ def test_mediation_is_of_the_smaller_divergence_of_each_pair():
     assert found.pmr.median == 0 and found.pmr.positive == pytest.approx(1 / 3)
     assert found.pmr.mean_of_ratios == pmr(js, [0.1, 0.2, 0.2]).mean_of_ratios
     without = {name: values for name, values in columns.items() if name not in RELEASED}
-    assert summary.measured(without, seed=0).clamp.released is None
+    assert numbers.measured(without, seed=0).clamp.released is None
 
 
 def test_the_columns_of_a_default_run_are_as_before():

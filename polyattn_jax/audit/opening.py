@@ -1,0 +1,103 @@
+"""What an audit, a check, a search and a diagnosis begin with: inputs, model, suites and stores."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+from typing import Any
+
+from lm_jax.run.config import canonical_json, config_hash
+from lm_jax.run.finished import Inputs, file_inputs
+from lm_jax.study import Work
+from lm_jax.weights import hub
+from lm_jax.weights.load import identities, resolve
+from polyattn_jax.audit import bias_tables, multiple_choice, units
+from polyattn_jax.audit.audit_suites import build_suites
+from polyattn_jax.audit.audited_model import AuditedModel, load
+from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.suites import Suite, read_jsonl, read_texts
+from polyattn_jax.suites.texts import SHIPPED
+
+Suites = dict[str, Suite]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenAudit:
+    """A model that is loaded, the suites that it is asked, and the rows that are there already."""
+
+    model: AuditedModel
+    suites: Suites
+    stores: units.ResultStores
+
+
+def inputs(config: AuditConfig) -> Inputs:
+    """The model and the files that an audit, check or search of these settings reads.
+
+    What is gone is left out, so that a finished run is shown; `open_audit` refuses it.
+
+    Raises:
+      BadInputError: the model or a file is there and cannot be read.
+    """
+    biases = [recipe.bias for recipe in config.with_ablation.values() if recipe.tabled]
+    return identities({"model": config.model}) | file_inputs(
+        {
+            "config.prompts": config.prompts,
+            "config.text": config.text,
+            "config.truthfulqa": config.truthfulqa,
+            "config.haystack": "" if config.haystack in SHIPPED else config.haystack,
+            **{f"biases {name}": str(name) for name in biases},
+        }
+    )
+
+
+def check_readable(config: AuditConfig) -> None:
+    """Reads all that an audit needs but the weights: no model is loaded for faulty prompts.
+
+    Raises:
+      BadInputError: the model or a file is not there, or cannot be read.
+    """
+    resolve(config.model)
+    if config.prompts:
+        read_jsonl(config.prompts)
+    if config.text:
+        read_texts(config.text)
+    multiple_choice.read_questions(config)
+
+
+def fingerprint(audited: AuditedModel, suites: Suites) -> str:
+    """Hash of everything that determines the rows: settings, model, suites."""
+    identity: dict[str, Any] = {
+        "config": canonical_json(audited.config),
+        "model": audited.model.identity.text,
+        "suites": {name: suite.sha256 for name, suite in suites.items()},
+    }
+    if biases := bias_tables.digests(audited.config.with_ablation):
+        identity["biases"] = biases
+    return config_hash(identity)
+
+
+@contextlib.contextmanager
+def open_audit(
+    config: AuditConfig, work: Work, build: Callable[[AuditedModel], Suites] = build_suites
+) -> Iterator[OpenAudit]:
+    """Loads the model, builds the suites, records both, and opens the stores of the work folder.
+
+    Args:
+      config: settings, on which the fingerprint of the rows depends.
+      work: folder of the run.
+      build: maker of the suites, from the model.
+
+    Raises:
+      BadInputError: the model or a file is not there, or cannot be used.
+      UsageError: the rows in the folder are of another model or of other suites.
+    """
+    check_readable(config)
+    audited = load(config)
+    suites = build(audited)
+    work.record(
+        data=hub.identity("model", audited.model.identity.text, audited.model.revision)
+        | {name: suite.sha256 for name, suite in suites.items()},
+        tokenizer=audited.tokenizer.sha256,
+    )
+    identity = fingerprint(audited, suites)
+    with units.open_stores(work.path, identity, config.degrees) as stores:
+        yield OpenAudit(audited, suites, stores)

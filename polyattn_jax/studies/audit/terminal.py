@@ -1,0 +1,178 @@
+"""Summary of an audit for a terminal: controls, calibration, verdicts.
+
+Plain text of at most 100 columns; no text of a run is read as markup.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+import io
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lm_jax.report.markup import clean
+from lm_jax.statistics import Interval
+from polyattn_jax.audit.results import (
+    AuditSummary,
+    ConditionResult,
+    RecipeVerdict,
+    SoftmaxComparison,
+)
+from polyattn_jax.recipes.row_maps import SOFTMAX
+from polyattn_jax.report import findings, sharpness
+
+WIDTH = 100
+
+
+def lines(summary: AuditSummary) -> list[str]:
+    """The findings of an audit as lines of text."""
+    file = io.StringIO()
+    console = Console(file=file, width=WIDTH, color_system=None)
+
+    def say(text: str) -> None:
+        console.print(_text(text), highlight=False)
+
+    controls_finding, overall_finding = findings.controls(summary), findings.overall(summary)
+    result = summary.calibration
+    say(controls_finding.text)
+    say(
+        f"Calibration: b_auto = {findings.b_auto(result)} (95 % over {result.texts} texts of "
+        f"{result.length:,} tokens) leaves {result.mass:.2%} of the softmax "
+        "mass below "
+        f"-b_auto; {findings.b_auto_by_length(result)}."
+    )
+    base, heads = findings.softmax_of(summary.sweep), summary.layers * summary.heads
+    say(
+        f"Needle probe at {summary.config.sweep_length:,} tokens, n = "
+        f"{base.accuracy.n:,} prompts, each recipe in all {heads:,} heads:"
+    )
+    console.print("", _table(summary), "", sep="\n", highlight=False)
+    say(overall_finding.text)
+    for text, rows in (
+        (findings.of_texts(summary), _text_rows(summary)),
+        (findings.of_choices(summary), _choice_rows(summary)),
+        (findings.of_suites(summary), _suite_rows(summary)),
+    ):
+        if text:
+            say(text)
+            console.print("", _plain_table(rows), "", sep="\n", highlight=False)
+    for text in (
+        sharpness.sentence(summary),
+        findings.in_part(summary),
+        findings.as_linear(summary),
+        findings.resolution(summary),
+    ):
+        if text:
+            say(text)
+    return file.getvalue().splitlines()
+
+
+def _text(text: str) -> Text:
+    """Text without control characters, with ASCII for what fonts of terminals lack."""
+    return Text(clean(text).replace("S₂", "S_2").replace("rᵖ", "r^p"))
+
+
+def _text_rows(summary: AuditSummary) -> list[Sequence[str]]:
+    """Loss and perplexity on texts by recipe, under a line of titles."""
+    rows: list[Sequence[str]] = [("recipe", "nats [95 %]", "change [95 %]", "perplexity", "ratio")]
+    for entry in findings.by_recipe(summary.texts):
+        change, ratio = "-", "-"
+        if entry.recipe != SOFTMAX.name:
+            change, ratio = _ends(entry.change, "+.3f"), f"{entry.perplexity_ratio.estimate:.4g}"
+        perplexity = f"{entry.perplexity.estimate:.4g}"
+        rows.append((entry.recipe, _ends(entry.loss, ".3f"), change, perplexity, ratio))
+    return rows
+
+
+def _choice_rows(summary: AuditSummary) -> list[Sequence[str]]:
+    """Accuracy by recipe and task, with the interval of its change, under a line of titles."""
+    metrics = [task.metrics["acc"] for task in summary.choices.values()]
+    rows: list[Sequence[str]] = [("recipe", *summary.choices)]
+    for recipe in findings.in_order(metrics[0].accuracy if metrics else ()):
+        cells = []
+        for metric in metrics:
+            text = f"{100 * metric.accuracy[recipe].estimate:.1f}"
+            if paired := metric.paired.get(recipe):
+                change = paired.change
+                text += f" [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+            cells.append(text)
+        rows.append((recipe, *cells))
+    return rows
+
+
+def _suite_rows(summary: AuditSummary) -> list[Sequence[str]]:
+    """A line for each suite and length, under a line of titles."""
+    rows: list[Sequence[str]] = [("suite", "tokens", "softmax", "best recipe", "right", "verdicts")]
+    for entry in summary.suites:
+        base = findings.softmax_of(entry.conditions)
+        others = [one for one in entry.conditions if one is not base]
+        best, right = "-", "-"
+        if others:
+            result = findings.best_of(others)
+            best, right = result.recipe, f"{100 * result.accuracy.estimate:.1f}"
+        counts: Counter[str] = Counter(one.verdict for one in others)
+        verdicts = ", ".join(f"{counts[name]} {name}" for name in findings.TONES if counts[name])
+        name, softmax = findings.suite_name(entry.suite), f"{100 * base.accuracy.estimate:.1f}"
+        rows.append((name, f"{entry.length:,}", softmax, best, right, verdicts))
+    return rows
+
+
+def _ends(interval: Interval, spec: str) -> str:
+    if findings.unknown_ends(interval):
+        return f"{interval.estimate:{spec}}, {findings.NO_INTERVAL}"
+    low, high = f"{interval.low:{spec}}", f"{interval.high:{spec}}"
+    return f"{interval.estimate:{spec}} [{low}, {high}]"
+
+
+def _plain_table(rows: Sequence[Sequence[str]]) -> Table:
+    """A table of texts whose first line holds the titles; all but the first column are numbers."""
+    table = Table(box=None, pad_edge=False, show_edge=False, collapse_padding=True)
+    for place, title in enumerate(rows[0]):
+        justify = "right" if place else "left"
+        table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis")
+    for row in rows[1:]:
+        table.add_row(*map(_text, row))
+    return table
+
+
+def _table(summary: AuditSummary) -> Table:
+    verdicts = {v.recipe: v for v in summary.verdicts}
+    table = Table(box=None, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("recipe", no_wrap=True, overflow="ellipsis")
+    top = f"top-{summary.config.top_heads} %"
+    titles = ("right % [95 %]", "p", "loss", "safe %", "dead %", top, "dead %", "lost %", "sharp %")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for entry in findings.by_recipe(summary.sweep):
+        verdict = verdicts.get(entry.recipe)
+        against = sharpness.of_recipe(summary, entry.recipe) if verdict else None
+        cells = _cells(entry, verdict, against, sharpness.softmax_safe(summary))
+        table.add_row(*map(_text, cells), verdict.verdict if verdict else "baseline")
+    return table
+
+
+def _cells(
+    entry: ConditionResult,
+    verdict: RecipeVerdict | None,
+    against: SoftmaxComparison | None,
+    control: Interval | None,
+) -> Sequence[str]:
+    accuracy = entry.accuracy
+    low, high = f"{100 * accuracy.low:.0f}", f"{100 * accuracy.high:.0f}"
+    shares = (
+        verdict.safe if verdict else control,
+        verdict.dead if verdict else None,
+        verdict.top_safe if verdict else None,
+        verdict.top_dead if verdict else None,
+        against.lost if against else None,
+        against.sharpened if against else None,
+    )
+    return (
+        entry.recipe,
+        f"{100 * accuracy.estimate:.1f} [{low}, {high}]",
+        f"{entry.p_value:.2g}" if verdict else "-",
+        f"{entry.loss:.2f}",
+        *(f"{100 * share.estimate:.1f}" if share else "-" for share in shares),
+    )

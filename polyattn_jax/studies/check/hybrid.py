@@ -1,0 +1,237 @@
+"""Which heads may go: the search for a hybrid of a recipe and softmax, `check --hybrid=FILE`.
+
+    iaj polyattn check --model=smollm2 --recipe=relu:p=2,b=auto --text=FILE --hybrid=heads.json
+
+1. Every other text of the user is for the search, the others for the measurement.
+2. Single heads: the recipe in one head alone, for each head, and the change of the loss on the
+   texts of the search. It ranks the heads; the K that cost most keep softmax.
+3. Frontier: the recipe in all other heads, for each K, and in random sets of as many, on the other
+   texts and on the needle prompts.
+4. A set is accepted where the whole 95 % interval of its change on text (Student's t over texts, 10
+   at least) is below `max_loss` nats per token and the verdict on the needle is "preserve". The one
+   with the fewest softmax heads is saved.
+
+The accepted set is the best of those tried, so its own interval is a little too good; the texts
+that ranked the heads are not among those that it is measured on. Windows of one document that
+alternate between the two are not independent, which the page says.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+
+from lm_jax.errors import BadInputError
+from lm_jax.run.files import write_json
+from lm_jax.study import Work
+from polyattn_jax.audit import (
+    audit_suites,
+    bias_tables,
+    decision,
+    head_sets,
+    model_calibration,
+    stages,
+    summary,
+)
+from polyattn_jax.audit.audit_suites import TEXTS
+from polyattn_jax.audit.audited_model import AuditedModel
+from polyattn_jax.audit.columns import columns
+from polyattn_jax.audit.hybrid_results import HeadSet, HybridResult, Search, SingleHead
+from polyattn_jax.audit.opening import OpenAudit, Suites, open_audit
+from polyattn_jax.audit.provenance import read_provenance
+from polyattn_jax.audit.results import ConditionResult, TextLoss
+from polyattn_jax.audit.stages import Condition
+from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, replaced_heads
+from polyattn_jax.recipes.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
+from polyattn_jax.studies.check.settings import CheckConfig
+from polyattn_jax.suites import Suite
+
+HEADS = "heads.json"
+FRONTIER = "frontier"
+# The two halves of the texts.
+SEARCH, MEASURED = "search", "measured"
+# Heads that keep softmax by cell, with the seed of random ones.
+Sets = dict[str, tuple[int | None, np.ndarray]]
+
+
+def search(config: CheckConfig, work: Work) -> HybridResult:
+    """Runs or resumes a search, and saves the heads that it accepts.
+
+    Raises:
+      BadInputError: the file for the heads could not be written, or there are too few texts.
+    """
+    target = Path(config.hybrid)
+    check_target(target, work.path / HEADS)
+    with open_audit(config.audit, work, suites) as opened:
+        found = _search(opened, config.search, work.path)
+    if found.best is not None:
+        # The first tells a resumed search that the second is its own.
+        write_json(work.path / HEADS, found.best)
+        write_json(target, found.best)
+    return found
+
+
+def check_target(target: Path, own: Path) -> None:
+    """Refuses a file of heads that could not be written, or would replace another.
+
+    Args:
+      target: file that was asked for.
+      own: the same heads in the work folder, where an interrupted search has written both.
+
+    Raises:
+      BadInputError: something else is at `target`, or it is in no folder.
+    """
+    if os.path.lexists(target):
+        if own.is_file() and target.is_file() and own.read_bytes() == target.read_bytes():
+            return
+        raise BadInputError(f"--hybrid={target} exists; name a file that does not, or remove it")
+    if not target.parent.is_dir():
+        raise BadInputError(
+            f"--hybrid={target}: there is no folder {target.parent}; create it, or name another"
+        )
+
+
+def suites(audited: AuditedModel) -> Suites:
+    """The needle suite, and the two halves of the texts."""
+    probe = _probe(audited)
+    needles = {name: s for name, s in audit_suites.build_suites(audited).items() if name == probe}
+    return needles | split(audit_suites.texts(audited))
+
+
+def _probe(audited: AuditedModel) -> str:
+    return f"niah_{audited.config.sweep_length}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Conditions:
+    """Maker of conditions with one recipe and bias, each stage with softmax first."""
+
+    recipe: Recipe
+    bias: float | np.ndarray
+    shape: tuple[int, int]
+
+    def __call__(self, stage: str, masks: Mapping[str, np.ndarray]) -> list[Condition]:
+        every = {SOFTMAX.name: np.zeros(self.shape, bool), **masks}
+        return [
+            Condition(stage, name, self.recipe, self.bias, mask) for name, mask in every.items()
+        ]
+
+
+def _search(opened: OpenAudit, search: Search, folder: Path) -> HybridResult:
+    audited = opened.model
+    config, shape = audited.config, (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
+    recipe = parse_recipe(config.recipes[0])
+    b_auto = None
+    if recipe.bias == "auto":
+        b_auto = model_calibration.calibrated(audited, folder).bias
+    calibrated = bias_tables.calibrated(audited, folder, config.by_name, b_auto)
+    conditions = _Conditions(recipe, resolve_bias(recipe, calibrated), shape)
+    singles, ranking = _rank_heads(opened, conditions)
+    sets = head_sets_of(ranking, search)
+    masks = {name: ~head_sets.mask(kept, shape) for name, (_, kept) in sets.items()}
+    text_of, needle_of = _try_sets(opened, conditions(FRONTIER, masks))
+    frontier = tuple(
+        HeadSet(
+            kept=len(kept),
+            seed=seed,
+            text=text_of[name],
+            needle=needle_of[name],
+            accepted=text_of[name].change.high < search.max_loss
+            and needle_of[name].verdict == "preserve",
+        )
+        for name, (seed, kept) in sets.items()
+    )
+    best = None
+    if accepted := [entry for entry in frontier if entry.accepted and entry.seed is None]:
+        fewest = min(accepted, key=lambda entry: entry.kept)
+        best = HybridRecipe(
+            version=1,
+            model=config.model,
+            model_sha256=audited.model.identity.text,
+            recipe=recipe.spec,
+            bias=bias_tables.plain(conditions.bias),
+            layers=shape[0],
+            heads=shape[1],
+            replaced=replaced_heads(masks[fewest.text.cell]),
+        )
+    texts = audit_suites.texts(audited)
+    return HybridResult(
+        model=config.model,
+        provenance=read_provenance(folder, config),
+        search=search,
+        recipe=recipe.spec,
+        bias=bias_tables.plain(conditions.bias),
+        layers=shape[0],
+        heads=shape[1],
+        search_texts=len(opened.suites[SEARCH].prompts),
+        documents=min(texts.manifest["texts"], len(texts.prompts)),
+        singles=singles,
+        softmax=text_of[SOFTMAX.name],
+        softmax_needle=needle_of[SOFTMAX.name],
+        frontier=frontier,
+        best=best,
+    )
+
+
+def _rank_heads(
+    opened: OpenAudit, conditions: _Conditions
+) -> tuple[tuple[SingleHead, ...], np.ndarray]:
+    """What each head costs alone on the texts of the search, and the heads by that, most first."""
+    audited, stores, shape = opened.model, opened.stores, conditions.shape
+    single = {f"{i}": head_sets.mask(np.array([i]), shape) for i in range(shape[0] * shape[1])}
+    alone = conditions(head_sets.SINGLE, single)
+    stages.text_losses(audited, stores, alone, opened.suites[SEARCH])
+    losses = summary.text_losses(columns(stores.text_losses.read()), head_sets.SINGLE)
+    by_cell = {entry.cell: entry.change for entry in losses}
+    change = np.array([by_cell[name].estimate for name in single])
+    # Ties, and what is not finite, by layer and head; the latter cost most.
+    ranking = np.argsort(-np.nan_to_num(change, nan=np.inf), kind="stable")
+    rank = np.empty(len(ranking), int)
+    rank[ranking] = np.arange(len(ranking))
+    singles = tuple(
+        SingleHead(i // shape[1], i % shape[1], by_cell[name], int(rank[i]))
+        for i, name in enumerate(single)
+    )
+    return singles, ranking
+
+
+def _try_sets(
+    opened: OpenAudit, tried: list[Condition]
+) -> tuple[dict[str, TextLoss], dict[str, ConditionResult]]:
+    """Loss on the texts of the measurement and answers to needles, by condition."""
+    audited, stores, probe = opened.model, opened.stores, _probe(opened.model)
+    stages.text_losses(audited, stores, tried, opened.suites[MEASURED])
+    stages.evaluate(audited, stores, tried, {probe: opened.suites[probe]})
+    changes = summary.text_losses(columns(stores.text_losses.read()), FRONTIER)
+    needles = summary.behaviour(columns(stores.answers.read()), FRONTIER, audited.config)
+    return {e.cell: e for e in changes}, {e.cell: e for e in needles}
+
+
+def split(texts: Suite) -> dict[str, Suite]:
+    """Every other text for the search, and the rest to measure on.
+
+    Raises:
+      BadInputError: for so few texts that no interval over those to measure on decides.
+    """
+    least = 2 * decision.FEWEST
+    if len(texts.prompts) < least:
+        raise BadInputError(
+            f"--text holds {len(texts.prompts)} texts, but the search needs {least}, half of them "
+            "to measure on; give more text, or lower --text_length"
+        )
+    halves = {SEARCH: texts.prompts[0::2], MEASURED: texts.prompts[1::2]}
+    return {name: dataclasses.replace(texts, name=TEXTS, prompts=p) for name, p in halves.items()}
+
+
+def head_sets_of(ranking: np.ndarray, search: Search) -> Sets:
+    """The heads that keep softmax, by cell, with the seed of random ones; fewest first."""
+    results: Sets = {}
+    for size in sorted({round(share * len(ranking) / 100) for share in search.keep}):
+        results[f"but-{size}"] = None, ranking[:size]
+        # Without a head to keep there is one set.
+        for seed in range(search.draws if size else 0):
+            drawn = np.random.RandomState(seed).permutation(len(ranking))[:size]
+            results[f"but-random-{size}-{seed}"] = seed, drawn
+    return results

@@ -1,0 +1,220 @@
+"""Page and terminal summary of the search for heads that may have a recipe."""
+
+from pathlib import Path
+import textwrap
+
+import numpy as np
+
+from lm_jax import report
+from lm_jax.report import Column, Report, Section, Series, cell, section, table
+from lm_jax.report.tables import rate
+from lm_jax.run.terminal import format_table
+from polyattn_jax.audit import head_sets
+from polyattn_jax.audit.bias_tables import describe
+from polyattn_jax.audit.hybrid_results import HeadSet, HybridResult
+from polyattn_jax.report.recipes import FEW_PROMPTS
+from polyattn_jax.studies.check.hybrid import HEADS
+
+TERMS = {
+    "K": "Number of heads that keep softmax; all others have the recipe.",
+    "change": "Loss under the recipe minus that under softmax, nats per token, on the texts that "
+    "did not rank the heads.",
+    "cost most": "The K heads whose replacement alone raises the loss most, on the other texts.",
+    "accepted": "The whole interval of the change is below the limit, and the verdict on the "
+    "needle is preserve. The best of the sets tried: its own interval is a little too good.",
+    "interval": "95 %: of a change, Student's t over texts; of the needle, Wilson's over prompts.",
+}
+
+
+def build(result: HybridResult, target: Path, folder: Path) -> Report:
+    """The report of a search.
+
+    Args:
+      result: what was found.
+      target: file that the heads were to be saved to.
+      folder: work folder, which has them too.
+    """
+    return Report(
+        f"Which heads may go: {Path(result.model).name}, {result.recipe}",
+        lambda: sections(result),
+        lead=[report.verdict(conclusion(result), _softmax(result))],
+        lines=[format_hybrid(result), *_saved(result, target, folder)],
+        facts={"config_hash": result.provenance.config_hash},
+    )
+
+
+def sections(result: HybridResult) -> list[Section]:
+    """The sections of the page."""
+    return [_frontier(result), _heads(result), section("Terms", report.key_values(TERMS))]
+
+
+def _saved(result: HybridResult, target: Path, folder: Path) -> list[str]:
+    """Where the heads are; nothing where none are accepted."""
+    if result.best is None:
+        return []
+    where = f"Saved to {target}"
+    if not target.is_file():
+        where = f"{target} is not there any more; {folder / HEADS} holds the same heads"
+    return ["", where, "polyattn_jax.load_recipe(FILE, model) reads it."]
+
+
+def conclusion(result: HybridResult) -> str:
+    """How many heads can have the recipe, in one sentence."""
+    total = result.layers * result.heads
+    limit = f"{result.search.max_loss:g} nats per token on text and preserve the needle"
+    if result.best is None:
+        return f"No set of heads is shown to lose less than {limit} under {result.recipe}."
+    return (
+        f"{len(result.best.replaced)} of {total} heads can have {result.recipe} (b = "
+        f"{describe(result.bias)}): they lose less than {limit}."
+    )
+
+
+def _softmax(result: HybridResult) -> str:
+    base, needle = result.softmax, result.softmax_needle
+    return (
+        f"Softmax: {base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
+        f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}.{_caution(result)}"
+    )
+
+
+def _caution(result: HybridResult) -> str:
+    """What weakens the intervals over texts, or nothing."""
+    n, text = result.softmax.loss.n, ""
+    if n < FEW_PROMPTS:
+        text += f" Few texts: {n}, where {FEW_PROMPTS} or more are wanted."
+    if result.documents < n + result.search_texts:
+        plural = "s" * (result.documents != 1)
+        text += (
+            f" The texts are windows of {result.documents} document{plural}, which alternate "
+            "between search and measurement: they are not independent, and intervals are too "
+            "narrow."
+        )
+    return text
+
+
+def _frontier(result: HybridResult) -> Section:
+    ranked = [entry for entry in result.frontier if entry.seed is None]
+    draws = [[e for e in result.frontier if e.seed == seed] for seed in range(result.search.draws)]
+    lines = [_series("softmax in the heads that cost most", ranked)]
+    lines += [_series(f"in random heads, {seed}", own) for seed, own in enumerate(draws) if own]
+    columns = [
+        Column("K", "d"),
+        Column("Replaced", "d"),
+        "Softmax in",
+        "Change, nats",
+        "Needle",
+        "Verdict",
+        "Accepted",
+    ]
+    total = result.layers * result.heads
+    rows = [
+        [
+            entry.kept,
+            total - entry.kept,
+            "cost most" if entry.seed is None else f"random {entry.seed}",
+            rate(entry.text.change, spec="+.3f", scale=1.0),
+            rate(entry.needle.accuracy),
+            entry.needle.verdict,
+            "yes" if entry.accepted else "no",
+        ]
+        for entry in result.frontier
+    ]
+    caption = (
+        f"On {result.softmax.loss.n} texts and {result.softmax_needle.accuracy.n} needle prompts."
+    )
+    return section(
+        "Frontier",
+        report.curves(
+            lines,
+            caption="Heads that keep softmax against the loss of the hybrid; bands are intervals.",
+            x_label="K, heads that keep softmax",
+            y_label="change of the loss, nats per token",
+            n=result.softmax.loss.n,
+            h_lines=[(result.search.max_loss, "limit"), (0.0, "softmax")],
+        ),
+        table(columns, rows, caption=caption),
+    )
+
+
+def _series(label: str, entries: list[HeadSet]) -> Series:
+    changes = [entry.text.change for entry in entries]
+    return Series(
+        label,
+        [entry.kept for entry in entries],
+        [change.estimate for change in changes],
+        [change.low for change in changes],
+        [change.high for change in changes],
+    )
+
+
+def _heads(result: HybridResult) -> Section:
+    cost_LN = np.zeros((result.layers, result.heads))
+    replaced = set(result.best.replaced) if result.best else set()
+    titles = [[""] * result.heads for _ in range(result.layers)]
+    for head in result.singles:
+        cost_LN[head.layer, head.head] = head.change.estimate
+        place = "recipe" if (head.layer, head.head) in replaced else "softmax"
+        titles[head.layer][head.head] = place if replaced else f"rank {head.rank + 1}"
+    columns = ["Head", "Change, nats", "In the saved set"]
+    rows = [
+        [
+            f"{head.layer}.{head.head}",
+            rate(head.change, spec="+.4f", scale=1.0),
+            cell(None) if not replaced else titles[head.layer][head.head],
+        ]
+        for head in sorted(result.singles, key=lambda each: each.rank)
+    ]
+    caption = f"The recipe in one head alone, on {result.search_texts} texts; layer.head."
+    return section(
+        "Single heads",
+        report.heat_map(
+            cost_LN,
+            caption="Change of the loss with the recipe in one head alone.",
+            x_label="head",
+            y_label="layer",
+            value_label="change of the loss, nats per token",
+            scale="diverging",
+            titles=titles,
+            n=result.search_texts,
+        ),
+        report.details("All heads", table(columns, rows, caption=caption)),
+    )
+
+
+def format_hybrid(result: HybridResult) -> str:
+    """The frontier and the accepted heads as plain text of at most 80 columns."""
+    total = result.layers * result.heads
+    base, needle = result.softmax, result.softmax_needle
+    head = (
+        f"{result.recipe} (b = {describe(result.bias)}) in all heads of {result.model} but K; "
+        f"softmax: {base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
+        f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}.{_caution(result)}"
+    )
+    rows = [
+        (
+            f"{entry.kept}",
+            f"{total - entry.kept}",
+            "cost most" if entry.seed is None else f"random {entry.seed}",
+            f"{entry.text.change.estimate:+.3f} [{entry.text.change.low:+.3f}, "
+            f"{entry.text.change.high:+.3f}]",
+            f"{head_sets.right(entry.needle.accuracy)}",
+            entry.needle.verdict,
+        )
+        for entry in result.frontier
+    ]
+    heads = ("K", "replaced", "softmax in", "change, nats [95 %]", "needle", "verdict")
+    lines = [*textwrap.wrap(head, 80), "", format_table(heads, rows, left=(2, 5)), ""]
+    worst = sorted(result.singles, key=lambda each: each.rank)[:10]
+    text = "heads that cost most alone: " + ", ".join(
+        f"{h.layer}.{h.head} {h.change.estimate:+.3f}" for h in worst
+    )
+    lines += textwrap.wrap(f"{text} (layer.head, nats, {result.search_texts} other texts)", 80)
+    if result.best is None:
+        return "\n".join([*lines, "", *textwrap.wrap(conclusion(result), 80)])
+    lines += ["", *textwrap.wrap(f"{conclusion(result)} Replaced:", 80)]
+    for layer in range(result.layers):
+        own = [str(head) for at, head in result.best.replaced if at == layer]
+        if own:
+            lines.append(f"  layer {layer}: {' '.join(own)}")
+    return "\n".join(lines)

@@ -1,0 +1,126 @@
+"""Settings of a check: the model, the recipe, the prompts, and which question is asked of them."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from lm_jax.report import slug
+from lm_jax.run.config import config_hash, from_plain
+from lm_jax.run.settings import Bound, Flag, at_least
+from lm_jax.study import Settings
+from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.audit.hybrid_results import Search
+from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.suites.texts import SHORTEST
+
+FOLDER = Path("runs/check")
+# Induction ranks the heads and decides nothing.
+MOST_INDUCTION = 20
+SHARES = Bound(
+    "percentages from 0 to below 100",
+    lambda values: bool(values) and all(0 <= share < 100 for share in values),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckConfig(Settings):
+    """Everything that decides the result of a check.
+
+    Attributes:
+      model: Hugging Face folder, GGUF file, or name of an asset such as smollm2.
+      recipe: row map that is to replace softmax.
+      n: number of needle prompts; preserve takes 73 or more.
+      length: number of tokens of each prompt.
+      calibration_length: number of tokens to calibrate b=auto on; 0 is --length.
+      top_heads: number of heads of highest median S_2 to report separately.
+      prompts: a .jsonl file of your own prompts, evaluated besides the needle prompts.
+      text: a file of your own texts: .jsonl of id and text, or plain text cut into pieces.
+      text_length: most tokens of a text that are read.
+      diagnose: diagnose the rows of --text in one forward pass, and stop.
+      hybrid: search the heads that may have the recipe, and save them to this new .json file.
+      keep: percent of all heads that keep softmax, of the sets that --hybrid tries.
+      draws: number of random sets of each size that --hybrid tries.
+      max_loss: nats per token that the loss on text may rise under --hybrid.
+      haystack: text around the needle: essays, speeches, or a text file.
+      seed: random seed of the prompts and of the bootstrap.
+      mesh: numbers of devices along data, fsdp, tensor.
+      batch_size: number of prompts in one forward pass.
+      dtype: dtype of the weights.
+    """
+
+    model: Annotated[str, Flag(required=True)] = ""
+    recipe: Annotated[str, Flag()] = "relu:p=4,b=auto"
+    n: Annotated[int, Flag(), at_least(1)] = 120
+    length: Annotated[int, Flag(), at_least(1)] = 256
+    calibration_length: Annotated[int, Flag(), at_least(0)] = 0
+    top_heads: Annotated[int, Flag(), at_least(1)] = 40
+    prompts: Annotated[str, Flag()] = ""
+    text: Annotated[str, Flag()] = ""
+    text_length: Annotated[int, Flag(), at_least(SHORTEST)] = 1024
+    diagnose: Annotated[bool, Flag()] = False
+    hybrid: Annotated[str, Flag()] = ""
+    keep: Annotated[tuple[float, ...], Flag(), SHARES] = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
+    draws: Annotated[int, Flag(), at_least(0)] = 3
+    max_loss: Annotated[float, Flag(), at_least(0.0)] = 0.05
+    haystack: Annotated[str, Flag()] = "essays"
+    seed: Annotated[int, Flag(), at_least(0)] = 0
+    mesh: Annotated[tuple[int, ...], Flag()] = (1, 1, 1)
+    batch_size: Annotated[int, Flag(), at_least(1)] = 1
+    dtype: Annotated[Literal["float32", "bfloat16"], Flag()] = "float32"
+
+    def problems(self) -> list[str]:
+        parse_recipe(self.recipe)
+        problems = []
+        if len(self.mesh) != 3:
+            sizes = ",".join(map(str, self.mesh))
+            problems.append(f"--mesh={sizes} is not three whole numbers; write 8,1,1")
+        if self.diagnose and self.hybrid:
+            problems.append("--diagnose and --hybrid are questions of their own; ask one of them")
+        if self.diagnose and not self.text:
+            problems.append("--diagnose reads the rows of texts; name a file, --text=FILE")
+        if self.hybrid and not self.text:
+            problems.append("--hybrid measures the loss on texts; name a file, --text=FILE")
+        return problems
+
+    @property
+    def audit(self) -> AuditConfig:
+        """The same as an audit of one recipe, without ablation; rows depend on it."""
+        recipe = parse_recipe(self.recipe).spec
+        settings: dict[str, Any] = {
+            "model": self.model,
+            "dtype": self.dtype,
+            "mesh": self.mesh,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "prompts": self.prompts,
+            "text": self.text,
+            "text_length": self.text_length,
+            "haystack": self.haystack,
+            "niah_lengths": [self.length],
+            "niah_n": self.n,
+            "control_n": 1,
+            "induction_length": self.length,
+            "induction_n": min(self.n, MOST_INDUCTION),
+            "mqar_n": 0,
+            "repeated_n": 1,
+            "calibration_length": self.calibration_length,
+            "recipes": [recipe],
+            "sweep_length": self.length,
+            "ablation_recipe": recipe,
+            "top_heads": self.top_heads,
+        }
+        return from_plain(settings, AuditConfig)
+
+    @property
+    def search(self) -> Search:
+        """The sets of heads that `--hybrid` tries."""
+        return Search(self.keep, self.draws, self.max_loss)
+
+    def default_folder(self) -> Path:
+        named = slug(f"{Path(self.model).name[-40:]}-{self.recipe[-30:]}")
+        return FOLDER / f"{named}-{config_hash(self)[:8]}"
+
+
+def smoke(config: CheckConfig) -> CheckConfig:
+    """A check of two prompts, which only shows that everything runs."""
+    return dataclasses.replace(config, n=2, length=64)

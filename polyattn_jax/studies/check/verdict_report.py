@@ -1,0 +1,224 @@
+"""The verdict of a check as a page, and as a table for a terminal or a pipe."""
+
+from collections.abc import Iterator, Sequence
+import itertools
+from pathlib import Path
+import textwrap
+
+from lm_jax import report, statistics
+from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED
+from lm_jax.report import Report, section
+from lm_jax.report.markup import Markup
+from lm_jax.run.terminal import format_table
+from polyattn_jax.audit import bias_tables
+from polyattn_jax.audit.results import CheckResult, PromptResults
+from polyattn_jax.recipes.linear_state import sentence as linear_sentence
+from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.report import findings
+
+WIDTH = 80
+EXIT_CODES = {"preserve": EXIT_FINISHED, "no-go": EXIT_NO_GO, "undecided": EXIT_UNDECIDED}
+ENDS = "95 % interval"
+# Label, value, interval and count; the last ones may be missing.
+Row = tuple[str, ...]
+
+
+def build(result: CheckResult) -> Report:
+    """The report of a check."""
+    return Report(
+        f"May {result.recipe} replace softmax in {Path(result.model).name}?",
+        lambda: [
+            section("Needle", *_drawn(_needle_lines(result))),
+            section("Rows", *_drawn(_measured_lines(result))),
+            *[section("Your prompts", *_drawn(_prompt_lines(result.prompts)))]
+            * bool(result.prompts),
+            *[section("Your texts", *_drawn(_text_lines(result)))] * bool(result.texts),
+            section("Counts and bias", *_drawn(_count_lines(result))),
+        ],
+        lead=[
+            report.verdict(
+                f"{result.verdict}: {result.reason}.",
+                f"Next: {result.next}.",
+                f"As linear attention: {linear_sentence(result.linear)}.",
+                tone=findings.TONES[result.verdict],
+            )
+        ],
+        lines=[format_result(result)],
+        facts={"config_hash": result.provenance.config_hash},
+        exit_code=EXIT_CODES[result.verdict],
+    )
+
+
+def _drawn(lines: Sequence[str | Row]) -> Iterator[str | Markup]:
+    """The lines of the terminal as parts of a page: rows under a head of four titles, and text."""
+    for is_table, group in itertools.groupby(lines, key=lambda line: isinstance(line, tuple)):
+        if not is_table:
+            text = " ".join(str(line).strip() for line in group).strip()
+            yield from [text] * bool(text)
+            continue
+        rows = [[cell.strip() for cell in (*row, "", "", "")[:4]] for row in group]
+        if rows[0][2] == ENDS:
+            (title, *heads), rows = rows[0], rows[1:]
+            yield report.table(["", *heads], rows, caption=f"{title}.")
+        else:
+            yield report.key_values(
+                {name: " ".join(filter(None, values)) for name, *values in rows}
+            )
+
+
+def format_result(result: CheckResult) -> str:
+    """The result of a check as plain text of at most 80 columns."""
+    head = f"{result.recipe} in every head of {result.model}"
+    lines: list[str | Row] = [
+        *textwrap.wrap(head, WIDTH),
+        "",
+        *_measured_lines(result),
+        "",
+        *_needle_lines(result),
+        "",
+        *_prompt_lines(result.prompts),
+        *_text_lines(result),
+        *_count_lines(result),
+        "",
+    ]
+    for label, text in (
+        ("verdict", result.verdict.upper()),
+        ("reason", result.reason),
+        ("next", result.next),
+        ("linear", linear_sentence(result.linear)),
+    ):
+        indent = " " * 10
+        lines += textwrap.wrap(text, WIDTH, initial_indent=f"{label:10}", subsequent_indent=indent)
+    return "\n".join(_aligned(lines))
+
+
+def _measured_lines(result: CheckResult) -> list[str | Row]:
+    if result.measured:
+        return _row_lines(result)
+    text = (
+        "S was not measured: it is measured for recipes that divide by the sum of a row's "
+        "weights, none of them negative."
+    )
+    return [*textwrap.wrap(text, WIDTH)]
+
+
+def _needle_lines(result: CheckResult) -> list[Row]:
+    return [
+        (f"needle found, {result.length} tokens", "share", ENDS, "prompts"),
+        _share("  softmax", result.softmax),
+        _share("  the recipe", result.substituted),
+        _share("  change (paired)", result.delta),
+    ]
+
+
+def _count_lines(result: CheckResult) -> list[str | Row]:
+    return [
+        ("prompts that could be lost", f"{result.could_decide}"),
+        ("prompts lost, won", f"{result.lost}, {result.won}"),
+        ("preserve takes, none being lost", f"{result.least_prompts}"),
+        ("McNemar, exact, two-sided", f"p = {result.p_value:.2g}"),
+        ("dead rows per prompt", f"{result.dead_rows_per_prompt:.1f}"),
+        *_bias_lines(result),
+    ]
+
+
+def _row_lines(result: CheckResult) -> list[str | Row]:
+    """Unsafe rows under the recipe and under softmax, and where the two differ."""
+    unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
+    ranked_by = "S_2" if parse_recipe(result.recipe).degree is not None else name
+    lines: list[str | Row] = [
+        (f"rows with {name} >= 1, dead or not", "share", ENDS, "prompts"),
+        _share("  all heads", unsafe.recipe),
+        _share("    dead, that is of no weight", unsafe.dead),
+        _share("    softmax on the same rows", unsafe.softmax),
+        _share(f"  the {result.heads} heads of greatest {ranked_by}", unsafe.recipe_top),
+        _share("    dead in these heads", unsafe.dead_top),
+        _share("    softmax in the same heads", unsafe.softmax_top),
+    ]
+    if against is None:
+        return lines
+    return [
+        *lines,
+        "",
+        ("against softmax, all rows", "share", ENDS, "prompts"),
+        _share("  only softmax concentrates: lost", against.lost),
+        _share("    of all that it concentrates", against.lost_of_concentrated),
+        _share("  only the recipe does: sharpened", against.sharpened),
+        _share("  median change of a head's output", against.change),
+        ("rows left open by rounding", f"{against.undecided} of {against.rows}"),
+    ]
+
+
+def _statistic(result: CheckResult) -> str:
+    """The statistic of a row: S_p by its degree, or S_phi of any other map."""
+    return "S_phi" if result.degree is None else f"S_{result.degree:g}"
+
+
+def _bias_lines(result: CheckResult) -> list[str | Row]:
+    """The bias; where it was calibrated, its interval and its values at other lengths."""
+    calibration = result.calibration
+    if calibration is None or parse_recipe(result.recipe).bias != "auto":
+        one = isinstance(result.bias, float)
+        return [("bias", f"{result.bias:g}" if one else bias_tables.describe(result.bias))]
+    bias, _, ends = findings.b_auto(calibration).partition(" ")
+    ends = ends.strip("[]").replace(", ", " to ")
+    lines: list[str | Row] = [("b_auto", bias, ends, f"{calibration.texts} texts")]
+    text = f"b_auto is {findings.b_auto_by_length(calibration)}"
+    return [*lines, *textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")]
+
+
+def _prompt_lines(own: PromptResults | None) -> list[str | Row]:
+    """The answers to prompts of the user, with a verdict that the exit code does not follow."""
+    if own is None:
+        return []
+    return [
+        ("your prompts answered", "share", ENDS, "prompts"),
+        _share("  with softmax", own.softmax.accuracy),
+        _share("  with the recipe", own.recipe.accuracy),
+        _share("  change on yours (paired)", own.recipe.delta),
+        ("verdict on your prompts alone", own.recipe.verdict.upper()),
+        "",
+    ]
+
+
+def _text_lines(result: CheckResult) -> list[str | Row]:
+    """Loss on the user's texts and the rows that the recipe loses there."""
+    texts = result.texts
+    if texts is None:
+        return []
+    lines: list[str | Row] = [
+        ("your texts, nats per token", "loss", ENDS, "texts"),
+        _loss("  with softmax", texts.softmax.loss, ".3f"),
+        _loss("  with the recipe", texts.recipe.loss, ".3f"),
+        _loss("  change on them (paired)", texts.recipe.change, "+.3f"),
+    ]
+    if result.measured:
+        lines += [
+            _share(f"  rows with {_statistic(result)} >= 1", texts.unsafe.recipe),
+            _share("    dead among these", texts.unsafe.dead),
+            _share("    that softmax spreads", texts.unsafe.softmax),
+        ]
+    if against := texts.against_softmax:
+        lines.append(_share("  rows only softmax concentrates", against.lost))
+    return [*lines, ""]
+
+
+def _loss(label: str, interval: statistics.Interval, spec: str) -> Row:
+    ends = f"{interval.low:{spec}} to {interval.high:{spec}}"
+    ends = findings.NO_INTERVAL if findings.unknown_ends(interval) else ends
+    return label, f"{interval.estimate:{spec}}", ends, f"{interval.n}"
+
+
+def _share(label: str, interval: statistics.Interval | None) -> Row:
+    if interval is None:
+        return label, "no such row", "", ""
+    ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f} %"
+    ends = findings.NO_INTERVAL if findings.unknown_ends(interval) else ends
+    return label, f"{100 * interval.estimate:.1f} %", ends, f"{interval.n}"
+
+
+def _aligned(lines: Sequence[str | Row]) -> list[str]:
+    """The lines, with all rows of cells aligned as one table."""
+    rows = [(*line, *[""] * (4 - len(line))) for line in lines if isinstance(line, tuple)]
+    table = iter(format_table(None, rows).splitlines())
+    return [next(table) if isinstance(line, tuple) else line for line in lines]

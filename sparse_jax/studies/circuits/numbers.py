@@ -1,0 +1,381 @@
+"""Numbers of the circuit study, computed from its rows: rows in, summary out.
+
+Intervals resample prompts (`lm_jax.statistics.cluster_interval`; none of fewer than five). A ratio
+of two models' sizes resamples the prompts of both together, because they are the same prompts. Both
+are of one pair of models: no interval holds what another training run would change.
+"""
+
+from collections.abc import Iterator, Sequence
+import itertools
+import math
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from scipy import stats
+
+from lm_jax.run import progress
+from lm_jax.statistics import FEWEST_CLUSTERS, Interval, cluster_interval, wilson
+from sparse_jax.circuits import curves
+from sparse_jax.circuits.agreement import rank_correlation
+from sparse_jax.studies.circuits.measurements import array, head_importance, select
+from sparse_jax.studies.circuits.results import (
+    Agreement,
+    CircuitSummary,
+    CurvePoint,
+    CurveResult,
+    ModelFacts,
+    Ratio,
+    TaskFacts,
+    TaskResult,
+    Transfer,
+)
+from sparse_jax.studies.circuits.settings import CircuitConfig
+
+_PLACES = {
+    "heads": ["layer", "head"],
+    "token_edges": ["layer", "head", "query", "key"],
+    "component_edges": ["writer", "reader"],
+}
+_KEYS = ("component", "ablation", "ranking", "scope")
+
+
+def summarise(
+    config: CircuitConfig,
+    models: Sequence[ModelFacts],
+    tasks: Sequence[TaskFacts],
+    table: pa.Table,
+    *,
+    device: str,
+) -> CircuitSummary:
+    """The summary.
+
+    Args:
+      config: settings.
+      models: facts of the models, in the order of their results.
+      tasks: prompts of the tasks in numbers, in that order too.
+      table: all rows.
+      device: kind of the device that measured.
+    """
+    results = []
+    with progress.track("intervals", len(tasks) * len(models) + 1, unit="results") as advance:
+        for task, model in itertools.product(tasks, models):
+            own = select(table, task=task.name, model=model.role)
+            results.append(task_result(config, own, task.name, model.role))
+            advance(note=f"{model.role} on {task.name}")
+        compared = tuple(ratios(config, table, results))
+        transfers = tuple(
+            transfer(config, table, model.role, task.rephrases, task.name)
+            for task in tasks
+            for model in models
+            if task.rephrases is not None and "heads" in config.components
+        )
+        advance(note="ratios")
+    return CircuitSummary(
+        config=config,
+        models=tuple(models),
+        tasks=tuple(tasks),
+        results=tuple(results),
+        ratios=compared,
+        transfers=transfers,
+        device=device,
+    )
+
+
+def task_result(config: CircuitConfig, table: pa.Table, task: str, model: str) -> TaskResult:
+    """Everything about one model on one task, from the rows of that piece."""
+    names = {"task": task, "model": model}
+    clean_B, _ = array(table, ["prompt"], quantity="metric", method="clean")
+    corrupt_B, _ = array(table, ["prompt"], quantity="metric", method="corrupt")
+    accuracy = wilson(int((clean_B > 0).sum()), len(clean_B))
+    change = mean(config, clean_B - corrupt_B)
+    chosen = select(table, quantity="curve")
+    kinds = sorted({tuple(row[key] for key in _KEYS) for row in chosen.select(_KEYS).to_pylist()})
+    results = tuple(
+        curve_result(config, table, clean_B, *kind)
+        for kind in kinds
+        if kind[2] not in ("transferred", "own")
+    )
+    return TaskResult(
+        **names,
+        accuracy=accuracy,
+        solved=accuracy.estimate >= config.accuracy_bar and change.low > 0,
+        clean=mean(config, clean_B),
+        corrupt=mean(config, corrupt_B),
+        change=change,
+        components={each.component: each.points[-1].size for each in results},
+        open={
+            name: float(np.mean(array(table, ["prompt"], quantity="open", component=name)[0]))
+            for name in config.components
+        },
+        agreements=tuple(agreements(table)),
+        curves=results,
+    )
+
+
+def mean(config: CircuitConfig, values_B: np.ndarray) -> Interval:
+    """Mean over prompts with its interval."""
+    return cluster_interval(
+        values_B, np.arange(len(values_B)), resamples=config.resamples, seed=config.seed
+    )
+
+
+def read_curve(table: pa.Table, **labels: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sizes, metric `[K, B]` (mean over random draws) and that of the empty circuit, `[B]`."""
+    metric, axes = array(table, ["draw", "size", "prompt"], quantity="curve", **labels)
+    metric_KB = metric.mean(0)
+    return axes["size"][1:], metric_KB[1:], metric_KB[0]
+
+
+def curve_result(
+    config: CircuitConfig,
+    table: pa.Table,
+    whole_B: np.ndarray,
+    component: str,
+    ablation: str,
+    ranking: Literal["signed", "absolute", "random"],
+    scope: Literal["prompt", "task"],
+) -> CurveResult:
+    """Explained effect by size with intervals, crossing, CPR, CMD and area."""
+    labels = dict(zip(_KEYS, (component, ablation, ranking, scope), strict=True))
+    taken, metric_KB, empty_B = read_curve(table, **labels)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        explained = curves.explained(metric_KB, empty_B, whole_B)
+        errors, ends = curves.explained_intervals(
+            metric_KB, empty_B, whole_B, seed=config.seed, resamples=config.resamples
+        )
+    by_size = dict(zip(taken.tolist(), explained.tolist(), strict=True)) | {0: 0.0}
+    shares = curves.MIB_FRACTIONS
+    at_shares = [by_size[int(share * taken[-1])] for share in shares]
+    cpr, cmd = curves.cpr_cmd(shares, at_shares)
+    points = zip(taken.tolist(), explained.tolist(), errors.tolist(), ends.tolist(), strict=True)
+    return CurveResult(
+        component=component,
+        ablation=ablation,
+        ranking=ranking,
+        scope=scope,
+        points=tuple(CurvePoint(size, value, error, *end) for size, value, error, end in points),
+        crossing=crossings(config, [(taken, metric_KB, empty_B, whole_B)]),
+        cpr=cpr,
+        cmd=cmd,
+        log_area=curves.log_area(shares, at_shares),
+    )
+
+
+def crossings(
+    config: CircuitConfig,
+    measured: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+) -> Interval | None:
+    """Crossing of one curve, or that of the first over that of the second.
+
+    Args:
+      config: of the study.
+      measured: sizes, metric, empty and whole of each curve, on the same prompts.
+
+    Returns:
+      None where a curve does not reach the fraction, for all prompts or some resample of them.
+    """
+    prompts = len(measured[0][3])
+    sizes = measured[0][0]
+    # A size interpolated in its logarithm has an interval that can leave the sizes that there are.
+    within = (sizes[0], sizes[-1]) if len(measured) == 1 else (0.0, math.inf)
+    stacked = [np.stack([empty, whole, *metric], 1) for _, metric, empty, whole in measured]
+    widths = [0, *itertools.accumulate(each.shape[1] for each in stacked)]
+
+    def statistic(rows: np.ndarray) -> float:
+        crossings = []
+        for (taken, *_), start, end in zip(measured, widths[:-1], widths[1:], strict=True):
+            empty, whole, *metric = rows[:, start:end].T
+            with np.errstate(divide="ignore", invalid="ignore"):
+                explained = curves.explained(np.array(metric), empty, whole)
+            crossings.append(curves.crossing(taken, explained, config.fraction))
+        return crossings[0] / crossings[1] if len(crossings) > 1 else crossings[0]
+
+    result = cluster_interval(
+        np.concatenate(stacked, 1),
+        np.arange(prompts),
+        statistic,
+        resamples=config.resamples,
+        # Sizes are above 0, and compared by how many times more one is.
+        log=True,
+        within=within,
+        seed=config.seed,
+    )
+    ends = (result.estimate, result.low, result.high)
+    return None if any(map(math.isnan, ends)) else result
+
+
+def agreements(table: pa.Table) -> Iterator[Agreement]:
+    """Rank correlations of exact effects and estimates, by component, direction, method, rules."""
+    effects = select(table, quantity="effect")
+    names = ("component", "direction", "method", "rules")
+    kinds = {tuple(row[name] for name in names) for row in effects.select(list(names)).to_pylist()}
+    for component, direction, method, rules in sorted(each for each in kinds if each[3]):
+        own = select(effects, component=component, direction=direction)
+        places = _PLACES[component]
+        sides = []
+        for side in (select(own, method="exact"), select(own, method=method, rules=rules)):
+            # In order of first appearance, which is the same for all of them.
+            means = side.group_by(places, use_threads=False)
+            sides.append(means.aggregate([("value", "mean")])["value_mean"].to_numpy())
+        yield Agreement(
+            component, method, rules, direction, len(sides[0]), rank_correlation(*sides)
+        )
+
+
+def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
+    """Rank correlation; None where one side does not vary."""
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
+        return None
+    return float(stats.spearmanr(first, second).statistic)
+
+
+def ratios(
+    config: CircuitConfig, table: pa.Table, results: Sequence[TaskResult]
+) -> Iterator[Ratio]:
+    """Sizes of the dense and of the control model's circuits over those of the others."""
+    by_model = {(each.task, each.model): each for each in results}
+    for result in results:
+        for reference in ("dense", "control"):
+            other = by_model.get((result.task, reference))
+            if other is None or other is result or result.model == "dense":
+                continue
+            for curve in result.curves:
+                if curve.ranking == "random":
+                    continue
+                labels = {key: getattr(curve, key) for key in _KEYS}
+                chance = labels | {"ranking": "random", "scope": "prompt"}
+                pair, random = (
+                    [_measured(table, each, some) for each in (other, result)]
+                    for some in (labels, chance)
+                )
+                why = _no_ratio(config, (other, result), pair, random)
+                yield Ratio(
+                    task=result.task,
+                    component=curve.component,
+                    ablation=curve.ablation,
+                    ranking=curve.ranking,
+                    scope=curve.scope,
+                    model=result.model,
+                    reference=reference,
+                    ratio=None if why else crossings(config, pair),
+                    random=crossings(config, random),
+                    why=why,
+                )
+
+
+def _no_ratio(
+    config: CircuitConfig,
+    results: Sequence[TaskResult],
+    measured: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+    random: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+) -> str:
+    """Why no ratio of these curves is claimed; "" where one may be.
+
+    Args:
+      config: of the study.
+      results: of the two models.
+      measured: of their curves, as of `crossings`.
+      random: of their curves of random orders.
+    """
+    prompts = len(measured[0][3])
+    if prompts < FEWEST_CLUSTERS:
+        return f"{prompts} prompts allow no interval, which needs {FEWEST_CLUSTERS}"
+    if unsolved := [each.model for each in results if not each.solved]:
+        return f"{' and '.join(unsolved)} did not solve the task"
+    # Explained effect is a share of this change; one of either sign divides by noise.
+    changes = [mean(config, whole_B - empty_B) for _, _, empty_B, whole_B in measured]
+    unchanged = [
+        each.model for each, change in zip(results, changes, strict=True) if not change.low > 0
+    ]
+    if unchanged:
+        return (
+            f"ablating all components of {' and '.join(unchanged)} does not reliably lower the "
+            "metric (the 95 % interval of m(model) - m(empty) is not above 0)"
+        )
+    found = [[crossings(config, [each]) for each in some] for some in (measured, random)]
+    for what, sizes in zip(("the circuit", "random orders"), found, strict=True):
+        short = [each.model for each, size in zip(results, sizes, strict=True) if size is None]
+        if short:
+            return (
+                f"{what} of {' and '.join(short)} explained less than {config.fraction:g} of the "
+                "effect at every size, for all prompts or some bootstrap sample of them"
+            )
+    # A circuit cannot be smaller than the first size, so that a ratio to one says nothing of it.
+    floor = [
+        each.model
+        for each, own, size in zip(results, measured, found[0], strict=True)
+        if size and size.estimate <= own[0][0]
+    ]
+    if floor:
+        return f"the circuit of {' and '.join(floor)} is one component, the least there is"
+    # Open edges come first in both orders: then a ratio would be that of how many are open.
+    by_chance = [
+        each.model
+        for each, own, other in zip(results, measured, random, strict=True)
+        if not ((gain := crossings(config, [other, own])) and gain.low > 1)
+    ]
+    if by_chance:
+        return (
+            f"the circuit of {' and '.join(by_chance)} is not reliably smaller than that of random "
+            "order (the 95 % interval of how many times is not above 1)"
+        )
+    return ""
+
+
+def _measured(
+    table: pa.Table, result: TaskResult, labels: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    own = select(table, task=result.task, model=result.model)
+    whole_B, _ = array(own, ["prompt"], quantity="metric", method="clean")
+    return *read_curve(own, **labels), whole_B
+
+
+def transfer(
+    config: CircuitConfig, table: pa.Table, model: str, source: str, task: str
+) -> Transfer:
+    """A circuit of heads on another wording of its task."""
+    there = [select(table, task=name, model=model) for name in (source, task)]
+    first_LN, second_LN = (head_importance(each, config.direction).mean(2) for each in there)
+    whole_B, _ = array(there[1], ["prompt"], quantity="metric", method="clean")
+    labels = {"component": "heads", "ablation": config.ablations[0], "scope": "task"}
+    metrics, size = {}, 0
+    for ranking in ("transferred", "own"):
+        (taken,), (metrics[ranking],), empty_B = read_curve(there[1], **labels, ranking=ranking)
+        size = int(taken)
+        metrics[ranking] = np.stack([metrics[ranking], empty_B, whole_B], 1)
+    orders = [np.argsort(-each, axis=None, kind="stable") for each in (first_LN, second_LN)]
+    kept = [set(order[:size].tolist()) for order in orders]
+    shared = size * size / first_LN.size
+
+    def explained(values: np.ndarray) -> Interval:
+        return cluster_interval(
+            values,
+            np.arange(len(values)),
+            lambda rows: float(curves.explained(rows[:, :1].T, rows[:, 1], rows[:, 2])[0]),
+            resamples=config.resamples,
+            seed=config.seed,
+        )
+
+    return Transfer(
+        model=model,
+        source=source,
+        task=task,
+        size=size,
+        jaccard=len(kept[0] & kept[1]) / len(kept[0] | kept[1]),
+        jaccard_by_chance=shared / (2 * size - shared),
+        spearman=spearman(first_LN.ravel(), second_LN.ravel()),
+        transferred=explained(metrics["transferred"]),
+        own=explained(metrics["own"]),
+    )
+
+
+def needed(config: CircuitConfig, table: pa.Table) -> int:
+    """Heads of the task's circuit that explains the fraction, in the rows of one piece."""
+    whole_B, _ = array(table, ["prompt"], quantity="metric", method="clean")
+    labels = {"component": "heads", "ablation": config.ablations[0]}
+    taken, metric_KB, empty_B = read_curve(table, **labels, ranking="signed", scope="task")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        explained = curves.explained(metric_KB, empty_B, whole_B)
+    crossing = curves.crossing(taken, explained, config.fraction)
+    return math.ceil(crossing) if math.isfinite(crossing) else int(taken[-1])

@@ -1,0 +1,99 @@
+"""What `inputs` of a study hands on, and the rows of units that read those before them."""
+
+import dataclasses
+
+import pyarrow as pa
+import pytest
+
+from lm_jax.errors import BadInputError
+from lm_jax.report import Report
+from lm_jax.run.rows import RowStore
+from lm_jax.run.units import measure_units
+from lm_jax.study import Opened, Settings, Study, Work, frame
+
+SCHEMA = pa.schema([("value", pa.int64())])
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Settings):
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    found: str
+
+
+class Made(Study):
+    """A study of functions that stand here."""
+
+    def function(self, name):
+        return getattr(self, f"_{name}")
+
+    _report = staticmethod(lambda *_: Report("Made", list, lead=(), lines=["made"]))
+    _run = staticmethod(lambda config, work: Summary(work.loaded))
+
+
+STUDY = Made(
+    command="made up",
+    config=Config,
+    modes={},
+    summary=Summary,
+    inputs="inputs",
+    run="run",
+    report="report",
+)
+
+
+def test_what_takes_long_to_load_is_loaded_before_the_folder_and_once(tmp_path, monkeypatch):
+    calls = []
+
+    def load():
+        assert not (tmp_path / "run").exists()
+        calls.append("loaded")
+        return "the model"
+
+    monkeypatch.setattr(Made, "_inputs", lambda _, config: Opened({}, load=load), raising=False)
+    assert frame.execute(STUDY, Config(), tmp_path / "run").found == "the model"
+    # It has finished, and needs no model.
+    assert frame.execute(STUDY, Config(), tmp_path / "run").found == "the model"
+    assert calls == ["loaded"]
+
+
+def test_what_cannot_be_loaded_leaves_no_folder(tmp_path, monkeypatch):
+    def load():
+        raise BadInputError("no such model")
+
+    monkeypatch.setattr(Made, "_inputs", lambda _, config: Opened({}, load=load), raising=False)
+    with pytest.raises(BadInputError, match="no such model"):
+        frame.execute(STUDY, Config(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_unit_reads_the_rows_of_units_before_it(tmp_path):
+    """Also after a kill, and no unit is measured twice."""
+    work, measured = Work(tmp_path, "fingerprint"), []
+
+    def measure_all(last):
+        with work.store(SCHEMA) as store:
+
+            def measure(k):
+                measured.append(k)
+                before = store.read_unit((k - 1,))["value"].to_pylist() if k else [1]
+                return {"value": [2 * before[0]]}
+
+            measure_units(store, "powers", {(k,): k for k in range(last)}, measure)
+            return work.merge(store, "powers")["value"].to_pylist()
+
+    assert measure_all(2) == [2, 4] and measure_all(4) == [2, 4, 8, 16]
+    assert measured == [0, 1, 2, 3] and (tmp_path / "powers.parquet").is_file()
+
+
+def test_progress_names_the_unit_that_begins_and_counts_its_cost(tmp_path, capsys):
+    plan = {("a",): 3, ("b",): 5}
+    with RowStore(tmp_path, SCHEMA, "fingerprint") as store:
+        options = {"noun": "passes", "label": "unit of {}".format, "cost": lambda item: item}
+        measure_units(store, "made", plan, lambda _: SCHEMA.empty_table(), **options)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"made: {n}/8 passes" for n in (0, 3, 8)]
+    assert [line.rpartition(", ")[2] for line in lines[:2]] == ["now unit of 3", "now unit of 5"]
