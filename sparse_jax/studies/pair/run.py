@@ -14,8 +14,6 @@ import itertools
 import json
 from pathlib import Path
 
-import jax
-
 from lm_jax.parallel import sharding
 from lm_jax.run import processes
 from lm_jax.run.finished import Inputs
@@ -40,20 +38,8 @@ _NUMBERS = ["x".join(f"{number:02d}" for number in range(100))] * 10_000
 
 
 def inputs(config: PairConfig) -> Inputs:
-    """The text of the pair.
-
-    Raises:
-      UsageError: a batch does not divide over the devices.
-    """
-    mesh = _mesh(config)
-    check_batch(config.dense.batch_size, 1, mesh)
-    check_batch(config.posttrain.batch_size, config.posttrain.accumulate, mesh)
+    """The text of the pair."""
     return corpus_inputs({"config.text": config.text.source})
-
-
-def _mesh(config: PairConfig) -> jax.sharding.Mesh:
-    data, fsdp, tensor = config.posttrain.mesh
-    return sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
 
 
 def train_all(config: PairConfig, work: Work) -> PairSummary:
@@ -63,8 +49,15 @@ def train_all(config: PairConfig, work: Work) -> PairSummary:
       config: the settings.
       work: the open work folder; with `force`, post-training of other settings or weights is
         renamed and run again.
+
+    Raises:
+      UsageError: a batch does not divide over the devices.
     """
     folder = work.path
+    data, fsdp, tensor = config.posttrain.mesh
+    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    check_batch(config.dense.batch_size, 1, mesh)
+    check_batch(config.posttrain.batch_size, config.posttrain.accumulate, mesh)
     processes.on_first(lambda: corpus.write_corpora(config.text, folder / TEXT))
     prepared = prepare(config, folder)
     work.record(
@@ -74,7 +67,7 @@ def train_all(config: PairConfig, work: Work) -> PairSummary:
         seeds={"text": config.text.seed, "dense": config.dense.seed}
         | {f"run {i}": seed for i, seed in enumerate(config.posttrain.seeds)},
     )
-    trained = dense.train_dense(config, prepared, folder / DENSE, _mesh(config))
+    trained = dense.train_dense(config, prepared, folder / DENSE, mesh)
     results = _post_train(config, work)
     tasks, unscored = task_scores.make_tasks(
         config.text.tasks,

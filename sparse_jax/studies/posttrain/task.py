@@ -75,11 +75,9 @@ def open_model(config: PosttrainConfig) -> OpenedModel:
     """Reads the model's config and tokenizer but no weights, and checks the settings against it.
 
     Raises:
-      UsageError: the batch does not divide over the devices, or the model has too few positions or
-        lacks the heads or the weights to adapt.
+      UsageError: the model has too few positions, or lacks the heads or the weights to adapt.
       BadInputError: there is no such model, or it has no tokenizer.
     """
-    check_batch(config.batch_size, config.accumulate, _mesh(config))
     model = open_pretrained(config.model)
     if model.tokenizer is None:
         raise BadInputError(
@@ -100,10 +98,12 @@ def open_task(config: PosttrainConfig, folder: Path, *, force: bool = False) -> 
     """Prepares the data of the model, and loads its weights after every other check.
 
     Raises:
-      UsageError: as `open_model`.
+      UsageError: as `open_model`; the batch does not divide over the devices.
       BadInputError: as `open_model`; the corpus is missing, or has less than one batch of windows.
     """
     mesh = _mesh(config)
+    # Not among the inputs: what has finished can be shown on a machine with fewer devices.
+    check_batch(config.batch_size, config.accumulate, mesh)
     model = open_model(config)
     prepared = prepare_on_first(folder / DATA, config.corpus, tokenizer=model.tokenizer)
     windows = functools.partial(

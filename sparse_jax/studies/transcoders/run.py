@@ -65,9 +65,8 @@ def inputs(config: TranscoderTraining) -> Inputs:
     """The model and the text of a training.
 
     Raises:
-      UsageError: no model is named, or the settings do not fit it or the devices.
+      UsageError: no model is named, or it has too few positions.
     """
-    check_batch(config.batch_size, config.accumulate, _mesh(config))
     text = corpus_inputs({"config.corpus": config.corpus.source})
     if config.model and not is_there(config.model):
         return text
@@ -78,11 +77,6 @@ def inputs(config: TranscoderTraining) -> Inputs:
             f"{config.model}; lower it"
         )
     return {"model": source.identity.text} | text
-
-
-def _mesh(config: TranscoderTraining) -> jax.sharding.Mesh:
-    data, fsdp, tensor = config.mesh
-    return sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
 
 
 def train_and_measure(
@@ -132,7 +126,10 @@ class _Task:
     @classmethod
     def open(cls, config: TranscoderTraining, folder: Path) -> "_Task":
         """Loads the model, and prepares the text in the work folder."""
-        mesh = _mesh(config)
+        data, fsdp, tensor = config.mesh
+        mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+        # Not among the inputs: what has finished can be shown on a machine with fewer devices.
+        check_batch(config.batch_size, config.accumulate, mesh)
         source = SourceModel.load(config.model, dtype=config.dtype, mesh=mesh)
         prepared = prepare_on_first(folder / DATA, config.corpus, tokenizer=source.tokenizer)
         return cls(source, prepared, mesh)

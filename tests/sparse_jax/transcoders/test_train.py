@@ -14,6 +14,7 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import BadInputError, StoppedError, UsageError
+from lm_jax.parallel import sharding
 from lm_jax.run import results, stop
 from lm_jax.run.files import read_json, write_json
 from lm_jax.study import frame
@@ -129,6 +130,11 @@ def untrained(config, tmp_path_factory):
         outlier=1.2,
     )
     return folder / "run", start(short, folder / "run")
+
+
+def test_a_finished_run_is_shown_where_its_mesh_cannot_be(whole, config, monkeypatch):
+    monkeypatch.setattr(sharding, "make_mesh", None)
+    assert start(config, whole[0]) == whole[1]
 
 
 def test_features_fire_at_the_wanted_rate_before_training(untrained):
@@ -295,11 +301,13 @@ def test_what_does_not_fit_is_refused_before_there_is_a_folder(config, tmp_path)
     for changes, message in (
         ({"model": ""}, r"config\.model is empty"),
         ({"context": 64}, "context = 64 is beyond the 32 positions"),
-        ({"batch_size": 3}, "batch of 3 does not divide"),
     ):
         with pytest.raises(UsageError, match=message):
             start(dataclasses.replace(config, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match="batch of 3 does not divide"):
+        start(dataclasses.replace(config, batch_size=3), tmp_path / "run")
+    assert [file.name for file in (tmp_path / "run").glob("[!.]*")] == ["log.txt"]
     with pytest.raises(UsageError, match=r"config\.firing_rate = 1\.5 must be between 0 and 1"):
         dataclasses.replace(config, firing_rate=1.5)
 

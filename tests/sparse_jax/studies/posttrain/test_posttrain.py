@@ -21,6 +21,7 @@ from lm_jax.checkpoint.manager import FOLDER, saved_steps
 from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
 from lm_jax.model import lora
 from lm_jax.model.params import by_path
+from lm_jax.parallel import sharding
 from lm_jax.run.config import from_plain
 from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json, write_json
@@ -125,6 +126,12 @@ def test_the_control_learns_the_text_and_closes_no_edge(whole, capsys):
     assert f"| sparse minus target loss | {loss - target:+.4f} |" in card
     page = (whole / frame.REPORT).read_text("utf-8")
     assert "Minus control" in page and f"{over:+.4f}<small>[" in page
+
+
+def test_a_finished_run_is_shown_where_its_mesh_cannot_be(whole, monkeypatch, capsys):
+    monkeypatch.setattr(sharding, "make_mesh", None)
+    command(runs_config(whole), whole)
+    assert capsys.readouterr().out.startswith("finished ")
 
 
 def test_the_control_can_be_the_model_of_the_next_run(whole, tmp_path):
