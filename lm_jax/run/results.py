@@ -110,9 +110,12 @@ def load_result(path: str | os.PathLike[str], cls: type[T]) -> T:
 
 
 def _meant(tree: Any, cls: type[T]) -> type[T]:
-    """The member of a union with the fewest fields that are missing or unknown."""
+    """The dataclass of a union with the fewest fields that are missing or unknown."""
+    kinds = members(cls)
+    if len(kinds) == 1 or not all(map(dataclasses.is_dataclass, kinds)):
+        return cls
     held = set(tree) if isinstance(tree, dict) else set()
-    return min(members(cls), key=lambda one: len(held ^ {f.name for f in dataclasses.fields(one)}))
+    return min(kinds, key=lambda one: len(held ^ {f.name for f in dataclasses.fields(one)}))
 
 
 def parse_result(tree: Any, cls: type[T], where: str = "") -> T:
