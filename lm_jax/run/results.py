@@ -91,16 +91,29 @@ class InvalidError(ValueError):
 def load_result(path: str | os.PathLike[str], cls: type[T]) -> T:
     """Reads the dataclass `cls` from a JSON file that `write_json` wrote, strictly.
 
+    Of a union of dataclasses it reads the one whose field `schema` the file has.
+
     Raises:
       CorruptError: the file is not JSON, or fields are missing, unknown or of another type; the
         message names them all.
     """
+    tree = read_json(path)
+    kind = _meant(tree, cls)
     try:
-        return parse_result(read_json(path), cls)
+        return parse_result(tree, kind)
     except InvalidError as error:
         raise CorruptError(
-            f"{path} is no {cls.__name__}: {error}; restore it, or start again in another --workdir"
+            f"{path} is no {kind.__name__}: {error}; restore it, or start again in another "
+            "--workdir"
         ) from error
+
+
+def _meant(tree: Any, cls: Any) -> Any:
+    """Of a union of dataclasses the one whose field `schema` is that of the tree, or the first."""
+    kinds = members(cls)
+    named = tree.get("schema") if isinstance(tree, dict) and kinds[1:] else None
+    hints = ((kind, typing.get_type_hints(kind).get("schema")) for kind in kinds if named)
+    return next((kind for kind, hint in hints if named in typing.get_args(hint)), kinds[0])
 
 
 def parse_result(tree: Any, cls: type[T], where: str = "") -> T:

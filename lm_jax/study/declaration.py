@@ -33,7 +33,7 @@ class Study:
       config: frozen dataclass of the settings; also of `Training` or `Distributed` where it is one.
       modes: functions from settings to settings, by the name that `--config=NAME:mode` takes;
         "smoke" is the study in seconds.
-      summary: dataclass of `summary.json`.
+      summary: dataclass of `summary.json`, or a union of them that a field tells apart.
       inputs: `(config) -> Inputs`, what the numbers depend on besides the settings: identities of
         models and digests of files (`lm_jax.run.finished`). It refuses bad input, and is called
         before the work folder is made; what it loads for that it may hand on as `Opened`. None
@@ -46,7 +46,7 @@ class Study:
     command: str
     config: type
     modes: Mapping[str, Callable[[Any], Any]]
-    summary: type
+    summary: Any
     inputs: str | None
     run: str
     report: str
