@@ -34,10 +34,10 @@ from lm_jax.study.work import SHARDS, Opened, Work
 SUMMARY, REPORT = "summary.json", "report.html"
 # What some studies called these files before they had the frame.
 EARLIER_SUMMARIES = (
-    *("attribution.json", "check.json", "concepts.json", "diagnosis.json", "hybrid.json"),
-    *("intervention.json", "scores.json"),
+    *("attribution.json", "check.json", "comparison.json", "concepts.json", "diagnosis.json"),
+    *("hybrid.json", "intervention.json", "scores.json"),
 )
-EARLIER_REPORTS = ("concepts.html", "intervention.html", "scores.html")
+EARLIER_REPORTS = ("comparison.html", "concepts.html", "intervention.html", "scores.html")
 
 
 class Answer(NamedTuple):
