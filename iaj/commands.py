@@ -14,7 +14,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("quickstart",): "iaj.quickstart",
     ("polyattn", "audit"): "polyattn_jax.studies.audit",
     ("polyattn", "check"): "polyattn_jax.studies.check",
-    ("polyattn", "paper"): "polyattn_jax.studies.paper_study",
+    ("polyattn", "paper"): "polyattn_jax.studies.paper",
     ("polyattn", "distill"): "polyattn_jax.studies.distill",
     ("polyattn", "haystack"): "polyattn_jax.studies.feed",
     ("protot", "subset"): "protot_jax.training.subset",

@@ -51,7 +51,7 @@ def convert(
     """Writes the new folder `out` and returns its manifest.
 
     Args:
-      source, dtype, mesh, download: as of `load_pretrained`.
+      source, dtype, mesh, download: the arguments of `load_pretrained`.
       out: the new folder.
 
     Raises:

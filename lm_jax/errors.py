@@ -85,9 +85,10 @@ def out_of_range(
     """The fields of a config that cannot be used, each as a phrase with its value and the remedy.
 
     Args:
-      config: its fields, those of nested configs too, are named as in `wanted`: "text.seed".
-      wanted: by field, whether it holds and what it must be ("at least 1").
-      prefix: of the names in the phrases.
+      config: a config; its fields and those of nested configs are named as in `wanted`:
+        "text.seed".
+      wanted: whether each field holds, and what it must be ("at least 1").
+      prefix: text before each name in the phrases.
     """
     return [
         f"{prefix}{name} = {functools.reduce(getattr, name.split('.'), config)!r} must be {what}"

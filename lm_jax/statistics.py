@@ -169,10 +169,10 @@ def resampled_interval(
     n - 1 degrees of freedom; of a mean this is Student's interval, but for the noise of s.
 
     Args:
-      estimate: of the sample.
-      replicates: of the resamples; the ends are NaN where one of them is not finite.
+      estimate: the statistic of the sample.
+      replicates: the statistic of each resample; the ends are NaN where one of them is not finite.
       n: number of clusters, 2 or more.
-      confidence: between 0 and 1.
+      confidence: level of the interval, between 0 and 1.
       log: whether the t interval is of the logarithm, as that of a ratio is; all must be above 0,
         or the ends are NaN.
       within: the values that the statistic may have, which the ends do not leave.
@@ -321,7 +321,7 @@ def noninferiority(lost: int, won: int, n: int, tolerance: float) -> float:
     -tolerance.
 
     Args:
-      lost, won, n: as `paired_change` has them.
+      lost, won, n: the counts that `paired_change` takes.
       tolerance: success rate that may be lost, between 0 and 1.
     """
     if min(lost, won) < 0 or lost + won > n or n < 1:

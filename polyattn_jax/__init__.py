@@ -27,14 +27,26 @@ keep_names(
         "recipes": "row_maps field_maps feature_maps calibrate linear_state hybrid_recipe fused "
         "diagnostic probe",
         "audit": "bias_tables audit_suites audited_model concentration decision head_sets "
-        "head_types matched_results measure model_calibration multiple_choice recipe_rows "
-        "stages suite_answers suite_results summary units schema columns results "
-        "condition_results config provenance hybrid_results",
+        "head_types measure model_calibration multiple_choice recipe_rows stages suite_answers "
+        "summary units schema columns results config",
         "report": "paper",
-        "studies": "check feed distill paper_study",
+        "studies": "check feed distill",
         "studies.check": "diagnosis hybrid",
     },
-    {"matched": "studies.audit.matched", "audit.matched": "studies.audit.matched"},
+    {
+        "condition_results": "audit.results.conditions",
+        "hybrid_results": "audit.results.hybrid",
+        "matched_results": "audit.results.matched",
+        "provenance": "audit.results.provenance",
+        "suite_results": "audit.results.suites",
+        "matched": "studies.audit.matched",
+        "audit.matched": "studies.audit.matched",
+        **{
+            f"{earlier}{module}": f"studies.paper{now}"
+            for earlier in ("paper_study", "studies.paper_study")
+            for module, now in {"": "", ".page": ".report", ".rows": ".numbers"}.items()
+        },
+    },
 )
 
 __all__ = [

@@ -16,7 +16,7 @@ from lm_jax.run import config_files
 from lm_jax.run.config import config_difference, from_plain, to_plain
 from polyattn_jax.audit import schema
 from polyattn_jax.audit.config import AuditConfig
-from polyattn_jax.studies.paper_study.items import ITEMS
+from polyattn_jax.studies.paper.items import ITEMS
 from protot_jax.studies.glue.settings import GlueConfig
 from protot_jax.training.config import PretrainConfig
 from sparse_jax.studies.posttrain.settings import PosttrainConfig

@@ -21,7 +21,7 @@ from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.rows import RowStore
 from lm_jax.run.workdir import open_workdir
-from lm_jax.study import Training, command, frame, work
+from lm_jax.study import Training, command, frame
 from lm_jax.train.metrics import TIMING
 from tests import study_flags
 from tests.browser import PageReader
@@ -173,7 +173,7 @@ def test_a_run_that_is_killed_resumes_to_equal_files(study, start, finished, tmp
     def no_summary(*_):
         raise RuntimeError("the power is gone")
 
-    has_units = any(finished.glob("*/rows-*.parquet"))
+    has_units = any(finished.rglob("rows-*.parquet"))
     has_checkpoints = not has_units and issubclass(study.config, Training)
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -284,7 +284,7 @@ def test_the_numbers_of_other_inputs_are_refused(study, start, copied, capsys):
     assert start(copied) == BadInputError.exit_code
     assert f"({name}: " in capsys.readouterr().err
     # Rows of other inputs would be kept; a training goes on from its checkpoints.
-    kept = (copied / work.SHARDS).exists() and not issubclass(study.config, Training)
+    kept = any(copied.glob("*/rows-*.parquet")) and not issubclass(study.config, Training)
     assert start(copied, "--resume=force") == (BadInputError.exit_code if kept else 0)
 
 

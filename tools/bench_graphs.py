@@ -67,7 +67,7 @@ def random_model(cfg: DecoderConfig) -> CircuitModel:
 def random_transcoder(
     model: CircuitModel, tokens: np.ndarray, features: int, active: int
 ) -> Transcoder:
-    """With thresholds by which so many features are active on the tokens, as many per layer."""
+    """A transcoder whose thresholds give `active` features on the tokens, as many in each layer."""
     transcoder = transcoders.init(jax.random.key(1), model.cfg, features=features)
     pre_LTF = jax.jit(record)(model, transcoder, jnp.asarray(tokens)).pre_LTF
     L = model.cfg.num_layers

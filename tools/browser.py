@@ -77,10 +77,10 @@ def drive(
     """Opens a page in a frame of that width, and returns what the JavaScript `steps` return.
 
     Args:
-      folder: where the page is written to.
+      folder: the folder to write the page to.
       steps: the body of an async function of `page` (the frame's window), `$` and `all` (its
         querySelector and querySelectorAll), `settle`, `until` and `act`.
-      hash_: of the page's address, with its `#`.
+      hash_: the fragment of the page's address, with its `#`.
       seconds: time for the steps, of the page's clock.
       virtual: the page's clock stands still while the page computes, so that the result does not
         depend on the machine. Without it the clock is the wall's and frames can be timed.

@@ -59,13 +59,13 @@ class Mistake:
 
 
 def mistakes() -> list[Mistake]:
-    """Those of the table."""
+    """The mistakes of the table."""
     return [Mistake(**entry) for entry in tomllib.loads(TABLE.read_text("utf-8"))["mistake"]]
 
 
 @contextlib.contextmanager
 def made(mistake: Mistake, folder: Path) -> Iterator[None]:
-    """Within it, the file of a copy of the checkout has the mistake."""
+    """Makes the mistake in a copy of the checkout, and undoes it in the end."""
     file = folder / mistake.file
     text = file.read_text("utf-8")
     file.write_text(mistake.made(text), "utf-8")

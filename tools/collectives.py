@@ -32,10 +32,10 @@ class Collective:
     """All runs of one kind of collective in one call of a program.
 
     Attributes:
-      op: its name in HLO.
+      op: the collective's name in HLO.
       devices: how many take part in each.
       runs: how often one runs.
-      bytes: of all runs together.
+      bytes: bytes of all runs together.
     """
 
     op: str

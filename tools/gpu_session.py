@@ -32,10 +32,10 @@ from kernels.suites import SUITES
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One step.
+    """A step of the session.
 
     Attributes:
-      share: of the time.
+      share: share of the session's time.
       continues: whether the session continues after it has failed.
     """
 

@@ -79,7 +79,7 @@ class Workload:
         return LanguageModelling(self.cfg, dtype=self.dtype)
 
     def batch(self, ways: int) -> tuple[int, int]:
-        """Rows and columns of the batch of all devices, split over so many."""
+        """Rows and columns of the batch of all devices, which is split `ways` ways."""
         return self.rows * ways, self.context + 1
 
 
@@ -91,9 +91,9 @@ class Memory:
       state: float32 parameters and the two moments of AdamW.
       gradients: float32, as long as the optimizer reads them.
       copy: the parameters in the dtype of the computation, if that is another.
-      saved: of the forward pass for the backward pass: by layer and token three vectors of width D,
-        queries, keys, values, their weighted sum, and the two products of the MLP; all else is
-        computed again (`lm_jax.model.layers.rematerialised`).
+      saved: what the forward pass saves for the backward pass: by layer and token three vectors of
+        width D, queries, keys, values, their weighted sum, and the two products of the MLP; all
+        else is computed again (`lm_jax.model.layers.rematerialised`).
       work: the larger of the loss (a whole unembedding, its gradient, logits of a chunk and their
         gradient) and a layer (its weights and gradients whole, float32 scores and pattern).
     """
@@ -106,7 +106,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The bytes of all of it."""
         return sum(dataclasses.astuple(self))
 
 
@@ -148,7 +148,7 @@ class Roofline:
       compute: products, at the peak of the data sheet; by convention of causal attention.
       node: sending within nodes of `NODE` devices.
       network: sending between nodes.
-      tokens: of one device.
+      tokens: tokens of a step on one device.
     """
 
     compute: dict[Causal, float]
@@ -190,7 +190,7 @@ def roofline(workload: Workload, sizes: Sequence[int]) -> Roofline:
 
 
 def _within_nodes(data: int, fsdp: int) -> tuple[int, int]:
-    """Of the devices along `fsdp`, and of those along `data`, how many share a node."""
+    """How many devices along `fsdp`, and how many along `data`, share a node."""
     if data * fsdp <= NODE:
         return fsdp, data
     if data * fsdp % NODE or (NODE % fsdp and fsdp % NODE):
@@ -214,9 +214,9 @@ class Compiled:
     """What the compiler says of one device: bytes, and its collectives in a step.
 
     Attributes:
-      arguments: of the state and the batch.
-      temporary: of all else at its highest.
-      collectives: of one step.
+      arguments: bytes of the state and the batch.
+      temporary: bytes of all else at its highest.
+      collectives: the collectives of one step.
     """
 
     arguments: int
@@ -236,7 +236,7 @@ def compile_step(workload: Workload, sizes: Sequence[int]) -> Compiled:
 def compile_objective(
     objective: Objective, shape: tuple[int, int], sizes: Sequence[int], frozen: Any = ()
 ) -> Compiled:
-    """As `compile_step`, of any objective with a batch of that shape and what it keeps frozen."""
+    """Compiles a step of any objective, with a batch of that shape and what it keeps frozen."""
     data, fsdp, tensor = sizes
     count = math.prod(sizes)
     if count > jax.device_count():

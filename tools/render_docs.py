@@ -51,7 +51,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def numbers_without_data(text: str) -> list[tuple[int, str]]:
-    """Measured numbers of a page outside of its blocks: the line of each, from 1, and its words.
+    """Measured numbers of a page outside its blocks, each with its line, from 1.
 
     A number is known by how a measured one is written, so that one in plain words is not found.
     """

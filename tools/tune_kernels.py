@@ -66,7 +66,7 @@ def tune(
 
     Args:
       jobs: threads that compile the combinations of a group.
-      lock: held while the device is timed.
+      lock: the file that is locked while the device is timed.
 
     Raises:
       ArithmeticError: two combinations disagree by more than rounding.

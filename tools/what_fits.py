@@ -52,7 +52,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        """Both."""
+        """The bytes of arguments and temporaries together."""
         return self.arguments + self.temporary
 
     @property

@@ -1,1 +1,1 @@
-"""Shared by the attention operations: visibility masks, tiles, the Mosaic pipeline."""
+"""What the attention operations share: visibility masks, tiles, the Mosaic pipeline."""

@@ -22,7 +22,7 @@ def rows_within(B: int, elements: int) -> int:
 
     Args:
       B: batch rows.
-      elements: of the smallest tile of one batch row.
+      elements: elements in the smallest tile of one batch row.
     """
     most = max(CACHED_ELEMENTS // elements, 1)
     return max(rows for rows in range(1, B + 1) if B % rows == 0 and rows <= most)

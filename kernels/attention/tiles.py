@@ -189,7 +189,7 @@ def key_ranges(
 
 
 def capped_clip(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """As `jnp.clip` where low <= high, in the other order.
+    """`jnp.clip` where low <= high, with its two comparisons in the other order.
 
     The same bounds, but ptxas allots the loops other registers: 168 and not 176 a thread to the
     forward kernel of gated attention, 149 and not 128 to the gradient of q of a sigmoid row map.
@@ -256,8 +256,9 @@ def visible_mask(
 
     Args:
       query: positions of the queries along their axis of the tile; `key` along the other.
-      segments: of the queries and of the keys, shaped as `query` and `key`; or None, None.
-      tail: hides queries past the last.
+      segments: segment ids of the queries and of the keys, shaped as `query` and `key`; or None,
+        None.
+      tail: whether queries past the last are hidden.
     """
     visibility = Visibility(tiling.causal, refs.start_B, window(refs), None, None)
     mask = visibility.tile(query, key, *segments)
@@ -273,7 +274,7 @@ def _and(mask: jax.Array | None, other: jax.Array) -> jax.Array:
 
 
 def entries(first: Any, count: int, axis: int) -> jax.Array:
-    """`first .. first + count - 1` along `axis` of a tile, the other axis being 1."""
+    """Numbers `first .. first + count - 1` along `axis` of a tile; the other axis has length 1."""
     return first + lax.broadcasted_iota(jnp.int32, (count, 1) if axis == 0 else (1, count), axis)
 
 

@@ -49,8 +49,9 @@ class Visibility:
         Args:
           query: int32 positions of the rows, shaped to broadcast against `key` (`[X, 1]`).
           key: int32 positions of the columns (`[1, Y]`).
-          query_segments: as `query`; passed exactly where the call has segments.
-          key_segments: as `key`.
+          query_segments: segment ids of the rows, shaped as `query`; passed exactly where the call
+            has segments.
+          key_segments: segment ids of the columns, shaped as `key`.
           window: the window as a scalar that a kernel has loaded; the field by default.
         """
         window = self.window if window is None else window

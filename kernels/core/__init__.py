@@ -1,1 +1,1 @@
-"""Shared by all operations: dispatch, tuned tiles, shape checks, noise and test cases."""
+"""What all operations share: dispatch, tuned tiles, shape checks, noise and test cases."""

@@ -94,7 +94,7 @@ class Deviation:
     """How far one array is from the reference in float64.
 
     Attributes:
-      name: of the output, or `d_` and the argument of the gradient.
+      name: name of the output, or `d_` and the argument of the gradient.
       error: the largest error of an entry over the largest magnitude of the array.
       share: the largest error of an entry over the bound of that entry; infinite for NaN, and for
         an error where the bound is 0.

@@ -98,7 +98,8 @@ def choose(op: str, wanted: str | None, reasons: Mapping[str, str]) -> str:
 
     Args:
       wanted: a name of `IMPLEMENTATIONS`, or None for the first that runs.
-      reasons: for each implementation, in order of preference, why it cannot run; empty if it can.
+      reasons: the reason why each implementation cannot run, in order of preference; empty if it
+        can.
 
     Raises:
       ValueError: `wanted` is no implementation of `op`.
@@ -188,7 +189,7 @@ def triton_call(
 
     Args:
       name: `<op>_<pass>`, as a profile shows it.
-      in_specs: for each argument a `pl.BlockSpec`, or a tree of them of the argument's structure.
+      in_specs: a `pl.BlockSpec` for each argument, or a tree of them of the argument's structure.
       tile: rows and columns of the tile of one iteration of the main loop. Appended to the name,
         `_m64_n64`, from which `tools/compile_kernels.py` computes instructions per element.
     """

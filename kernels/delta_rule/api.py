@@ -62,8 +62,8 @@ def delta_rule(
       scale: factor of the output; None is `H ** -0.5`.
       initial_state: `[B, N, H, E]` float32 memory before the first step, the transpose of the
         paper's S; None is zero. Differentiable.
-      return_state: also returns the memory after the last step, for decoding or the next chunk of a
-        prompt.
+      return_state: whether the memory after the last step is also returned, for decoding or the
+        next chunk of a prompt.
       implementation: "reference", "xla", "triton", or None for the best that runs here. "triton"
         needs an NVIDIA GPU, jax-triton, keys of at most 256 numbers, and no decay.
 

@@ -25,7 +25,7 @@ _SMALLEST = 16
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
-    """As `reference.run`, which runs for T = 1; of calls without a decay."""
+    """Computes what `reference.run` computes, for calls without a decay, and calls it for T = 1."""
     if call.q_BTNH.shape[1] == 1:
         return reference.run(config, call)
     *arrays, _ = call

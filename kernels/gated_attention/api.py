@@ -41,7 +41,7 @@ class GatedAttention(NamedTuple):
     """The result of one call.
 
     Attributes:
-      out_BTNH: in the dtype of the values.
+      out_BTNH: the output, in the dtype of the values.
       expected_edges_BN: float32, the sum of sigma(e) over visible pairs; differentiable. Divide by
         the number of visible pairs for the mean, on which a penalty is usually set.
       open_edges_BN: int32, the count of open gates over visible pairs, exact up to 2^31 - 1 and at
@@ -91,26 +91,27 @@ def gated_attention(
       q_BTNH: `[B, T, N, H]` queries, after any rotary embedding; float32 or bfloat16.
       k_BSKH: `[B, S, K, H]` keys of that dtype, K dividing N.
       v_BSKH: `[B, S, K, H]` values of that dtype.
-      gate_bias: added to the gate logit: one number, or `[N]`. Differentiable.
+      gate_bias: the bias of the gate logit: one number, or `[N]`. Differentiable.
       seed: an integer in [0, 2^32), or an integer scalar array. Required in mode "sample", None in
         the others. From a PRNG key: `jax.random.bits(key, (), jnp.uint32)`. One for each layer.
       mode: "sample" draws the gates; "threshold" opens those with e > 0; "expected" multiplies by
         sigma(e); "open" opens all.
-      scale: multiplies q.k, positive; 1 / sqrt(H) by default.
-      gate_scale: makes the gate logit gate_scale * q.k + gate_bias, without the soft cap. Eq. 1 as
-        printed is `gate_scale=1.0`; by default the gate reads s.
-      soft_cap: s becomes soft_cap * tanh(s / soft_cap).
-      causal: hides the keys after a query.
-      window: hides the keys at least this many positions before a query.
+      scale: the factor of q.k, positive; 1 / sqrt(H) by default.
+      gate_scale: the factor of q.k in the gate logit gate_scale * q.k + gate_bias, without the soft
+        cap. Eq. 1 as printed is `gate_scale=1.0`; by default the gate reads s.
+      soft_cap: the cap of scores: s becomes soft_cap * tanh(s / soft_cap).
+      causal: whether keys after a query are hidden.
+      window: the width of the window: keys at least this many positions before a query are hidden.
       segment_ids: `[B, T]` where T = S, or a pair (`[B, T]`, `[B, S]`); a key is visible in its own
         segment, and a negative segment is padding.
       start: position of the first query, a scalar or `[B]`; S - T by default. For decoding, and for
         queries that are sharded.
       origin: the global index of the first batch row and of the first query head, for the shards of
         `jax.shard_map`, which is to be called with `check_vma=False`.
-      renormalise: divides by the sum of A P, so that open weights sum to one: an ablation, in
-        "reference" and "xla" alone.
-      edge_capacity: also returns the open edges, at most this many. The list has no gradient.
+      renormalise: whether to divide by the sum of A P, so that open weights sum to one: an
+        ablation, in "reference" and "xla" alone.
+      edge_capacity: the most open edges to list in the result; None for no list. The list has no
+        gradient.
       implementation: "reference", "xla", "pallas", or None for the best of these that runs here;
         or "mosaic", a forward pass for Hopper that no GPU has timed yet.
 

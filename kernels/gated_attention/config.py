@@ -34,11 +34,11 @@ class Config:
 
     Attributes:
       mode: one of `MODES`.
-      scale: multiplies q.k in the softmax.
+      scale: factor of q.k in the softmax.
       target: what the forward pass was traced for; the backward pass runs on the same.
-      gate_scale: multiplies q.k in the gate logit; None takes the (capped) softmax score instead.
-      soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
-      renormalise: divides the output by the sum of the gated weights.
+      gate_scale: factor of q.k in the gate logit; None takes the (capped) softmax score instead.
+      soft_cap: cap of the scores, which become `soft_cap * tanh(score / soft_cap)`.
+      renormalise: whether the output is divided by the sum of the gated weights.
       blocks: (queries, keys) of a tile; None leaves the choice to the implementation.
     """
 

@@ -23,7 +23,7 @@ class EdgeList(NamedTuple):
 
     Attributes:
       batch: int32 `[capacity]`, as are the next three: indices into q and k, not positions.
-      head: of the queries.
+      head: index of the query head.
       query: index of the query.
       key: index of the key.
       weight: float32 `[capacity]`, the gated attention weight A P.

@@ -41,10 +41,10 @@ def weights(
     """The gated weights A P of every pair, and the `expected_BN` and `opened_BN` edges.
 
     Args:
-      config: its `scale`, `gate_scale` and `soft_cap` apply to `raw_BNTS`.
+      config: the call's settings; `scale`, `gate_scale` and `soft_cap` apply to `raw_BNTS`.
       raw_BNTS: finite products q.k.
-      bias_N: added to the gate logits.
-      bits_BNTS: from `bits`; read in mode "sample" alone.
+      bias_N: the bias of each head's gate logits.
+      bits_BNTS: random bits from `bits`; read in mode "sample" alone.
       mask_B1TS: true where a key is visible; broadcasts.
     """
     bias_1N11 = bias_N[None, :, None, None]

@@ -122,7 +122,7 @@ def gate(
 
     Args:
       logit: the gate logits in bits, from `logits`.
-      bits: of `noise.bits`; read in mode "sample" alone.
+      bits: random bits from `noise.bits`; read in mode "sample" alone.
     """
     # Infinite odds are right: the probability is 0, and no w is below u.
     odds = functions.exp2_of_minus(logit)
@@ -225,7 +225,8 @@ def backward(
     """The element-wise part of the backward pass.
 
     Args:
-      lse: from `finish`; it and the next three broadcast against the tile.
+      lse: the row's log-sum-exp in bits, from `finish`; it and the next three broadcast against
+        the tile.
       g: dout . v.
       delta: dout . out.
       d_expected: the cotangent of the head's expected edges.

@@ -51,7 +51,7 @@ def gated_slots(
       log_decay_BTNM: `[B, T, N, M]` logarithms of alpha, at most 0 and finite; 0 writes nothing.
       scale: factor of the scores.
       initial_state: float32 slots before the first step; None is zero. Differentiable.
-      return_state: also returns the slots after the last step.
+      return_state: whether the slots after the last step are also returned.
       resets_BT: `[B, T]` bool, true where the slots are emptied before the step, as at the first
         token of a document; None for no reset.
       implementation: "reference", "xla", or None for the best that runs here. There is no "pallas":

@@ -35,7 +35,7 @@ _einsum = functools.partial(jnp.einsum, precision="highest")
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, Slots]:
-    """As `reference.run`, which runs for T = 1."""
+    """Computes what `reference.run` computes, and calls it for T = 1."""
     T = call.q_BTNH.shape[1]
     if T == 1:
         return reference.run(config, call)

@@ -54,8 +54,8 @@ def prefix_mean(
       decay_R: `[R]` float32 in (0, 1], the decay beta of one step; half-life -ln 2 / ln beta.
       read_BTR: `[B, T, R]` read gates.
       initial_state: the state before the first step; None is empty. Differentiable.
-      return_state: also returns the state after the last step: for decoding, and for the next chunk
-        of a prompt.
+      return_state: whether the state after the last step is also returned: for decoding, and for
+        the next chunk of a prompt.
       mass_normalisation: false reads N in place of N / D.
       resets_BT: `[B, T]` bool, true where the state is emptied before the step, as at the first
         token of a document; None for no reset.

@@ -24,7 +24,7 @@ def materialised(
     *,
     mass_normalisation: bool = True,
 ) -> tuple[jax.Array, State]:
-    """As `reference.run`: the recurrence stacks every state, and one product reads them."""
+    """Computes `reference.run`: the recurrence stacks every state, and one product reads them."""
     write_TBR, value_TBE = (x.astype(jnp.float32).swapaxes(0, 1) for x in (write_BTR, value_BTE))
 
     def step(carry: State, written: Any) -> tuple[State, State]:
@@ -47,7 +47,7 @@ def associative(
     *,
     mass_normalisation: bool = True,
 ) -> tuple[jax.Array, State]:
-    """As `materialised`, by `lax.associative_scan` over steps (a, b): x -> a x + b."""
+    """Computes `materialised` by `lax.associative_scan` over steps (a, b): x -> a x + b."""
     write_BTR, value_BTE = write_BTR.astype(jnp.float32), value_BTE.astype(jnp.float32)
     decay_BTR = jnp.broadcast_to(decay_R, write_BTR.shape)
     written_BTRE = (decay_BTR * write_BTR)[..., None] * value_BTE[:, :, None, :]
@@ -89,7 +89,7 @@ def materialised_call(case: Case, arrays: Arrays) -> dict[str, jax.Array]:
 
 
 def _read(read: jax.Array, before: State, mass_normalisation: bool) -> jax.Array:
-    """One product for all steps; the two leading axes are B and T in either order."""
+    """Reads all steps in one product; the two leading axes are B and T in either order."""
     memory, mass = before
     if mass_normalisation:
         memory = memory / jnp.where(mass > MASS_FLOOR, mass, jnp.inf)[..., None]

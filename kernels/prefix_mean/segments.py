@@ -119,12 +119,12 @@ def values_spec(plan: Plan) -> pl.BlockSpec:
 
 
 def decay_spec(plan: Plan) -> pl.BlockSpec:
-    """All of `[1, R]`."""
+    """The block spec of the whole array `[1, R]` of decays."""
     return pl.BlockSpec((1, plan.R), lambda b, s, e: (0, 0))
 
 
 def state_specs(plan: Plan, shift: int = 0) -> tuple[pl.BlockSpec, pl.BlockSpec]:
-    """One entry of `[B, S, R, E]` and of `[B, S, 1, R]`, that of the segment plus `shift`."""
+    """Block specs of one entry of `[B, S, R, E]` and `[B, S, 1, R]`: the segment's plus `shift`."""
     return (
         pl.BlockSpec((None, None, plan.R, plan.block_e), lambda b, s, e: (b, s + shift, 0, e)),
         pl.BlockSpec((None, None, 1, plan.R), lambda b, s, e: (b, s + shift, 0, 0)),
@@ -219,7 +219,7 @@ def _summary_kernel(plan: Plan, write_ref, value_ref, log2_decay_ref, total_ref,
 
 
 def kept(log2_decay: jax.Array, steps: jax.Array | int) -> jax.Array:
-    """beta^steps."""
+    """The share beta^steps of a sum that is kept after `steps`."""
     return jnp.exp2(jnp.asarray(steps, jnp.float32) * log2_decay)
 
 

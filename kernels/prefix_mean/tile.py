@@ -138,7 +138,7 @@ def read_gradient(
     total_RE: jax.Array,
     per_mass_CR: jax.Array,
 ) -> jax.Array:
-    """read'_i, float32."""
+    """The gradient read'_i of the read gates, float32."""
     C, dtype = write_CR.shape[0], value_CE.dtype
     inner_CC = _dot(d_out_CE, value_CE.T, dtype)
     d_read_CR = powers.since_start_CR * _wide_dot(d_out_CE, total_RE.T, dtype)
@@ -159,7 +159,7 @@ def write_gradient(
     d_total_RE: jax.Array,
     d_mass_1R: jax.Array,
 ) -> jax.Array:
-    """w'_j, float32.
+    """The gradient w'_j of the write gates, float32.
 
     Args:
       mass_pull_CR: c_i read'_i, by which every read lowers with its mass; None if none does.
@@ -238,7 +238,7 @@ def _together(C: int, half: int) -> jax.Array:
 
 
 def _block_sums(x_CR: jax.Array, block: int) -> jax.Array:
-    """In every row, the sum of the block of rows it belongs to."""
+    """The sum of the block of rows that each row belongs to, in every row."""
     C, R = x_CR.shape
     sums = jnp.sum(x_CR.reshape(C // block, block, R), axis=1, keepdims=True)
     return jnp.broadcast_to(sums, (C // block, block, R)).reshape(C, R)

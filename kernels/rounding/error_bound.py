@@ -39,7 +39,7 @@ def value_and_error(
     """The value of `function(*arguments)` in exact arithmetic, and a bound on its rounding errors.
 
     Args:
-      function: of arrays; traced in the dtypes of `arguments`, not run.
+      function: a function of arrays; traced in the dtypes of `arguments`, not run.
       *arguments: trees of arrays, taken as exact.
       arithmetic: the rounding of every operation.
 
@@ -89,7 +89,7 @@ def _interpret(
 
 @functools.lru_cache(maxsize=512)
 def _finished(jaxpr: Any) -> list[list[Any]]:
-    """For each equation the variables that none after it reads."""
+    """The variables, for each equation, that no later one reads."""
     read = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
     finished = []
     for eqn in reversed(jaxpr.eqns):

@@ -154,7 +154,7 @@ def _any_or_all(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 
 
 def _finite(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
-    """Taken as exact: a result that overflows in float32 alone exceeds any bound."""
+    """The result counts as exact: one that overflows in float32 alone exceeds any bound."""
     return Pair(evaluate(eqn, [operands[0].value]))
 
 

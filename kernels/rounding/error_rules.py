@@ -53,7 +53,7 @@ ULPS = {
 
 
 def _moved(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Any:
-    """Of primitives that move numbers: the errors move alike."""
+    """The rule of primitives that move numbers: errors move as the values do."""
     if all(pair.error is None for pair in operands):
         return exact(arithmetic, eqn, operands)
     name = eqn.primitive.name
@@ -103,7 +103,7 @@ def _multiplied(arithmetic: Arithmetic, eqn: Any, operands: list[Pair]) -> Pair:
 
 
 def _times(size: Any, error: Any) -> Any:
-    """Their product, 0 where either is: zero times an unknown number is zero."""
+    """The product, 0 where either factor is: zero times an unknown number is zero."""
     return np.where((size == 0) | (error == 0), 0.0, size * error)
 
 

@@ -72,17 +72,18 @@ def row_map_attention(
     Args:
       q_BTNH: `[B, T, N, H]` float32 or bfloat16. Pallas serves H = 16, 32, 64, 128 and 256.
       k_BSKH: `[B, S, K, H]`, N a multiple of K, of q's dtype.
-      v_BSKH: as k.
-      row_map: from a function of `kernels.row_map_attention.maps`.
-      bias: added to the scores, a scalar or `[N]`; may be traced. Without effect on softmax. A
+      v_BSKH: `[B, S, K, H]`, of q's dtype.
+      row_map: the map of scores to weights, from a function of `kernels.row_map_attention.maps`.
+      bias: the bias of the scores, a scalar or `[N]`; may be traced. Without effect on softmax. A
         Python number is a constant, and the backward pass then does not sum its gradient.
       heads: bool `[N]`, may be traced: true where `row_map` is used, softmax elsewhere. None uses
         it everywhere. XLA then computes both maps of every score; a Pallas kernel holds both
         programs, and a head runs one of them.
-      scale: of q.k, a positive number; None for H^-0.5.
+      scale: the factor of q.k, a positive number; None for H^-0.5.
       soft_cap: a positive number, or None for none.
-      causal: hides the keys after the query.
-      window: keys at least this many positions before the query are hidden.
+      causal: whether keys after the query are hidden.
+      window: the width of the window: keys at least this many positions before the query are
+        hidden.
       segment_ids: int `[B, T]`, or a pair for queries and keys; negative is padding.
       start: position of the first query, a scalar or `[B]`; None aligns the last query with the
         last key. The XLA path reads fewer keys where it is a Python number or None.

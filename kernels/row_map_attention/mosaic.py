@@ -33,7 +33,7 @@ def unsupported_reason(config: Config, call: Call) -> str:
 
 
 def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:
-    """As `xla.forward`."""
+    """Computes what `xla.forward` computes."""
     # The schedule counts them where it masks.
     del visible_BT
     operation = mosaic_pipeline.Operation(

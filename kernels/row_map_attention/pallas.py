@@ -27,7 +27,7 @@ from kernels.row_map_attention.pallas_plan import Inputs, Plan
 
 
 def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:
-    """As `xla.forward`."""
+    """Computes what `xla.forward` computes."""
     plan = pallas_plan.plan(config, config.forward, call)
     inputs = pallas_plan.inputs(call)
     B = call.q_BTNH.shape[0]

@@ -61,7 +61,7 @@ class _KeyInputs(NamedTuple):
 def backward(
     config: Config, call: Call, rows: Rows, out_BTNH: jax.Array, d_out_BTNH: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """As `xla.backward`."""
+    """Computes what `xla.backward` computes."""
     inputs, B = pallas_plan.inputs(call), call.q_BTNH.shape[0]
     plan = pallas_plan.plan(config, config.dq, call)
     layout = tiles.query_major(plan, B)

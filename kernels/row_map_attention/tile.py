@@ -53,7 +53,7 @@ class Logits(NamedTuple):
         return jnp.max(self.z, axis) * self.gain + offset
 
     def hidden(self, mask: jax.Array | None) -> "Logits":
-        """With u = -inf where the mask is false."""
+        """The logits with u = -inf where the mask is false."""
         return self if mask is None else self._replace(z=jnp.where(mask, self.z, -jnp.inf))
 
 
@@ -119,7 +119,7 @@ def first_centre(row_map: RowMap, visible: jax.Array) -> jax.Array:
 
 
 def moved(row_map: RowMap, centre: jax.Array, largest: jax.Array) -> jax.Array:
-    """The centre after keys whose largest u is `largest`, -inf if all are hidden."""
+    """The centre after keys with the largest u `largest`, which is -inf if all are hidden."""
     match row_map.kind:
         case "softmax" | "relu_power":
             return jnp.maximum(centre, largest)
@@ -202,7 +202,7 @@ def bias_terms(
 
     Args:
       row_map: a map that reads the bias.
-      weights: of the tile.
+      weights: the weights of the tile.
       centred_g: g - delta of a normalised map, g of another.
       by_score: the gradients by u without `row_slope`: slope times `centred_g`.
       elementary: the functions of the device.

@@ -254,7 +254,7 @@ _run = streaming.differentiable(forward, backward)
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
-    """As `reference.run`; the batch is cut into groups of which a block stays in the cache."""
+    """Computes `reference.run` in groups of batch rows, of which a block stays in the cache."""
     B, T, N, _ = call.q_BTNH.shape
     elements = N * min(SMALLEST_BLOCK, T) * call.k_BSKH.shape[1]
     return in_groups(lambda part, _: _run(config, part), call, rows_within(B, elements))

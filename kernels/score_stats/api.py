@@ -60,18 +60,20 @@ def score_stats(
     Args:
       q_BTNH: `[B, T, N, H]` queries, float32 or bfloat16.
       k_BSKH: `[B, S, K, H]` keys of the same dtype; query head n reads key head n // (N / K).
-      degrees: static, any p > 0; the last axis of `s_p` and `target_mass`.
+      degrees: the powers p > 0, static; the last axis of `s_p` and `target_mass`.
       bias: b, possibly traced: a scalar, or `[X]` for several in one pass over the scores, which
         gives every field a leading axis X.
       target: int32 `[B, T]` or `[B, T, N]`, key indices; None takes the argmax. A row whose target
         is hidden from it is DEAD, one whose target is no key of the array INVALID.
-      cap: static, tau > 0.
-      scale: static; None is 1 / sqrt(H).
-      soft_cap: static; scores become `soft_cap * tanh(score / soft_cap)` before the bias.
-      causal: with the next three, which keys a query sees, as in `kernels.attention.visibility`.
-      window: see there.
-      segment_ids: see there.
-      start: see there.
+      cap: tau > 0, the largest weight, static.
+      scale: the factor of q.k, static; None is 1 / sqrt(H).
+      soft_cap: the cap of scores, static; they become `soft_cap * tanh(score / soft_cap)` before
+        the bias.
+      causal: whether keys after the query are hidden. This and the next three say which keys a
+        query sees, as in `kernels.attention.visibility`.
+      window: the width of a sliding window, or None.
+      segment_ids: the segment of each position, or None.
+      start: the position of the first query, or None.
       blocks: (queries, keys) of a tile, powers of two; None chooses. No result depends on it but
         for the rounding of a sum.
       implementation: "reference", "xla", "pallas", or None for the best that runs here.

@@ -61,8 +61,8 @@ class Config:
     Attributes:
       degrees: the powers p, an int where p is whole.
       cap: tau, the largest weight; inf caps nothing.
-      scale: multiplies q.k.
-      soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
+      scale: factor of q.k.
+      soft_cap: cap of the scores, which become `soft_cap * tanh(score / soft_cap)`.
       target: what the call was traced for.
       blocks: (queries, keys) of a tile; None leaves the choice to the implementation.
     """

@@ -65,7 +65,7 @@ def row_stats(
       target: key indices that broadcast to the rows; None takes the argmax.
       degrees: the powers p > 0.
       cap: tau.
-      weight: in place of r, the weights `[..., S]` of another row map.
+      weight: the weights `[..., S]` of another row map, used in place of r.
     """
     dtype, S = z.dtype, z.shape[-1]
     kept = z != -np.inf

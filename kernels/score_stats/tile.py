@@ -114,7 +114,7 @@ def target_weight(
     """r_* and 1 / r_*, correctly rounded; (inf, 0) for a row without a target weight.
 
     Args:
-      reciprocal: that of a backend whose division rounds otherwise.
+      reciprocal: the reciprocal of a backend whose division rounds otherwise.
     """
     r_star = clipped(config, star + bias)
     r_star = jnp.where(r_star >= _SMALLEST, r_star, jnp.inf)
@@ -137,9 +137,9 @@ def distractors(
     """The number of distractors in a tile with weight, and the sums of (r_j / r_*)^p: `[..., Q]`.
 
     Args:
-      z: of `without_target`.
+      z: the scores of a tile, from `without_target`.
       star: the score of the target, `[..., Q]`.
-      r_star, inverse: of `target_weight`, `[..., Q]`.
+      r_star, inverse: the two results of `target_weight`, `[..., Q]`.
     """
     r = clipped(config, z + bias)
     ties = z == star[..., None]

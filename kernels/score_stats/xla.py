@@ -94,7 +94,7 @@ def _batch_row(
     visibility: Visibility,
     sizes: tuple[int, int, int],
 ) -> tile.Reductions:
-    """Both loops over the rows of one batch row, `[I, ..., K, G, Q]`."""
+    """Runs both loops over the rows of one batch row, `[I, ..., K, G, Q]`."""
     S, Q, Y = sizes
     K, H = row.k_SKH.shape[1:]
     G = row.q_TNH.shape[1] // K

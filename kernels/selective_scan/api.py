@@ -58,8 +58,8 @@ def selective_scan(
       C_BTJ: `[B, T, J]` output projection of each step, float32 or bfloat16.
       D_I: `[I]` float32 skip, or None for none.
       initial_state: `[B, I, J]` float32 state before the first step; None is zero. Differentiable.
-      return_state: also returns the state after the last step, for decoding or the next chunk of a
-        prompt.
+      return_state: whether the state after the last step is also returned, for decoding or the next
+        chunk of a prompt.
       implementation: "reference", "xla", "triton", or None for the best that runs here. "triton"
         needs an NVIDIA GPU, jax-triton, and states of at most 32 numbers.
 

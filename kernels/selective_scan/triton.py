@@ -22,7 +22,7 @@ _HELD = 64
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
-    """As `reference.run`, which runs for T = 1."""
+    """Computes what `reference.run` computes, and calls it for T = 1."""
     B, T, _ = call.u_BTI.shape
     if T == 1:
         return reference.run(config, call)

@@ -39,7 +39,7 @@ _over_I = functools.partial(jnp.einsum, "BJI,BI->BJ", precision="highest")
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
-    """As `reference.run`, which runs for T = 1."""
+    """Computes what `reference.run` computes, and calls it for T = 1."""
     T = call.u_BTI.shape[1]
     if T == 1:
         return reference.run(config, call)
@@ -141,5 +141,5 @@ def _decay(delta_BI: jax.Array, A_JI: jax.Array) -> jax.Array:
 
 
 def _float32(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Cast chunk by chunk, so that no whole bfloat16 sequence is copied to float32."""
+    """Casts the arrays of one chunk, so that no whole bfloat16 sequence is copied to float32."""
     return tuple(x.astype(jnp.float32) for x in arrays)

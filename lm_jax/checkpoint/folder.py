@@ -56,7 +56,8 @@ def save_checkpoint(
       path: the folder, which must not exist; its parents are created.
       params: nested dicts of arrays.
       notes: further JSON for the manifest: versions, hashes of the source, the mesh.
-      beside: writes further files into its argument, the folder; the manifest lists them too.
+      beside: function that writes further files into its argument, the folder; the manifest lists
+        them too.
 
     Raises:
       BadInputError: `path` exists.
@@ -114,7 +115,7 @@ def load_checkpoint(
     Args:
       path: a folder of `save_checkpoint`.
       target: a tree of `jax.ShapeDtypeStruct`, as `sharding.abstract` makes.
-      cast: convert to the dtypes of `target`; else another dtype is refused.
+      cast: whether to convert to the dtypes of `target`; else another dtype is refused.
 
     Raises:
       BadInputError: there is no checkpoint, or its arrays are not those of `target` (all

@@ -71,10 +71,10 @@ def save(
     """Saves this process's shards of the state, and removes all but the last two steps.
 
     Args:
-      folder: of this process alone (`own_folder`).
-      state: of arrays on the mesh.
-      identity: as `manager.save`.
-      progress: as `manager.save`.
+      folder: this process's folder of shards (`own_folder`).
+      state: the arrays on the mesh, with their step.
+      identity: the settings and data that the checkpoint is bound to.
+      progress: JSON that `restore` returns with the state.
       run: id of the run.
 
     Raises:
@@ -110,11 +110,11 @@ def restore(
     be known to be whole and of this run (`manager.newest`).
 
     Args:
-      folder: of this process alone (`own_folder`).
-      target: as `manager.load`.
+      folder: this process's folder of shards (`own_folder`).
+      target: `state.abstract_state`, the shapes, dtypes and shardings wanted.
       identity: what the step must be bound to, with the same mesh and packages.
       newer_than: the step must be above this one.
-      up_to: nor above this one; None for any.
+      up_to: the highest step to take; None for any.
       run: the id that the step must have been saved with; None for any.
     """
     clean_drafts(folder)

@@ -103,7 +103,7 @@ def save(
     """Saves the state, and only then removes checkpoints that need not stay.
 
     Args:
-      folder: of all checkpoints of the run.
+      folder: the run's checkpoint folder.
       state: a copy is on disk when this returns.
       identity: the settings and data that the checkpoint is bound to.
       progress: JSON that `load` returns with the state.
@@ -145,9 +145,9 @@ def newest(folder: Path, identity: Identity, *, allow_fallback: bool = False) ->
     """The step of the newest checkpoint, which is whole and belongs to the run; None without one.
 
     Args:
-      folder: of all checkpoints of the run.
+      folder: the run's checkpoint folder.
       identity: the settings and data that the checkpoint must be bound to.
-      allow_fallback: where the newest one is damaged, set it aside and take the one before it.
+      allow_fallback: whether a damaged newest checkpoint is set aside and the one before it taken.
 
     Raises:
       CorruptError: a checkpoint is damaged; the file is named.
@@ -166,8 +166,8 @@ def load(folder: Path, step: int, target: Stepped) -> Restored:
     """Loads a checkpoint that `newest` verified.
 
     Args:
-      folder: of all checkpoints of the run.
-      step: as `newest` returned it.
+      folder: the run's checkpoint folder.
+      step: the step that `newest` returned.
       target: `state.abstract_state`, the shapes, dtypes and shardings wanted.
 
     Raises:
@@ -225,7 +225,7 @@ def load_params(folder: str | os.PathLike[str], step: int, target: Any) -> dict[
     """Loads the parameters alone of one checkpoint, for reading a run after it ended.
 
     Args:
-      folder: of all checkpoints of the run.
+      folder: the run's checkpoint folder.
       step: the step of the checkpoint.
       target: a tree of `jax.ShapeDtypeStruct`, as `sharding.abstract` makes.
 

@@ -33,7 +33,7 @@ OPTIONAL = ("judge", "unit", "model")
 
 @contextlib.contextmanager
 def about(*, unit: str, model: str) -> Iterator[None]:
-    """Within it, lines that are written name this unit and this model.
+    """Makes lines that are written within it name this unit and this model.
 
     Args:
       unit: what the prompt is about, such as "L2 P5".

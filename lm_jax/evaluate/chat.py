@@ -27,7 +27,7 @@ def split_place(place: str) -> tuple[str, str]:
     """The model and the URL of "MODEL@URL".
 
     Raises:
-      UsageError: it is not of that form, or the URL is none of http.
+      UsageError: the text is malformed, or the URL is not http(s).
     """
     model, _, url = place.partition("@")
     parts = urllib.parse.urlsplit(url)
@@ -52,7 +52,7 @@ def endpoint(
       place: "MODEL@URL".
       answers: a file of answers (`Answers`), to which new ones are added and in which those of an
         interrupted run are found; None for no file.
-      temperature: of the sampler; above 0 it is in the name.
+      temperature: the sampler's temperature; above 0 it is in the name.
       max_tokens: the most tokens of an answer, then in the name; None leaves it to the endpoint.
 
     Raises:

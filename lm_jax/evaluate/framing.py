@@ -19,7 +19,7 @@ def frame(tokenizer: Tokenizer, message: str, *, opening: str = "") -> list[int]
     tokenizer which begins every text with it, and without a template that of the tokenizer.
 
     Args:
-      tokenizer: of the model; with a chat template if it is a chat model.
+      tokenizer: the model's tokenizer; with a chat template if it is a chat model.
       message: plain text.
       opening: what a base model reads after the message.
 

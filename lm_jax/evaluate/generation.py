@@ -32,11 +32,11 @@ class Bleu:
     """BLEU of texts against one reference each, from 0 to 1.
 
     Attributes:
-      sentences: of each text, smoothed, over the orders that its length has.
-      unsmoothed: of each text, over four orders.
-      corpus: of all texts together.
-      signature: of `sentences`.
-      unsmoothed_signature: of `unsmoothed`.
+      sentences: smoothed BLEU of each text, over the orders that its length has.
+      unsmoothed: BLEU of each text without smoothing, over four orders.
+      corpus: BLEU of all texts together.
+      signature: signature of `sentences`.
+      unsmoothed_signature: signature of `unsmoothed`.
     """
 
     sentences: tuple[float, ...]

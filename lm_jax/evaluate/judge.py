@@ -76,7 +76,7 @@ class NullJudge:
     name: str = "null"
 
     def label(self, texts: Sequence[MarkedText]) -> None:
-        """None."""
+        """Returns None, which is no label."""
         del texts
 
 
@@ -150,7 +150,8 @@ def build_judge(
       rubric: what precedes the texts in a prompt, such as `judge_prompt.read_rubric` reads.
       marked: share of a text's words that is marked, the strongest ones.
       most_texts: the most texts of a prompt, the first ones.
-      temperature: at which a local judge or an endpoint samples its answer; 0 is greedy.
+      temperature: temperature at which a local judge or an endpoint samples its answer; 0 is
+        greedy.
       max_new_tokens: the most tokens of such an answer; None for `MAX_NEW_TOKENS` of a local judge
         and no limit of an endpoint.
 

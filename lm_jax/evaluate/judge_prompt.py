@@ -71,7 +71,7 @@ def prompt(
       texts: words and gates, strongest text first.
       rubric: what precedes them; "{count}" in it becomes their number.
       marked: share of a text's words that is marked: the strongest, without those of gate 0.
-      most_texts: of all texts.
+      most_texts: the most texts that are included, the first ones.
     """
     parts = []
     for count, (words, gates) in enumerate(texts[:most_texts], 1):

@@ -64,7 +64,7 @@ class Shown(NamedTuple):
 
     @property
     def swapped(self) -> "Shown":
-        """The same in the other order."""
+        """The same prompt with its two continuations in the other order."""
         return Shown(self.prompt, self.second, self.first)
 
 
@@ -77,7 +77,7 @@ class PairJudge(Protocol):
         ...
 
     def verdicts(self, shown: Sequence[Shown]) -> list[Verdict | None]:
-        """One verdict each; None where there is no answer that can be read."""
+        """A verdict on each pair; None where there is no answer that can be read."""
         ...
 
 
@@ -89,11 +89,11 @@ class NullJudge:
 
     @property
     def name(self) -> str:
-        """As it is asked for."""
+        """The name by which it is asked for."""
         return f"null:{self.kind}"
 
     def verdicts(self, shown: Sequence[Shown]) -> list[Verdict | None]:
-        """Of "first" always A; of "coin" by a digest of the texts; of "length" by words."""
+        """Verdicts: always A for "first", by a digest of the texts for "coin", else by words."""
         return [self._verdict(each) for each in shown]
 
     def _verdict(self, shown: Shown) -> Verdict:
@@ -194,8 +194,8 @@ def build(
     """The judge of a name, one of those at the head of this file.
 
     Args:
-      name: of the judge.
-      scorer: from FOLDER to a name of the language model there and the model.
+      name: name of the judge.
+      scorer: a function from FOLDER to the name of the language model there and the model.
       answers: file to which the answers of an endpoint are added.
 
     Raises:

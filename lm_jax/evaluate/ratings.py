@@ -117,8 +117,8 @@ def elo_in_order(
 
     Args:
       first_G: indices of the first player, [G] or [orders, G]; `second_G` likewise.
-      score_G: of the first player: 1 for a win, 0.5 for a tie, 0 for a loss.
-      players: how many there are.
+      score_G: score of the first player: 1 for a win, 0.5 for a tie, 0 for a loss.
+      players: number of players.
       k: the most points that a game moves.
 
     Returns:
@@ -176,9 +176,10 @@ def length_controlled(
     lengths a and b, divided by its root mean square over the games.
 
     Args:
-      first_G: as in `elo_in_order`, with `second_G` and `score_G`.
+      first_G: indices of the first player, `[G]` or `[orders, G]`, with `second_G` and `score_G` as
+        in `elo_in_order`.
       length_G2: lengths of the first and second player's texts.
-      players: how many there are.
+      players: number of players.
       ridge: weight of the sum of squares of all parameters, as in `bradley_terry`.
     """
     a_G, b_G = np.asarray(length_G2, float).T

@@ -54,7 +54,7 @@ def inputs_spec(cfg: DecoderConfig) -> dict[str, Any]:
 def inputs(
     params: ParamTree, tokens_BT: jax.Array, x_BTD: jax.Array, cfg: DecoderConfig, scope: Scope
 ) -> jax.Array | None:
-    """The inputs of all layers `[L, B, T, J]`, of the token ids and their embedding; or None."""
+    """The inputs of all layers `[L, B, T, J]`, from the token ids and their embedding; or None."""
     if "layer_inputs" not in params:
         return None
     p = params["layer_inputs"]

@@ -24,7 +24,7 @@ _FULL_ROPE = Rope()
 
 @dataclasses.dataclass(frozen=True)
 class LayerShape:
-    """What a layer has in place of the fields of these names of its `DecoderConfig`; None: nothing.
+    """Fields that a layer has in place of its `DecoderConfig`'s; None leaves a field as it is.
 
     `kv` may also be the number of an earlier layer, whose keys and values this one reads.
     """
@@ -292,12 +292,12 @@ class Stack:
 
     @property
     def layers(self) -> range:
-        """The numbers of its layers."""
+        """The numbers of the stack's layers."""
         return range(self.first, self.first + self.cfg.num_layers)
 
     @property
     def name(self) -> str:
-        """Its key among the blocks of a model of several stacks."""
+        """The stack's key among the blocks of a model of several stacks."""
         return str(self.first)
 
 

@@ -289,7 +289,7 @@ def _read(run, cache, tokens_BT, lengths_B):
 
 
 def _stop_ids(stop_id: int | Collection[int] | None, cfg: DecoderConfig) -> tuple[int, ...]:
-    """One id, several or none as a tuple; refuses what is no id of the vocabulary."""
+    """The stop ids as a tuple, empty for None; an id outside the vocabulary is refused."""
     if stop_id is None:
         return ()
     stops = (stop_id,) if isinstance(stop_id, int | np.integer) else tuple(stop_id)
@@ -372,7 +372,7 @@ def _text(tokens_BT, lengths_B, new_BM):
 
 
 def _reread(run, anew_B, logits_BV, cache, text_BT):
-    """Last logits and cache, those of the rows `anew_B` by a pass over what they hold."""
+    """The last logits and the cache; the rows `anew_B` are read again from what they hold."""
 
     def read_again():
         # A longer row, whose rotations do not change, is read in part and not taken.

@@ -147,7 +147,7 @@ def last_change(cfg: DecoderConfig, longest: int) -> int:
 
 
 def rotates_anew(cfg: DecoderConfig, tokens: int | jax.Array) -> Any:
-    """Whether a sequence of so many `tokens` is rotated unlike one of a token fewer."""
+    """Whether a sequence of `tokens` tokens is rotated unlike one that is a token shorter."""
     lengths = [rope.lengths(2**30) for rope in _ropes(cfg)]
     return sum((each.start < tokens) & (tokens < each.stop) for each in lengths) > 0
 
@@ -188,7 +188,7 @@ def forward(
       record: site name -> reducer, run inside the layer; `sites.keep` records the site whole.
       attend: the row map (`attention.py`).
       rng: key for mixers that draw and for dropout; each layer gets its own.
-      cache: from `init_cache`, or None.
+      cache: the cache of `init_cache`, or None.
       mixer: the token mixer of every block.
       valid_BT: false where a token is padding, which a recurrent mixer then skips, bidirectional
         attention hides and rotations by length (LongRoPE, dynamic NTK) do not count; None means
@@ -198,8 +198,8 @@ def forward(
       dropout: the share dropped after the embedding, in the MLP's hidden units and from each
         addition to the residual stream; needs `rng`.
       logits_at: positions `[B, Q]` to compute logits at (indices into T); None means all.
-      unroll: a Python loop over layers in place of `lax.scan`.
-      remat: keeps only the residual stream of each layer for the backward pass.
+      unroll: whether to loop over layers in Python in place of `lax.scan`.
+      remat: whether to keep only the residual stream of each layer for the backward pass.
 
     Raises:
       UsageError: for an unknown site, one this model does not have, a misshapen edit, a fused
@@ -409,7 +409,7 @@ def _layer(
 
 
 def _input_norm(p, x, cfg, scope, site):
-    """The norm before the mixer, none of whose inner arrays is kept for the backward pass."""
+    """The norm before the mixer; none of its inner arrays is kept for the backward pass."""
     if "ln1" not in cfg.norm_names:
         return x
     return layers.rematerialised(

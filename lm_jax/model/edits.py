@@ -83,7 +83,7 @@ _scale_gradient.defvjp(lambda x, factor: (x, None), lambda factor, _, g: (g * fa
 
 @struct.dataclass
 class Quotient(FunctionEdit):
-    """A function as it is, with the derivative f(x) / x: that of x times a constant quotient.
+    """Keeps a function's value and replaces its derivative by f(x) / x, a constant quotient.
 
     Where x is 0, the derivative is f'(0), to which the quotient converges if f(0) = 0.
     """
@@ -117,7 +117,7 @@ _quotient.defvjp(_quotient_forward, _quotient_backward)
 
 @struct.dataclass
 class OneLayer:
-    """`edit` in layer `layer` alone, whose leaves have no L; `forward` stacks it over layers."""
+    """An edit of layer `layer` alone, with leaves without L; `forward` stacks it over layers."""
 
     layer: jax.Array | int
     edit: Any

@@ -84,7 +84,7 @@ class FrozenAttention:
     Attributes:
       pattern_LNTS: attention weights, gated where the model is.
       value_LDKH, output_LNHD: weights of values and attention outputs.
-      value_bias_LKH, output_bias_LD: their biases; None without any.
+      value_bias_LKH, output_bias_LD: biases of the two; None without any.
     """
 
     pattern_LNTS: jax.Array
@@ -155,7 +155,8 @@ class FrozenLayers:
     Attributes:
       mixer: a `FrozenMixer`.
       norm_LTD, norm_bias_LD: factor and bias of the norm before the mixer; 1 and 0 without one.
-      post_norm_LTD, post_norm_bias_LD: of the norm after the mixer; None without one.
+      post_norm_LTD, post_norm_bias_LD: factor and bias of the norm after the mixer; None without
+        one.
       centred: whether norms subtract the mean.
       parallel: whether the MLP reads the residual stream before the mixer (Pythia).
     """
@@ -192,14 +193,14 @@ class FrozenLayers:
         return self.mix(self.values(x_XSD))
 
     def mix(self, value_XS: jax.Array) -> jax.Array:
-        """What the mixer adds to the stream, of values."""
+        """What the mixer adds to the stream, given the values."""
         o_XTD = self.mixer.mix(value_XS)
         if self.post_norm_LTD is not None:
             o_XTD = centre(o_XTD, self.centred) * self.post_norm_LTD[None]
         return o_XTD
 
     def cotangents(self, c_XTD: jax.Array) -> jax.Array:
-        """Derivatives by the sums of values, of those by what the mixer adds."""
+        """Derivatives by the sums of values, given those by what the mixer adds."""
         if self.post_norm_LTD is not None:
             c_XTD = centre(c_XTD * self.post_norm_LTD[None], self.centred)
         return self.mixer.cotangents(c_XTD)
@@ -263,10 +264,10 @@ def freeze_layers(
     """The linear maps of all blocks on one prompt.
 
     Args:
-      params: of the decoder.
+      params: parameters of the decoder.
       records: `frozen_sites` of one prompt, without the axis B.
-      cfg: of the decoder.
-      mixer: of its blocks, a `FreezableMixer`.
+      cfg: configuration of the decoder.
+      mixer: a `FreezableMixer`, the mixer of the blocks.
     """
     blocks = params["blocks"]
     post_LTD = post_bias_LD = None

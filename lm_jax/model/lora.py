@@ -149,9 +149,9 @@ def merge(
 
     Args:
       params: the weights that the adapters were trained over.
-      adapters: as `adapter_spec` declares them.
+      adapters: the adapters that `adapter_spec` declares.
       settings: the configuration of the adapters.
-      dtype: of the returned weights; None keeps those of `params`.
+      dtype: dtype of the returned weights; None keeps those of `params`.
 
     Raises:
       BadInputError: the adapters are of another model.

@@ -271,14 +271,14 @@ class BidirectionalAttention(AttentionMixer):
 
 
 def _absent(cfg: DecoderConfig) -> str:
-    """Which of k and v have no projection, nor what belongs to it."""
+    """Those of k and v that have no projection, and so no bias or norm either."""
     return {"separate": "", "tied": "v"}.get(str(cfg.kv), "kv")
 
 
 def _projected(
     p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer
 ) -> dict[str, jax.Array]:
-    """Queries, keys and values by name, as far as the layer has its own."""
+    """Queries, keys and values by name; only those that the layer projects itself."""
     scope, names = layer.scope, [name for name in "qkv" if name in p]
     if scope.touches(HEAD_INPUT_SITES):
         numbers = {"q": cfg.num_heads, "k": cfg.num_kv_heads, "v": cfg.num_kv_heads}

@@ -45,7 +45,7 @@ def penalise(
 
 
 def _among(ids_BX: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """[B, V]: which ids are among those of a row; the size of the vocabulary is none."""
+    """Which ids a row lists, `[B, V]`; the size of the vocabulary stands for no id."""
     rows_B1 = jnp.arange(shape[0])[:, None]
     return jnp.zeros(shape, bool).at[rows_B1, ids_BX].set(True, mode="drop")
 

@@ -75,7 +75,7 @@ class DynamicScaling:
 
 @dataclasses.dataclass(frozen=True)
 class ProportionalScaling:
-    """Of all pairs the first share `rotated` turns, divided by `factor`; the rest stays (Gemma 4).
+    """The first share `rotated` of the pairs turns, divided by `factor`; the rest stays (Gemma 4).
 
     Frequencies and pairs are those of a rotation of the whole head, where `Rope.fraction` is one
     of the first coordinates alone.

@@ -43,7 +43,7 @@ def shard_kernel(
       run: a function of arrays; `first` maps each letter of `split` to the global index of the
         first element of this device.
       args: the arrays, also in trees; None where one is missing.
-      axes: for each of `args` the letters of its axes; "" for one that goes whole to every device.
+      axes: the letters of the axes of each of `args`; "" for one that goes whole to every device.
       out_axes: the same for the result.
       split: the letters of independent axes, of which one is B.
 

@@ -107,7 +107,8 @@ class Report(NamedTuple):
 
     Attributes:
       title: heading of the page.
-      sections: makes the sections of the page, in order; the terminal does without them.
+      sections: function that makes the sections of the page, in order; the terminal does without
+        them.
       lead: parts above them: the answer.
       lines: the text of the terminal.
       facts: facts of the models and settings that close the page, after the provenance.

@@ -29,15 +29,15 @@ from lm_jax.run.provenance import collect_provenance, read_provenance, record_pr
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import FINISHED_FILE, Resume
 from lm_jax.study.declaration import Study, Training
-from lm_jax.study.work import SHARDS, Opened, Work
+from lm_jax.study.work import Opened, Work
 
 SUMMARY, REPORT = "summary.json", "report.html"
 # What some studies called these files before they had the frame.
 EARLIER_SUMMARIES = (
-    *("attribution.json", "check.json", "concepts.json", "diagnosis.json", "hybrid.json"),
-    *("intervention.json", "scores.json"),
+    *("attribution.json", "check.json", "comparison.json", "concepts.json", "diagnosis.json"),
+    *("hybrid.json", "intervention.json", "scores.json"),
 )
-EARLIER_REPORTS = ("concepts.html", "intervention.html", "scores.html")
+EARLIER_REPORTS = ("comparison.html", "concepts.html", "intervention.html", "scores.html")
 
 
 class Answer(NamedTuple):
@@ -129,7 +129,7 @@ def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:
     try:
         return finish_time(path, inputs)
     except OtherInputsError as error:
-        if not force or (path / SHARDS).exists():
+        if not force or any(path.glob("*/rows-*.parquet")):
             raise
         logging.getLogger(__name__).warning("made again by force: %s", error)
     # All have read the marker before it goes.

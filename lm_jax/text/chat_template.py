@@ -62,7 +62,7 @@ def after_answer(template: str, special: Mapping[str, str]) -> str:
     """The text that a template puts after an answer that ends a chat; empty without answers.
 
     Args:
-      template, special: as of `render`.
+      template, special: the arguments of `render`.
 
     Raises:
       BadInputError: the template cannot be rendered.

@@ -60,7 +60,7 @@ def documents(
     """The documents of a source, always in the same order.
 
     Args:
-      source: see the head of this file.
+      source: source of the documents; see the head of this file.
       unit: "paragraph" cuts a document at empty lines, and joins neighbouring paragraphs as long as
         they stay within `words`; the parts are documents `<id>#0000`, `<id>#0001` and so on. It is
         for corpora of few long texts, because a training example is the beginning of a document.
@@ -141,10 +141,10 @@ def usable(
     """The documents that can be trained on, each text once; the others are counted by reason.
 
     Args:
-      result: as from `documents`, with a name of any kind.
-      skips: counts up "unreadable" (no UTF-8, or no line of JSON with the field), "empty" (nothing
-        but white space), "long" and "duplicate".
-      longest: a document of more characters is left out as "long".
+      result: texts, as from `documents`, each with a name of any kind.
+      skips: counts by reason, which are added to: "unreadable" (no UTF-8, or no line of JSON with
+        the field), "empty" (nothing but white space), "long" and "duplicate".
+      longest: the most characters of a document; a longer one is left out as "long".
     """
     visited = set()
     for name, text in result:
@@ -260,7 +260,7 @@ def _from_files(root: Path, files: list[Path], field: str) -> Iterator[Document]
 
 
 def _plain_text_of(file: Path, *, alone: bool) -> str | bytes:
-    """The text of a file; of one among others that is not UTF-8, its bytes."""
+    """The text of a file; the bytes of a file that is not UTF-8, if it is one of several."""
     data = file.read_bytes()
     try:
         return lines.decode(data, file)

@@ -70,12 +70,13 @@ class Examples:
         """Opens a split.
 
         Args:
-          prepared: as from `prepare.open_prepared`.
+          prepared: the data, as `prepare.open_prepared` gives it.
           split: "train", "validation" or "test".
           context: length of the model's input, in ids.
-          mode: see the head of this file.
-          limit: use only this many documents, the first of the split.
-          vocab_size: of the model, to check it against the data's; None skips the check.
+          mode: how documents become rows; see the head of this file.
+          limit: the number of documents to use, the first of the split; None for all.
+          vocab_size: the model's vocabulary size, to check it against the data's; None skips the
+            check.
 
         Raises:
           UsageError: for an invalid split, context, mode or limit.
@@ -148,7 +149,7 @@ class Examples:
         Args:
           places: int [n], each below `count`: indices of stored examples, or for "pack" of the rows
             of an epoch whose documents are joined in `order`.
-          order: for "pack", a permutation of the documents; None is the stored order.
+          order: a permutation of the documents, for "pack"; None is the stored order.
           ends: `ends(order)`, for a caller that reads often in one order.
 
         Returns:
@@ -225,8 +226,9 @@ class Batches:
     """The endless sequence of shuffled batches, for training.
 
     Attributes:
-      fingerprint: identifies everything that determines the batches of all processes, as words
-        `name=value`. A checkpoint stores it, and a run with another one refuses the checkpoint.
+      fingerprint: text that identifies everything that determines the batches of all processes, as
+        words `name=value`. A checkpoint stores it, and a run with another one refuses the
+        checkpoint.
       per_epoch: whole batches in an epoch.
     """
 
@@ -309,7 +311,7 @@ class OnePass:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        """As `Batches`, but a split may be smaller than a batch."""
+        """Takes what `Batches` takes, but a split may be smaller than a batch."""
         self._rows = _share(batch_size, process_index, process_count)
         self._examples, self._batch_size = examples, batch_size
         self.fingerprint = _fingerprint(examples, batch_size, None)

@@ -47,8 +47,8 @@ def export_held_out(
 
     Args:
       prepared: the data.
-      folder: must not exist.
-      documents: at most how many of validation, and of test.
+      folder: a folder that does not exist yet.
+      documents: the most documents of validation, and of test.
 
     Returns:
       The manifest.

@@ -245,7 +245,7 @@ def build(fields: Fields) -> tokenizers.Tokenizer:
 
 
 def unknown(fields: Fields) -> str | None:
-    """Why the tokenizer of a file is of no known kind or splitting rule; None where it is."""
+    """Why a file's tokenizer has an unknown kind or splitting rule; None if both are known."""
     kind, pre = fields("model", None), fields("pre", None)
     if kind is None:
         return "it has no field tokenizer.ggml.model"

@@ -41,7 +41,7 @@ def read_data(path: str | os.PathLike[str], kind: str) -> bytes:
     """The bytes of a file.
 
     Args:
-      path: of the file.
+      path: path of the file.
       kind: what it should be, such as ".jsonl file", for the message.
 
     Raises:
@@ -129,8 +129,8 @@ def json_lines(data: bytes, name: object, **options: Any) -> Iterator[JsonLine]:
 
     Args:
       data: bytes of the file.
-      name: of the file, for messages.
-      **options: of `json.loads`.
+      name: the file's name, for messages.
+      **options: options of `json.loads`.
 
     Raises:
       BadInputError: a line is not UTF-8 or not JSON; naming `name` and the line.

@@ -29,7 +29,7 @@ def encode_around(tokenizer: Tokenizer, around: Sequence[str], plain: str) -> li
     tokens are the special ones, those that end a text, and marks that `around` writes.
 
     Args:
-      tokenizer: of the model.
+      tokenizer: the model's tokenizer.
       around: the texts before, between and after each occurrence of `plain`.
       plain: text from outside.
 

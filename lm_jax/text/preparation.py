@@ -137,14 +137,14 @@ def prepare(
     """Tokenizes documents into a new folder, and returns its manifest.
 
     Args:
-      documents: as from `corpora.documents`; those that cannot be used are counted and left out
-        (`corpora.usable`), and so are those without ids ("no tokens").
-      tokenizer: its special tokens are added, but never read out of the text.
-      folder: must not exist.
+      documents: texts, as from `corpora.documents`; those that cannot be used are counted and left
+        out (`corpora.usable`), and so are those without ids ("no tokens").
+      tokenizer: the tokenizer; its special tokens are added, but never read out of the text.
+      folder: a folder that does not exist yet.
       splits: the shares of train, validation and test; they sum to 1.
       seed: random seed of the splits.
-      longest: a document of more characters is left out.
-      max_tokens: no further document is read once all splits together have that many ids.
+      longest: the most characters of a document; a longer one is left out.
+      max_tokens: number of ids in all splits together, after which no further document is read.
       sources: sha256 by file name, for the manifest (`corpora.hashes`).
       notes: further JSON for the manifest, such as the settings.
 
@@ -191,9 +191,10 @@ def write_documents(
     """Writes a new prepared folder, and returns its manifest.
 
     Args:
-      folder: must not exist.
-      documents: in the order of the records; those without ids are counted among `skips`.
-      tokenizer: of the ids.
+      folder: a folder that does not exist yet.
+      documents: encoded documents, in the order of the records; those without ids are counted among
+        `skips`.
+      tokenizer: the tokenizer that gave the ids.
       splits: shares of the three splits; one of a positive share must get documents.
       skips: how many documents were left out, by reason.
       content: the part of the manifest that is known before: `seed`, `sources` and `notes`.
@@ -308,7 +309,7 @@ def prepare_corpus(
     Args:
       folder: the prepared folder, which need not exist.
       corpus: the corpus to prepare.
-      tokenizer: to use in place of one trained on the documents.
+      tokenizer: a tokenizer to use in place of one trained on the documents.
 
     Raises:
       UsageError: `folder` was prepared with other settings.

@@ -53,7 +53,7 @@ def induction(
     Args:
       rng: the generator.
       ordinary: the ids to draw from, `[V]`.
-      length: at least 3.
+      length: number of tokens, at least 3.
       form: "block" repeats the beginning of a block of length // 2 + 1 distinct tokens; "pair" is
         distinct tokens, of which one comes back at the end.
 

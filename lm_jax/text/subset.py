@@ -62,7 +62,7 @@ class SubsetConfig:
       counts: numbers of documents of train, validation and test; instead of `tokens` where given.
       splits: shares of the three, in the nearest whole numbers; used without `counts`.
       seed: random seed of the splits.
-      vocab_size: of the tokenizer.
+      vocab_size: vocabulary size of the learned tokenizer.
       dump: name to record where the files have no column of that name.
       text, id: names of columns.
     """
@@ -100,9 +100,9 @@ def build_subset(
 
     Args:
       source: a folder of .parquet files, or one such file.
-      folder: must not exist.
-      config: see there.
-      tokenizer: to count tokens by, in place of one that is learned.
+      folder: a folder that does not exist yet.
+      config: the settings of the subset.
+      tokenizer: a tokenizer to count tokens by, in place of one that is learned.
 
     Raises:
       UsageError: for counts, shares or tokens that cannot be.
@@ -181,8 +181,8 @@ def exact_shares(points: Sequence[float], counts: Sequence[int]) -> tuple[float,
     """Shares of train, validation and test by which `split_of` gives the counts exactly.
 
     Args:
-      points: of the documents (`split_point`).
-      counts: of the three splits; their sum is the number of points.
+      points: points of the documents (`split_point`).
+      counts: number of documents of each of the three splits; their sum is the number of points.
 
     Raises:
       BadInputError: two documents have nearly one point, so that no share parts them.

@@ -39,7 +39,7 @@ def read_token_file(path: str | os.PathLike[str], *, vocab_size: int) -> list[np
 
     Args:
       path: the `.npz` file.
-      vocab_size: of the tokenizer; every id is below it.
+      vocab_size: size of the tokenizer's vocabulary; every id is below it.
 
     Raises:
       BadInputError: the file cannot be read, lacks an array, or has one of another dtype or shape;

@@ -144,9 +144,11 @@ class Tokenizer:
 
         Args:
           text: any text without lone surrogates.
-          add_special_tokens: put BOS or EOS around it where the model was trained with them.
-          split_special_tokens: treat special-token strings inside `text` as plain text. Use it for
-            text from outside, where `<|endoftext|>` must not become the token of that name.
+          add_special_tokens: whether to put BOS or EOS around it where the model was trained with
+            them.
+          split_special_tokens: whether to treat special-token strings inside `text` as plain text.
+            Use it for text from outside, where `<|endoftext|>` must not become the token of that
+            name.
 
         Raises:
           BadInputError: for a lone surrogate, which no UTF-8 text contains, or a token without a
@@ -270,7 +272,7 @@ def continued_number(tokenizer: DecodesToo, prompt: str, last: int, text: str) -
     token of the prompt they must spell the same text, whatever the whole number would be.
 
     Args:
-      tokenizer: of the model.
+      tokenizer: the model's tokenizer.
       prompt: text before the digits.
       last: id of its last token.
       text: the digits.

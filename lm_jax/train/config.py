@@ -55,13 +55,15 @@ class TrainConfig:
       weight_decay: decay of weights; other parameters have none (`optim.is_weight`).
       warmup: the fraction of `steps` in which the learning rate rises.
       clip_norm: largest norm of the gradient; None does not clip.
-      skip_sigma: skip an update whose loss is this many standard deviations above the mean of the
-        last 128 losses; None skips none (as in Levanter and MaxText).
+      skip_sigma: number of standard deviations: an update whose loss is that many above the mean of
+        the last 128 losses is skipped; None skips none (as in Levanter and MaxText).
       accumulate: number of micro-batches of a batch; the update is that of the whole batch.
       eval_every: steps between evaluations; 0 means an epoch. The last step is also evaluated.
-      early_stop: stop at the first evaluation whose perplexity is above the previous one.
-      schedule: of the learning rate after the warm-up.
-      plateau: stop at the end of this plateau of the validation loss; None trains all steps.
+      early_stop: whether to stop at the first evaluation whose perplexity is above the previous
+        one.
+      schedule: schedule of the learning rate after the warm-up.
+      plateau: the plateau of the validation loss at whose end training stops; None trains all
+        steps.
       weights_dtype: precision to which weights, gradients and moments are rounded at every update
         (`optim.in_bfloat16`); arrays are float32, so that no memory is saved.
 
@@ -112,7 +114,8 @@ class CheckpointPolicy:
       log_every: steps between reads of the losses, at which a NaN is detected.
       save_every: steps between checkpoints; every evaluation and the last step also save one.
       keep: how many of the last checkpoints are kept; the best one is kept as well.
-      allow_fallback: continue from the checkpoint before the newest one where that is damaged.
+      allow_fallback: whether to continue from the checkpoint before the newest one where that is
+        damaged.
 
     Raises:
       UsageError: listing every field that cannot be used.

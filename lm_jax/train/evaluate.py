@@ -76,13 +76,13 @@ def evaluate(
     """Runs `step` (`make_eval_step`) over one epoch of `batches`.
 
     Args:
-      step: computes the sums of a batch.
+      step: function that computes the sums of a batch.
       params: the parameters to evaluate.
       batches: the batches to evaluate on.
       mesh: the devices.
       frozen: the objective's parameters that are not trained, on the mesh.
-      stoppable: end at a request to stop; for a pass that has nothing to save. Processes share
-        their requests after every batch.
+      stoppable: whether to end at a request to stop; for a pass that has nothing to save. Processes
+        share their requests after every batch.
 
     Raises:
       BadInputError: if there is no token to predict.

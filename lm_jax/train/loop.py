@@ -146,14 +146,14 @@ def train(
       policy: how often to log and save; None is the default `CheckpointPolicy`.
       params: initial parameters, or a function that makes them, which is called at a first start
         alone and whose result is kept by nobody; None draws them.
-      decays: selects the parameters with weight decay.
+      decays: function that selects the parameters with weight decay.
       group: the group of a parameter by its path; an evaluation then has the norms of the last
         gradient by group, as `train/grad_norm/<group>`.
       measure: `measure(params, step, evaluation)`, further numbers by name for every evaluation.
       criterion: the finite number by which evaluations are compared, where lower is better; a
         function of an evaluation alone. None is its loss.
       done: whether training ends after this evaluation; a function of it alone.
-      on_step: called with the number of updates after each.
+      on_step: a function that is called with the number of updates after each of them.
       in_nats: whether the loss is in nats per token, so that evaluations have a perplexity.
 
     Raises:

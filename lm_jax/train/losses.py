@@ -83,8 +83,9 @@ def summed(
       model: the model to train.
       target_BT: the target token at each position.
       loss_mask_BT: false at positions that the loss leaves out.
-      cfg: of the model and of the teacher.
-      teacher: its distribution is p in the divergence T^2 KL(p || q); it has no gradient.
+      cfg: configuration of the model and of the teacher.
+      teacher: the teacher, whose distribution is p in the divergence T^2 KL(p || q); it has no
+        gradient.
       distill: weight of the divergence in `minimised`.
       temperature: T, by which both logits are divided in the divergence.
     """

@@ -58,7 +58,7 @@ def count_steps(folder: Path, fingerprint: str, columns: tuple[str, ...]) -> int
     """The number of steps, from the first, whose rows a run has on disk.
 
     Args:
-      folder, fingerprint, columns: as `MetricWriter` takes them.
+      folder, fingerprint, columns: the arguments that `MetricWriter` takes.
 
     Raises:
       CorruptError: a file of rows is damaged.
@@ -95,9 +95,9 @@ class MetricWriter:
           folder: folder of the run.
           saved: folder of its checkpoints, to name the last good one in errors.
           fingerprint: hash of its settings and data; rows of others are refused.
-          trackers: where the numbers go besides the files; closed with them.
-          advance: updates the progress bar by a number of steps.
-          throughput: converts the time of an update into rates.
+          trackers: the trackers that get the numbers besides the files; closed with them.
+          advance: a function that advances the progress bar by a number of steps.
+          throughput: the meter that converts the time of an update into rates.
           columns: metrics of a step besides those of `STEP_SCHEMA`, each a number.
           writes: False in a process that only checks whether the numbers are finite.
           in_nats: whether losses of evaluations have a perplexity.

@@ -194,10 +194,10 @@ def token_loss(
     """The sum of -log p over the targets that are not padding, and their number.
 
     Args:
-      params: in the dtypes of the computation.
+      params: parameters, in the dtypes of the computation.
       tokens_BS: rows of ids.
       cfg: the model.
-      mixer: its token mixer.
+      mixer: the model's token mixer.
       make_batch: rows of ids to inputs, targets and masks.
       dropout: the rate.
       rng: key for dropout and for random mixers.

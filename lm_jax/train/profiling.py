@@ -327,13 +327,13 @@ def name_operations(
 
     Args:
       folder: folder of the trace; its Perfetto file is rewritten, and `scopes.json` written.
-      programs: from `operations`, by the name of the module; of several with one name, the one
-        with the traced operations is taken.
+      programs: the programs from `operations`, by the name of the module; of several with one name,
+        the one with the traced operations is taken.
       steps: number of steps in the trace.
 
     Returns:
-      By program, longest first, and by part: "forward" and "backward" seconds of all threads and
-      devices in a step. Programs with the same name are numbered.
+      "forward" and "backward" seconds of all threads and devices in a step, by program, longest
+      first, and by part. Programs with the same name are numbered.
     """
     (file,) = folder.glob("*.trace.json.gz")
     with gzip.open(file, "rt", encoding="utf-8") as opened:

@@ -84,7 +84,7 @@ def measured_peak(dtype: str, size: int | None = None, repeats: int = 8) -> floa
 
     Args:
       dtype: dtype of the matrices.
-      size: their width; None is 1,024 on a CPU and 8,192 elsewhere.
+      size: width of the matrices; None is 1,024 on a CPU and 8,192 elsewhere.
       repeats: products, after one that compiles.
     """
     device = jax.local_devices()[0]

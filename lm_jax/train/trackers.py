@@ -127,7 +127,7 @@ def check(track: Track) -> None:
 def trackers(
     track: Track, folder: Path, done: int, settings: Mapping[str, Any]
 ) -> tuple[Tracker, ...]:
-    """Opens the trackers of a run that has done so many steps in this folder, with its settings."""
+    """Opens the trackers of a run with these settings that has done `done` steps in this folder."""
     events = TensorBoard(folder, done)
     if track == "wandb":
         return (events, Wandb(folder, settings))

@@ -23,13 +23,13 @@ def card(title: str, about: str, facts: Mapping[str, Any], use: str) -> str:
 
 
 def is_of_sparse(folder: Path) -> bool:
-    """Whether the card in a folder is that of a model with gates."""
+    """Whether a folder's card describes a model with gates."""
     file = folder / CARD
     return file.is_file() and file.read_bytes().startswith(f"# {SPARSE_TITLE}\n".encode())
 
 
 def portable(source: str) -> str:
-    """The name of a text or model as a card has it, which is read on other machines."""
+    """The name of a text or model for a card, which is read on other machines too."""
     return Path(source).name if Path(source).is_absolute() else source
 
 

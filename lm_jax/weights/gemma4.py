@@ -76,7 +76,7 @@ def read_config(hf: Any) -> DecoderConfig:
 
 
 def _read_layers(hf: Any, layers: list[Any], widths: Mapping[str, int]) -> tuple[LayerShape, ...]:
-    """What each layer has other than `widths`, of its config; empty where none has."""
+    """Fields in which each layer differs from `widths`, from the config; empty if none does."""
     shapes = []
     for index, layer in enumerate(layers):
         kv = _key_values(hf, index)

@@ -109,7 +109,7 @@ def _by_layer(fields: Fields, key: str, layers: int) -> list[int]:
 
 
 def _other(values: list[int], layer: int) -> int | None:
-    """The number of a layer where it is not that of the first one."""
+    """The layer's value where it differs from the first layer's, else None."""
     return None if values[layer] == values[0] else values[layer]
 
 

@@ -24,8 +24,8 @@ def identify(
     """The identity of a model with these parts.
 
     Args:
-      cfg: its configuration.
-      tokenizer: None where it has none.
+      cfg: the model's configuration.
+      tokenizer: the model's tokenizer; None where it has none.
       weights: the digest of its weights.
       *others: what else decides its forward pass, such as a mixer, as `config_digest` takes it.
     """

@@ -121,7 +121,7 @@ class OpenedModel:
 
     @functools.cached_property
     def identity(self) -> ModelIdentity:
-        """As of `Pretrained`; the files of the weights are read, and no array is made."""
+        """The identity of `Pretrained`, from the files of the weights; no array is made."""
         return identify(self.cfg, self.tokenizer, weights_digest(self.files))
 
 
@@ -138,11 +138,12 @@ def load_pretrained(
     Args:
       source: a Hugging Face folder, a `.gguf` file, a folder made by `iaj convert`, a name in the
         manifest (`lm_jax.assets`), or `ORG/NAME` or `ORG/NAME@REVISION` of the Hugging Face hub.
-      dtype: of the parameters, float32 or bfloat16.
-      mesh: where to put them, sharded by `sharding.RULES`; None is the default device.
-      download: fetch what the hub's cache lacks; without it nothing is ever fetched.
-      without_gates: reads the weights of a folder whose attention has gates (`hub.GATES`), which
-        the caller applies. Without their gates they are another model, so it is refused.
+      dtype: dtype of the parameters, float32 or bfloat16.
+      mesh: the mesh to put them on, sharded by `sharding.RULES`; None is the default device.
+      download: whether to fetch what the hub's cache lacks; without it nothing is ever fetched.
+      without_gates: whether to read the weights of a folder whose attention has gates
+        (`hub.GATES`), which the caller applies. Without their gates they are another model, so it
+        is refused.
 
     Raises:
       BadInputError: if there is no such source, its family or a setting is not supported, any
@@ -162,7 +163,7 @@ def open_pretrained(
     """Reads config and tokenizer of a model, so that they can be checked before its weights.
 
     Args:
-      source, download, without_gates: as of `load_pretrained`.
+      source, download, without_gates: the arguments of `load_pretrained`.
 
     Raises:
       BadInputError: if there is no such source, its family or a setting is not supported, its
@@ -318,7 +319,7 @@ def identities(
     that it is not compared), and nothing new can be made from it.
 
     Args:
-      sources: by name, as `load_pretrained` takes them.
+      sources: sources of the models by name, as `load_pretrained` takes them.
       read: the identity of a source; None for that of `open_pretrained`.
 
     Raises:
@@ -387,7 +388,7 @@ def load_params(
 
 
 def _is_finite(tensor: np.ndarray, dtype: Any) -> bool:
-    """Whether every weight is finite, and so in `dtype`; no array of its size is made."""
+    """Whether every weight is finite, also in `dtype`; no array of the tensor's size is made."""
     most = float(jnp.finfo(dtype).max)
     # The least and the largest of an array with a NaN are NaN, which no comparison holds for.
     return bool(-most <= float(tensor.min(initial=0)) and float(tensor.max(initial=0)) <= most)

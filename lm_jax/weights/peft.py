@@ -59,7 +59,7 @@ class _Module:
     weights: Mapping[str, tuple[np.ndarray, np.ndarray]]
 
     def in_layer(self, layer: int) -> str:
-        """Its name in one layer."""
+        """The module's name in one layer."""
         return self.name.replace("{l}", str(layer))
 
     def tensors(self, layer: int) -> tuple[str, str]:
@@ -231,7 +231,7 @@ def _joined(
 
 
 def _number(value: float) -> float:
-    """As PEFT writes it: whole numbers without a fraction."""
+    """The number as PEFT writes it: whole numbers without a fraction."""
     return int(value) if float(value).is_integer() else value
 
 

@@ -65,12 +65,12 @@ _READERS: dict[str, RunReader] = {}
 
 
 def register(library: str, reader: RunReader) -> None:
-    """Makes the runs of a library readable in this process; again replaces its reader."""
+    """Makes the runs of a library readable in this process; a second call replaces its reader."""
     _READERS[library] = reader
 
 
 def is_run(source: str | os.PathLike[str]) -> bool:
-    """Whether a folder is a run of `iaj protot pretrain`, that of one of its seeds, or an export.
+    """Whether a folder is a run of `iaj protot pretrain`, a seed's folder in it, or an export.
 
     It is for whoever must not take one for a pretrained model; no reader needs to be registered.
     """

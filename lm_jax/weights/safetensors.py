@@ -63,8 +63,8 @@ def read_hf_config(folder: Path, family: Family, raw: Mapping[str, Any], tensors
     """The transformers config of a folder.
 
     Args:
-      folder: its config.json is read again, by transformers.
-      family, raw: as of `read_family`.
+      folder: the model's folder; transformers reads its config.json again.
+      family, raw: the family and the config, as `read_family` gives them.
       tensors: how many the weights have; no model has more layers.
 
     Raises:
@@ -262,7 +262,7 @@ def readable(path: Path) -> Generator[None]:
 
 
 def shortened(items: list[str], limit: int = 20) -> str:
-    """The first of many, and how many more there are."""
+    """The first items, and the number of those that are left out."""
     more = f" and {len(items) - limit} more" if len(items) > limit else ""
     return ", ".join(items[:limit]) + more
 

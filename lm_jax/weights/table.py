@@ -144,7 +144,7 @@ class Tables:
 def by_stack(
     cfg: DecoderConfig, block_entries: Callable[[DecoderConfig], list[Entry]]
 ) -> list[Entry]:
-    """The entries of blocks whose layers differ in shape, of those of one stack of equal layers."""
+    """The entries of all blocks, stack by stack where layers differ in shape."""
     stacks = cfg.stacks
     if len(stacks) == 1:
         return block_entries(stacks[0].cfg)

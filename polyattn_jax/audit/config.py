@@ -199,8 +199,8 @@ class AuditConfig(Settings):
         return self.by_name | {ablated.name: ablated}
 
 
-# What every experiment shares: the paper's 14 recipes, group sizes, draws and numbers of prompts.
-_FULL: Mapping[str, Any] = {
+# What experiments share: the paper's 14 recipes, group sizes, draws and numbers of prompts.
+FULL: Mapping[str, Any] = {
     "niah_n": 200,
     "control_n": 50,
     "induction_n": 200,
@@ -266,5 +266,5 @@ def experiment(mode: str, model: str, **settings: Any) -> ConfigDict:
     """
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of an audit{nearest(mode, MODES)}")
-    config = AuditConfig(model=model, **{**_FULL, **settings, **MODES[mode]})
+    config = AuditConfig(model=model, **{**FULL, **settings, **MODES[mode]})
     return ConfigDict(dataclasses.asdict(config))

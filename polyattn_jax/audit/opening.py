@@ -7,7 +7,7 @@ from typing import Any
 
 from lm_jax.run.config import canonical_json, config_hash
 from lm_jax.run.finished import Inputs, file_inputs
-from lm_jax.study import Work
+from lm_jax.study import Opened, Work
 from lm_jax.weights import hub
 from lm_jax.weights.load import identities, resolve
 from polyattn_jax.audit import bias_tables, multiple_choice, units
@@ -29,10 +29,15 @@ class OpenAudit:
     stores: units.ResultStores
 
 
+def opened(config: AuditConfig) -> Opened:
+    """The inputs of an audit, check or search, all of which are read before its folder is made."""
+    return Opened(inputs(config), load=lambda: check_readable(config))
+
+
 def inputs(config: AuditConfig) -> Inputs:
     """The model and the files that an audit, check or search of these settings reads.
 
-    What is gone is left out, so that a finished run is shown; `open_audit` refuses it.
+    What is gone is left out, so that a finished run is shown.
 
     Raises:
       BadInputError: the model or a file is there and cannot be read.
@@ -87,10 +92,9 @@ def open_audit(
       build: maker of the suites, from the model.
 
     Raises:
-      BadInputError: the model or a file is not there, or cannot be used.
+      BadInputError: the model cannot be used.
       UsageError: the rows in the folder are of another model or of other suites.
     """
-    check_readable(config)
     audited = load(config)
     suites = build(audited)
     work.record(

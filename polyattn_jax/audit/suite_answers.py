@@ -16,9 +16,8 @@ from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.columns import Columns, where
 from polyattn_jax.audit.concentration import dead_fraction, safe_fraction
 from polyattn_jax.audit.config import AuditConfig
-from polyattn_jax.audit.results import SuiteAblation
+from polyattn_jax.audit.results import SuiteAblation, SuiteResult
 from polyattn_jax.audit.stages import Condition, condition_columns, substitution
-from polyattn_jax.audit.suite_results import SuiteResult
 from polyattn_jax.audit.summary import behaviour
 from polyattn_jax.audit.units import ResultStores, run_units
 from polyattn_jax.recipes.row_maps import SOFTMAX

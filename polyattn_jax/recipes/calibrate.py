@@ -79,14 +79,14 @@ class Calibration:
       bias: the exact solution on all texts at `length`; `low` and `high` are its interval.
       mass: the average softmax mass strictly below -bias.
       length: tokens of each text.
-      texts: how many there are.
+      texts: number of texts.
       rows: score rows behind the average.
-      passes: over the model.
-      step: of the grid that intervals and curve are read off.
-      curve: ascending by length.
+      passes: number of passes over the model.
+      step: step of the grid that intervals and curve are read off.
+      curve: points of b_auto, ascending by length.
       budget: share of the mass that was allowed; null where a file does not say.
-      model_sha256: of the model (`ModelIdentity.text`), and `dtype` that of its weights; empty
-        where not recorded.
+      model_sha256: identity of the model (`ModelIdentity.text`); empty where not recorded, as is
+        `dtype`, the dtype of its weights.
     """
 
     bias: float
@@ -130,7 +130,7 @@ def mass_below(
 
 
 def mass_below_by_head(scores_BNTS: jax.Array, thresholds_NM: jax.Array) -> MassBelow:
-    """As `mass_below`, over all rows, with thresholds of each head: `[B, N, M]` and `[B, N]`."""
+    """`mass_below` over all rows, with thresholds of each head: `[B, N, M]` and `[B, N]`."""
     shape_BNM = (*scores_BNTS.shape[:2], thresholds_NM.shape[1])
     thresholds_BNM = jnp.broadcast_to(thresholds_NM, shape_BNM)
     flat = tuple(x.reshape(-1, *x.shape[2:]) for x in (scores_BNTS, thresholds_BNM))
@@ -175,7 +175,7 @@ def calibrate(
         `total_M` may be `[..., M]` and `rows` `[...]`, for example one entry per layer: they are
         added up here in float64.
       budget: share of mass in [0, 1).
-      bracket: known to contain the solution; all float32 values by default.
+      bracket: an interval that contains the solution; all float32 values by default.
 
     Scores that are not zero but below the smallest normal float32 count as zero.
 
@@ -222,8 +222,8 @@ def calibrate_each(
     Args:
       measure: one pass over the calibration text. Takes ascending float32 thresholds `[*shape, M]`
         and returns masses `[*shape, M]` and numbers of rows of this shape.
-      shape: of the sets.
-      budget, num_thresholds: as for `calibrate`.
+      shape: shape of the sets.
+      budget, num_thresholds: the arguments of `calibrate`.
 
     Raises:
       BadInputError: as `calibrate`, for any of the sets.
@@ -287,12 +287,12 @@ def calibrate_texts(
     the range over single texts is reported too.
 
     Args:
-      measure: as for `calibrate`, with `total_M` `[..., text, length, M]` and `rows` `[..., text,
-        length]` as `mass_below` gives them.
-      lengths: ascending; `at` is among them.
+      measure: the function that `calibrate` takes, with `total_M` `[..., text, length, M]` and
+        `rows` `[..., text, length]` as `mass_below` gives them.
+      lengths: the lengths, ascending; `at` is among them.
       at: the length to solve b_auto for exactly.
-      budget, num_thresholds: as for `calibrate`.
-      resamples, seed: of the bootstrap.
+      budget, num_thresholds: the arguments of `calibrate`.
+      resamples, seed: number and seed of the bootstrap's resamples.
 
     Raises:
       BadInputError: no rows, or masses that are not finite.

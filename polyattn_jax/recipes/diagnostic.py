@@ -63,7 +63,7 @@ def row_stats(
     Args:
       scores: `[..., S]`; a key of score -inf is masked.
       mask: true where a key may be read; broadcasts to `scores`. Masked scores are never looked at.
-      degrees: static; any p > 0. They index the last axis of `s_p`.
+      degrees: the powers p > 0, static. They index the last axis of `s_p`.
       bias: b, possibly traced; a scalar or an array that broadcasts to `scores`.
       target: indices `[...]` of the answer keys; None takes the argmax. A masked target is DEAD.
       row_map: `(scores, bias) -> weights[..., S]`, for S_phi in place of S_p: the last axis then
@@ -126,7 +126,7 @@ def relative_error_bound(p: float, num_keys: int, dtype: Any = np.float32) -> fl
 
 
 def softmax_error_bound(num_keys: int, dtype: Any = np.float32) -> float:
-    """As `relative_error_bound`, for S of softmax with the argmax as target, wherever S >= 1/2.
+    """The relative error bound for S of softmax with the argmax as target, wherever S >= 1/2.
 
     With u', quotients and library functions as above, and d_j = z_j - z_* <= 0:
 
@@ -145,7 +145,7 @@ def softmax_error_bound(num_keys: int, dtype: Any = np.float32) -> float:
 
 
 def classify(s_p: Array, *, bound: Array | float = 0.0, epsilon: float = 0.0) -> Array:
-    """Each `Safety` (int32) of `s_p` under S_p < 1, or S_p < 1 + epsilon when `epsilon` > 0.
+    """The `Safety` (int32) of each `s_p` under S_p < 1, or S_p < 1 + epsilon if `epsilon` > 0.
 
     The strict criterion is the recall criterion and the paper's tables; epsilon = 1e-6 is the
     tolerance of Appendix P, under which its boundary rows (S_p = 1) count as safe. TIE exists only

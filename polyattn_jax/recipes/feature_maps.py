@@ -62,7 +62,7 @@ class FeatureMap:
 
         Args:
           x: queries or keys `[..., H]`, for Hedgehog after W.
-          scale: of the scores, scale q.k.
+          scale: factor of the scores, scale q.k.
         """
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         match self.kind:
@@ -95,7 +95,7 @@ class FeatureMap:
         Args:
           q_BTNH: queries as scored.
           k_BSKH: keys as scored.
-          scale: of the scores.
+          scale: factor of the scores.
           matrices: W of Hedgehog, "q" `[N, H, H]` and "k" `[K, H, H]`, each x W; None is W = 1.
         """
         if matrices is not None:

@@ -27,12 +27,12 @@ class HybridRecipe:
     """Which heads of a model get a recipe.
 
     Attributes:
-      version: of this format.
-      model_sha256: of the model that the heads were found on (`ModelIdentity.text`); in a file of
-        an earlier version the digest of its weights.
-      recipe: its spec.
+      version: version of this format.
+      model_sha256: identity of the model that the heads were found on (`ModelIdentity.text`); in a
+        file of an earlier version the digest of its weights.
+      recipe: the recipe's spec.
       bias: b that it runs with, whatever its spec says, or one by layer and head.
-      layers: of the model.
+      layers: layers of the model.
       heads: query heads of each layer.
       replaced: (layer, head) of every head that gets the recipe, ascending.
     """
@@ -95,12 +95,12 @@ def load_recipe(path: str | Path, model: Pretrained) -> PerLayer | Fused:
     """The attend that runs the hybrid of a file, to be passed to `lm_jax.forward`.
 
     Args:
-      path: written by `check --hybrid=FILE`.
+      path: a file that `check --hybrid=FILE` wrote.
       model: the one that the heads were found on.
 
     Raises:
       BadInputError: the heads were found on another model.
-      CorruptError: a field is missing, unknown or of another type, or a head is none of the model.
+      CorruptError: a field is missing, unknown or of another type, or the model has no such head.
     """
     hybrid = load_result(path, HybridRecipe)
     check_model(hybrid, model, str(path))

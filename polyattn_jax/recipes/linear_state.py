@@ -43,11 +43,11 @@ class LinearState:
     Attributes:
       finite: whether the recipe's own weights have a finite feature map.
       reason: why not; empty where they have.
-      degree: of the polynomial that is counted, the recipe's own or, where that has no finite
-        feature map, the plain power; null where there is none, and so are the counts, but for a
-        recipe that is a feature map.
-      features: of a key, with each monomial once.
-      tensor_features: of a key, without use of symmetry.
+      degree: degree of the polynomial that is counted, the recipe's own or, where that has no
+        finite feature map, the plain power; null where there is none, and so are the counts, but
+        for a recipe that is a feature map.
+      features: number of features of a key, with each monomial once.
+      tensor_features: number of features of a key, without use of symmetry.
       state: numbers in the state of the symmetric features.
       cache_tokens: tokens from which on a KV cache has as many numbers.
     """
@@ -63,11 +63,11 @@ class LinearState:
 
 
 def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
-    """The cost of linear attention with a recipe in a model; that of its widest heads.
+    """The cost of linear attention with a recipe in a model, for its widest heads.
 
     Args:
       recipe: the row map.
-      bias: its b, resolved: a number, or `[L, N]`.
+      bias: the recipe's b, resolved: a number, or `[L, N]`.
       cfg: the model.
     """
     d = max(stack.cfg.head_dim for stack in cfg.stacks)

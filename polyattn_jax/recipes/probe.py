@@ -118,7 +118,7 @@ def head_output(pattern_BNQS: jax.Array, v_BSKH: jax.Array) -> jax.Array:
 
 
 def relative_change(after_BNQH: jax.Array, before_BNQH: jax.Array) -> jax.Array:
-    """||after - before|| / ||before|| per row `[B, N, Q]`, as `output_change` has it."""
+    """The ratio ||after - before|| / ||before|| per row `[B, N, Q]`, as `output_change` has it."""
     size_BNQ = jnp.linalg.norm(before_BNQH, axis=-1)
     moved_BNQ = jnp.linalg.norm(after_BNQH - before_BNQH, axis=-1)
     ratio = moved_BNQ / jnp.where(size_BNQ > 0, size_BNQ, 1.0)
@@ -128,7 +128,7 @@ def relative_change(after_BNQH: jax.Array, before_BNQH: jax.Array) -> jax.Array:
 def row_features(
     rows_BNQS: jax.Array, queries_BQ: jax.Array, answers_BQ: jax.Array
 ) -> dict[str, jax.Array]:
-    """Per row `[B, N, Q]`: weight on the first position, on the answer, distance of the argmax."""
+    """Row features `[B, N, Q]`: weight on the first position, on the answer, argmax distance."""
     answer_BNQ1 = jnp.broadcast_to(
         jnp.maximum(answers_BQ, 0)[:, None, :, None], (*rows_BNQS.shape[:-1], 1)
     )

@@ -79,7 +79,7 @@ def resolve_bias(recipe: Recipe, calibrated: Calibrated) -> Any:
     """The bias to run `recipe` with: a number, or numbers `[L, N]` of all heads.
 
     Args:
-      recipe: its bias may be calibrated.
+      recipe: the recipe, the bias of which may be calibrated.
       calibrated: the model's b_auto, or all calibrated biases by their name in a recipe
         (`bias_tables.calibrated`).
 

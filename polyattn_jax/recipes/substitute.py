@@ -127,7 +127,7 @@ def substitute(
 
 
 def _runnable(attend: Any, maps: Sequence[Map]) -> Any:
-    """`attend`, by name where one of its maps reads queries and keys."""
+    """The attend, set to run by name if one of its maps reads queries and keys."""
     if any(isinstance(row_map, FeatureMap) for row_map in maps):
         return fused(attend, DENSE)
     return attend

@@ -19,8 +19,7 @@ from polyattn_jax.audit.columns import Columns
 from polyattn_jax.audit.columns import degrees as degrees_of
 from polyattn_jax.audit.head_sets import groups as head_set_groups
 from polyattn_jax.audit.head_types import TYPES, UNKNOWN
-from polyattn_jax.audit.results import ConditionResult, SoftmaxComparison
-from polyattn_jax.audit.suite_results import SuiteResult
+from polyattn_jax.audit.results import ConditionResult, SoftmaxComparison, SuiteResult
 from polyattn_jax.recipes.calibrate import Calibration
 from polyattn_jax.recipes.diagnostic import Status
 from polyattn_jax.report.findings import by_recipe, softmax_of

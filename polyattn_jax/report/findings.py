@@ -330,39 +330,6 @@ def single_conditions(summary: AuditSummary) -> list[ConditionResult]:
     return [entry for entry in summary.single_heads if entry.cell != SOFTMAX.name]
 
 
-def of_texts(summary: AuditSummary) -> str:
-    """What the table of losses on texts is of; empty without them."""
-    if not summary.texts:
-        return ""
-    base = softmax_of(summary.texts)
-    texts = f"{base.loss.n:,} text{'s' * (base.loss.n != 1)}"
-    return (
-        f"Loss on your {texts} ({base.tokens:,} tokens), nats per token, and perplexity; change "
-        "and ratio are against softmax:"
-    )
-
-
-def of_suites(summary: AuditSummary) -> str:
-    """What the table of named suites is of; empty without them."""
-    if not summary.suites:
-        return ""
-    return (
-        f"Other suites, n = {summary.config.suite_n:,} prompts each, right in % with softmax and "
-        "with the best recipe, and the verdicts on all recipes:"
-    )
-
-
-def of_choices(summary: AuditSummary) -> str:
-    """What the table of multiple choice is of; empty without tasks."""
-    counts = ", ".join(f"{name}: {task.n:,}" for name, task in summary.choices.items())
-    return (
-        f"Multiple choice ({counts} questions), acc in %, and the 95 % interval of its change in "
-        "points:"
-        if counts
-        else ""
-    )
-
-
 def next_step(summary: AuditSummary) -> str:
     """What to do with the best recipe."""
     base = softmax_of(summary.sweep)

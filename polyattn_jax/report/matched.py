@@ -4,8 +4,7 @@ from lm_jax.report import Cell, Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
-from polyattn_jax.audit.matched_results import MatchedSafety
-from polyattn_jax.audit.results import AuditSummary
+from polyattn_jax.audit.results import AuditSummary, MatchedSafety
 from polyattn_jax.report.findings import suite_label
 from polyattn_jax.report.recipes import stacked
 

@@ -8,8 +8,7 @@ from lm_jax.report import Cell, Column, Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
-from polyattn_jax.audit.results import AuditSummary, ConditionResult
-from polyattn_jax.audit.suite_results import SuiteResult
+from polyattn_jax.audit.results import AuditSummary, ConditionResult, SuiteResult
 from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report import figures, findings
 from polyattn_jax.report.recipes import stacked, verdict_cell

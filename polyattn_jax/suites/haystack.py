@@ -152,9 +152,9 @@ def fill(
     Args:
       pool: the sentences.
       allowed: indices of those that may be taken.
-      size: of the prompt.
-      count: tokens of the prompt with these sentences in it.
-      rng: draws them.
+      size: size of the prompt.
+      count: a function that counts the tokens of the prompt with these sentences in it.
+      rng: the generator that draws them.
       free_of: what the allowed ones are free of, for a message.
 
     Raises:

@@ -37,8 +37,8 @@ def induction(
         is put first if its default does so; or a plain vocabulary size.
       length: total tokens of a prompt, start token included.
       n: number of prompts.
-      seed: in [0, 2**32).
-      common: draw from that many of the lowest ordinary ids only, see `ordinary_tokens`.
+      seed: random seed in [0, 2**32).
+      common: the number of lowest ordinary ids to draw from; None for all, see `ordinary_tokens`.
       form: "block" or "pair", see the module.
       max_length: the model's context, checked by the audit.
 
@@ -90,13 +90,13 @@ def repeated_tokens(
     `copies` says which are which. In a model that does induction the loss falls from copy to copy.
 
     Args:
-      vocabulary: as in `induction`.
+      vocabulary: the argument of `induction`.
       half: tokens of one copy, at least 2.
       n: number of prompts.
-      seed: in [0, 2**32).
-      common: as in `induction`. A small model hardly knows its rarest tokens, which hides its
-        induction: SmolLM2-135M goes from 12.8 to 1.7 nats on the lowest 15,000 ids, from 13.9 to
-        about 3 on all.
+      seed: random seed in [0, 2**32).
+      common: the argument of `induction`. A small model hardly knows its rarest tokens, which hides
+        its induction: SmolLM2-135M goes from 12.8 to 1.7 nats on the lowest 15,000 ids, from 13.9
+        to about 3 on all.
       max_length: the model's context, checked by the audit.
 
     Raises:

@@ -33,7 +33,7 @@ def read_jsonl(path: str | Path, fields: Sequence[str] = _FIELDS) -> JsonLines:
     """Reads a file of prompts and checks all that needs no tokenizer; blank lines are skipped.
 
     Args:
-      path: of the file.
+      path: path of the file.
       fields: those that every object must have, each a text; `id` is among them.
 
     Raises:

@@ -44,8 +44,8 @@ def mqar(
       length: total tokens of a prompt, start token included.
       pairs: number of key-value pairs, each queried once.
       n: number of prompts.
-      seed: in [0, 2**32).
-      common: draw from that many of the lowest ordinary ids only, see `ordinary_tokens`.
+      seed: random seed in [0, 2**32).
+      common: the number of lowest ordinary ids to draw from; None for all, see `ordinary_tokens`.
       read: "last" scores the last query; "all" scores every query, with targets in order.
       max_length: the model's context, checked by the audit.
 

@@ -77,14 +77,14 @@ def build(
     """Returns `n` prompts of exactly `length` tokens.
 
     Args:
-      name: of `NAMES`.
+      name: one of `NAMES`.
       tokenizer: the model's own.
       haystack: the text around needles.
       length: tokens that are read of each prompt.
       n: number of prompts.
-      seed: in [0, 2**32).
+      seed: random seed in [0, 2**32).
       max_length: the model's context.
-      common: random tokens are drawn from that many of the lowest ordinary ids only.
+      common: the number of lowest ordinary ids from which random tokens are drawn; None for all.
 
     Raises:
       UsageError: for an unknown name, or a length that is too short.

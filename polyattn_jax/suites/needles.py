@@ -53,8 +53,8 @@ class Needle:
 
     Attributes:
       name: what the answer is called that copies this value.
-      sentence: holds the value once.
-      value: without the space before it.
+      sentence: the sentence, which holds the value once.
+      value: the value, without the space before it.
       depth: fraction of the haystack's sentences before it.
     """
 
@@ -69,11 +69,11 @@ class Task:
     """A prompt without its haystack.
 
     Attributes:
-      needles: in the order in which those of one depth stand.
+      needles: the needles; those of one depth stand in this order.
       asked: index of the needle that holds the answer.
       cue: text after the haystack.
       header: text before it.
-      gap: between the haystack and the cue.
+      gap: text between the haystack and the cue.
       barred: words that no sentence of the haystack may have.
     """
 
@@ -112,9 +112,9 @@ def secret_words(
       modifiers: one word for each needle.
       depths: fraction of the haystack before each needle.
       asked: the needles that may be asked for, one at random per prompt; any of them unless given.
-      name: of the suite.
+      name: name of the suite.
       nouns: words to draw from; the shipped list unless given.
-      **options: of `build`.
+      **options: options of `build`.
 
     Raises:
       BadInputError: for fewer than 50 usable nouns, and as `build`.
@@ -159,8 +159,8 @@ def ruler(
       tokenizer: the model's own.
       keys: number of needles, of which one is asked for.
       kind: "number" in RULER's words for one answer, "uuids" in those of the paper.
-      name: of the suite.
-      **options: of `build`.
+      name: name of the suite.
+      **options: options of `build`.
     """
     make, plural, header, question, answer = _RULER[kind]
     example = f"{header}\n{question.format('key')} {answer.format('key')}"
@@ -204,16 +204,16 @@ def build(
     """Returns `n` prompts, audited, of the tasks that `draw` gives.
 
     Args:
-      name: of the suite.
+      name: name of the suite.
       tokenizer: the model's own.
       draw: a task from the generator of its prompt.
       haystack: a text, or an iterable of texts.
       length: exact number of tokens that are read: of the prompt, and of the answer but its last.
       pad: number of sentences of the haystack instead.
       n: number of prompts.
-      seed: in [0, 2**32).
+      seed: random seed in [0, 2**32).
       max_length: the model's context, checked by the audit.
-      facts: for the manifest.
+      facts: facts for the manifest.
 
     Raises:
       UsageError: unless one of `length` and `pad` is given, or for a length without room.
@@ -318,7 +318,7 @@ class _Values:
 def _values(
     tokenizer: Tokenizer, text: str, make: Callable[[np.random.RandomState], str], seed: int
 ) -> _Values:
-    """Values of the most frequent number of tokens after this text; the smaller of equals.
+    """Values with the most frequent number of tokens after this text; of equals the smaller number.
 
     Raises:
       BadInputError: if the tokenizer cannot spell them.

@@ -94,11 +94,11 @@ def niah(
       pad_unit: "sentences" or "tokens".
       length: exact number of tokens of every prompt, start token included.
       n: number of prompts.
-      seed: in [0, 2**32).
+      seed: random seed in [0, 2**32).
       nouns: needles to draw from; the shipped list unless given.
       needle: False builds the control, prompt by prompt the same haystack.
       depth: fraction of the haystack's sentences before the needle, 0 as in the paper.
-      queries: how many final positions `query_positions` holds.
+      queries: number of final positions that `query_positions` holds.
       max_length: the model's context, checked by the audit.
 
     Raises:

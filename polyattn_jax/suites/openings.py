@@ -56,8 +56,8 @@ def copying(
       tokenizer: the model's own.
       length: total tokens of a prompt, start token included.
       n: number of prompts, `COUNT` at most.
-      seed: in [0, 2**32).
-      common: draw the padding from that many of the lowest ordinary ids only.
+      seed: random seed in [0, 2**32).
+      common: the number of lowest ordinary ids from which the padding is drawn; None for all.
       max_length: the model's context, checked by the audit.
 
     Raises:

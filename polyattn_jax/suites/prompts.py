@@ -64,7 +64,7 @@ class Prompt:
     """One token sequence and the tokens that must follow.
 
     Attributes:
-      id: unique within its suite.
+      id: a name that is unique within its suite.
       tokens: the prompt, start token included where the tokenizer adds one.
       target: an int is the token that must follow the last position; a tuple is aligned with
         `query_positions` and holds the token that must follow each of them.

@@ -53,10 +53,10 @@ def load_texts(path: str | Path, tokenizer: Tokenizer, *, length: int, n: int = 
     """Returns the texts of a file, of at most `length` tokens each, as a suite without answers.
 
     Args:
-      path: of the file, or a name of `SHIPPED`.
+      path: path of the file, or a name of `SHIPPED`.
       tokenizer: the model's own.
       length: most tokens of a text, start token included.
-      n: the first so many texts or pieces only; 0 for all.
+      n: number of first texts or pieces to take; 0 for all.
 
     Raises:
       BadInputError: as `read_texts`, and for a text of fewer than 17 tokens.

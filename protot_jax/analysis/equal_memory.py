@@ -55,9 +55,9 @@ def matched_model(name: str, memory: int, **shape: Any) -> tuple[DecoderConfig, 
     is as it is.
 
     Args:
-      name: of the model.
+      name: name of the model.
       memory: floats of a layer.
-      **shape: of `build_model`.
+      **shape: the model's shape, arguments of `build_model`.
 
     Raises:
       UsageError: no size of the mixer has just so many floats, or as `build_model`.

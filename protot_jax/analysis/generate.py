@@ -62,12 +62,11 @@ class Options(RunOptions):
       prompt: text to continue; empty begins a document.
       tokens: number of tokens to generate; 0 for no end.
       temperature: temperature of the sampler; 0 is greedy.
-      top_k: sample from the k most probable tokens; 0 for all.
-      top_p: sample from the most probable tokens of this total probability.
-      repetition_penalty: divide positive logits of tokens that occurred by this, multiply negative;
-        1 for none.
-      no_repeat_ngram: exclude tokens that complete an n-gram of this length a second time; 0 for
-        none.
+      top_k: number of most probable tokens to sample from; 0 for all.
+      top_p: total probability of the most probable tokens to sample from.
+      repetition_penalty: number by which positive logits of tokens that occurred are divided and
+        negative ones multiplied; 1 for none.
+      no_repeat_ngram: length of n-grams that may not occur a second time; 0 for none.
       seed: random seed of the sampler.
       edit: edit of a prototype, L2P5 or L2P5:MODE with a MODE of mask_write, mask_read, zero_write,
         zero_read, or scale=FACTOR; also as layer=2,prototype=5,mode=scale,by=0.

@@ -52,7 +52,7 @@ def chance(condition: Condition, vocab_size: int) -> float:
 
 
 def draw(condition: Condition, vocab_size: int, rng: np.random.RandomState) -> recall.Recall:
-    """One sequence."""
+    """A random sequence of the task."""
     task, length, pairs = condition
     ordinary = np.arange(PAD + 1, vocab_size)
     if task == "mqar":
@@ -91,7 +91,7 @@ class Batches:
 
     Attributes:
       fingerprint: text that identifies the batches.
-      per_epoch: as there are no epochs, 1.
+      per_epoch: the number 1, as there are no epochs.
     """
 
     def __init__(

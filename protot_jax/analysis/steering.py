@@ -44,9 +44,11 @@ class Steered:
     Attributes:
       by: the factor of the edits.
       text: prompt and continuation.
-      perplexity: of the continuation, under the model without edits; None if there is none.
+      perplexity: perplexity of the continuation, under the model without edits; None if there is
+        none.
       repetition: the share of the continuation's n-grams that it had already; None if it has none.
-      probability: of the target after the prompt, under the edits; None without a target.
+      probability: probability of the target after the prompt, under the edits; None without a
+        target.
     """
 
     by: float
@@ -63,10 +65,10 @@ class Place:
     Attributes:
       by: the factor.
       measure: "probability" of the target, or "perplexity" of the continuation.
-      named: its geometric mean over prompts; the unit is that of `Steered`.
-      others: the same of each other prototype.
-      as_low: how many of the others have an equal or lower one.
-      p: two-sided, twice the share of prototypes, the named one included, that are as extreme on
+      named: geometric mean over prompts under the named prototype; the unit is that of `Steered`.
+      others: the same under each other prototype.
+      as_low: number of the others with an equal or lower one.
+      p: two-sided p, twice the share of prototypes, the named one included, that are as extreme on
         its side.
       prompts: number of prompts.
     """
@@ -98,7 +100,7 @@ def parse_strengths(texts: Sequence[str]) -> tuple[float, ...]:
 
 
 def with_strength(chosen: Sequence[PrototypeEdit], by: float) -> list[PrototypeEdit]:
-    """The edits with `by` as the factor of those of mode `scale` that have none."""
+    """The edits, with `by` as the factor of each edit of mode `scale` that has none."""
     return [one._replace(by=by) if _open(one) else one for one in chosen]
 
 
@@ -120,13 +122,13 @@ def sweep(
     """Continues a prompt under every strength, each with the same key.
 
     Args:
-      model: with prototypes.
+      model: a model with prototypes.
       prompt: the text that is continued.
       chosen: edits, of which at least one is of mode `scale` without a factor.
       strengths: the factors.
-      tokens: how many are generated at most; fewer where the process is asked to stop.
-      sampling: how.
-      key: of the sampler.
+      tokens: the most tokens to generate; fewer where the process is asked to stop.
+      sampling: how the tokens are drawn.
+      key: random key of the sampler.
       target: a word whose probability after the prompt is measured, over all of its tokens.
 
     Yields what belongs to each strength, until the process is asked to stop.
@@ -146,7 +148,7 @@ def sweep(
     )
 
     def loss(new: Sequence[int], changes: Mapping[str, Any]) -> float:
-        """Nats of the tokens after the prompt."""
+        """The loss in nats of the tokens after the prompt."""
         rows_1T = jnp.asarray([[*ids, *new, *[0] * (tokens - len(new))]])
         log_p_T = np.asarray(log_probability(model.params, rows_1T, changes), np.float64)
         return -float(log_p_T[len(ids) - 1 : len(ids) - 1 + len(new)].sum())
@@ -179,10 +181,10 @@ def others(
     """The edits with other prototypes of the same layers in place of those that strengths vary.
 
     Args:
-      model: with prototypes.
-      chosen: as in `sweep`.
-      count: how many are drawn at most; fewer where a layer has no more.
-      seed: of the draw, without repetition.
+      model: a model with prototypes.
+      chosen: the edits that `sweep` takes.
+      count: the most edits to draw; fewer where a layer has no more.
+      seed: seed of the draw, without repetition.
 
     Raises:
       UsageError: a layer has no other prototype.
@@ -251,7 +253,7 @@ def _log_probability(
     cfg: DecoderConfig,
     mixer: Mixer,
 ) -> jax.Array:
-    """Of each token of the first row but its first, in nats."""
+    """The log-probability of each token of the first row but its first, in nats."""
     logits_TV = lm_jax.forward(params, tokens_BT[:, :-1], cfg, mixer=mixer, edits=changes).logits[0]
     log_p_TV = jax.nn.log_softmax(logits_TV.astype(jnp.float32))
     return jnp.take_along_axis(log_p_TV, tokens_BT[0, 1:, None], axis=-1)[:, 0]
@@ -263,7 +265,7 @@ def routing_of(model: TrainedModel, text: str, chosen: Sequence[PrototypeEdit] =
     Tokens past the end of the other text have their own gates.
 
     Args:
-      model: with prototypes.
+      model: a model with prototypes.
       text: the other text.
       chosen: edits that are made of all gates, held or not.
 

@@ -17,7 +17,8 @@ class Prototypes:
       conv_kernel: taps of the local convolution, the current token included.
       conv_layers: number of first layers that use it. Its weights exist in every layer, as in the
         released code, whose parameter count the paper states.
-      shared_routing: the first layer reads with its write gate. W and tau_r exist there, unused.
+      shared_routing: whether the first layer reads with its write gate. W and tau_r exist there,
+        unused.
       temperature: initial tau of all layers but the first.
       first_temperature: initial tau of the first layer. Logits are divided by it, so that 3 is
         flatter than 1; the paper calls it sharper.
@@ -30,9 +31,9 @@ class Prototypes:
       routing: map of logits to gates: "softmax", "top_k" or "sparsemax" (`routing.gates`).
       top_k: prototypes of a head with a gate above zero, for routing "top_k".
       prototype_dropout: share of the prototypes that are hidden from a row in training.
-      rotary_queries: turns W x_i by the place of token i in its document, so that the read gate can
-        depend on it; prototypes are not turned (`rotary`).
-      rotary_values: turns values by their distance from the token that reads them.
+      rotary_queries: whether to turn W x_i by the place of token i in its document, so that the
+        read gate can depend on it; prototypes are not turned (`rotary`).
+      rotary_values: whether to turn values by their distance from the token that reads them.
       rotary_theta: base of the frequencies of both.
       entropy_weight: weight in the training loss of the mean entropy of the gates, which makes them
         sharper (`routing_loss`).

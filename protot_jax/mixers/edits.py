@@ -76,8 +76,8 @@ def edit(*, layer: int, prototype: int, mode: str, by: float | None = None) -> d
     Layer, prototype and factor are traced data: a sweep over them compiles once.
 
     Args:
-      layer: from 0 on.
-      prototype: of the layer, from 0 on.
+      layer: index of the layer, from 0 on.
+      prototype: index of the prototype in its layer, from 0 on.
       mode: one of `MODES`, or `scale`.
       by: the factor of `scale`, from 0 on; above 1 the prototype is amplified.
 
@@ -188,7 +188,7 @@ def clamp(
     """The edits that hold the gates of a text to those of another one.
 
     Args:
-      gates: of the other text, recorded at `GATES`, `[L, B, S, R]` each.
+      gates: gates of the other text, recorded at `GATES`, `[L, B, S, R]` each.
       source_BT: the position of the other text whose gates a position takes; -1 leaves it alone.
       chosen: the prototypes that are held, each `(layer, prototype)`; empty for all.
     """
@@ -219,12 +219,12 @@ def released_clamp(
     layer with shared routing reads with its write gate, and so with the forced one.
 
     Args:
-      gates: of the other text, recorded at `GATES`, `[L, B, S, R]` each.
+      gates: gates of the other text, recorded at `GATES`, `[L, B, S, R]` each.
       source_B: the position of the other text whose gate is taken.
       at_BT: whether the gate is forced at a position.
       gate: the one that is taken and forced.
       shared_routing: whether the first layer reads with its write gate.
-      heads: of the mixer; each has a softmax of its own.
+      heads: number of the mixer's heads; each has a softmax of its own.
       chosen: the prototypes that are forced, each `(layer, prototype)`; empty for all.
     """
     site = f"mixer.{gate}"

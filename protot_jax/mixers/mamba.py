@@ -53,11 +53,11 @@ class MambaMixer:
     separates_documents: ClassVar[bool] = True
 
     def inner_size(self, cfg: DecoderConfig) -> int:
-        """I, the number of channels."""
+        """The number of channels, I."""
         return self.expand * cfg.hidden_size
 
     def rank(self, cfg: DecoderConfig) -> int:
-        """X, from `dt_rank` or by default."""
+        """The rank X, from `dt_rank` or by default."""
         return math.ceil(cfg.hidden_size / 16) if self.dt_rank is None else self.dt_rank
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:

@@ -31,7 +31,7 @@ def places(layer: Layer, held_B: jax.Array | None) -> tuple[jax.Array, jax.Array
     Padding has the place of the last token before it, -1 before the first of a row.
 
     Args:
-      layer: marks padding and documents.
+      layer: the layer, whose masks mark padding and documents.
       held_B: tokens before these ones; None for none.
     """
     if layer.valid_BT is None:
@@ -57,6 +57,6 @@ def tables(place_BT: jax.Array, width: int, theta: float) -> RopeTables:
 
 
 def turned(x_BTNE: jax.Array, turn: RopeTables, *, back: bool = False) -> jax.Array:
-    """Each of N vectors of a token turned by the angles `turn` of its place, or `back` by them."""
+    """The N vectors of each token turned by the angles of its place, or turned `back` by them."""
     cos_BTF, sin_BTF = turn
     return rotate(x_BTNE, (cos_BTF, -sin_BTF if back else sin_BTF))

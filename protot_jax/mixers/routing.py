@@ -25,7 +25,7 @@ def gates(logits_BTR: jax.Array, routing: Routing, *, heads: int = 1, top_k: int
       logits_BTR: `[B, T, R]`, head by head; minus infinity hides a prototype.
       routing: the map of a head's logits.
       heads: number of heads, which divides R.
-      top_k: for "top_k" the number of prototypes of a head with a gate above zero.
+      top_k: the number of prototypes of a head with a gate above zero, for "top_k".
     """
     B, T, R = logits_BTR.shape
     logits_BTNR = logits_BTR.reshape(B, T, heads, R // heads)

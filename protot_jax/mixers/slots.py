@@ -132,7 +132,7 @@ class GatedSlotMixer(SlotMixer):
         alpha = sigmoid(projection of x)^(1 / damping)
 
     Attributes:
-      damping: of the decays; the larger, the slower slots forget at the start.
+      damping: damping of the decays; the larger, the slower slots forget at the start.
     """
 
     damping: float = 8.0
@@ -171,7 +171,7 @@ class RavenMixer(SlotMixer):
     written: int | None = None
 
     def top(self) -> int:
-        """K, from `written` or by default."""
+        """The number K, from `written` or by default."""
         return max(1, self.num_slots // 8) if self.written is None else self.written
 
     def spec(self, cfg: DecoderConfig) -> ParamTree:

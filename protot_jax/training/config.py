@@ -52,9 +52,10 @@ class PretrainConfig:
       weight_decay: weight decay of matrices; none on norms, prototypes, convolutions' biases and
         scalars.
       clip_norm: maximum norm of the gradient; 0 for no clipping, as in the paper.
-      skip_sigma: skip an update whose loss is that many standard deviations above the mean of the
-        last 128; 0 skips none.
-      dropout: after the embedding, in the MLP and on each addition to the residual stream.
+      skip_sigma: number of standard deviations: an update whose loss is that many above the mean of
+        the last 128 is skipped; 0 skips none.
+      dropout: dropout rate after the embedding, in the MLP and on each addition to the residual
+        stream.
       attention_dropout: dropout of LLaMA's attention pattern too; the other models have none.
       accumulate: number of micro-batches of one update.
       dtype: dtype of the computation.
@@ -62,10 +63,12 @@ class PretrainConfig:
         with "bfloat16" there are no finer master weights, much as for DeltaNet in the released
         code. Arrays are float32, so that no memory is saved.
       eval_every: steps between evaluations; 0 for an epoch.
-      early_stop: stop at the first evaluation whose perplexity rises, as in the released code.
+      early_stop: whether to stop at the first evaluation whose perplexity rises, as in the released
+        code.
       seeds: one run each; a seed determines initial parameters, data order and dropout.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
+      allow_fallback: whether to continue from the checkpoint before the newest one where that is
+        damaged.
     """
 
     model: str = "protot"
@@ -146,8 +149,8 @@ def experiment(
     """Implements `get_config(mode)` of an experiment.
 
     Args:
-      mode: "" for the experiment; "smoke" for a run of seconds that only shows that it works; the
-        name of a baseline for that model at its learning rate.
+      mode: the empty string for the experiment; "smoke" for a run of seconds that only shows that
+        it works; the name of a baseline for that model at its learning rate.
       rates: the learning rates of the baselines.
       **settings: fields of `PretrainConfig` that differ from its defaults.
 

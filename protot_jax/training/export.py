@@ -88,11 +88,11 @@ def export(
 
     Args:
       run: the work folder that the model was loaded from, of a run that has ended.
-      model: its seed and checkpoint are exported.
-      folder: must not exist.
-      documents: at most how many of validation, and of test, are written with it.
-      dtype: of the parameters that `pretrain.casts` selects; the others stay in float32. Whoever
-        reads the folder has float32 arrays either way.
+      model: the model; its seed and checkpoint are exported.
+      folder: a folder that does not exist yet.
+      documents: the most documents of validation, and of test, that are written with it.
+      dtype: dtype of the parameters that `pretrain.casts` selects; the others stay in float32.
+        Whoever reads the folder has float32 arrays either way.
 
     Raises:
       BadInputError: `folder` exists, or the run has not ended or is an export itself.

@@ -36,7 +36,7 @@ def read_manifest(folder: Path, *, best: bool) -> dict[str, Any]:
     """The manifest of an exported model, once all of its files agree with it.
 
     Args:
-      folder: of the exported model.
+      folder: folder of the exported model.
       best: whether the weights of lowest validation perplexity are wanted, or else the last.
 
     Raises:
@@ -59,7 +59,7 @@ def read_weights(folder: Path, target: Any) -> dict[str, Any]:
     """The parameters of an exported model, each put where its `jax.ShapeDtypeStruct` says.
 
     Args:
-      folder: of the exported model, verified before.
+      folder: folder of the exported model, verified before.
       target: a tree of `jax.ShapeDtypeStruct`, as `sharding.abstract` makes; what the file has in
         bfloat16 is widened.
 

@@ -20,11 +20,11 @@ class CorpusSummary:
     """The text of a run.
 
     Attributes:
-      documents_used: of each split, within the limits of the config.
-      training_examples: of one epoch.
-      skipped: how many documents were left out, by reason.
-      truncated_documents: of the training split, cut at the context.
-      unused_tokens: of the training split, in no example.
+      documents_used: number of documents of each split, within the limits of the config.
+      training_examples: number of examples of one epoch.
+      skipped: number of documents that were left out, by reason.
+      truncated_documents: number of documents of the training split that are cut at the context.
+      unused_tokens: number of tokens of the training split that are in no example.
     """
 
     source: str
@@ -70,8 +70,9 @@ class PretrainSummary:
     """A pretraining run: `summary.json`.
 
     Attributes:
-      parameters_in_use: those that an output depends on.
-      unigram_perplexity: of the token frequencies of the training split, on validation text.
+      parameters_in_use: number of the parameters that an output depends on.
+      unigram_perplexity: perplexity of the token frequencies of the training split, on validation
+        text.
     """
 
     model: str
@@ -101,7 +102,7 @@ class FirstRouting:
 
     Attributes:
       alpha: scale of the mixer's output.
-      gini: of the prototypes' shares of all writing.
+      gini: Gini coefficient of the prototypes' shares of all writing.
       top_1: mean largest write gate.
     """
 
@@ -116,13 +117,14 @@ class StudyRow:
 
     Attributes:
       changes: what differs from the base of the study, as `field=value`.
-      learning_rate: of lowest validation perplexity, in the mean over seeds.
-      rates_tried: how many learning rates it was chosen from.
-      tokens_seen: in training, by the first seed.
-      steps_per_second: of training alone, mean over seeds.
+      learning_rate: the rate of lowest validation perplexity, in the mean over seeds.
+      rates_tried: number of learning rates that it was chosen from.
+      tokens_seen: number of tokens seen in training, by the first seed.
+      steps_per_second: steps a second of training alone, mean over seeds.
       paper: perplexity in the paper's table; null if it is in none.
       first_routing: null for a model without prototypes.
-      documents: that were used, by split; fewer than the config asks for if there are no more.
+      documents: number of documents used, by split; fewer than the config asks for if there are no
+        more.
     """
 
     variant: str
@@ -151,10 +153,10 @@ class StudySummary:
     """The table of an ablation: `study.json`.
 
     Attributes:
-      table: of the paper.
+      table: table of the paper.
       paper_split: the split that the paper's perplexities are of.
       rows: one per variant that is trained, unless all its runs diverged.
-      diverged: these are among the rates tried, and no row has their rate.
+      diverged: runs that diverged; they are among the rates tried, and no row has their rate.
     """
 
     table: str
@@ -171,10 +173,11 @@ class Trial:
       status: "refused" is above the limit of FLOPs and not trained.
       drawn: the fields of the pretraining config that the sampler chose.
       flops: forward, of one example.
-      config_hash: of the trial's whole pretraining config.
+      config_hash: hash of the trial's whole pretraining config.
       perplexity: mean over seeds of the lowest validation perplexity; null unless done.
-      seed_perplexities: in the order of the config's seeds; null unless done.
-      reason: why it diverged or was refused; null otherwise.
+      seed_perplexities: lowest validation perplexities, in the order of the config's seeds; null
+        unless done.
+      reason: the reason why it diverged or was refused; null otherwise.
     """
 
     trial: Count

@@ -76,7 +76,7 @@ def load_each(
     Args:
       named: work folders, folders of one seed of a run, exported models, or names of published
         ones.
-      seed: of the models whose folder says none; None for the first of their run.
+      seed: seed of the models whose folder says none; None for the first of their run.
       best: the checkpoint of lowest validation perplexity; false for the last one.
 
     Raises:

@@ -152,7 +152,7 @@ class TrainedModel:
 
     @functools.cached_property
     def identity(self) -> ModelIdentity:
-        """Digests of its parts; an export, whose dtype may differ, is another than its run."""
+        """Digests of the model's parts; an export has another identity than its run."""
         return identify(self.cfg, self.tokenizer, self.sha256, self.mixer)
 
     @property
@@ -191,7 +191,7 @@ def load_run(
       run: the work folder, or a folder of `protot_jax.training.export`.
       seed: one of the run's seeds; None for the first.
       best: the checkpoint of lowest validation perplexity so far; false for the last one.
-      mesh: where to put the parameters; None is the default device.
+      mesh: the mesh to put the parameters on; None is the default device.
 
     Raises:
       BadInputError: the folder has no such run, or no checkpoint yet.

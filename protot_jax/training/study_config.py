@@ -28,9 +28,9 @@ class Variant:
     """One row of a table.
 
     Attributes:
-      name: of its folder.
+      name: name of the variant's folder.
       changes: differences from the study's `base`, as `field=value`; a value is JSON or a word.
-      learning_rates: to choose from; if empty, that of `base` or of `changes`.
+      learning_rates: learning rates to choose from; if empty, the one of `base` or of `changes`.
       paper: perplexity in the paper's table, if it has one.
     """
 
@@ -50,7 +50,7 @@ class StudyConfig:
         perplexity.
       table: name of the paper's table.
       paper_split: split of the text on which the paper's perplexities were measured.
-      smoke: shrinks every variant, after its changes, to a run of seconds.
+      smoke: whether every variant, after its changes, is shrunk to a run of seconds.
     """
 
     base: PretrainConfig
@@ -150,7 +150,7 @@ def _smoke(config: StudyConfig) -> StudyConfig:
 
 
 def _small(own: PretrainConfig, base: PretrainConfig) -> PretrainConfig:
-    """A variant in seconds: two steps, with its context scaled as that of the base."""
+    """A variant that runs in seconds: two steps, and a context scaled as the base's is."""
     small = smoke(own)
     context = small.context * own.context // base.context
     return dataclasses.replace(small, context=context, max_steps=2, eval_every=2)

@@ -38,7 +38,7 @@ class SharedContributions:
     value_LNTSH: jax.Array
 
     def contributions_LBTNH(self, mask_LBNTS: jax.Array) -> jax.Array:
-        """As of `Activations`: sums over the edges in a mask, by head and query."""
+        """Sums of contributions over the edges in a mask, by head and query."""
         L, _, N, T, S = mask_LBNTS.shape
         value = jnp.broadcast_to(self.value_LNTSH, (L, N, T, S, self.value_LNTSH.shape[-1]))
         return jnp.einsum("LBNTS,LNTSH->LBTNH", mask_LBNTS.astype(value.dtype), value)
@@ -70,11 +70,11 @@ def ablated_values(
     """Values of ablated components, in the shape of `clean_XBT` or with axes of length 1.
 
     Args:
-      ablation: see the head of this file.
+      ablation: the ablation, one of those at the head of this file.
       clean_XBT, corrupt_XBT: values of components X on both prompts of each pair, with any further
         axes.
       valid_BT: false where a token is padding, which no mean counts.
-      key: draws the other prompt of "resample"; no prompt is its own.
+      key: random key that draws the other prompt of "resample"; no prompt is its own.
 
     Raises:
       UsageError: no such ablation, a key that is missing, or one prompt alone to resample.
@@ -109,7 +109,7 @@ def keep_heads(keep_LBN: jax.Array, values_LBTNH: jax.Array) -> Mapping[str, Any
 
     Args:
       keep_LBN: true for the heads of the circuit of each prompt.
-      values_LBTNH: as `head_values` gives them.
+      values_LBTNH: the ablated values, from `head_values`.
     """
     return {"attn.z": Replace(values_LBTNH, ~keep_LBN[:, :, None, :, None])}
 
@@ -120,12 +120,12 @@ def edge_values(
     """What ablated token edges contribute.
 
     Args:
-      ablation: of `EDGE_ABLATIONS`.
-      clean, corrupt: of both prompts of each pair.
+      ablation: one of `EDGE_ABLATIONS`.
+      clean, corrupt: activations of both prompts of each pair.
       visible_LBNTS: the edges that there are, which means count (`discover.visible_edges`).
 
     Raises:
-      UsageError: the ablation is none of `EDGE_ABLATIONS`.
+      UsageError: the ablation is not one of `EDGE_ABLATIONS`.
     """
     L, B, S, K, H = clean.v_LBSKH.shape
     N, T = clean.pattern_LBNTS.shape[2:4]
@@ -154,7 +154,7 @@ def keep_edges(
 
     Args:
       keep_LBNTS: true for the edges of the circuit of each prompt.
-      values: as `edge_values` gives them.
+      values: the ablated contributions, from `edge_values`.
       visible_LBNTS: the edges that there are.
     """
     return {

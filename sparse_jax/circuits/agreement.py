@@ -39,8 +39,9 @@ class RankAgreement:
     """Spearman correlation of an attribution with exact effects.
 
     Attributes:
-      kind: of components.
-      correlation: with its 95 % interval (`rank_correlation`); None where one side is constant.
+      kind: kind of components.
+      correlation: Spearman's correlation with its 95 % interval (`rank_correlation`); None where
+        one side is constant.
       count: components in the sample.
       least, largest: absolute exact effects in the sample, means over prompts.
     """
@@ -62,9 +63,9 @@ def rank_correlation(
     cluster.
 
     Args:
-      first, second: to compare.
+      first, second: the two series to compare.
       clusters: id of each pair `[C]`; pairs of one id are not independent.
-      seed: draws the resamples.
+      seed: seed of the resamples.
     """
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
@@ -118,15 +119,15 @@ def rank_agreement(
     """Compares attributions with exact patching in the same direction.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts.
       kind: "heads" (`[L, N, B]`), "token_edges" (`[L, B, N, T, S]`) or "component_edges"
         (`[U, B, R]`), in the shape of their attributions.
-      attributions: of that kind.
+      attributions: attributions of that kind.
       count: components to patch; all where there are fewer. Of heads all are patched.
-      seed: draws the sample, and those of the interval.
-      direction: of the attributions.
-      at_once: patches run side by side.
+      seed: seed of the sample and of the interval's resamples.
+      direction: direction of the attributions.
+      at_once: number of patches to run side by side.
 
     Raises:
       UsageError: no such kind or direction, or a sample of fewer than three components.

@@ -30,7 +30,7 @@ def ablate_edges(
     """Edits that give every reader the ablated values of some writers.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       ablate_UBR: true, or 1, for the edges to ablate, in each prompt; pairs that are no edge are
         ignored.
       values_UBTD: ablated values of all writers; B, T and D may be 1.
@@ -94,7 +94,7 @@ def _added(x: jax.Array, change: jax.Array) -> jax.Array:
 
 @struct.dataclass
 class _PutInput(StatefulEdit):
-    """At the embedding: the first state."""
+    """The edit at the embedding, which makes the first state."""
 
     value_BTD: jax.Array
     cfg: DecoderConfig = struct.field(pytree_node=False)
@@ -121,7 +121,7 @@ class _PutMlp(StatefulEdit):
 
 @struct.dataclass
 class _PutHeads(StatefulEdit):
-    """At the outputs of the heads."""
+    """The edit at the outputs of the heads."""
 
     block: Any
     values_NBTD: jax.Array
@@ -145,7 +145,7 @@ class _KeepHeads(StatefulEdit):
 
 @struct.dataclass
 class _PutNormalisedHeads(_PutHeads):
-    """At the divisor of the norm after the mixer, where the heads' outputs were kept."""
+    """The edit at the divisor of the norm after the mixer, which uses the heads' kept outputs."""
 
     def __call__(self, x: jax.Array, state: _State) -> tuple[jax.Array, _State]:
         return x, self.put(state, state.z_BTNH, x)
@@ -153,7 +153,7 @@ class _PutNormalisedHeads(_PutHeads):
 
 @struct.dataclass
 class _RewireHeads(StatefulEdit):
-    """At the inputs of queries: what queries, keys and values read; `weight_BUX` of all three."""
+    """The edit at the queries' inputs: all that queries, keys and values read (`weight_BUX`)."""
 
     weight_BUX: jax.Array
     queries: int = struct.field(pytree_node=False)
@@ -166,7 +166,7 @@ class _RewireHeads(StatefulEdit):
 
 @struct.dataclass
 class _AddRead(StatefulEdit):
-    """At the inputs of keys or values: `count` of the sums that were computed for them."""
+    """The edit at the inputs of keys or values: `count` of the sums computed for them."""
 
     first: jax.Array
     count: int = struct.field(pytree_node=False)
@@ -178,7 +178,7 @@ class _AddRead(StatefulEdit):
 
 @struct.dataclass
 class _Rewire(StatefulEdit):
-    """At a site that is one reader."""
+    """The edit at a site that is one reader."""
 
     weight_BU: jax.Array
 

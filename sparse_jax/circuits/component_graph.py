@@ -54,7 +54,7 @@ class ComponentGraph:
 
     @property
     def num_writers(self) -> int:
-        """U."""
+        """The number of writers, U."""
         return 1 + self.num_layers * (self.num_heads + 1)
 
     @property
@@ -64,7 +64,7 @@ class ComponentGraph:
 
     @property
     def num_readers(self) -> int:
-        """R."""
+        """The number of readers, R."""
         return self.num_layers * self.layer_readers + 1
 
     @property
@@ -131,7 +131,7 @@ class ComponentGraph:
         return np.append((starts + layer).ravel(), self.num_writers)
 
     def expand(self, values_XR: np.ndarray) -> np.ndarray:
-        """Choices of readers of this graph, such as a circuit, for those of `ungrouped`, last axis.
+        """Values of this graph's readers, such as a circuit, as values of `ungrouped`'s; last axis.
 
         A score of a shared reader is the sum over its query heads, and so no score of each.
         """

@@ -97,8 +97,8 @@ def head_writes(
     Args:
       block: parameters of the layer.
       z_BTNH: outputs of the heads.
-      divisor_BT1: of the norm after the mixer, where there is one.
-      cfg: of the model.
+      divisor_BT1: the divisor of the norm after the mixer, where there is one.
+      cfg: configuration of the model.
     """
     z_BTNH = z_BTNH.astype(jnp.float32)
     o_NHD = block["mixer"]["o"].astype(jnp.float32)
@@ -151,11 +151,11 @@ def component_attributions(
     The memory is about 8 B T D (U + R) bytes, and the activations of one backward pass.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts.
-      method: where gradients are taken.
+      method: the method, which says where gradients are taken.
       steps: S of "eap_ig".
-      path_rule: of "eap_ig".
+      path_rule: the rule that places the points of "eap_ig" on the path.
       direction: see the head of `patching`.
       rules: local derivatives of the backward passes.
 
@@ -210,7 +210,7 @@ def _add_gradient(
     share: jax.Array,
     rules: GradientRules,
 ) -> ReaderArrays:
-    """The sum of gradients with that of one share of the clean prompt in the embeddings."""
+    """The sum `total` plus the gradients at one share of the clean prompt in the embeddings."""
     embed_BTD = share * clean_BTD + (1.0 - share) * corrupt_BTD
     return jax.tree.map(jnp.add, total, reader_gradients(model, batch, embed_BTD, rules))
 
@@ -263,7 +263,7 @@ def component_effects(
     """Exact effect of patching single component edges, one forward pass an edge, `[E, B]`.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts.
       edges_E2: writer and reader of each edge, as in `ComponentGraph`.
       direction: see the head of `patching`.
@@ -309,7 +309,7 @@ def ungrouped(model: CircuitModel) -> CircuitModel:
 
 @struct.dataclass
 class _Provide(StatefulEdit):
-    """At the embedding: makes `value` the state of the edits."""
+    """The edit at the embedding: makes `value` the state of the edits."""
 
     value: Any
 
@@ -320,7 +320,7 @@ class _Provide(StatefulEdit):
 
 @struct.dataclass
 class _AddState(StatefulEdit):
-    """At a reader: adds the change that is the state, `[B, T, D]`, where `on` is true.
+    """The edit at a reader: adds the change that is the state, `[B, T, D]`, where `on` is true.
 
     `on` has the axis X of readers, or none where a site is one reader.
     """

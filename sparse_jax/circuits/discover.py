@@ -46,8 +46,8 @@ class Curve:
     Attributes:
       sizes: numbers of components kept, `[K]`.
       metric_KB: the metric of each prompt in each circuit.
-      empty_B: with every component ablated.
-      whole_B: of the untouched model.
+      empty_B: the metric of each prompt with every component ablated.
+      whole_B: the metric of each prompt in the untouched model.
     """
 
     sizes: np.ndarray
@@ -67,7 +67,7 @@ def ranks(importance_LBX: np.ndarray, *, whole_task: bool = False) -> np.ndarray
     Args:
       importance_LBX: `[L, B, N]` of heads or `[L, B, N, T, S]` of token edges; -inf where there is
         no component (masked pairs), which ranks last.
-      whole_task: rank by the mean over prompts.
+      whole_task: whether to rank by the mean over prompts.
     """
     importance = np.asarray(importance_LBX, np.float64)
     if whole_task:
@@ -103,8 +103,8 @@ def random_importance(mask_LBX: np.ndarray, seed: int) -> np.ndarray:
     """Uniform draws for `ranks` where the mask is true, -inf elsewhere.
 
     Args:
-      mask_LBX: of heads, `visible_edges` or `component_edges`.
-      seed: of the draws.
+      mask_LBX: the components there are: of heads, `visible_edges` or `component_edges`.
+      seed: seed of the draws.
     """
     draws = np.random.default_rng(seed).random(mask_LBX.shape)
     return np.where(mask_LBX, draws, -np.inf)
@@ -123,12 +123,12 @@ def head_curve(
     """The metric with the heads of highest rank kept and the others ablated.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts.
-      ranks_LBN: as `ranks` gives them.
-      ablation: of `ablation.Ablation`.
+      ranks_LBN: the heads' ranks, from `ranks`.
+      ablation: one of `ablation.Ablation`.
       sizes: numbers of heads to keep; None takes every number.
-      key: for "resample".
+      key: random key of the ablation "resample".
       at_once: circuits run side by side.
     """
     count = ranks_LBN.shape[0] * ranks_LBN.shape[2]
@@ -155,10 +155,10 @@ def edge_curve(
     """The metric with the token edges of highest rank kept and the others ablated.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts.
-      ranks_LBNTS: as `ranks` gives them.
-      ablation: of `ablation.EDGE_ABLATIONS`.
+      ranks_LBNTS: the edges' ranks, from `ranks`.
+      ablation: one of `ablation.EDGE_ABLATIONS`.
       sizes: numbers of edges to keep in each prompt; None takes `curves.sizes`.
       at_once: circuits run side by side.
     """
@@ -197,12 +197,12 @@ def component_curve(
     circuit gives the others. Keys and values that query heads share count once.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts.
-      ranks_UBR: as `ranks` gives them.
-      ablation: of `ablation.Ablation`.
+      ranks_UBR: the edges' ranks, from `ranks`.
+      ablation: one of `ablation.Ablation`.
       sizes: numbers of edges to keep in each prompt; None takes `curves.sizes`.
-      key: for "resample".
+      key: random key of the ablation "resample".
       at_once: circuits run side by side; each holds the values of all writers.
     """
     graph = ComponentGraph.of(model.cfg)

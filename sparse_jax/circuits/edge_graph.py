@@ -36,11 +36,11 @@ def draw_open_edges(
     wider the larger its attention weight.
 
     Args:
-      table: of `SparseModel.open_edges`.
+      table: the result of `SparseModel.open_edges`.
       tokens: texts of the `T` positions of the row, in order.
-      layer: the only one to draw; None for all.
+      layer: the only layer to draw; None for all.
       batch: row of the table's batch that is drawn; needed where it has several.
-      caption: of the figure.
+      caption: caption of the figure.
 
     Raises:
       UsageError: a row is not named, an edge has no token, or the edges are too many for a page.
@@ -189,7 +189,7 @@ def _layers_axis(low: int, high: int, top: str) -> "alt.Axis":
 
 
 def height(count: int) -> float:
-    """Pixels of a graph of so many layers."""
+    """The height in pixels of a graph of `count` layers."""
     return max(220, min(ROW * (count + 1), TALLEST))
 
 

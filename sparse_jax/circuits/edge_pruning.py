@@ -36,9 +36,9 @@ class EdgePruningConfig:
     """Settings of the optimisation.
 
     Attributes:
-      steps: updates.
-      learning_rate: of Adam, for masks.
-      multiplier_rate: of Adam, for l1 and l2.
+      steps: number of updates.
+      learning_rate: learning rate of Adam, for masks.
+      multiplier_rate: learning rate of Adam, for l1 and l2.
       ramp: share of the steps in which t falls to its end.
       start, spread: log alpha of the median edge at the start, and of one standard deviation of the
         ranking; a spread of 0 starts all edges alike.
@@ -114,14 +114,14 @@ def prune_edges(
     4 L B T U D bytes.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts; all are used in every step.
-      importance_UR: where masks start: any ranking, the highest first; -inf or anything where there
-        is no edge. For example `-component_attributions(...).mean(1)`.
+      importance_UR: any ranking, by which masks start, the highest first; -inf or anything where
+        there is no edge. For example `-component_attributions(...).mean(1)`.
       count: edges of the circuit.
       config: settings; None takes the defaults.
-      ablation: of `ablation.Ablation`, but "resample".
-      seed: of the noise of masks.
+      ablation: one of `ablation.Ablation`, but "resample".
+      seed: seed of the noise of masks.
 
     Raises:
       UsageError: `count` is not between 1 and the number of edges.

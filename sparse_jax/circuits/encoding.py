@@ -52,7 +52,7 @@ def encode(
 
     Args:
       example: prompts and continuations as text.
-      tokenizer: of the model.
+      tokenizer: tokenizer of the model.
       answer: what its continuations are; those of a "number" may be two tokens of one digit each.
       max_length: positions of the model; None for no limit.
 

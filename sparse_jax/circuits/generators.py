@@ -102,9 +102,11 @@ def copy(
     """Random letters, a comma, and the letters again but for the last one (Fig. 3).
 
     Args:
-      rng: draws their number, uniformly, and the letters, none of them twice.
+      rng: the generator; it draws the number of letters, uniformly, and the letters, none of them
+        twice.
       letters: least and largest length of the sequence; the paper's has 18.
-      separator: between letters; "" writes them as the paper does, which most tokenizers merge.
+      separator: text between letters; "" writes them as the paper does, which most tokenizers
+        merge.
     """
     count = int(rng.integers(*letters, endpoint=True))
     *body, right, wrong = rng.choice(list(string.ascii_uppercase), count + 1, replace=False)
@@ -119,9 +121,10 @@ def ioi(
     """Indirect object identification: the name that does not come a second time (E.2).
 
     Args:
-      rng: draws names, places and objects, the order of the names and the template.
+      rng: generator that draws names, places and objects, the order of the names and the template.
       templates: wordings by name.
-      flip: corrupt by replacing the second subject by the indirect object, not by three others.
+      flip: whether the corrupt prompt has the indirect object for the second subject; else all
+        three names are others.
     """
     name = str(rng.choice(list(templates)))
     subject, indirect, *others = map(str, rng.choice(words("names"), 5, replace=False))

@@ -45,7 +45,7 @@ class ScoredGraph:
     """A component graph with scores.
 
     Attributes:
-      graph: with readers for each query head.
+      graph: the graph, with readers for each query head.
       scores_UR: NaN for edges without a score, 0 where there is no edge.
       kept_UR: edges in the circuit.
     """
@@ -64,8 +64,8 @@ class MibCurve:
       fractions: nominal shares of edges, `[K]`.
       edges: number of edges in each circuit.
       metric_KB: the metric of each prompt in each circuit.
-      empty_B: with every edge ablated.
-      whole_B: of the untouched model.
+      empty_B: the metric of each prompt with every edge ablated.
+      whole_B: the metric of each prompt in the untouched model.
     """
 
     absolute: bool
@@ -87,7 +87,7 @@ class MibCurve:
 
     @property
     def log_area(self) -> float:
-        """`curves.log_area`."""
+        """The mean of f over ln k for this ranking (`curves.log_area`)."""
         return curves.log_area(self.fractions, self.faithfulness)
 
 
@@ -107,12 +107,13 @@ def save_graph(
 
     Args:
       path: a .json file.
-      graph: that of `components.ungrouped(model)`.
-      scores_UR: of its edges, higher for those that matter more; NaN for edges without a score.
+      graph: the graph of `components.ungrouped(model)`.
+      scores_UR: scores of its edges, higher for those that matter more; NaN for edges without a
+        score.
       kept_UR: the circuit; None keeps every edge.
 
     Raises:
-      UsageError: query heads share keys, whose score is the sum over them and none of theirs.
+      UsageError: query heads share keys, so that a score is a sum over heads.
       StorageError: it cannot be written.
     """
     if graph != graph.ungrouped():
@@ -266,13 +267,14 @@ def evaluate(
     """The metric of the circuits of MIB's ten sizes, edges not kept being ablated.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts.
-      scores_UR: of the edges with readers for each query head (`ScoredGraph.scores_UR`, or those
-        of `components.ungrouped(model)`); higher is kept first.
-      absolute: rank by the absolute score; give both rankings, and the areas of each.
-      ablation: of `ablation.Ablation`.
-      key: for "resample".
+      scores_UR: scores of the edges with readers for each query head (`ScoredGraph.scores_UR`, or
+        those of `components.ungrouped(model)`); higher is kept first.
+      absolute: whether edges are ranked by the absolute score; give both rankings, and the areas of
+        each.
+      ablation: one of `ablation.Ablation`.
+      key: random key of the ablation "resample".
       at_once: circuits run side by side.
 
     Raises:

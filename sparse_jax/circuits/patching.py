@@ -70,7 +70,7 @@ class Activations:
         return self.pattern_LBNTS * values.reshape(L, B, N, T, S)
 
     def patched_from(self, other: "Activations", part: str) -> "Activations":
-        """What edges contribute when a part of them is that of another run.
+        """The contributions of edges when one part of them comes from another run.
 
         Raises:
           UsageError: an edge has no such part.
@@ -109,7 +109,7 @@ def head_effects(
     stacks, each of which is a program to compile.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts.
       direction: see the head of this file.
       at_once: heads patched side by side, which bounds the memory.
@@ -178,7 +178,7 @@ def head_attributions(
     """First-order estimate of `head_effects` from one backward pass, `[L, N, B]`.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts.
       direction: see the head of this file.
       rules: local derivatives of the backward pass.
@@ -208,10 +208,10 @@ def edge_attributions(
     """First-order effect of patching each token edge, `[L, B, N, T, S]`; 0 at masked pairs.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts.
       direction: see the head of this file.
-      part: see there.
+      part: the part of an edge that is patched; see the head of this file.
       rules: local derivatives of the backward pass.
 
     Raises:
@@ -240,11 +240,11 @@ def edge_effects(
     """Exact effect of patching single token edges, one forward pass an edge, `[E, B]`.
 
     Args:
-      model: dense or sparse.
+      model: a dense or sparse model.
       batch: the prompts; every prompt has the edge patched.
       edges_E4: layer, head, query and key of each edge.
       direction: see the head of this file.
-      part: see there.
+      part: the part of an edge that is patched; see the head of this file.
       at_once: edges patched side by side.
 
     Raises:

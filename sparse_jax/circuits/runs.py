@@ -103,7 +103,7 @@ class Batch:
     """Prompts of a task as a pytree; `of` makes it from arrays whose alignment was checked.
 
     Attributes:
-      clean_BT, corrupt_BT, valid_BT: as in `tasks.TaskArrays`.
+      clean_BT, corrupt_BT, valid_BT: the arrays of `tasks.TaskArrays`.
       at_B2: positions at which logits are read: that of the continuation, and the next one.
       continuations: right and wrong ids.
       metric: name in `metrics.METRICS`.
@@ -147,8 +147,8 @@ def measure(
     """The metric of each prompt, `[B]` in float32, and what was recorded.
 
     Args:
-      model: dense or sparse.
-      batch: where to read logits, and the continuations.
+      model: a dense or sparse model.
+      batch: the continuations, and the positions at which to read logits.
       tokens_BT: `batch.clean_BT` or `batch.corrupt_BT`.
       edits: interventions by site (`lm_jax.model.edits`).
       record: reducers by site.

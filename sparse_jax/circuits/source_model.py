@@ -45,8 +45,8 @@ class SourceModel:
         Args:
           source: what `lm_jax.load_pretrained` takes, the folder of a sparse model or of a trained
             run, or the work folder of a training that exported a model.
-          dtype: of the weights.
-          mesh: where to put them.
+          dtype: dtype of the weights.
+          mesh: the mesh to put them on.
 
         Raises:
           UsageError: no model is named.

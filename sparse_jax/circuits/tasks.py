@@ -42,7 +42,7 @@ class TaskArrays:
     Attributes:
       clean_BT, corrupt_BT: token ids, 0 where `valid_BT` is false.
       valid_BT: positions with a token.
-      position_B: where the first token of the continuation is predicted.
+      position_B: position at which the first token of the continuation is predicted.
       continuations: right and wrong ids there and, after a tens digit, at the position after it.
 
     Raises:
@@ -81,9 +81,9 @@ class TaskManifest:
     """What a task was made of.
 
     Attributes:
-      name: of the generator, or of the user's file.
+      name: name of the generator, or of the user's file.
       metric: name in `metrics.METRICS`.
-      seed: of the generator; None for a file.
+      seed: seed of the generator; None for a file.
       drawn: examples tried.
       kept: examples in the arrays.
       dropped: number of the others, by reason.
@@ -124,11 +124,11 @@ def make_task(
     """Draws examples of a task until `count` unseen ones fit the tokenizer.
 
     Args:
-      name: of `generators.GENERATORS`.
-      tokenizer: of the model.
+      name: one of `generators.GENERATORS`.
+      tokenizer: tokenizer of the model.
       count: examples to keep.
       seed: random seed of the examples.
-      metric: of `metrics.METRICS`; None takes the task's own.
+      metric: one of `metrics.METRICS`; None takes the task's own.
       exclude: examples of other splits, which are not drawn again.
       trained_on: prompts with a continuation, of a training text; examples that stand there with a
         right one are dropped.

@@ -45,9 +45,9 @@ class Gated:
       mode: "sample" samples the gates, "threshold" opens those with e > 0, "expected" multiplies by
         sigma(e), "open" opens all.
       raw_gate: e = q.k + bias, as Eq. 1 is printed, in place of the scaled (and capped) score.
-      scale: of the scores, by which a raw gate undoes it.
+      scale: factor of the scores, which a raw gate undoes.
       capped: whether the scores are capped, which a raw gate cannot undo.
-      renormalise: divide A softmax(s) by its sum over keys, which Eq. 2 does not.
+      renormalise: whether to divide A softmax(s) by its sum over keys, which Eq. 2 does not.
       edge_capacity: length of the list of open edges in `aux`, which kernels alone make; None for
         none.
     """
@@ -113,11 +113,12 @@ def gated(
     Args:
       cfg: the model.
       mode: see `Gated`.
-      key: of the gate noise, with its own seed for each layer; for mode "sample" only.
-      bias: of the gate logits: one number, or `[L, N]`.
+      key: random key of the gate noise, with its own seed for each layer; for mode "sample" only.
+      bias: the bias of the gate logits: one number, or `[L, N]`.
       valid_BT: false where a token is padding; such a query attends to nothing and is not counted.
       raw_gate: the gate logit of Eq. 1 as printed, q.k without its scale.
-      renormalise: make the weights of the open edges sum to one, an ablation of Eq. 2.
+      renormalise: whether the weights of the open edges are made to sum to one, an ablation of Eq.
+        2.
 
     Raises:
       UsageError: the mode is unknown, a key is missing or not needed, or `bias` has another shape.

@@ -120,7 +120,7 @@ def init(settings: GecoConfig, reference: Sequence[float] = ()) -> Dual:
     """The initial dual state.
 
     Args:
-      settings: of the strength.
+      settings: settings of the strength.
       reference: a loss for each update, in nats per token, which the target is above; () for none.
     """
     zero = jnp.zeros((), jnp.float32)

@@ -123,9 +123,9 @@ class SparseModel:
         Args:
           tokens_BT: ids.
           mode: "threshold", "expected" (an edge is open by its probability) or "sample".
-          key: of the samples; for "sample" alone.
+          key: random key of the samples; for "sample" alone.
           valid_BT: false where a token is padding.
-          **options: of `lm_jax.forward`. Scores are only formed where `attn.scores` or
+          **options: options of `lm_jax.forward`. Scores are only formed where `attn.scores` or
             `attn.pattern` is recorded or edited.
         """
         check_batch_axis(tokens_BT)

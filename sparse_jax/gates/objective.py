@@ -63,8 +63,8 @@ class Sparsifying:
       cfg: the model.
       dual: the target and the update rule of the strength.
       adapters: the weights to adapt; None trains all.
-      bias: of the gate logits; with `learn_bias`, its initial value.
-      learn_bias: train one bias per layer and head.
+      bias: the bias of the gate logits; with `learn_bias`, its initial value.
+      learn_bias: whether to train one bias per layer and head.
       raw_gate: Eq. 1 as printed (`attend.gated`).
       renormalise: an ablation of Eq. 2 (`attend.gated`).
       distill: weight w of the divergence from the dense model; 0 leaves the teacher out.
@@ -73,8 +73,8 @@ class Sparsifying:
         `dual.target` is above; () where the target is a loss.
       rule_from: updates after which gates open by rule in training too, as in evaluation, with a
         straight-through gradient; None samples them to the end.
-      dtype: of the computation.
-      remat: keep only the residual stream of each layer for the backward pass.
+      dtype: dtype of the computation.
+      remat: whether to keep only the residual stream of each layer for the backward pass.
       make_batch: function from rows of ids to inputs, targets and masks.
       mixer: causal or bidirectional attention.
 
@@ -232,8 +232,8 @@ class Sparsifying:
           params: trained parameters, as in `spec`.
           frozen: the dense model, or ().
           batch: the model inputs.
-          mode: of the gates (`attend.gated`).
-          key: of the gate noise in mode "sample".
+          mode: mode of the gates (`attend.gated`).
+          key: random key of the gate noise in mode "sample".
           **forwarded: further arguments of `forward`; those that record or edit scores need the
             unfused `attend.gated` instead of this method.
         """

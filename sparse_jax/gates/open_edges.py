@@ -41,7 +41,7 @@ def open_edges(
     the second program than in the first, the lists are doubled until they hold all edges.
 
     Args:
-      params: of the model.
+      params: parameters of the model.
       tokens_BT: ids.
       cfg: the model.
       attend: the gates, from `attend.gated`.

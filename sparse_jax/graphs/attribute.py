@@ -51,9 +51,10 @@ def attribute(
     dtype of the parameters. All positions have nodes, the first too.
 
     Args:
-      model: dense or sparse, or a trained run whose mixer can be frozen (`lm_jax.model.frozen`); or
-        the folder of one, or the work folder of a training that exported one.
-      transcoder: of the model's raw activations (`Transcoder.folded`), or its neurons
+      model: a dense or sparse model, or a trained run whose mixer can be frozen
+        (`lm_jax.model.frozen`); or the folder of one, or the work folder of a training that
+        exported one.
+      transcoder: a transcoder of the model's raw activations (`Transcoder.folded`), or its neurons
         (`neurons.Neurons`).
       tokens: ids of the prompt, `[T]`.
       targets: ids of the logit nodes; None for the most probable tokens until .95 together, at
@@ -82,7 +83,7 @@ def assemble(prompt: "Prompt", table: ActiveFeatures, computed: FeatureRows) -> 
 
     Args:
       prompt: the frozen model.
-      table: its features, the first columns.
+      table: the prompt's active features, the first columns of `computed`.
       computed: rows, with columns for features, errors and tokens, features in order.
     """
     replacement = prompt.replacement
@@ -115,9 +116,9 @@ class Prompt:
     Attributes:
       tokens: ids `[T]`.
       replacement: the frozen model.
-      features: that stand for its MLPs, with what is frozen of them.
-      ids: of the logit nodes.
-      probabilities, logits: of these, by the model itself; logits demeaned.
+      features: the features that stand for its MLPs, with what is frozen of them.
+      ids: ids of the logit nodes.
+      probabilities, logits: probabilities and demeaned logits of these nodes, by the model itself.
       directions: `[logits, D]` of the unembedding, minus its mean over the vocabulary.
     """
 

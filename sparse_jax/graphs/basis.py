@@ -34,7 +34,7 @@ class Features(Protocol):
         ...
 
     def for_prompt(self, input_LTD: jax.Array) -> "Features":
-        """With what is frozen on a prompt, of the inputs of its MLPs."""
+        """The features with what is frozen on a prompt, from the inputs of its MLPs."""
         ...
 
     def pre_activations(self, input_LXD: jax.Array) -> jax.Array:

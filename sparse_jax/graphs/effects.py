@@ -19,12 +19,12 @@ class Effects:
     """Effects of I interventions on the R rows of a graph.
 
     Attributes:
-      sources: node that each multiplies `[I]`.
-      factors: by what `[I]`.
+      sources: node that each intervention multiplies `[I]`.
+      factors: factor of each intervention `[I]`.
       targets: node of each row `[R]`.
       is_logit: whether it is a logit `[R]`, demeaned; else it is a pre-activation.
-      predicted: by the graph's columns `[I, R]`.
-      measured: by mode, `[I, R]`.
+      predicted: effects predicted by the graph's columns `[I, R]`.
+      measured: effects measured, by mode, `[I, R]`.
     """
 
     sources: np.ndarray
@@ -65,8 +65,8 @@ def as_json(effects: Effects, ids: Mapping[int, str], count: int = 20) -> list[d
     """The interventions of a graph file: of each source that it has, the largest effects.
 
     Args:
-      effects: of a graph.
-      ids: of the file's nodes, by index in the graph.
+      effects: effects of interventions on one graph.
+      ids: ids of the file's nodes, by index in the graph.
       count: targets per intervention, those with the largest effect in any mode.
 
     Raises:

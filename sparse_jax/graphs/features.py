@@ -61,8 +61,8 @@ class FeatureData:
         is above 0, as text; where it is below, it lowers and raises them.
       frequency: share of tokens on which it is active.
       least, largest: activation where it is active; 0 if it never is.
-      quantiles: of the activations where it is active.
-      counts: of them, in equal bins from `least` to `largest`.
+      quantiles: quantiles of the activations where it is active.
+      counts: numbers of these activations in equal bins from `least` to `largest`.
       lowest: windows with the lowest activations below 0, lowest first.
     """
 
@@ -91,7 +91,7 @@ def collect(
     Args:
       source: the model.
       basis: the transcoder whose features they are, or the model's neurons.
-      features: by layer and index.
+      features: layer and index of each feature.
       prepared: the corpus, of which the split "train" is read once; None for logits alone.
       context: tokens of a window.
       examples: the most texts of a feature.

@@ -80,11 +80,12 @@ class Graph:
       adjacency: float32 `[rows, sources]`.
       bias: float32 `[rows]`.
       row_nodes: index in `nodes` of each row: features with a row, then logits.
-      readings: float32 `[rows]`, of the forward pass.
-      probabilities: of the logit nodes, by the model itself.
+      readings: the forward pass's value of what each row reads, float32 `[rows]`.
+      probabilities: probabilities of the logit nodes, by the model itself.
       directions: `[logits, D]` of the unembedding, minus its mean over the vocabulary.
       replacement: the frozen model that the graph is of.
-      transcoder: whose features it has, or neurons, with what is frozen of them.
+      transcoder: the transcoder, or the neurons, whose features it has, with what is frozen of
+        them.
     """
 
     nodes: pa.Table
@@ -189,8 +190,8 @@ class Graph:
         """Why a head looked there: the score by sources at the query and at the key (Fig. 8).
 
         Args:
-          layer: of the head.
-          head: of the queries, where keys are shared by several heads.
+          layer: layer of the head.
+          head: index of the query head, where keys are shared by several heads.
           query: position.
           key: position, no later than the query.
 
@@ -266,11 +267,11 @@ class Graph:
         `graph_document.document` writes more: mediation, attention scores, interventions, labels.
 
         Args:
-          path: of the file; its stem, of letters, digits, `-` and `_`, names the graph.
-          tokenizer: gives the texts of tokens; without one they are ids.
-          model_name: by which viewers group graphs.
-          node_threshold: as in `prune`.
-          edge_threshold: as in `prune`.
+          path: path of the file; its stem, of letters, digits, `-` and `_`, names the graph.
+          tokenizer: the tokenizer, for the texts of tokens; without one they are ids.
+          model_name: the name by which viewers group graphs.
+          node_threshold: the node threshold of `prune`.
+          edge_threshold: the edge threshold of `prune`.
 
         Raises:
           BadInputError: the stem has other characters.
@@ -388,7 +389,7 @@ _mediate_edges = exact_jit(mediation.mediate_edges)
 
 
 def _filled_up(ends_X: np.ndarray, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Different ends, at most so many, the last repeated to one of few sizes; indices in them.
+    """The different ends, the last one repeated up to one of few sizes, and each end's index.
 
     Sizes are `least` times powers of two, up to `most`: few are compiled.
     """

@@ -44,7 +44,7 @@ class Graph(Protocol):
 
     @property
     def bias(self) -> np.ndarray:
-        """Of each row."""
+        """The constant of each row."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Graph(Protocol):
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Of the logit nodes."""
+        """Probabilities of the logit nodes."""
         ...
 
     def edges(self) -> Edges:
@@ -113,17 +113,17 @@ def document(
       pruned: what of it to write.
       slug: name of the graph, of letters, digits, `-` and `_`.
       model_name: the `scan` that viewers group graphs by.
-      tokens: of the prompt, as text.
-      logit_tokens: of the logit nodes, as text.
-      node_threshold, edge_threshold: of the pruning.
-      feature_type: of the nodes of features.
+      tokens: tokens of the prompt, as text.
+      logit_tokens: tokens of the logit nodes, as text.
+      node_threshold, edge_threshold: thresholds of the pruning.
+      feature_type: type of the nodes of features.
       generation: settings of the attribution as viewers name them (`generation_settings`); the
         number of logits by default.
       transcoders: names of the transcoders whose features these are.
-      labels: of features, by layer and index.
-      mediated: of edges, by source and target as indices in `graph.nodes`.
+      labels: labels of features, by layer and index.
+      mediated: mediation of edges, by source and target as indices in `graph.nodes`.
       scores: attention scores of this graph (`Graph.qk`).
-      effects: of interventions on this graph (`interventions.measure`), in all modes.
+      effects: effects of interventions on this graph (`interventions.measure`), in all modes.
 
     Raises:
       UsageError: a mode of `effects` is missing.

@@ -36,11 +36,11 @@ class GroupOutcome:
     """What becomes of the next token, by group G and factor F.
 
     Attributes:
-      change_GFK: of the K demeaned logits, from the clean run.
-      probability_GFK: of their tokens.
-      clean_probability_K: in the clean run.
+      change_GFK: change of the K demeaned logits from the clean run.
+      probability_GFK: probability of their tokens.
+      clean_probability_K: probability of these tokens in the clean run.
       top_GFn: ids of the most probable next tokens.
-      top_probability_GFn: their probabilities.
+      top_probability_GFn: probabilities of these tokens.
     """
 
     change_GFK: np.ndarray
@@ -56,9 +56,9 @@ class GroupEffects:
 
     Attributes:
       groups: members of each, different indices in `Graph.nodes` in order.
-      factors: that each was multiplied by.
+      factors: factors that each group was multiplied by.
       predicted_GFK: change of the K demeaned logits by the graph's columns.
-      outcomes: measured, by mode.
+      outcomes: measured outcomes, by mode.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -80,12 +80,12 @@ def scale_groups(
     """Effects on the next token of multiplying all sources of a group, for groups and factors.
 
     Args:
-      model: that the graph is of.
-      graph: of one prompt.
+      model: the model that the graph is of.
+      graph: graph of one prompt.
       groups: indices of sources in `graph.nodes`; a source that is named twice counts once.
-      factors: 0 removes a group, 1 leaves the run as it is.
-      modes: which to measure.
-      top: how many of the most probable next tokens to name.
+      factors: multiples of the sources; 0 removes a group, 1 leaves the run as it is.
+      modes: modes to measure.
+      top: number of most probable next tokens to name.
       batch: runs at a time.
 
     Raises:

@@ -34,8 +34,8 @@ class Edges:
       weight_RS: attribution to each row of each source.
       node_R: the row's node as a source; -1 for logits.
       start_R: probability of logits, 0 for features.
-      kind_S: of sources.
-      error_S: of each feature, the error at its layer and position; of other sources -1.
+      kind_S: kind of each source.
+      error_S: the error at each feature's layer and position; -1 for other sources.
     """
 
     weight_RS: np.ndarray
@@ -45,7 +45,7 @@ class Edges:
     error_S: np.ndarray
 
     def without(self, kept_S: np.ndarray) -> "Edges":
-        """Without the sources that are not kept, and their rows."""
+        """The edges without the sources that are not kept, and without their rows."""
         kept_R = (self.node_R < 0) | kept_S[self.node_R]
         kept_RS = kept_R[:, None] & kept_S[None]
         return dataclasses.replace(self, weight_RS=np.where(kept_RS, self.weight_RS, 0.0))
@@ -58,9 +58,9 @@ class Pruned:
     Attributes:
       kept_S: sources; tokens always.
       kept_RS: edges.
-      influence_S: of sources, before pruning.
+      influence_S: influence of each source, before pruning.
       share_S: cumulative share of influence of all sources that have at least as much.
-      score_RS: of edges between kept nodes: how much of the logits' influence passes there.
+      score_RS: the logits' influence that passes each edge between kept nodes.
     """
 
     kept_S: np.ndarray
@@ -76,8 +76,8 @@ class Scores:
 
     Attributes:
       replacement: share of tokens in the influence of tokens and errors.
-      completeness: over all nodes.
-      completeness_with_inputs: over features and logits.
+      completeness: completeness over all nodes.
+      completeness_with_inputs: completeness over features and logits.
     """
 
     replacement: float
@@ -244,7 +244,7 @@ def scores(edges: Edges, kept_S: np.ndarray | None = None) -> Scores:
 
 
 def _moved_to_errors(edges: Edges, kept_S: np.ndarray) -> Edges:
-    """Each removed feature's column added to that of the error at its layer and position."""
+    """The edges with each removed feature's column added to the error at its layer and position."""
     moved_S = (edges.kind_S == FEATURE) & ~kept_S
     weight_RS = np.array(edges.weight_RS, np.float64)
     for error in np.unique(edges.error_S[moved_S]):

@@ -53,11 +53,11 @@ def measure(
     """Effects of interventions on all rows of a graph, predicted and measured.
 
     Args:
-      model: that the graph is of.
-      graph: of one prompt.
+      model: the model that the graph is of.
+      graph: graph of one prompt.
       interventions: pairs of a source (index in `graph.nodes`) and a factor: 0 removes it, 2
         doubles it, the paper's steering takes -5 and -10.
-      modes: which to measure.
+      modes: modes to measure.
       batch: interventions at a time.
 
     Raises:
@@ -144,7 +144,7 @@ class Run:
 
     Attributes:
       input_LBTD: inputs of MLPs.
-      hidden_BD: at the last position, after the last norm.
+      hidden_BD: hidden state at the last position, after the last norm.
     """
 
     input_LBTD: jax.Array
@@ -163,8 +163,8 @@ def run_scaled(
     """Runs in each of which a group of sources is multiplied by a factor, a batch at a time.
 
     Args:
-      model: of `checked`.
-      graph: of one prompt.
+      model: the model in float32, from `checked`.
+      graph: graph of one prompt.
       groups: different sources of each intervention, indices in `graph.nodes`, one or more.
       factors: one per group.
       mode: what is frozen.
@@ -245,7 +245,8 @@ class ScaledActivations(StatefulEdit):
     """Some activations `[B, T, F]` of a layer as multiples of those of the first row.
 
     Attributes:
-      row_X, position_X, feature_X: which; an index beyond F is of another layer.
+      row_X, position_X, feature_X: row, position and index of each scaled feature; an index beyond
+        F is of another layer.
       factor_X: the multiples.
       skip_start: first tokens without features (`basis.Features.skip_start`).
     """
@@ -281,7 +282,7 @@ def _scaled(
 
 @functools.partial(exact_jit, static_argnames=("mode", "size"))
 def _run(model, features, error_LTD, tokens_T, sources, row_X, added_X, scaled, *, mode, size):
-    """A `Run` of `size` rows, the sources `[X]` added so many times more to theirs, or scaled."""
+    """Runs `size` rows, with sources added `added_X` times more to their rows, or scaled."""
     L, T, D = error_LTD.shape
     write_LXD = sources.write_XLD.swapaxes(0, 1) * added_X[None, :, None]
     embedding_XD = sources.embedding_XD * added_X[:, None]
@@ -321,14 +322,14 @@ def responding(
     embedding_BTD: jax.Array,
     scaled: ScaledActivations,
 ) -> Mapping[str, Any]:
-    """Edits by which MLPs are their features, which respond, plus errors and what is added.
+    """Edits that replace MLPs by features that respond, plus errors and what is added.
 
     Args:
-      features: of the model's MLPs.
+      features: features of the model's MLPs.
       error_LTD: MLP outputs of the clean run minus what its features reconstruct.
-      added_LBTD: to the outputs of MLPs.
-      embedding_BTD: added to the embedding.
-      scaled: multiplies some of the features' activations; leaves have a leading L.
+      added_LBTD: vectors added to the outputs of MLPs.
+      embedding_BTD: vectors added to the embedding.
+      scaled: multiples that some of the features' activations are set to; leaves have a leading L.
     """
     raise NotImplementedError(f"{type(features).__name__} has no forward pass of its own")
 

@@ -28,10 +28,10 @@ class Targets:
     """Readings of the residual stream.
 
     Attributes:
-      layer_X: whose MLP input is read; L for the logits, -1 for no reading.
-      position_X: where.
+      layer_X: layer of each reading's MLP input; L for the logits, -1 for no reading.
+      position_X: position of each reading.
       vector_XD: the reading is its product with the residual stream, plus a constant.
-      constant_X: of biases in the norm that the reading is after, and of the encoder.
+      constant_X: constant of each reading, from biases in the norm before it and from the encoder.
     """
 
     layer_X: jax.Array
@@ -45,9 +45,9 @@ class Sources:
     """Additions to the residual stream.
 
     Attributes:
-      position_X: where.
-      write_XLD: added to the output of each layer.
-      embedding_XD: added to the input of the first.
+      position_X: position of each source.
+      write_XLD: what each adds to the output of each layer.
+      embedding_XD: what each adds to the input of the first layer.
     """
 
     position_X: jax.Array
@@ -108,9 +108,9 @@ class Tangents:
     """What sources add to the residual stream.
 
     Attributes:
-      input_LXTD: at the input of each block.
+      input_LXTD: additions at the input of each block.
       value_LXS: values of its mixer there.
-      last_XTD: after all blocks.
+      last_XTD: additions after all blocks.
     """
 
     input_LXTD: jax.Array
@@ -140,9 +140,9 @@ class Rows:
     """Rows of the adjacency matrix by kind of source, and what constants add.
 
     Attributes:
-      feature: of features, as `Writes.attributions` has them.
-      error_XLT, token_XT: of errors and tokens.
-      bias_X: of everything constant.
+      feature: attributions of features, as `Writes.attributions` returns them.
+      error_XLT, token_XT: attributions of errors and tokens.
+      bias_X: what everything constant adds.
     """
 
     feature: jax.Array
@@ -168,11 +168,11 @@ class Written(Protocol):
         ...
 
     def add(self, total: Any, layer: Any, c_XTD: jax.Array) -> tuple[Any, Any]:
-        """Sums with one layer more, and what is this layer's alone, of its cotangents."""
+        """Sums with one layer more, from its cotangents, and what belongs to this layer alone."""
         ...
 
     def attributions(self, total: Any, per_layer: Any) -> jax.Array:
-        """Of the features, targets first."""
+        """The attributions of the features, targets first."""
         ...
 
 
@@ -181,7 +181,8 @@ class Writes:
     """What features write, by position and place in the table of that position.
 
     Attributes:
-      write_LTZD: into each layer: activation times decoder, zero where a feature does not write.
+      write_LTZD: additions to each layer: activation times decoder, zero where a feature does not
+        write.
     """
 
     write_LTZD: jax.Array
@@ -204,7 +205,7 @@ class Writes:
         return total + jnp.einsum("XTD,TZD->XTZ", c_XTD, layer), ()
 
     def attributions(self, total: Any, per_layer: Any) -> jax.Array:
-        """`[X, T, Z]`."""
+        """The attributions `[X, T, Z]`."""
         del per_layer
         return total
 
@@ -214,7 +215,8 @@ class OwnLayerWrites:
     """What features write that write into their own layer alone, all features of all positions.
 
     Attributes:
-      decoder_LFD, activation_LTF: whose products are written.
+      decoder_LFD, activation_LTF: decoder vectors and activations, the products of which are
+        written.
     """
 
     decoder_LFD: jax.Array
@@ -239,7 +241,7 @@ class OwnLayerWrites:
         return total, jnp.einsum("XTD,FD->XTF", c_XTD, decoder_FD) * activation_TF[None]
 
     def attributions(self, total: Any, per_layer: Any) -> jax.Array:
-        """`[X, L, T, F]`."""
+        """The attributions `[X, L, T, F]`."""
         del total
         return jnp.swapaxes(per_layer, 0, 1)
 
@@ -258,10 +260,10 @@ def attribution_rows(
 
     Args:
       replacement: the model.
-      writes: of the features.
-      targets: what is attributed. Layers above all of them are skipped.
-      entering: targets read the input of their block, before its attention, not of its MLP.
-      positions: all targets are at the first so many; None for all.
+      writes: what the features write.
+      targets: the targets. Layers above all of them are skipped.
+      entering: whether targets read the input of their block, before its attention, not of its MLP.
+      positions: number of first positions that hold all targets; None for all positions.
     """
     L, length, _ = replacement.error_LTD.shape
     X, T = len(targets.layer_X), positions or length

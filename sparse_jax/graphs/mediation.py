@@ -34,7 +34,7 @@ class Mediation:
       score_XLNTS: a(l, h, q, k).
       bypass_XL: paths past the attention of the layer.
       late_XL: paths that begin at or after the layer.
-      layer_X: of the targets, L for logits; layers above have no share.
+      layer_X: layer of each target, L for logits; layers above have no share.
     """
 
     score_XLNTS: jax.Array
@@ -93,7 +93,7 @@ def mediate_edges(
     Args:
       replacement: the model.
       sources, targets: ends of edges, each once.
-      tangents: of the sources (`linear.tangents`).
+      tangents: tangents of the sources (`linear.tangents`).
       source_X, target_X: indices in them of the ends of each edge.
       open_L3P: the entries of each layer's pattern that are not 0 (`open_pairs`), without which
         there is no share; None to contract all.
@@ -158,7 +158,7 @@ def batches_with_few_sources(source_X: np.ndarray, batch: int) -> Iterator[slice
 
 
 def by_source(edges_X2: np.ndarray, most: int) -> list[np.ndarray]:
-    """Edges, pairs of source and target, by so many sources at a time, and of them by target.
+    """Edges, pairs of source and target, in parts of at most `most` sources, sorted by target.
 
     `Graph.mediations` of each then has few passes.
     """

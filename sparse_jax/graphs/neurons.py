@@ -55,9 +55,10 @@ class Neurons:
     """The neurons of all MLPs of a model, in place of a transcoder (`basis.Features`).
 
     Attributes:
-      params: of the MLPs, float32: up, down and their biases; gate and its bias where it is gated.
+      params: parameters of the MLPs, float32: up, down and their biases; gate and its bias where it
+        is gated.
       kept_LTF: the neurons that are features on a prompt; None for all.
-      quotient_LTF: frozen on a prompt (`for_prompt`); None before.
+      quotient_LTF: quotients frozen on a prompt (`for_prompt`); None before.
       activation: function of the MLPs.
       post_norms: whether MLP outputs pass a norm, which `check` refuses.
     """
@@ -77,7 +78,7 @@ class Neurons:
 
     @property
     def skip_start(self) -> int:
-        """0: neurons are those of the model at every token."""
+        """The number 0, since neurons have values at every token."""
         return 0
 
     @property
@@ -110,7 +111,7 @@ class Neurons:
             )
 
     def for_prompt(self, input_LTD: jax.Array) -> "Neurons":
-        """With quotients frozen, of the inputs of a prompt's MLPs."""
+        """The neurons with quotients frozen, from the inputs of a prompt's MLPs."""
         act = ACTIVATIONS[self.activation]
         if "gate" in self.params:
             quotient_LTF = act(self._product("gate", input_LTD))
@@ -162,7 +163,7 @@ class Neurons:
     def writes(
         self, layer_X: jax.Array, feature_X: jax.Array, activation_X: jax.Array
     ) -> jax.Array:
-        """What neurons write into each layer `[L, X, D]`: nothing but in their own."""
+        """Writes of neurons into each layer, `[L, X, D]`: zero but in a neuron's own layer."""
         down_LFD = self.params["down"]
         own_LX = jnp.arange(len(down_LFD))[:, None] == layer_X[None]
         written_XD = down_LFD[layer_X, feature_X] * activation_X[:, None]
@@ -214,7 +215,7 @@ def graph(
     times 4 L T F bytes beside the weights: .8 GB for SmolLM2-135M and 16 tokens.
 
     Args:
-      model: as in `attribute`.
+      model: the argument of `attribute`.
       tokens: ids of the prompt, `[T]`.
       targets: ids of the logit nodes, as in `attribute`.
       max_features: neurons that are features.
@@ -255,7 +256,7 @@ def _with_features(prompt: Prompt, kept_LTF: np.ndarray) -> Prompt:
 def _others_as_errors(
     computed: FeatureRows, table: ActiveFeatures, shape: tuple[int, int, int]
 ) -> FeatureRows:
-    """Rows whose columns are a table's features, errors and tokens, of those with all neurons."""
+    """Rows with columns for a table's features, errors and tokens, from rows with all neurons."""
     L, T, F = shape
     columns = np.ravel_multi_index((table.layer_X, table.position_X, table.feature_X), shape)
     logits, order = len(computed.weights) - len(computed.chosen), np.argsort(computed.chosen)

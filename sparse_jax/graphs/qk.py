@@ -60,11 +60,11 @@ class QK:
     """One attention score by sources; see the head of this file.
 
     Attributes:
-      layer, head, query, key: whose score, and at which positions.
-      score: of the forward pass, scaled, before mask and soft cap.
+      layer, head, query, key: layer, query head and positions of the score.
+      score: score in the forward pass, scaled, before mask and soft cap.
       nodes: indices in `Graph.nodes` of the S sources that reach the head, the bias last.
       query_SH, key_SH: what each adds to the rotated query and key, float64 of float32 results.
-      scale: on the product.
+      scale: factor of the product.
     """
 
     layer: int
@@ -185,7 +185,7 @@ def of_rows(
       replacement: the model.
       place: layer, head, query and key.
       rows: `[2 H, S]` of `targets`, sources in the order of the graph's nodes.
-      biases: of those rows.
+      biases: constants of those rows.
       bias_node: index of the bias.
     """
     layer, head, query, key = place

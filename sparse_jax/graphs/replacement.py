@@ -49,13 +49,13 @@ class Replacement:
       token_TD: token embeddings.
       position_TD: position embeddings, zero where positions are rotations.
       attention_bias_LTD: what mixers add to the residual stream because of biases alone.
-      decoder_bias_LD: of the transcoder.
+      decoder_bias_LD: decoder bias of the transcoder.
       pre_LTF, feature_LTF: features before and after the activation function.
       input_LTD, output_LTD: inputs and outputs of the MLPs.
       error_LTD: output minus reconstruction.
-      logits_V: at the last position, before a soft cap.
-      probability_V: of the next token, by the model itself.
-      scores: of attention; None for a mixer without scores.
+      logits_V: logits at the last position, before a soft cap.
+      probability_V: probabilities of the next token, by the model itself.
+      scores: the attention scores; None for a mixer without scores.
     """
 
     layers: FrozenLayers
@@ -111,7 +111,7 @@ def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Repl
     """The replacement model of a prompt, from one forward pass in float32.
 
     Args:
-      model: dense or sparse; its parameters are cast to float32.
+      model: a dense or sparse model; its parameters are cast to float32.
       features: a transcoder of raw activations (`Transcoder.folded`), or neurons.
       tokens_T: ids of the prompt.
     """

@@ -200,9 +200,9 @@ def feature_rows(
     time.
 
     Args:
-      filler: gives rows of features, the first columns.
-      logit_rows, logit_bias: of the logits.
-      probabilities: of the logits.
+      filler: the source of rows of features, the first columns.
+      logit_rows, logit_bias: rows and constants of the logits.
+      probabilities: probabilities of the logits.
       max_features: how many features get a row; None for all.
     """
     total, (logits, columns) = len(filler.layer_X), logit_rows.shape

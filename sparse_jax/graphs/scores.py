@@ -29,7 +29,7 @@ class FrozenScores:
       query_norm_LTNH, key_norm_LSKH: factors of the norms of queries and keys; None without.
       rotation_2LTR: cosines and sines of the R rotated pairs of coordinates; None without.
       rotated_query_LTNH, rotated_key_LSKH: queries and keys of the forward pass, as scored.
-      scale: on the product, before a soft cap.
+      scale: factor of the product, before a soft cap.
     """
 
     query_LDNH: jax.Array
@@ -65,8 +65,8 @@ def freeze_scores(
       p: parameters of the mixers of all layers.
       norm_bias_LD: bias of the norm before the mixer.
       records: `score_sites` of one prompt, without the axis B.
-      cfg: of the decoder.
-      mixer: of its blocks.
+      cfg: configuration of the decoder.
+      mixer: mixer of the blocks.
 
     Raises:
       UsageError: queries and keys pass a norm that subtracts a mean over all heads.

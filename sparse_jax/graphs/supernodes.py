@@ -36,10 +36,10 @@ def propose(
     """Groups of two features or more, as `qParams.supernodes` holds them: a label, then ids.
 
     Args:
-      document: of `graph_json`.
-      decoders: by layer and index of a feature, vectors of one length; those that are not in it are
-        compared by links alone.
-      band: how far apart the layers of a group may be.
+      document: a document of `graph_json`.
+      decoders: vectors of one length, by layer and index of a feature; features that are not in it
+        are compared by links alone.
+      band: largest difference between the layers of two features of a group.
       similarity: least mean cosine of two features of a group.
 
     Returns:

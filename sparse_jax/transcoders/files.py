@@ -61,9 +61,9 @@ class Origin:
     """Where a transcoder comes from.
 
     Attributes:
-      model_name: of the model that it was trained on.
-      model_sha256: which one (`ModelIdentity.text`), in files of earlier versions the digest of
-        its weights; "" if it is not known.
+      model_name: name of the model that it was trained on.
+      model_sha256: identity of that model (`ModelIdentity.text`), in files of earlier versions the
+        digest of its weights; "" if it is not known.
       numbers: results of the run, by name.
     """
 
@@ -180,7 +180,7 @@ def identity(folder: str | os.PathLike[str]) -> ModelIdentity:
 
 
 def _description(folder: Path) -> dict[str, Any]:
-    """config.yaml."""
+    """The content of config.yaml."""
     if not (folder / CONFIG).is_file():
         raise BadInputError(f"{folder} has no {CONFIG}, so it is no transcoder")
     try:
@@ -251,7 +251,7 @@ def _described(
 
 
 def _note(file: Path, layers: int) -> Note:
-    """The note of a folder with encoders of so many layers."""
+    """The note of a folder with encoders of `layers` layers."""
     tree = read_json(file)
     if isinstance(tree, dict) and tree.get("format") not in (_OTHER_HOOKS, _FORMAT):
         raise BadInputError(

@@ -28,7 +28,7 @@ class Scales:
     """Factors that bring the mean norm over tokens to sqrt(D), by layer, and that mean input norm.
 
     Attributes:
-      input_L, output_L: of inputs and outputs.
+      input_L, output_L: factors of inputs and outputs.
       norm_L: mean norm of the inputs, before scaling, to which outliers are compared.
     """
 
@@ -63,11 +63,11 @@ def read_activations(
     """The activations of a batch.
 
     Args:
-      model: dense or sparse.
-      scales: of the activations.
+      model: a dense or sparse model.
+      scales: scales of the activations.
       batch: tokens and their masks; the targets are not read.
       skip_start: first tokens of each row to leave out.
-      outlier: leaves out tokens whose input has at least so many times `scales.norm_L`.
+      outlier: a multiple of `scales.norm_L`; tokens whose input has that norm or more are left out.
     """
     record = {INPUT: keep, OUTPUT: keep}
     records = model.forward(batch.input_BT, batch.input_mask_BT, record=record).records

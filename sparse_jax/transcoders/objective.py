@@ -120,11 +120,11 @@ class Transcoding:
 
     Attributes:
       cfg: the transcoder.
-      penalties: of the loss.
+      penalties: penalties of the loss.
       steps: updates of the run.
       skip_start: first tokens of a row that are left out, which attention sinks dominate.
       outlier: tokens are left out whose input has a norm of at least so many times the mean norm.
-      dtype: of the computation.
+      dtype: dtype of the computation.
       make_batch: function from rows of ids to inputs, targets and masks.
     """
 
@@ -208,7 +208,7 @@ class Transcoding:
     def loss(
         self, params: ParamTree, acts: Activations, aux_state: Progress, tokens: jax.Array
     ) -> tuple[jax.Array, Numbers]:
-        """The term of some activations in a mean over so many tokens, and its metrics."""
+        """The part of these activations in a mean over `tokens` tokens, and its metrics."""
         p, transcoder = self.penalties, Transcoder(params, self.cfg)
         mask_1X1 = acts.mask_X[None, :, None]
         pre_LXF, z_LXF = self.features(transcoder, acts, aux_state.updates)

@@ -23,7 +23,7 @@ class Agreement:
     """Sums over the tokens of a batch that count.
 
     Attributes:
-      tokens: their number.
+      tokens: number of tokens.
       divergence: KL of the model's next-token distribution from the replaced one's, in nats.
       agreeing: tokens with the same most likely next token.
     """
@@ -43,7 +43,7 @@ class _State:
 
 @struct.dataclass
 class _Start(StatefulEdit):
-    """At the embedding: what is there before any feature writes."""
+    """The edit at the embedding: sets what is there before any feature writes."""
 
     num_layers: int = struct.field(pytree_node=False)
     written_LBTD: jax.Array | None = None
@@ -61,7 +61,7 @@ class _Start(StatefulEdit):
 
 @struct.dataclass
 class _Encode(StatefulEdit):
-    """At the MLP's input: adds what this layer's features write; leaves are of one layer."""
+    """The edit at an MLP's input: adds what its layer's features write; leaves are of one layer."""
 
     encoder_FD: jax.Array
     bias_F: jax.Array
@@ -81,7 +81,7 @@ class _Encode(StatefulEdit):
 
 @struct.dataclass
 class _Write(StatefulEdit):
-    """At the MLP's output: what all features wrote here, where the token is replaced."""
+    """The edit at an MLP's output: what all features wrote there, where the token is replaced."""
 
     bias_D: jax.Array
     replaced_BT1: jax.Array
@@ -103,10 +103,10 @@ def substitute(
     """Edits that replace the MLPs by a transcoder of raw activations.
 
     Args:
-      transcoder: of the model that is run.
+      transcoder: a transcoder of the model that is run.
       replaced_BT: true for the tokens whose MLPs are replaced.
       written_LBTD: what else is written into each layer, such as errors; None for nothing.
-      embedding_BTD: added to the embedding; None for nothing.
+      embedding_BTD: vectors added to the embedding; None for nothing.
       activations: edit of the features' activations `[B, T, F]`, whose leaves have a leading L.
     """
     cfg, p = transcoder.cfg, transcoder.params
@@ -146,11 +146,11 @@ def agreement(
     """Next-token distributions of the model and of the replaced one, at the replaced tokens.
 
     Args:
-      model: dense or sparse.
-      transcoder: of raw activations.
+      model: a dense or sparse model.
+      transcoder: a transcoder of raw activations.
       tokens_BT: ids.
       valid_BT: false where a token is padding.
-      replaced_BT: as in `substitute`.
+      replaced_BT: true for the tokens whose MLPs are replaced (`substitute`).
     """
     whole_BTV = model.forward(tokens_BT, valid_BT).logits
     edits = substitute(transcoder, replaced_BT)

@@ -41,14 +41,14 @@ class TranscoderConfig:
     """Sizes and activation function of a transcoder.
 
     Attributes:
-      num_layers: of the model.
+      num_layers: layers of the model.
       hidden_size: D of the model.
       features: F, per layer.
-      kind: of the activation function; "batchtopk" has thresholds too, by which it is evaluated
+      kind: kind of activation function; "batchtopk" has thresholds too, by which it is evaluated
         and exported.
-      window: a feature writes into its own layer and the next `window - 1`; None for all later
-        ones, 1 for a per-layer transcoder.
-      bandwidth: of the derivative by the threshold (`activations.jumprelu`).
+      window: the number of layers that a feature writes into, from its own on; None for all of
+        them, 1 for a per-layer transcoder.
+      bandwidth: width of the band in which the threshold has a derivative (`activations.jumprelu`).
       threshold: initial theta of each feature.
 
     Raises:
@@ -120,7 +120,7 @@ def spec(cfg: TranscoderConfig) -> ParamTree:
 
 
 def equal_features(cfg: TranscoderConfig, window: int) -> int:
-    """Features a layer with which a transcoder of this window has as many parameters, rounded."""
+    """The features per layer that give a transcoder of this window as many parameters, rounded."""
 
     def slope(sizes: TranscoderConfig) -> int:
         # The number of parameters is linear in the features, up to the decoder's biases.
@@ -131,7 +131,7 @@ def equal_features(cfg: TranscoderConfig, window: int) -> int:
 
 
 def shuffled(transcoder: "Transcoder", seed: int) -> "Transcoder":
-    """The decoders of each layer's features among each other in random order, the rest as it is.
+    """The transcoder with each layer's decoders in random order, and the rest unchanged.
 
     A feature keeps its encoder and threshold, and writes what another one of its layer wrote, into
     all targets.
@@ -260,7 +260,7 @@ class Transcoder:
         return self.params["decoder_bias"]
 
     def check(self, cfg: DecoderConfig) -> None:
-        """Raises where the transcoder cannot be of a model.
+        """Raises an error if the transcoder does not fit a model.
 
         Raises:
           UsageError: sizes differ, a parameter is not finite, or it reads or writes what in this
@@ -326,7 +326,7 @@ class Transcoder:
         return jnp.sqrt(jnp.stack(squares_LF))
 
     def folded(self, scale_in_L: jax.Array, scale_out_L: jax.Array) -> "Transcoder":
-        """The transcoder of raw activations, of one that was trained on scaled ones.
+        """The transcoder of raw activations, if this one was trained on scaled ones.
 
         It was trained on inputs times `scale_in_L` and outputs times `scale_out_L`. Thresholds and
         encoder biases are those of the scaled inputs and stay.

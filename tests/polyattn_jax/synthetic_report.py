@@ -13,8 +13,8 @@ from lm_jax.run.files import to_jsonable
 from lm_jax.statistics import Interval
 from polyattn_jax.audit import schema
 from polyattn_jax.audit.config import AuditConfig
-from polyattn_jax.audit.provenance import Provenance
 from polyattn_jax.audit.results import ConditionResult
+from polyattn_jax.audit.results.provenance import Provenance
 from polyattn_jax.recipes.calibrate import AtLength, Calibration
 from polyattn_jax.recipes.diagnostic import Status, required_degree
 from polyattn_jax.recipes.linear_state import linear_state

@@ -69,7 +69,7 @@ def _shifted(xp: Any, x_BTX: Any) -> Any:
 def program(
     what: str, suite: cases.Suite, case: cases.Case, arrays: cases.Arrays, copies: int
 ) -> timing.Program:
-    """As `timing.program`: one run is `copies` calls, each on arrays of its own.
+    """Makes a `timing.Program`: one run is `copies` calls, each on arrays of its own.
 
     Args:
       what: "forward", or "gradient" for forward and backward.

@@ -74,7 +74,7 @@ class Outside:
     """A baseline that is no JAX program, and may not be installed.
 
     Attributes:
-      missing: returns what to install, or "" if it can run.
+      missing: function that returns what to install, or "" if it can run.
       program: `(what, suite, case, arrays, copies)`, as `timing.program` returns.
     """
 

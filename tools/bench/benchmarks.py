@@ -117,8 +117,8 @@ class Prepared:
     """A benchmark that is compared and compiled, and can be timed.
 
     Attributes:
-      result: without times; final where there are no programs.
-      programs: of each pass ours and the baseline's.
+      result: the result without times; final where there are no programs.
+      programs: our program and the baseline's, for each pass.
     """
 
     result: Result
@@ -128,7 +128,7 @@ class Prepared:
         """Times both in turns.
 
         Args:
-          repeats: turns.
+          repeats: number of turns.
           settle: untimed seconds before each timed run (`timing.in_turns`).
         """
         if not self.programs:

@@ -91,10 +91,10 @@ def bench_forward(
     """Times forward passes in turns; yields what is measured after each length.
 
     Args:
-      names: of models, ProtoT first; on a GPU LLaMA is timed with cuDNN's attention too.
-      config: their sizes and dtype.
+      names: names of the models, ProtoT first; on a GPU LLaMA is timed with cuDNN's attention too.
+      config: the sizes and dtype of the models.
       lengths: tokens of a pass.
-      repeats: turns.
+      repeats: number of turns.
       calls: passes of one timing, so that waiting for the last is spread over them.
     """
     models = {name: functools.partial(forward, name) for name in names}

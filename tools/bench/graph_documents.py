@@ -11,11 +11,12 @@ def synthetic(
     """A document of `graph_json`: features and an error per layer and position, all kinds of node.
 
     Args:
-      features, links: how many; links are those of a random causal graph.
-      layers, positions, logits: of the model and the prompt.
-      seed: of everything random.
-      text: added to every token, label and prompt.
-      scale: of the weights.
+      features, links: the number of features and of links; the links are those of a random causal
+        graph.
+      layers, positions, logits: sizes of the model and the prompt.
+      seed: seed of everything random.
+      text: a suffix of every token, label and prompt.
+      scale: scale of the weights.
     """
     rng = np.random.default_rng(seed)
     tokens = [f" w{k}{text}" for k in range(positions)]

@@ -40,7 +40,7 @@ def first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def alone(lock: Path | None) -> Iterator[None]:
-    """Holds `lock` in its `with` block: of the processes that share a device, one times it."""
+    """Holds `lock` within it, so that one process at a time measures on the device."""
     if lock is None:
         yield
         return
@@ -56,7 +56,7 @@ class Shard(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        """Of "I/N", with I from 0 on.
+        """Reads "I/N", with I from 0 on.
 
         Raises:
           argparse.ArgumentTypeError: no such pair.
@@ -158,7 +158,7 @@ class Program(NamedTuple):
     """A compiled program to time: `run` does `calls` calls of it.
 
     Attributes:
-      bytes: of its temporaries.
+      bytes: bytes of its temporaries.
     """
 
     run: Pass

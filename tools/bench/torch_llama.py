@@ -67,7 +67,7 @@ class TorchStep:
             self.loss = float(loss_of(*self._batch))
 
     def __call__(self) -> float:
-        """One update, waited for; the loss before it."""
+        """Makes one update, waits for it, and returns the loss before it."""
         self._optimizer.zero_grad()
         loss = self._loss(*self._batch)
         loss.backward()

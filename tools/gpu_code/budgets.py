@@ -57,7 +57,7 @@ def workloads(*ops: str) -> list[tuple[cases.Suite, cases.Case]]:
 
 
 def program(suite: cases.Suite, case: cases.Case) -> tuple[Any, Any, Any]:
-    """A function of value and gradients by the kernel, and the shapes of its two arguments."""
+    """A function that computes values and gradients with the kernel, and its arguments' shapes."""
     key = jax.random.key(0)
     arrays = jax.eval_shape(lambda key: suite.make(case, key), key)
     cotangents = jax.eval_shape(lambda a, key: cases.cotangents(suite, case, a, key), arrays, key)

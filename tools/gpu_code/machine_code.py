@@ -42,10 +42,10 @@ class Kernel:
 
     Attributes:
       tile: elements of one turn of the main loop, (M, N), if the name contains it.
-      spill_bytes: stored and loaded, of one thread.
+      spill_bytes: bytes that one thread spills: stores and loads together.
       tensor_cores: `HGMMA`, `HMMA` or `none`: the best that the kernel uses.
-      loop_instructions: of one turn of the main loop in one thread; of the whole kernel if it has
-        no loop.
+      loop_instructions: instructions of one turn of the main loop in one thread; of the whole
+        kernel if it has no loop.
     """
 
     name: str

@@ -65,7 +65,7 @@ def _listed(names: list[str]) -> str:
 
 
 def lowered(name: str) -> tuple[int, int]:
-    """In how many slices of noise holding the routing lowers the divergence, and of how many."""
+    """The number of slices of noise where holding the routing lowers the divergence, and of all."""
     found = [each["models"][0]["clamp"]["pmr"]["ratio_of_means"] for each in _slices(name, "noise")]
     return sum(each["low"] > 0 for each in found), len(found)
 
@@ -81,7 +81,7 @@ def greatest_held(name: str) -> str:
 
 
 def least_and_most(name: str, model: str, slices: str) -> str:
-    """The least and the greatest divergence of a model over slices whose name ends so, in nats."""
+    """The least and the greatest divergence, in nats, over slices whose name ends in `slices`."""
     (at,) = (i for i, each in enumerate(summary(name)["models"]) if each["kind"] == model)
     found = [
         each["models"][at]["js"]["mean"]

@@ -26,7 +26,7 @@ def read_tasks(
 
     Args:
       tasks: names of `TASKS`.
-      truthfulqa_file: as `truthfulqa` takes it; empty for none.
+      truthfulqa_file: TruthfulQA's file, as `truthfulqa` takes it; empty for none.
       limit: the first so many questions of each task; None for all.
 
     Raises:

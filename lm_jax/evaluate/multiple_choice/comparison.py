@@ -33,7 +33,7 @@ class Answers:
     """A model's scores and answers on questions, in their order.
 
     Attributes:
-      log_likelihoods: of every choice, in nats.
+      log_likelihoods: log-likelihoods of every choice, in nats.
       correct: metric to a bool for each question.
       cut: number of questions with a prompt that was too long and lost its beginning.
     """
@@ -79,7 +79,7 @@ def compare(
       controls: names of models, not the first, with which all are paired too that are neither the
         first nor a control.
       confidence: coverage of all intervals.
-      quiet: print no progress.
+      quiet: whether no progress is printed.
 
     Returns:
       `{"confidence", "tasks": {task: {"n", "chance", "sha256", "cut", "metrics"}}}`: `chance` is

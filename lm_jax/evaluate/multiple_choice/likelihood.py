@@ -63,13 +63,13 @@ class Scorer:
     """A model to score: function from tokens to logits, tokenizer, longest context and batch.
 
     Attributes:
-      logits: from ids, int32 `[B, T]`, and where they are no padding, bool `[B, T]`, to logits
-        `[B, T, V]`; causal, deterministic and compiled. T is a multiple of 32 or `max_length`, B a
-        power of two.
+      logits: a function from ids, int32 `[B, T]`, and where they are no padding, bool `[B, T]`, to
+        logits `[B, T, V]`; causal, deterministic and compiled. T is a multiple of 32 or
+        `max_length`, B a power of two.
       tokenizer: the model's.
       max_length: the most tokens that the model reads.
       batch_tokens: the most tokens in a batch, of which all logits are held at once.
-      cache: from `open_cache` for this very model.
+      cache: results of this very model, from `open_cache`; None stores none.
     """
 
     logits: Logits
@@ -87,8 +87,8 @@ def open_cache(
     One process at a time writes there; the caller holds the lock of a work folder.
 
     Args:
-      folder: its parent must exist.
-      model: which one it is (`Pretrained.identity.text`).
+      folder: the folder of the results; its parent must exist.
+      model: the model's identity (`Pretrained.identity.text`).
       settings: everything else that determines the logits: dtype, attend, gates.
 
     Raises:
@@ -144,8 +144,8 @@ def score(scorer: Scorer, pairs: Sequence[Pair], *, quiet: bool = True) -> list[
 
     Args:
       scorer: the model.
-      pairs: from `pair`.
-      quiet: print no progress.
+      pairs: contexts with their continuations, from `pair`.
+      quiet: whether no progress is printed.
 
     Raises:
       BadInputError: a continuation is longer than the model reads, or a logit is NaN.

@@ -11,10 +11,10 @@ class PairedChange:
     """Accuracy of a model against the first one, or a control, on the same questions.
 
     Attributes:
-      change: of the accuracy, with Tango's interval.
+      change: the difference in accuracy, with Tango's interval.
       lost: questions that only the first model, or the control, answers correctly.
       gained: questions that only this model answers correctly.
-      p_value: of the exact McNemar test, two-sided, of this comparison alone.
+      p_value: p of the exact McNemar test, two-sided, of this comparison alone.
     """
 
     change: Interval
@@ -28,7 +28,7 @@ class MetricResult:
     """Accuracies by model, with Wilson intervals, and the changes of all but the first.
 
     Attributes:
-      accuracy: by model.
+      accuracy: accuracy of each model.
       paired: the change from the first model, by model.
       over_controls: the changes from each control, by control and model.
     """
@@ -45,9 +45,9 @@ class ChoiceTask:
     Attributes:
       n: questions.
       chance: accuracy of guessing.
-      sha256: of the questions.
-      cut: by model, questions with a prompt that was too long and lost its beginning.
-      metrics: by `acc` and `acc_norm`.
+      sha256: sha256 of the questions.
+      cut: questions with a prompt that was too long and lost its beginning, by model.
+      metrics: results by metric, `acc` and `acc_norm`.
     """
 
     n: Count
@@ -63,7 +63,7 @@ class Comparison:
 
     Attributes:
       confidence: level of all intervals.
-      tasks: by name.
+      tasks: results by task.
     """
 
     confidence: Share

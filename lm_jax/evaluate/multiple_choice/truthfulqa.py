@@ -33,7 +33,7 @@ def truthfulqa(path: str | Path, *, preset: str = "", limit: int | None = None) 
     """The questions of a file as `Q: question\\nA:`.
 
     Args:
-      path: see the head of this file.
+      path: the user's file, in a format that the head of this file lists.
       preset: text before every question, an empty line between them. Published numbers have six
         answered questions there, the "QA prompt" of the paper; `harness.truthfulqa_preset` reads it
         from the installed lm-evaluation-harness.

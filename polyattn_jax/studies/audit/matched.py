@@ -19,7 +19,7 @@ from polyattn_jax.audit.concentration import (
     with_target,
 )
 from polyattn_jax.audit.config import AuditConfig
-from polyattn_jax.audit.matched_results import MatchedSafety, SafeShares
+from polyattn_jax.audit.results import MatchedSafety, SafeShares
 from polyattn_jax.recipes.diagnostic import Status
 
 

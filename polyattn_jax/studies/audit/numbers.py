@@ -29,7 +29,6 @@ from polyattn_jax.audit.concentration import (
     unsafe,
 )
 from polyattn_jax.audit.config import AuditConfig
-from polyattn_jax.audit.provenance import Provenance
 from polyattn_jax.audit.results import (
     AuditSummary,
     BoundAgreement,
@@ -40,8 +39,9 @@ from polyattn_jax.audit.results import (
     RecipeVerdict,
     RowShares,
     SuiteAblation,
+    SuiteResult,
 )
-from polyattn_jax.audit.suite_results import SuiteResult
+from polyattn_jax.audit.results.provenance import Provenance
 from polyattn_jax.audit.summary import (
     accuracy,
     behaviour,

@@ -22,9 +22,8 @@ import pyarrow as pa
 from lm_jax.evaluate.multiple_choice.results import ChoiceTask
 from lm_jax.run import processes
 from lm_jax.run.files import write_json
-from lm_jax.run.finished import Inputs
 from lm_jax.run.tables import write_table
-from lm_jax.study import Work
+from lm_jax.study import Opened, Work
 from polyattn_jax.audit import (
     audit_suites,
     bias_tables,
@@ -42,8 +41,8 @@ from polyattn_jax.audit.audit_suites import PROMPTS, TEXTS, first_prompts
 from polyattn_jax.audit.columns import columns
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.opening import OpenAudit, open_audit
-from polyattn_jax.audit.provenance import read_provenance
 from polyattn_jax.audit.results import AuditSummary
+from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.audit.stages import Condition
 from polyattn_jax.recipes.calibrate import Calibration
 from polyattn_jax.recipes.linear_state import linear_state
@@ -70,9 +69,9 @@ class BesideStores:
     sets: dict[str, np.ndarray]
 
 
-def inputs(config: AuditSettings) -> Inputs:
+def inputs(config: AuditSettings) -> Opened:
     """The model and the files that an audit reads."""
-    return opening.inputs(config)
+    return opening.opened(config)
 
 
 def measure(config: AuditSettings, work: Work) -> AuditSummary:

@@ -50,9 +50,9 @@ def lines(summary: AuditSummary) -> list[str]:
     console.print("", _table(summary), "", sep="\n", highlight=False)
     say(overall_finding.text)
     for text, rows in (
-        (findings.of_texts(summary), _text_rows(summary)),
-        (findings.of_choices(summary), _choice_rows(summary)),
-        (findings.of_suites(summary), _suite_rows(summary)),
+        (_of_texts(summary), _text_rows(summary)),
+        (_of_choices(summary), _choice_rows(summary)),
+        (_of_suites(summary), _suite_rows(summary)),
     ):
         if text:
             say(text)
@@ -71,6 +71,39 @@ def lines(summary: AuditSummary) -> list[str]:
 def _text(text: str) -> Text:
     """Text without control characters, with ASCII for what fonts of terminals lack."""
     return Text(clean(text).replace("S₂", "S_2").replace("rᵖ", "r^p"))
+
+
+def _of_texts(summary: AuditSummary) -> str:
+    """What the table of losses on texts is of; empty without them."""
+    if not summary.texts:
+        return ""
+    base = findings.softmax_of(summary.texts)
+    texts = f"{base.loss.n:,} text{'s' * (base.loss.n != 1)}"
+    return (
+        f"Loss on your {texts} ({base.tokens:,} tokens), nats per token, and perplexity; change "
+        "and ratio are against softmax:"
+    )
+
+
+def _of_suites(summary: AuditSummary) -> str:
+    """What the table of named suites is of; empty without them."""
+    if not summary.suites:
+        return ""
+    return (
+        f"Other suites, n = {summary.config.suite_n:,} prompts each, right in % with softmax and "
+        "with the best recipe, and the verdicts on all recipes:"
+    )
+
+
+def _of_choices(summary: AuditSummary) -> str:
+    """What the table of multiple choice is of; empty without tasks."""
+    counts = ", ".join(f"{name}: {task.n:,}" for name, task in summary.choices.items())
+    return (
+        f"Multiple choice ({counts} questions), acc in %, and the 95 % interval of its change in "
+        "points:"
+        if counts
+        else ""
+    )
 
 
 def _text_rows(summary: AuditSummary) -> list[Sequence[str]]:

@@ -14,7 +14,7 @@ from polyattn_jax.audit import audit_suites, concentration, model_calibration, s
 from polyattn_jax.audit.audit_suites import TEXTS
 from polyattn_jax.audit.columns import columns, degrees
 from polyattn_jax.audit.opening import open_audit
-from polyattn_jax.audit.provenance import read_provenance
+from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.studies.check.numbers import by_head
 from polyattn_jax.studies.check.results import DiagnosisResult

@@ -38,10 +38,16 @@ from polyattn_jax.audit import (
 from polyattn_jax.audit.audit_suites import TEXTS
 from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.columns import columns
-from polyattn_jax.audit.hybrid_results import HeadSet, HybridResult, Search, SingleHead
 from polyattn_jax.audit.opening import OpenAudit, Suites, open_audit
-from polyattn_jax.audit.provenance import read_provenance
-from polyattn_jax.audit.results import ConditionResult, TextLoss
+from polyattn_jax.audit.results import (
+    ConditionResult,
+    HeadSet,
+    HybridResult,
+    Search,
+    SingleHead,
+    TextLoss,
+)
+from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.audit.stages import Condition
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, replaced_heads
 from polyattn_jax.recipes.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias

@@ -11,7 +11,7 @@ from lm_jax.report.tables import rate
 from lm_jax.run.terminal import format_table
 from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.bias_tables import describe
-from polyattn_jax.audit.hybrid_results import HeadSet, HybridResult
+from polyattn_jax.audit.results import HeadSet, HybridResult
 from polyattn_jax.report.recipes import FEW_PROMPTS
 from polyattn_jax.studies.check.hybrid import HEADS
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lm_jax.report import Report
-from polyattn_jax.audit.hybrid_results import HybridResult
+from polyattn_jax.audit.results import HybridResult
 from polyattn_jax.studies.check import diagnosis_report, hybrid_report, verdict_report
 from polyattn_jax.studies.check.results import CheckSummary, DiagnosisResult
 from polyattn_jax.studies.check.settings import CheckConfig

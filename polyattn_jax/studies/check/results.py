@@ -1,14 +1,13 @@
 """The summary of a check: of a verdict, of a search for heads, or of a diagnosis.
 
-`polyattn_jax.audit.results` declares the first, `polyattn_jax.audit.hybrid_results` the second.
+`polyattn_jax.audit.results` declares the first, `polyattn_jax.audit.results` the second.
 """
 
 import dataclasses
 
 from lm_jax.run.results import Count, Real
-from polyattn_jax.audit.hybrid_results import HybridResult
-from polyattn_jax.audit.provenance import Provenance
-from polyattn_jax.audit.results import CheckResult, Prevalence, SoftmaxComparison
+from polyattn_jax.audit.results import CheckResult, HybridResult, Prevalence, SoftmaxComparison
+from polyattn_jax.audit.results.provenance import Provenance
 from polyattn_jax.recipes.calibrate import Calibration
 
 

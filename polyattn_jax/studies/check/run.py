@@ -4,17 +4,16 @@ Besides what every study has, the work folder holds the rows by stage and, after
 `heads.json`, of which the file that it names is a copy.
 """
 
-from lm_jax.run.finished import Inputs
-from lm_jax.study import Work
+from lm_jax.study import Opened, Work
 from polyattn_jax.audit import opening
 from polyattn_jax.studies.check import diagnosis, hybrid, verdict
 from polyattn_jax.studies.check.results import CheckSummary
 from polyattn_jax.studies.check.settings import CheckConfig
 
 
-def inputs(config: CheckConfig) -> Inputs:
+def inputs(config: CheckConfig) -> Opened:
     """The model and the files that a check reads."""
-    return opening.inputs(config.audit)
+    return opening.opened(config.audit)
 
 
 def measure(config: CheckConfig, work: Work) -> CheckSummary:

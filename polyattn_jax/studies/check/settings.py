@@ -9,7 +9,7 @@ from lm_jax.run.config import config_hash, from_plain
 from lm_jax.run.settings import Bound, Flag, at_least
 from lm_jax.study import Settings
 from polyattn_jax.audit.config import AuditConfig
-from polyattn_jax.audit.hybrid_results import Search
+from polyattn_jax.audit.results import Search
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.suites.texts import SHORTEST
 

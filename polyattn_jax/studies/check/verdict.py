@@ -17,7 +17,6 @@ from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.columns import columns
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.opening import OpenAudit, Suites, open_audit
-from polyattn_jax.audit.provenance import read_provenance
 from polyattn_jax.audit.results import (
     CheckResult,
     ConditionResult,
@@ -27,6 +26,7 @@ from polyattn_jax.audit.results import (
     TextLoss,
     TextResults,
 )
+from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.recipes.linear_state import linear_state
 from polyattn_jax.recipes.row_maps import SOFTMAX, Calibrated, Recipe, parse_recipe, resolve_bias
 from polyattn_jax.studies.check.numbers import row_findings, unsafe

@@ -15,7 +15,7 @@ from lm_jax import statistics
 from lm_jax.model import params as params_lib
 from lm_jax.statistics import Interval
 from lm_jax.train.metrics import METRICS
-from polyattn_jax.audit.provenance import read_provenance
+from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.studies.distill.matching import HeadMatching
 from polyattn_jax.studies.distill.results import LOSSES, DistillSummary, HeadRepair

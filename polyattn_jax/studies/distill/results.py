@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from lm_jax.run.results import Count, Real, Share
 from lm_jax.statistics import Interval
-from polyattn_jax.audit.provenance import Provenance
+from polyattn_jax.audit.results.provenance import Provenance
 
 # One row per head. A row of weights is safe where S < 1 on the key that softmax prefers.
 ROWS = pa.schema(

@@ -24,7 +24,7 @@ from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.loop import TrainResult, train
 from lm_jax.weights import hub
 from lm_jax.weights.load import identities
-from polyattn_jax.audit.provenance import read_provenance
+from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.studies.distill.matching import HeadMatching

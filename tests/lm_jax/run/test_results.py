@@ -138,6 +138,28 @@ def test_all_faults_are_named_at_once(tmp_path):
     assert all(place in str(caught.value) for place in places)
 
 
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    schema: Literal["one"]
+    value: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Several:
+    schema: Literal["several"]
+    values: tuple[int, ...]
+
+
+@pytest.mark.parametrize("written", [Alone("one", 2), Several("several", (2, 3))])
+def test_of_a_union_the_file_says_which_it_is(tmp_path, written):
+    write_json(tmp_path / "x.json", written)
+    assert load_result(tmp_path / "x.json", Alone | Several) == written
+    write_json(tmp_path / "x.json", dataclasses.asdict(written) | {"invented": 1})
+    match = f"is no {type(written).__name__}: invented is not a field of {type(written).__name__}"
+    with pytest.raises(CorruptError, match=match):
+        load_result(tmp_path / "x.json", Alone | Several)
+
+
 def test_the_schema_has_the_words_of_the_docstring_and_requires_every_field():
     schema = json_schema(Report)
     assert (schema["title"], schema["description"]) == (

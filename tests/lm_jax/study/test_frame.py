@@ -5,8 +5,9 @@ import dataclasses
 import pyarrow as pa
 import pytest
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, StoppedError
 from lm_jax.report import Report
+from lm_jax.run import stop
 from lm_jax.run.rows import RowStore
 from lm_jax.run.units import measure_units
 from lm_jax.study import Opened, Settings, Study, Work, frame
@@ -97,3 +98,20 @@ def test_progress_names_the_unit_that_begins_and_counts_its_cost(tmp_path, capsy
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == [f"made: {n}/8 passes" for n in (0, 3, 8)]
     assert [line.rpartition(", ")[2] for line in lines[:2]] == ["now unit of 3", "now unit of 5"]
+
+
+def test_a_request_to_stop_is_met_before_the_next_unit_which_is_named(tmp_path, monkeypatch):
+    plan, measured = {("a",): 3, ("b",): 5}, []
+
+    def measure(item):
+        measured.append(item)
+        stop.request()
+        return SCHEMA.empty_table()
+
+    with RowStore(tmp_path, SCHEMA, "fingerprint", flush_units=1) as store:
+        with pytest.raises(StoppedError, match="before unit of 5"):
+            measure_units(store, "made", plan, measure, label="unit of {}".format)
+        stop._stop.clear()
+        monkeypatch.setattr(stop, "request", lambda: None)
+        measure_units(store, "made", plan, measure, label="unit of {}".format)
+    assert measured == [3, 5]

@@ -11,8 +11,8 @@ import pytest
 from lm_jax.errors import CorruptError
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import json_schema, load_result
-from polyattn_jax.audit.provenance import read_provenance
 from polyattn_jax.audit.results import AuditSummary, CheckResult, LossInterval
+from polyattn_jax.audit.results.provenance import read_provenance
 
 # Written by commit 63bffe7, from dicts, and cut to two entries of each list.
 GOLDEN = Path(__file__).parents[2] / "golden" / "polyattn"

@@ -4,7 +4,7 @@ import dataclasses
 
 from lm_jax.report.markup import number
 from lm_jax.statistics import Interval, wilson
-from polyattn_jax.audit.suite_results import SuiteResult
+from polyattn_jax.audit.results import SuiteResult
 from polyattn_jax.report import figures, suites
 from tests.polyattn_jax.synthetic_report import (
     SETTINGS,

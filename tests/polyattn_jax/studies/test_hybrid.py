@@ -15,7 +15,7 @@ from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.run.results import load_result
 import polyattn_jax
 from polyattn_jax.audit import opening
-from polyattn_jax.audit.hybrid_results import HybridResult, Search
+from polyattn_jax.audit.results import HybridResult, Search
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.studies.check import hybrid_report
 from polyattn_jax.studies.check.hybrid import HEADS, head_sets_of

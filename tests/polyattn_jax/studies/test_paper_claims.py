@@ -9,7 +9,7 @@ from lm_jax.statistics import Interval, wilson
 from polyattn_jax.audit import decision, head_types
 from polyattn_jax.audit.results import HeadTypes
 from polyattn_jax.report import paper
-from polyattn_jax.studies.paper_study import claims
+from polyattn_jax.studies.paper import claims
 from tests.polyattn_jax.paper_audits import audit_of
 from tests.polyattn_jax.synthetic_report import condition
 

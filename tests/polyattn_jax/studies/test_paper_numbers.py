@@ -4,7 +4,7 @@ import pytest
 
 from polyattn_jax.recipes.row_maps import RECIPES
 from polyattn_jax.report import paper
-from polyattn_jax.studies.paper_study import tables
+from polyattn_jax.studies.paper import tables
 from polyattn_jax.suites import named
 
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from lm_jax.statistics import Interval
-from polyattn_jax.audit.results import SuiteAblation
-from polyattn_jax.audit.suite_results import SuiteResult
+from polyattn_jax.audit.results import SuiteAblation, SuiteResult
 from polyattn_jax.report import findings, paper
-from polyattn_jax.studies.paper_study import tables
-from polyattn_jax.studies.paper_study.beside import Audit
-from polyattn_jax.studies.paper_study.rows import compare
+from polyattn_jax.studies.paper import tables
+from polyattn_jax.studies.paper.beside import Audit
+from polyattn_jax.studies.paper.numbers import compare
 from tests.polyattn_jax.paper_audits import LLAMA, audit_of
 from tests.polyattn_jax.report.test_report_paper import like_the_paper
 from tests.polyattn_jax.synthetic_report import condition

@@ -10,13 +10,14 @@ from lm_jax.run.config_files import load_config
 from lm_jax.run.finished import OtherInputsError
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import read_table_provenance
-from polyattn_jax.audit.config import AuditConfig
+from lm_jax.study import Work, frame
+from polyattn_jax.audit import opening
 from polyattn_jax.recipes.row_maps import RECIPES
 from polyattn_jax.report import paper
-from polyattn_jax.studies.paper_study import __main__ as study
-from polyattn_jax.studies.paper_study import claims, items, tables
-from polyattn_jax.studies.paper_study.results import PaperSummary
-from tests.polyattn_jax.conftest import ROOT, run
+from polyattn_jax.studies.paper import STUDY, claims, items, report, run, tables
+from polyattn_jax.studies.paper.results import PaperSummary
+from polyattn_jax.studies.paper.settings import PaperConfig
+from tests.polyattn_jax.conftest import ROOT, run_study
 from tests.polyattn_jax.paper_audits import LLAMA
 from tests.polyattn_jax.synthetic_report import lines, parsed, text_of
 
@@ -35,12 +36,7 @@ def test_every_table_and_figure_is_listed_once():
 
 def command(models, workdir, haystack, *flags):
     argv = [f"--models={models}", f"--workdir={workdir}", f"--config.haystack={haystack}", *flags]
-    return run(
-        study.main,
-        [f"--config={ROOT}/configs/polyattn/paper.py:smoke", *argv],
-        config="polyattn/paper",
-        options=study.Options,
-    )
+    return run_study(STUDY, [f"--config={ROOT}/configs/polyattn/paper.py:smoke", *argv])
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +50,13 @@ def compared(tiny, haystack, tmp_path_factory):
 
 def test_an_unavailable_model_is_said_to_be_and_stops_nothing(compared, tiny):
     folder, outcome = compared
-    summary = load_result(folder / study.SUMMARY, PaperSummary)
+    summary = load_result(folder / frame.SUMMARY, PaperSummary)
     here, gone = summary.models
     assert (here.name, here.available, here.beside) == (tiny.name, True, LLAMA.name)
     assert (gone.name, gone.available, gone.folder) == ("no-such-model", False, "")
     assert gone.reason.startswith("model 'no-such-model' is no folder")
     assert "no-such-model is not available: model 'no-such-model' is no folder" in outcome.out
-    page = parsed((folder / study.REPORT).read_text("utf-8"))
+    page = parsed((folder / frame.REPORT).read_text("utf-8"))
     rows = {row[0]: row for row in lines(page, "Models that were asked for")}
     assert rows["no-such-model"][1] == "not available"
     assert {claim: [*finding] for claim, finding in _by_claim(summary).items()} == {
@@ -74,10 +70,9 @@ def test_a_finished_audit_of_another_model_is_refused(tmp_path, monkeypatch):
     def execute(*args, **options):
         raise OtherInputsError("run holds the results of other inputs")
 
-    monkeypatch.setattr(study.frame, "execute", execute)
-    monkeypatch.setattr(study.opening, "check_readable", lambda config: None)
+    monkeypatch.setattr(run.frame, "execute", execute)
     with pytest.raises(OtherInputsError, match="of other inputs"):
-        study.run(AuditConfig(model="a"), ["a"], tmp_path)
+        run.measure(PaperConfig(models=("a",)), Work(tmp_path, ""))
 
 
 def _by_claim(summary):
@@ -86,13 +81,13 @@ def _by_claim(summary):
 
 def test_every_row_of_the_file_is_on_the_page_with_its_two_numbers(compared, tiny):
     folder, _ = compared
-    summary = load_result(folder / study.SUMMARY, PaperSummary)
-    rows = pq.read_table(folder / study.COMPARISON).to_pylist()
+    summary = load_result(folder / frame.SUMMARY, PaperSummary)
+    rows = pq.read_table(folder / run.COMPARISON).to_pylist()
     assert len(rows) == summary.rows
     assert sum(row["paper"] is not None or row["paper_low"] is not None for row in rows) == (
         summary.compared
     )
-    page = parsed((folder / study.REPORT).read_text("utf-8"))
+    page = parsed((folder / frame.REPORT).read_text("utf-8"))
     for item in summary.items:
         own = [row for row in rows if row["item"] == item]
         shown = lines(page, f"The paper's {item} beside")
@@ -102,14 +97,15 @@ def test_every_row_of_the_file_is_on_the_page_with_its_two_numbers(compared, tin
         item.name for item in items.ITEMS
     }
     recorded = json.loads((folder / "provenance.json").read_text())
-    assert read_table_provenance(folder / study.COMPARISON) == recorded
-    assert recorded["data"].keys() == {tiny.name}
+    assert read_table_provenance(folder / run.COMPARISON) == recorded
+    assert recorded["data"].keys() == {tiny.name, "no-such-model", "config.haystack"}
+    assert recorded["data"]["no-such-model"] == run.NOT_HERE
 
 
 def test_the_page_opens_with_the_answer_and_every_claim(compared):
     folder, outcome = compared
-    summary = load_result(folder / study.SUMMARY, PaperSummary)
-    page = parsed((folder / study.REPORT).read_text("utf-8"))
+    summary = load_result(folder / frame.SUMMARY, PaperSummary)
+    page = parsed((folder / frame.REPORT).read_text("utf-8"))
     head = text_of(page.find("header"))
     first = next(line for line in outcome.out.splitlines() if line.startswith("Of "))
     assert " ".join(head.split()).find(first.strip()) >= 0
@@ -120,18 +116,20 @@ def test_the_page_opens_with_the_answer_and_every_claim(compared):
     ]
 
 
-def test_the_same_command_audits_nothing_again(compared, tiny, haystack, monkeypatch):
+def test_other_models_in_the_same_folder_audit_nothing_again(compared, tiny, haystack, monkeypatch):
     folder, _ = compared
-    rows = pq.read_table(folder / study.COMPARISON)
+    rows = pq.read_table(folder / run.COMPARISON)
 
     def never(*arguments):
         raise AssertionError("a finished audit is read")
 
-    monkeypatch.setattr(study.opening, "load", never)
+    monkeypatch.setattr(opening, "load", never)
     outcome = command(str(tiny), folder, haystack)
+    assert outcome.code == 2 and "holds a run with config.models" in outcome.err[0]
+    outcome = command(str(tiny), folder, haystack, "--resume=force")
     assert outcome.code == 0, outcome.err
-    assert pq.read_table(folder / study.COMPARISON).equals(rows)
-    assert [one.model for one in load_result(folder / study.SUMMARY, PaperSummary).models] == [
+    assert pq.read_table(folder / run.COMPARISON).equals(rows)
+    assert [one.model for one in load_result(folder / frame.SUMMARY, PaperSummary).models] == [
         str(tiny)
     ]
 
@@ -151,9 +149,16 @@ def test_what_cannot_be_compared_is_refused(tmp_path, haystack, models, flags, c
 
 
 def test_the_settings_of_the_paper_measure_every_item_that_can_be():
-    config = from_plain(load_config(f"{ROOT}/configs/polyattn/paper.py"), AuditConfig)
+    config = from_plain(load_config(f"{ROOT}/configs/polyattn/paper.py"), PaperConfig)
     names = set(config.by_name)
     assert names >= {*RECIPES, *tables.FIXED_BIAS.accuracy[tables.LLAMA]}
     assert {sweep.suite for sweep in tables.SWEEPS} | {"copying", "induction"} == {*config.suites}
     assert (config.niah_n, config.suite_n, config.ablation_draws) == (200, 200, 20)
     assert config.calibrated_at == paper.CALIBRATION_LENGTH
+
+
+def test_a_stored_result_is_read():
+    summary = load_result(ROOT / "results/polyattn_paper/smollm2/summary.json", PaperSummary)
+    rows = report.read_rows(ROOT / "results/polyattn_paper/smollm2")
+    assert len(rows) == summary.rows
+    assert summary.items == items.in_order({row.item for row in rows})

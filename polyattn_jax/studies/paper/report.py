@@ -4,35 +4,36 @@ The page opens with one screen: every claim of the paper with what each model sa
 """
 
 from collections.abc import Sequence
+import io
 from pathlib import Path
 
 from markupsafe import Markup
-from rich import box
+import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lm_jax import report
-from lm_jax.report import Cell, Section, cell, section, table
+from lm_jax.report import Cell, Report, Section, cell, section, table
 from lm_jax.report.markup import clean, element, number
 from lm_jax.report.prose import Prose
-from lm_jax.run.files import to_jsonable
 from polyattn_jax.report import paper
 from polyattn_jax.report.findings import Tone
 from polyattn_jax.report.paper_comparison import PAPER
-from polyattn_jax.studies.paper_study import claims
-from polyattn_jax.studies.paper_study.items import ITEMS
-from polyattn_jax.studies.paper_study.results import (
+from polyattn_jax.studies.paper import claims
+from polyattn_jax.studies.paper.items import ITEMS
+from polyattn_jax.studies.paper.results import (
     ClaimResult,
     ClaimVerdict,
     ComparedNumber,
     PaperSummary,
     StudiedModel,
 )
+from polyattn_jax.studies.paper.run import COMPARISON
+from polyattn_jax.studies.paper.settings import PaperConfig
 
-_PROSE = Prose("polyattn_jax.studies.paper_study")
+_PROSE = Prose("polyattn_jax.studies.paper")
 TONES: dict[ClaimVerdict, Tone] = {"holds": "good", "undecided": "warn", "fails": "bad"}
-_STYLES = {"holds": "green", "undecided": "yellow", "fails": "red"}
 WIDTH = 100
 
 
@@ -54,16 +55,38 @@ def answer(summary: PaperSummary) -> str:
     return text
 
 
-def build(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> str:
-    """The whole page.
+def build(config: PaperConfig, summary: PaperSummary, folder: Path) -> Report:
+    """The report of a summary, with the rows of comparison.parquet."""
+    del config
+    worst = claims.overall({claim.verdict for claim in summary.claims})
+    tolerance = f"{100 * summary.config.tolerance:g}"
+    return Report(
+        "Do the paper's findings on polynomial attention hold on other models?",
+        lambda: sections(summary, read_rows(folder)),
+        lead=[
+            report.verdict(
+                answer(summary), _PROSE("lead", tolerance), tone=TONES.get(worst, "warn")
+            ),
+            _claims(summary.claims),
+        ],
+        lines=lines(summary),
+        facts={"rows": summary.rows},
+    )
+
+
+def read_rows(folder: Path) -> list[ComparedNumber]:
+    """The rows of comparison.parquet in a work folder."""
+    rows = pq.read_table(folder / COMPARISON).to_pylist()
+    return [ComparedNumber(**row | {"causes": tuple(row["causes"])}) for row in rows]
+
+
+def sections(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> list[Section]:
+    """The sections of the page.
 
     Args:
       summary: the content of summary.json.
       rows: those of comparison.parquet.
     """
-    verdicts = {claim.verdict for claim in summary.claims}
-    worst = claims.overall(verdicts)
-    tolerance = f"{100 * summary.config.tolerance:g}"
     parts = [_models(summary.models)]
     for name in summary.items:
         title = next(item.title for item in ITEMS if item.name == name)
@@ -79,17 +102,7 @@ def build(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> str:
             ),
         )
     )
-    return report.page(
-        "Do the paper's findings on polynomial attention hold on other models?",
-        parts,
-        provenance=report.facts(to_jsonable(summary.provenance)) | {"rows": summary.rows},
-        lead=[
-            report.verdict(
-                answer(summary), _PROSE("lead", tolerance), tone=TONES.get(worst, "warn")
-            ),
-            _claims(summary.claims),
-        ],
-    )
+    return parts
 
 
 def _claims(results: Sequence[ClaimResult]) -> Markup:
@@ -187,35 +200,22 @@ def _theirs(one: ComparedNumber) -> Cell:
     return Cell(text if one.paper_low is None else f"{text} [{ends}]", numeric=True)
 
 
-def print_summary(
-    summary: PaperSummary, *, report: Path | None = None, console: Console | None = None
-) -> None:
-    """Prints the answer, the claims with what each model says, and the path of the report."""
-    console = console or Console()
-    rule = box.SIMPLE_HEAD if console.is_terminal else None
-    if not console.is_terminal:
-        # rich assumes 80 columns there, which whatever reads the pipe does not have.
-        console = Console(file=console.file, width=WIDTH)
+def lines(summary: PaperSummary) -> list[str]:
+    """The answer, and the claims with what each model says, as lines of text."""
+    file = io.StringIO()
+    console = Console(file=file, width=WIDTH, color_system=None)
 
-    def text(value: str, style: str = "") -> Text:
-        plain = clean(value).replace("−", "-").replace("–", "-")
-        return Text(plain.encode(console.encoding, "replace").decode(console.encoding), style)
+    def text(value: str) -> Text:
+        return Text(clean(value).replace("−", "-").replace("–", "-"))
 
-    console.print(text(answer(summary), "bold"), highlight=False)
-    lines = Table(box=rule, pad_edge=False, show_edge=False, collapse_padding=True)
-    lines.add_column("claim", ratio=2)
-    names = list(summary.claims[0].by_model)
-    for name in names:
-        lines.add_column(clean(name), ratio=2)
+    shown = Table(box=None, pad_edge=False, show_edge=False, collapse_padding=True)
+    shown.add_column("claim", ratio=2)
+    for name in summary.claims[0].by_model:
+        shown.add_column(clean(name), ratio=2)
     for claim in summary.claims:
-        lines.add_row(
-            text(claim.claim),
-            *(
-                text(f"{one.verdict}: {one.text}", _STYLES.get(one.verdict, ""))
-                for one in claim.by_model.values()
-            ),
-        )
-    console.print("", lines, "", sep="\n", highlight=False)
+        findings = (f"{one.verdict}: {one.text}" for one in claim.by_model.values())
+        shown.add_row(text(claim.claim), *map(text, findings))
+    console.print(text(answer(summary)), "", shown, "", sep="\n", highlight=False)
     for model in summary.models:
         if not model.available:
             console.print(text(f"{model.name} is not available: {model.reason}"), highlight=False)
@@ -224,6 +224,4 @@ def print_summary(
         f" beside one of the paper; {len(summary.unmeasured)} tables and figures without a number."
     )
     console.print(text(counts), highlight=False)
-    if report is not None:
-        # A path is copied from here, so it must not be broken into lines.
-        console.print(text(f"report: {report}"), soft_wrap=True, highlight=False)
+    return file.getvalue().splitlines()

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from polyattn_jax.studies.paper_study import answer_rows, diagnostic_rows
-from polyattn_jax.studies.paper_study.beside import Audit
-from polyattn_jax.studies.paper_study.results import ComparedNumber
+from polyattn_jax.studies.paper import answer_rows, diagnostic_rows
+from polyattn_jax.studies.paper.beside import Audit
+from polyattn_jax.studies.paper.results import ComparedNumber
 
 OF_ITEMS = (
     diagnostic_rows.prevalence,

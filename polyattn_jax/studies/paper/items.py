@@ -3,7 +3,7 @@
 from collections.abc import Collection
 import dataclasses
 
-from polyattn_jax.studies.paper_study.results import Unmeasured
+from polyattn_jax.studies.paper.results import Unmeasured
 
 _COPYING = "copying in config.ablation_suites"
 _LARGER = "iaj polyattn paper --models=FOLDER audits it where its weights are at hand"

@@ -15,8 +15,8 @@ from polyattn_jax.audit import decision, head_types
 from polyattn_jax.audit.results import ConditionResult
 from polyattn_jax.recipes.row_maps import RECIPES, SOFTMAX
 from polyattn_jax.report import findings
-from polyattn_jax.studies.paper_study.beside import Audit
-from polyattn_jax.studies.paper_study.results import ClaimFinding, ClaimResult, ClaimVerdict
+from polyattn_jax.studies.paper.beside import Audit
+from polyattn_jax.studies.paper.results import ClaimFinding, ClaimResult, ClaimVerdict
 from polyattn_jax.suites import named
 
 UNSAFE, DIFFUSE, TOP = 0.7, 0.5, 40

@@ -4,8 +4,8 @@ import dataclasses
 
 from lm_jax.errors import UsageError
 from lm_jax.run.results import Count
-from polyattn_jax.audit.provenance import Provenance
-from polyattn_jax.audit.results import ConditionResult, LossInterval, TextLoss
+from polyattn_jax.audit.results.conditions import ConditionResult, LossInterval, TextLoss
+from polyattn_jax.audit.results.provenance import Provenance
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe
 
 

@@ -17,7 +17,7 @@ from polyattn_jax.audit.columns import Columns, columns
 from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.report import comparability, findings, paper
 from polyattn_jax.report.paper import PaperModel
-from polyattn_jax.studies.paper_study.results import ComparedNumber
+from polyattn_jax.studies.paper.results import ComparedNumber
 from polyattn_jax.suites import openings
 
 

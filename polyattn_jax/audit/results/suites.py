@@ -4,7 +4,7 @@ import dataclasses
 
 from lm_jax.run.results import Count
 from lm_jax.statistics import Interval
-from polyattn_jax.audit.condition_results import ConditionResult
+from polyattn_jax.audit.results.conditions import ConditionResult
 
 
 @dataclasses.dataclass(frozen=True)

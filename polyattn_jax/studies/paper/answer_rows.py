@@ -8,19 +8,18 @@ import numpy as np
 from scipy import stats
 
 from polyattn_jax.audit import head_sets
-from polyattn_jax.audit.condition_results import ConditionResult
-from polyattn_jax.audit.results import Decisiveness
+from polyattn_jax.audit.results import ConditionResult, Decisiveness
 from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report import findings, paper
-from polyattn_jax.studies.paper_study import tables
-from polyattn_jax.studies.paper_study.beside import (
+from polyattn_jax.studies.paper import tables
+from polyattn_jax.studies.paper.beside import (
     Audit,
     at_b_auto,
     differences,
     openings_differ,
     row,
 )
-from polyattn_jax.studies.paper_study.results import ComparedNumber
+from polyattn_jax.studies.paper.results import ComparedNumber
 from polyattn_jax.suites import named
 
 ABLATED = "relu_p2_bauto"

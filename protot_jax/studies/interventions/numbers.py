@@ -1,4 +1,4 @@
-"""Statistics of an intervention: the content of `intervention.json` and `interventions.parquet`.
+"""Statistics of an intervention: the content of `summary.json` and `interventions.parquet`.
 
 `results.py` documents each field.
 """

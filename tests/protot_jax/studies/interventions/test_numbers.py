@@ -11,27 +11,35 @@ from scipy import stats
 from lm_jax.errors import CorruptError
 from lm_jax.run.files import to_jsonable, write_json
 from lm_jax.run.results import json_schema, load_result
+from lm_jax.study import frame
 from protot_jax.studies.interventions import (
+    STUDY,
     Sentence,
     comparison,
     measure,
+    numbers,
     report_text,
     results,
-    summary,
 )
 from protot_jax.studies.interventions.effects import MODES
 from protot_jax.studies.interventions.matching import Match
-from protot_jax.studies.interventions.results import Comparison, Effect, InterventionReport
+from protot_jax.studies.interventions.results import Effect, InterventionReport
 from tests.protot_jax.studies.interventions import small_models
+
+
+def shown(compared):
+    """What the page of a comparison says."""
+    built = comparison.report_of(compared)
+    return "\n".join([*built.lead, *(part.body for part in built.sections())])
 
 
 def test_one_value_per_cluster_gives_students_interval():
     values = np.random.default_rng(0).normal(size=9)
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval()
-    result = summary.clustered_interval(values, np.arange(9))
+    result = numbers.clustered_interval(values, np.arange(9))
     assert (result.low, result.high) == pytest.approx((low, high))
     assert (result.n, result.sentences) == (9, 9)
-    unclustered = summary.mean_interval(values)
+    unclustered = numbers.mean_interval(values)
     assert (unclustered.mean, unclustered.low, unclustered.high) == pytest.approx(
         (values.mean(), low, high)
     )
@@ -40,7 +48,7 @@ def test_one_value_per_cluster_gives_students_interval():
 def test_clusters_of_one_size_are_as_their_means():
     values = np.random.default_rng(1).normal(size=(7, 2))
     low, high = stats.ttest_1samp(values.mean(1), 0.0).confidence_interval()
-    result = summary.clustered_interval(values.ravel(), np.repeat(np.arange(7), 2))
+    result = numbers.clustered_interval(values.ravel(), np.repeat(np.arange(7), 2))
     assert (result.low, result.high) == pytest.approx((low, high))
     assert (result.n, result.sentences) == (7, 14)
 
@@ -53,8 +61,8 @@ def test_intervals_over_pairs_of_one_text_cover_the_mean():
     for _ in range(1_000):
         values = rng.normal(size=8)[clusters] + 0.3 * rng.normal(size=15)
         for name, result in (
-            ("clustered", summary.clustered_interval(values, clusters)),
-            ("alone", summary.mean_interval(values)),
+            ("clustered", numbers.clustered_interval(values, clusters)),
+            ("alone", numbers.mean_interval(values)),
         ):
             covered[name] += result.low <= 0.0 <= result.high
     # 99.9 % binomial limits; as 15 independent sentences, too few.
@@ -66,14 +74,14 @@ def test_intervals_over_pairs_of_one_text_cover_the_mean():
 @pytest.mark.parametrize(("n", "bounded"), [(2, False), (4, False), (5, True)])
 def test_fewer_than_five_texts_have_no_interval(n, bounded):
     values = np.random.default_rng(0).normal(size=n)
-    result = summary.clustered_interval(values, np.arange(n))
+    result = numbers.clustered_interval(values, np.arange(n))
     assert (result.low is not None, result.high is not None) == (bounded, bounded)
     assert result.mean == pytest.approx(values.mean()) and result.n == n
 
 
 @pytest.mark.parametrize(("values", "mean"), [([], None), ([3.0], 3.0), ([1.0, 2.0], 1.5)])
 def test_one_text_has_no_interval(values, mean):
-    result = summary.clustered_interval(np.array(values), np.zeros(len(values), int))
+    result = numbers.clustered_interval(np.array(values), np.zeros(len(values), int))
     assert result == Effect(
         mean=mean, low=None, high=None, n=min(1, len(values)), sentences=len(values)
     )
@@ -93,7 +101,7 @@ def test_targets_of_one_text_are_one_cluster():
     result = measure(
         small_models.drawn(), sentences, layer=1, prototype=2, draws=1, control_draws=1, least=0.0
     )
-    for one in summary.of_seed(result, run="r", seed=1, step=4).modes:
+    for one in numbers.of_seed(result, run="r", seed=1, step=4).modes:
         for name in ("effect", "sentence_perplexity"):
             assert (getattr(one, name).n, getattr(one, name).sentences) == (5, 10)
         ratios = 1 + result.change(one.mode)[1, 2, 0] / 100
@@ -130,7 +138,7 @@ def test_halving_and_doubling_cancel_and_no_interval_ends_below_minus_100():
         mode: np.ones_like(p) * baseline * factors for mode, p in measured.probability.items()
     }
     measured = dataclasses.replace(measured, baseline_N=baseline, probability=changed)
-    for one in summary.of_seed(measured, run="r", seed=1, step=4).modes:
+    for one in numbers.of_seed(measured, run="r", seed=1, step=4).modes:
         assert one.effect.mean == pytest.approx(0.0, abs=1e-9)
         # The ends are inverse factors of each other; of p' / p - 1 the mean would be +405 %.
         assert (1 + one.effect.low / 100) * (1 + one.effect.high / 100) == pytest.approx(1.0)
@@ -140,7 +148,7 @@ def test_halving_and_doubling_cancel_and_no_interval_ends_below_minus_100():
 
 @pytest.mark.parametrize(("texts", "verdict"), [(9, None), (10, True)])
 def test_few_texts_decide_nothing(texts, verdict):
-    assert summary.specific(Effect(-9.0, -10.0, -8.0, texts, texts), 0.01) is verdict
+    assert numbers.specific(Effect(-9.0, -10.0, -8.0, texts, texts), 0.01) is verdict
 
 
 @pytest.mark.parametrize(
@@ -154,7 +162,7 @@ def test_few_texts_decide_nothing(texts, verdict):
     ],
 )
 def test_what_is_no_number_decides_nothing(low, high, p):
-    assert summary.specific(Effect(-9.0, low, high, 20, 20), p) is None
+    assert numbers.specific(Effect(-9.0, low, high, 20, 20), p) is None
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +173,7 @@ def seed():
     sentences = [Sentence("", small_models.TARGET, text) for text in texts]
     at = {"layer": 0, "prototype": small_models.CARRIER}
     result = measure(small_models.built(), sentences, **at, draws=1, control_draws=1)
-    return summary.of_seed(result, run="r", seed=1, step=4)
+    return numbers.of_seed(result, run="r", seed=1, step=4)
 
 
 def changed_mode(seed, mode, **changed):
@@ -183,10 +191,10 @@ def changed_mode(seed, mode, **changed):
 def result(seed, concept="river", **changed):
     """An `intervention.json` of 64 prototypes."""
     control = {"n": 63, "as_low": 0, "p": 2 / 64}
-    own = changed_mode(seed, summary.ABLATION, control=control, effect={"n": 10, "sentences": 10})
-    own = changed_mode(own, summary.ABLATION, **changed)
-    (one,) = (one for one in own.modes if one.mode == summary.ABLATION)
-    own = dataclasses.replace(own, specific=summary.specific(one.effect, one.control.p))
+    own = changed_mode(seed, numbers.ABLATION, control=control, effect={"n": 10, "sentences": 10})
+    own = changed_mode(own, numbers.ABLATION, **changed)
+    (one,) = (one for one in own.modes if one.mode == numbers.ABLATION)
+    own = dataclasses.replace(own, specific=numbers.specific(one.effect, one.control.p))
     return InterventionReport(
         schema=results.NAME,
         version=results.VERSION,
@@ -212,11 +220,16 @@ def result(seed, concept="river", **changed):
 
 def test_a_result_is_read_back_as_it_was_written(seed, tmp_path):
     report = result(seed, effect={"low": None, "high": None})
+    # As a run of now and one of an earlier version call it.
+    for name in ("summary.json", "intervention.json"):
+        write_json(tmp_path / name, report)
+        assert frame.load_summary(STUDY, tmp_path) == report
+        (tmp_path / name).unlink()
     write_json(tmp_path / "intervention.json", report)
-    assert load_result(tmp_path / "intervention.json", InterventionReport) == report
     compared = comparison.compare([report, result(seed)])
-    write_json(tmp_path / "comparison.json", compared)
-    assert load_result(tmp_path / "comparison.json", Comparison) == compared
+    (tmp_path / "several").mkdir()
+    write_json(tmp_path / "several" / "comparison.json", compared)
+    assert frame.load_summary(STUDY, tmp_path / "several") == compared
     tree = to_jsonable(report)
     tree["seeds"][0]["modes"][1]["control"]["p"] = 1.5
     tree["seeds"][0]["modes"][2]["mode"] = "zero_writ"
@@ -240,7 +253,7 @@ def test_a_result_is_read_back_as_it_was_written(seed, tmp_path):
 
 
 def test_the_carrier_is_specific_by_the_edit_that_ablates(seed):
-    assert summary.ABLATION == "zero_write"
+    assert numbers.ABLATION == "zero_write"
     (one,) = (one for one in seed.modes if one.mode == "zero_write")
     assert one.effect.high < 0
     assert one.control.as_low == 0
@@ -295,7 +308,7 @@ def test_several_concepts_have_p_corrected_for_their_number(seed):
         for name, p in (("a", 0.03), ("b", 0.012), ("c", 0.2))
     ]
     nothing = result(seed, "d")
-    none = summary.clustered_interval(np.array([]), np.array([]))
+    none = numbers.clustered_interval(np.array([]), np.array([]))
     modes = tuple(
         dataclasses.replace(one, control=None, effect=none) if one.mode == "zero_write" else one
         for one in seed.modes
@@ -308,43 +321,43 @@ def test_several_concepts_have_p_corrected_for_their_number(seed):
     assert by_name["b"] == (pytest.approx(0.036), True)
     assert by_name["c"] == (pytest.approx(0.2), False)
     assert by_name["d"] == (None, None)
-    page = comparison.page(compared, provenance={})
+    page = shown(compared)
     assert "3 concepts tested. Specific among them: b.</" in page
     # Of 200 prototypes three can be specific; of 64 the first of two has 2 x 2 / 64 at least.
     assert "None could be" not in page
     few = comparison.compare(
         [result(seed, control={"p": 0.2}), result(seed, control={"p": 0.03125})]
     )
-    assert "None could be" in comparison.page(few, provenance={})
-    assert "Holm&#39;s p is at least 0.062" in comparison.page(few, provenance={})
-    none = comparison.page(comparison.compare([nothing]), provenance={})
+    assert "None could be" in shown(few)
+    assert "Holm&#39;s p is at least 0.062" in shown(few)
+    none = shown(comparison.compare([nothing]))
     assert "0 concepts tested. Either no target is probable enough" in none
 
 
 def test_a_page_without_verdicts_says_that_none_could_be_decided(seed):
     few = {"effect": {"n": 9, "sentences": 9}}
     undecided = [result(seed, name, control={"p": 0.01, "n": 199}, **few) for name in "ab"]
-    page = comparison.page(comparison.compare(undecided), provenance={})
+    page = shown(comparison.compare(undecided))
     assert "2 concepts tested. None could be decided. 2 undecided, on fewer than 10 texts" in page
     assert "None is specific" not in page and "specific among" not in page.lower()
     decided = result(seed, "c", control={"p": 0.5, "n": 199})
-    page = comparison.page(comparison.compare([*undecided, decided]), provenance={})
+    page = shown(comparison.compare([*undecided, decided]))
     assert "None of those that were decided is specific. 2 undecided" in page
-    page = comparison.page(comparison.compare([decided]), provenance={})
+    page = shown(comparison.compare([decided]))
     assert "1 concept tested. None is specific.</" in page
 
 
 def other(seed, number, *, p, effect, tested):
     """Another seed, by the p of its match, and the effect and the p of its ablation."""
-    ablation = next(one for one in seed.modes if one.mode == summary.ABLATION)
+    ablation = next(one for one in seed.modes if one.mode == numbers.ABLATION)
     changed = dataclasses.replace(
         ablation,
         effect=Effect(mean=effect, low=effect - 1, high=effect + 1, n=10, sentences=10),
         control=dataclasses.replace(ablation.control, p=tested),
     )
-    modes = tuple(changed if one.mode == summary.ABLATION else one for one in seed.modes)
+    modes = tuple(changed if one.mode == numbers.ABLATION else one for one in seed.modes)
     match = Match(0, 1, 0.9, 0.9, 0.5, 0.2, 0.4, 99.0, p, 24, 100)
-    verdict = summary.specific(changed.effect, tested)
+    verdict = numbers.specific(changed.effect, tested)
     return dataclasses.replace(seed, seed=number, match=match, modes=modes, specific=verdict)
 
 
@@ -360,12 +373,12 @@ def test_what_other_seeds_say_by_hand(seed):
         # Neither alike nor specific.
         other(seed, 5, p=0.6, effect=-0.5, tested=0.9),
     ]
-    found = summary.replication([first, *others])
+    found = numbers.replication([first, *others])
     assert found.p_holm == pytest.approx((0.04, 0.045, 0.06, 0.6))
     assert (found.models, found.matched, found.repeated) == (4, 2, 1)
     mean = 100 * (stats.gmean([0.94, 0.96, 1.05, 0.95, 0.995]) - 1)
     assert (found.mean, found.lowest, found.highest) == pytest.approx((mean, -6.0, 5.0))
-    assert summary.replication([first]) is None
+    assert numbers.replication([first]) is None
     report = dataclasses.replace(result(seed, "a"), replication=found)
     text = report_text.replication(report)
     assert "are in 2 of 4 other models (p by Holm 0.04, 0.045, 0.06, 0.6)" in text

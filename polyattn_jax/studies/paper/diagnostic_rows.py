@@ -5,13 +5,13 @@ import functools
 
 from lm_jax.statistics import Interval
 from polyattn_jax.audit import head_types
-from polyattn_jax.audit.matched_results import MatchedSafety
+from polyattn_jax.audit.results import MatchedSafety
 from polyattn_jax.audit.schema import BIASES
 from polyattn_jax.report import comparability, findings, paper
-from polyattn_jax.studies.paper_study import tables
-from polyattn_jax.studies.paper_study.answer_rows import needle_differences
-from polyattn_jax.studies.paper_study.beside import Audit, differences, openings_differ, row
-from polyattn_jax.studies.paper_study.results import ComparedNumber
+from polyattn_jax.studies.paper import tables
+from polyattn_jax.studies.paper.answer_rows import needle_differences
+from polyattn_jax.studies.paper.beside import Audit, differences, openings_differ, row
+from polyattn_jax.studies.paper.results import ComparedNumber
 from polyattn_jax.suites import named
 
 SIZES = (20, 40, 80)

@@ -1,0 +1,109 @@
+"""Settings of `iaj polyattn paper`: those of an audit, and the models."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Annotated, Any
+
+from lm_jax.report import slug
+from lm_jax.run.settings import Flag
+from polyattn_jax.audit.config import FULL as AUDIT
+from polyattn_jax.audit.config import MODES, AuditConfig
+from polyattn_jax.recipes.row_maps import RECIPES
+from polyattn_jax.report import findings
+from polyattn_jax.studies.audit.settings import AuditSettings
+
+SUITES = (
+    *("induction", "copying", "needle", "two_needles", "decoys", "pass_key"),
+    *("ruler_paper_single", "ruler_paper_multi"),
+)
+# What the paper measures, as far as it is known and an audit can.
+FULL: Mapping[str, Any] = {
+    **AUDIT,
+    "calibration_length": 1024,
+    "niah_lengths": (1536,),
+    "sweep_length": 1536,
+    "induction_length": 4096,
+    "mqar_length": 4096,
+    "recipes": (*RECIPES, *(f"relu:p=4,b={bias}" for bias in range(1, 7))),
+    "suites": SUITES,
+    "suite_recipes": tuple(RECIPES),
+    # The ablation on literary openings is at the last.
+    "suite_lengths": (1536, 1024, 256, 512),
+    "suite_n": 200,
+    "ablation_n": 200,
+    "ablation_suites": ("copying",),
+    "single_heads": 20,
+}
+_QUICKSTART: Mapping[str, Any] = {
+    **MODES["quickstart"],
+    "niah_lengths": (256,),
+    "sweep_length": 256,
+    "induction_length": 512,
+    "mqar_length": 512,
+    "recipes": (*RECIPES, "relu:p=4,b=1", "relu:p=4,b=3"),
+    "suites": SUITES,
+    "suite_recipes": tuple(RECIPES),
+    "suite_lengths": (256, 512),
+    "suite_n": 10,
+    "ablation_heads": (20, 40, 80),
+    "ablation_draws": 20,
+    "ablation_suites": ("copying",),
+    "single_heads": 10,
+}
+_SMOKE: Mapping[str, Any] = {
+    **MODES["smoke"],
+    "recipes": ("relu_p4_bauto", "relu_p2_b0", "relu_p1_over_L", "relu:p=4,b=1"),
+    "suites": ("induction", "two_needles"),
+    "suite_lengths": (64, 96),
+    "calibration_length": 64,
+    "single_heads": 1,
+    "suite_recipes": (),
+    "ablation_suites": (),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperConfig(AuditConfig):
+    """Everything that decides the result: settings of each audit, and the models.
+
+    Attributes:
+      models: models, with commas between them: Hugging Face folders, GGUF files, hub ids, or
+        assets.
+      model: nothing; each audit has one of the models.
+    """
+
+    model: str = ""
+    models: Annotated[tuple[str, ...], Flag(required=True)] = ()
+
+    def problems(self) -> list[str]:
+        problems = super().problems()
+        if self.model:
+            problems.append(
+                f"config.model = {self.model!r} is not read here; name it by --models={self.model}"
+            )
+        if len(set(map(slug, self.names))) < len(self.models):
+            problems.append(
+                f"--models={','.join(self.models)} has two of one name; give each its own run"
+            )
+        return problems
+
+    @property
+    def names(self) -> list[str]:
+        """The models by their own names."""
+        return [findings.own_name(model) for model in self.models]
+
+    def audit(self, model: str = "") -> AuditSettings:
+        """The settings of the audit of one model."""
+        names = [field.name for field in dataclasses.fields(AuditSettings)]
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return AuditSettings(**settings | {"model": model})
+
+
+def quickstart(config: PaperConfig) -> PaperConfig:
+    """20 prompts a cell, 10 of each harder suite, at 256 and 512 tokens."""
+    return dataclasses.replace(config, **_QUICKSTART)
+
+
+def smoke(config: PaperConfig) -> PaperConfig:
+    """A run that only shows that everything runs."""
+    return dataclasses.replace(config, **_SMOKE)
