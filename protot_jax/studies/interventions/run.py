@@ -68,7 +68,7 @@ def inputs(config: InterventionConfig) -> Opened:
     # Wrong names are refused before a model is loaded.
     by_concept = {concept: config.sentences_of(concept) for concept in config.concepts}
     subjects = load_subject_models(
-        Path(config.run),
+        config.run_folder,
         other_runs=[Path(other) for other in config.other_runs],
         seed=config.run_seed,
         best=config.best,
@@ -77,7 +77,7 @@ def inputs(config: InterventionConfig) -> Opened:
     first = subjects[0].model
     if config.layer is not None and config.prototype is not None:
         check(first.params, layer=config.layer, prototype=config.prototype)
-    data = open_prepared(Path(config.run) / DATA, tokenizer=first.tokenizer)
+    data = open_prepared(config.run_folder / DATA, tokenizer=first.tokenizer)
     # The words of every concept are looked for before the first is measured.
     text_NS = _text(data, first, config.gate_rows, config.seed)
     for own in by_concept.values():
@@ -88,7 +88,7 @@ def inputs(config: InterventionConfig) -> Opened:
 
 def text_inputs(config: InterventionConfig) -> dict[str, str]:
     """The prepared text and the sentences."""
-    prepared = file_inputs({"prepared text": Path(config.run) / DATA / MANIFEST})
+    prepared = file_inputs({"prepared text": config.run_folder / DATA / MANIFEST})
     return prepared | {"sentences": sentence_files.digest(config.sentences)}
 
 

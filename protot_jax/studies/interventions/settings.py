@@ -9,7 +9,7 @@ from lm_jax.report.markup import slug
 from lm_jax.run.settings import Flag, at_least
 from protot_jax.studies.interventions import sentences
 from protot_jax.studies.interventions.sentences import Sentence
-from protot_jax.training.run_options import RunSettings
+from protot_jax.training.run_options import RunSettings, folder_beside
 
 FOLDER = "interventions"
 
@@ -101,7 +101,7 @@ class InterventionConfig(RunSettings):
         place = (
             "" if self.layer is None or self.concepts[1:] else f" l{self.layer} p{self.prototype}"
         )
-        return Path(self.run) / FOLDER / slug(about + place)
+        return folder_beside(self.run, FOLDER, slug(about + place))
 
 
 def smoke(config: InterventionConfig) -> InterventionConfig:
