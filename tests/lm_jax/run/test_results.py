@@ -79,6 +79,12 @@ def test_a_written_result_is_read_back_and_fits_its_schema(tmp_path_factory, rep
     jsonschema.validate(json.loads(path.read_text()), json_schema(Report))
 
 
+def test_a_list_of_results_is_read_back_as_a_tuple(tmp_path):
+    written = (Name("one"), Name("two"))
+    write_json(tmp_path / "names.json", written)
+    assert load_result(tmp_path / "names.json", tuple[Name, ...]) == written
+
+
 def test_what_is_not_finite_is_spelled_by_json_and_read_back(tmp_path):
     path = tmp_path / "report.json"
     values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "numpy": np.float32(0.5)}
