@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from lm_jax import report
+from lm_jax.console import output
 from lm_jax.report import Report
-from lm_jax.run import output, processes
+from lm_jax.run import processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
 from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.finished import (
@@ -34,10 +35,10 @@ from lm_jax.study.work import Opened, Work
 SUMMARY, REPORT = "summary.json", "report.html"
 # What some studies called these files before they had the frame.
 EARLIER_SUMMARIES = (
-    *("attribution.json", "check.json", "concepts.json", "diagnosis.json", "hybrid.json"),
-    *("intervention.json", "scores.json"),
+    *("attribution.json", "check.json", "comparison.json", "concepts.json", "diagnosis.json"),
+    *("hybrid.json", "intervention.json", "scores.json"),
 )
-EARLIER_REPORTS = ("concepts.html", "intervention.html", "scores.html")
+EARLIER_REPORTS = ("comparison.html", "concepts.html", "intervention.html", "scores.html")
 
 
 class Answer(NamedTuple):

@@ -5,29 +5,29 @@ Holm's method (Scandinavian Journal of Statistics, 1979) limits that probability
 dependence: the smallest p is multiplied by the number of concepts, the next by one less, and so on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
-from typing import Any
 
 from lm_jax import report
-from lm_jax.report import cell, section, table
+from lm_jax.console import terminal
+from lm_jax.report import Report, cell, section, table
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import holm
-from protot_jax.studies.interventions import report_text, results, summary
+from protot_jax.studies.interventions import numbers, report_text, results
 from protot_jax.studies.interventions.results import ComparedConcept, Comparison, InterventionReport
 
 _PROSE = Prose("protot_jax.studies.interventions")
 
 
 def compare(result: Sequence[InterventionReport]) -> Comparison:
-    """The content of `comparison.json`, from the `intervention.json` of each concept.
+    """The comparison of concepts, from the summary of each.
 
     A concept without kept sentences or without controls has no p and counts as not tested.
     """
     rows: list[ComparedConcept] = []
     for one in result:
         seed = one.seeds[0]
-        ablation = report_text.by_mode(seed)[summary.ABLATION]
+        ablation = report_text.by_mode(seed)[numbers.ABLATION]
         control = ablation.control
         rows.append(
             ComparedConcept(
@@ -45,7 +45,7 @@ def compare(result: Sequence[InterventionReport]) -> Comparison:
     for i, row in enumerate(rows):
         if row.p is not None:
             p = next(corrected)
-            verdict = summary.specific(row.effect, p)
+            verdict = numbers.specific(row.effect, p)
             rows[i] = dataclasses.replace(row, p_holm=p, specific=verdict)
     return Comparison(results.COMPARISON_NAME, results.VERSION, tuple(rows))
 
@@ -67,8 +67,8 @@ def format_rows(result: Comparison) -> list[list[str]]:
     return [heads, *rows]
 
 
-def page(result: Comparison, *, provenance: Mapping[str, Any]) -> str:
-    """The page of `comparison.json`."""
+def report_of(result: Comparison) -> Report:
+    """The report of a comparison."""
     heads, *rows = format_rows(result)
     tested = sum(one.p is not None for one in result.concepts)
     specific = [one.concept for one in result.concepts if one.specific]
@@ -85,20 +85,20 @@ def page(result: Comparison, *, provenance: Mapping[str, Any]) -> str:
         answer = "None is specific."
     if undecided:
         answer += (
-            f" {undecided} undecided, on fewer than {summary.LEAST_TEXTS} texts or without a "
+            f" {undecided} undecided, on fewer than {numbers.LEAST_TEXTS} texts or without a "
             "finite interval."
         )
     least_p = [one.least_p for one in result.concepts if one.least_p is not None]
     least = tested * min(least_p, default=0.0)
-    if least > summary.LEVEL:
+    if least > numbers.LEVEL:
         answer += (
             " None could be: with so few prototypes, the smallest Holm's p is at least "
             f"{least:.2g}."
         )
     tone = "good" if specific else "warn"
-    return report.page(
+    return Report(
         "Effects of single prototypes on several concepts",
-        [
+        lambda: [
             section(
                 "Effects with the write gate zeroed",
                 _PROSE("comparison"),
@@ -111,8 +111,8 @@ def page(result: Comparison, *, provenance: Mapping[str, Any]) -> str:
                 ),
             )
         ],
-        provenance=report.facts(provenance),
         lead=[
             report.verdict(f"{report_text.count(tested, 'concept')} tested. {answer}", tone=tone)
         ],
+        lines=[terminal.format_table(heads, rows, left=range(len(heads)))],
     )

@@ -1,42 +1,96 @@
-"""The page of an intervention: the conclusion, every sentence, the controls and the paper.
+"""The report of an intervention: the conclusion, every sentence, the controls and the paper.
 
-Every number is from `intervention.json` (the paper's from `paper.py`), the prose from
+Every number is from `summary.json` (the paper's from `paper.py`), the prose from
 `report.html.j2`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from pathlib import Path
+import textwrap
+from typing import cast
 
 from lm_jax import report
-from lm_jax.report import Cell, Column, Section, cell, section, table
+from lm_jax.report import Cell, Column, Report, Section, cell, section, table
 from lm_jax.report.prose import Prose
-from protot_jax.studies.interventions import paper, report_text
+from protot_jax.studies.interventions import comparison, paper, report_text
 from protot_jax.studies.interventions.matching import Match
-from protot_jax.studies.interventions.results import Interval, InterventionReport, SeedResult
-from protot_jax.studies.interventions.summary import ABLATION
+from protot_jax.studies.interventions.numbers import ABLATION
+from protot_jax.studies.interventions.results import (
+    Comparison,
+    Interval,
+    InterventionReport,
+    SeedResult,
+)
+from protot_jax.studies.interventions.settings import InterventionConfig
 
 _PROSE = Prose("protot_jax.studies.interventions")
+# Of a line on the terminal.
+_WIDTH = 100
 
 
-def build(result: InterventionReport, *, provenance: Mapping[str, Any]) -> str:
-    """The whole page, from `intervention.json` and the run's provenance."""
-    seed = result.seeds[0]
-    text, tone = report_text.conclusion(result)
+def build(
+    config: InterventionConfig, summary: InterventionReport | Comparison, folder: Path
+) -> Report:
+    """The report of one concept, or of the comparison of several."""
+    del config, folder
+    if isinstance(summary, Comparison):
+        return comparison.report_of(summary)
+    text, tone = report_text.conclusion(summary)
+    return Report(
+        f"Effect of prototype {report_text.name(summary.seeds[0])} on {report_text.about(summary)}",
+        lambda: _sections(summary),
+        lead=[report.verdict(text, *report_text.reasons(summary), tone=tone)],
+        lines=findings(summary),
+    )
+
+
+def _sections(result: InterventionReport) -> list[Section]:
     parts = [
         prototype(result),
         effects(result),
         sentences(result),
-        controls(seed),
+        controls(result.seeds[0]),
         seeds(result),
         paper_comparison(result),
         section("Terms", _PROSE("terms")),
     ]
-    return report.page(
-        f"Effect of prototype {report_text.name(seed)} on {report_text.about(result)}",
-        [part for part in parts if part is not None],
-        provenance=report.facts(provenance),
-        lead=[report.verdict(text, *report_text.reasons(result), tone=tone)],
-    )
+    return [part for part in parts if part is not None]
+
+
+def findings(result: InterventionReport) -> list[str]:
+    """The finding for a terminal."""
+    lines = textwrap.wrap(report_text.conclusion(result)[0], _WIDTH)
+    lines += textwrap.wrap(report_text.replication(result), _WIDTH)
+    for seed in result.seeds:
+        head = f"{seed.run}, seed {seed.seed}: {report_text.name(seed)}"
+        if match := seed.match:
+            head += (
+                f", matched with correlation {match.similarity:.2f} (median of all pairs "
+                f"{match.median:.2f}; percentile {match.percentile:.0f} of different "
+                f"prototypes, p {match.p_value:.3f})"
+            )
+        if seed.ranking:
+            head += f", rank {seed.place} by the words"
+        lines += ["", head, _columns("", "targets [95 %]", "p", "validation perplexity")]
+        for one in seed.modes:
+            control = one.control
+            lines.append(
+                _columns(
+                    report_text.LABELS[one.mode],
+                    report_text.percent(one.effect),
+                    f"{control.p:.2g}" if control else "–",
+                    report_text.percent(one.text_perplexity),
+                )
+            )
+    if skipped := result.skipped:
+        lines += ["", f"{report_text.count(len(skipped), 'sentence')} skipped:"]
+        lines += [f"  {one.where}: {one.reason}" for one in skipped[:5]]
+    return lines
+
+
+def _columns(*cells: str) -> str:
+    first, second, third, fourth = cells
+    return f"  {first:<20}{second:>26}{third:>12}{fourth:>26}".rstrip()
 
 
 def prototype(result: InterventionReport) -> Section:

@@ -1,11 +1,12 @@
 """Sentences and formatted numbers of an intervention, for its page and for the terminal.
 
-Every number is from `intervention.json`.
+Every number is from `summary.json`.
 """
 
 from typing import Literal, Protocol, cast
 
 from lm_jax.report.markup import number
+from protot_jax.studies.interventions.numbers import ABLATION, LEAST_TEXTS
 from protot_jax.studies.interventions.results import (
     Effect,
     Interval,
@@ -14,7 +15,6 @@ from protot_jax.studies.interventions.results import (
     SeedResult,
 )
 from protot_jax.studies.interventions.sentences import occurrences
-from protot_jax.studies.interventions.summary import ABLATION, LEAST_TEXTS
 
 Tone = Literal["none", "good", "warn"]
 
@@ -150,8 +150,8 @@ def reasons(result: InterventionReport) -> list[str]:
         )
     if others := result.settings.together:
         lines.append(
-            f"{len(others)} concepts were tested at once: comparison.html in the parent folder has "
-            "p corrected for their number."
+            f"{len(others)} concepts were tested at once: the report in the parent folder has p "
+            "corrected for their number."
         )
     if skipped := result.skipped:
         lines.append(

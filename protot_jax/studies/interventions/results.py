@@ -1,8 +1,8 @@
 """Results of an intervention: the dataclasses of its JSON files, the columns of its parquet file.
 
-The page `intervention.html` shows the content of `intervention.json`, and `comparison.html` that of
-`comparison.json`, which compares several concepts. A reader refuses another version; a field that
-is added keeps the version, a change of meaning raises it.
+The summary of one concept is an `InterventionReport` (`intervention.json` in earlier versions), and
+that of several a `Comparison` of them (`comparison.json`); `schema` tells them apart. A reader
+refuses another version; a field that is added keeps the version, a change of meaning raises it.
 
 A change is relative and in percent, 100 (p' / p - 1) for a probability and likewise for a
 perplexity. A mean change is that of the geometric mean, 100 (exp(mean of log(p' / p)) - 1), and its
@@ -278,6 +278,8 @@ class Comparison:
     version: Literal[3]
     concepts: tuple[ComparedConcept, ...]
 
+
+Summary = InterventionReport | Comparison
 
 ROWS = pa.schema(
     [

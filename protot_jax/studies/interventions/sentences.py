@@ -23,6 +23,7 @@ import re
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.run.files import file_digest
 from lm_jax.text import lines
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import UNKNOWN
@@ -79,6 +80,25 @@ def shipped(concept: str) -> list[Sentence]:
         known = {sentence.concept for sentence in result}
         raise UsageError(f"there are no shipped sentences for {concept!r}{nearest(concept, known)}")
     return chosen
+
+
+def of_source(file: str, concept: str | None) -> list[Sentence]:
+    """The sentences of a file or, where none is named, the package's; of one concept.
+
+    Raises:
+      UsageError: neither a file nor a concept is named, or an unknown one.
+      BadInputError: the file cannot be used.
+    """
+    if file:
+        return read(file, concept=concept)
+    if concept is None:
+        raise UsageError("no sentences are named; give --concept=NAME or --sentences=FILE")
+    return shipped(concept)
+
+
+def digest(file: str) -> str:
+    """sha256 of a file of sentences or, where none is named, of the package's."""
+    return file_digest(Path(file))["sha256"] if file else shipped_digest()
 
 
 def shipped_digest() -> str:

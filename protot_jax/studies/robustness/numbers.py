@@ -15,7 +15,7 @@ from scipy import stats
 
 from lm_jax import statistics
 from protot_jax.mixers.prototypes import PrototypeMixer
-from protot_jax.studies.interventions.experiment import SubjectModel
+from protot_jax.studies.interventions.models import SubjectModel
 from protot_jax.studies.interventions.results import Interval
 from protot_jax.studies.robustness import divergence, meaning, mediation
 from protot_jax.studies.robustness.pairs import Pairs

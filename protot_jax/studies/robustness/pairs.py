@@ -6,7 +6,7 @@ import dataclasses
 
 from lm_jax.errors import BadInputError
 from lm_jax.text.preparation import CorpusConfig
-from protot_jax.studies.interventions.experiment import SubjectModel
+from protot_jax.studies.interventions.models import SubjectModel
 from protot_jax.studies.robustness import (
     held_out,
     lists,

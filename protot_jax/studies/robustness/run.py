@@ -21,7 +21,7 @@ from lm_jax.study import Opened, Work
 from lm_jax.text.corpora import corpus_inputs
 from protot_jax.mixers import edits
 from protot_jax.mixers.prototypes import PrototypeMixer
-from protot_jax.studies.interventions.experiment import SubjectModel
+from protot_jax.studies.interventions.models import SubjectModel
 from protot_jax.studies.robustness import lists, numbers, perturb, results, sentences
 from protot_jax.studies.robustness.measure import encode, measure
 from protot_jax.studies.robustness.pairs import Pairs, make_pairs

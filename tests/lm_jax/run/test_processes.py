@@ -13,9 +13,10 @@ import jax
 import numpy as np
 import pytest
 
+from lm_jax.console import cli
 from lm_jax.errors import ElsewhereError, UsageError
 from lm_jax.parallel import sharding
-from lm_jax.run import cli, processes, stop
+from lm_jax.run import processes, stop
 
 
 def main(arguments):

@@ -79,6 +79,12 @@ def test_a_written_result_is_read_back_and_fits_its_schema(tmp_path_factory, rep
     jsonschema.validate(json.loads(path.read_text()), json_schema(Report))
 
 
+def test_a_list_of_results_is_read_back_as_a_tuple(tmp_path):
+    written = (Name("one"), Name("two"))
+    write_json(tmp_path / "names.json", written)
+    assert load_result(tmp_path / "names.json", tuple[Name, ...]) == written
+
+
 def test_what_is_not_finite_is_spelled_by_json_and_read_back(tmp_path):
     path = tmp_path / "report.json"
     values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "numpy": np.float32(0.5)}
@@ -136,6 +142,28 @@ def test_all_faults_are_named_at_once(tmp_path):
         load_result(path, Report)
     places = ("points[0].x", "points[0].share", "ends[1]", "kind", "kinds", "done is missing")
     assert all(place in str(caught.value) for place in places)
+
+
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    schema: Literal["one"]
+    value: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Several:
+    schema: Literal["several"]
+    values: tuple[int, ...]
+
+
+@pytest.mark.parametrize("written", [Alone("one", 2), Several("several", (2, 3))])
+def test_of_a_union_the_file_says_which_it_is(tmp_path, written):
+    write_json(tmp_path / "x.json", written)
+    assert load_result(tmp_path / "x.json", Alone | Several) == written
+    write_json(tmp_path / "x.json", dataclasses.asdict(written) | {"invented": 1})
+    match = f"is no {type(written).__name__}: invented is not a field of {type(written).__name__}"
+    with pytest.raises(CorruptError, match=match):
+        load_result(tmp_path / "x.json", Alone | Several)
 
 
 def test_the_schema_has_the_words_of_the_docstring_and_requires_every_field():

@@ -3,7 +3,6 @@
 import html
 import json
 import shutil
-from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -11,17 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from lm_jax.run import cli
 from lm_jax.run.files import file_digest
-from lm_jax.run.identity import ModelIdentity
-from lm_jax.run.results import json_schema, load_result, parse_result
+from lm_jax.run.results import json_schema, parse_result
 from lm_jax.run.tables import read_table_provenance
+from lm_jax.study import command, frame
 import protot_jax
-from protot_jax.studies.interventions import __main__ as command
-from protot_jax.studies.interventions import report
+from protot_jax.studies.interventions import STUDY, report
+from protot_jax.studies.interventions import run as run_of_study
 from protot_jax.studies.interventions.effects import MODES
-from protot_jax.studies.interventions.experiment import SubjectModel
 from protot_jax.studies.interventions.results import ROWS, Comparison, InterventionReport
+from protot_jax.studies.interventions.sentences import shipped_digest
+from protot_jax.studies.interventions.settings import InterventionConfig
 from tests.browser import without_scripts
 
 FILE = (
@@ -42,9 +41,7 @@ def file(tmp_path_factory):
 
 
 def start(*arguments) -> int:
-    return cli.run(
-        command.main, ["intervene", *arguments], options=command.Options, workdir_required=False
-    )
+    return command.run(STUDY, ["intervene", *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +52,7 @@ def folder(run, file):
 
 
 def test_the_best_weights_are_read(run, folder):
-    result = json.loads((folder / "intervention.json").read_text("utf-8"))
+    result = json.loads((folder / "summary.json").read_text("utf-8"))
     read, best, last = (
         [one["step"] for one in result["seeds"]],
         *(
@@ -67,7 +64,7 @@ def test_the_best_weights_are_read(run, folder):
 
 
 def test_the_result_fits_its_schema(folder):
-    result = json.loads((folder / "intervention.json").read_text("utf-8"))
+    result = json.loads((folder / "summary.json").read_text("utf-8"))
     jsonschema.validate(result, json_schema(InterventionReport))
     settings = result["settings"]
     assert settings["found"] and not settings["shipped_sentences"]
@@ -85,7 +82,7 @@ def test_the_result_fits_its_schema(folder):
 
 
 def test_there_is_a_row_for_every_measurement(folder):
-    result = json.loads((folder / "intervention.json").read_text("utf-8"))
+    result = json.loads((folder / "summary.json").read_text("utf-8"))
     table = pq.read_table(folder / "interventions.parquet")
     assert table.schema.equals(ROWS)
     recorded = json.loads((folder / "provenance.json").read_text("utf-8"))
@@ -109,8 +106,8 @@ def test_there_is_a_row_for_every_measurement(folder):
 
 
 def test_the_page_shows_the_numbers_and_no_markup_of_a_sentence(folder):
-    page = without_scripts((folder / "intervention.html").read_text("utf-8"))
-    result = json.loads((folder / "intervention.json").read_text("utf-8"))
+    page = without_scripts((folder / "report.html").read_text("utf-8"))
+    result = json.loads((folder / "summary.json").read_text("utf-8"))
     first = result["seeds"][0]
     assert f"Effect of prototype L{first['layer']} P{first['prototype']} on place" in page
     assert "<b>" not in page
@@ -120,21 +117,8 @@ def test_the_page_shows_the_numbers_and_no_markup_of_a_sentence(folder):
     # A target with markup is shown as text.
     hostile = json.loads(json.dumps(result))
     hostile["seeds"][0]["sentences"][0] |= {"text": "a <b>x</b> house", "target": "house"}
-    assert html.escape("<b>x</b>") in report.build(
-        parse_result(hostile, InterventionReport), provenance={}
-    )
-
-
-def test_a_finished_intervention_is_not_repeated_or_mixed_with_another(run, file, folder, capsys):
-    before = (folder / "intervention.json").read_bytes()
-    same = (f"--run={run}", f"--sentences={file}", "--concept=place", KEPT)
-    assert start(*same, *FAST) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("finished ")
-    assert "rank 1 by the words" in out
-    assert (folder / "intervention.json").read_bytes() == before
-    assert start(*same, *FAST, "--reinit_seed=9") == 2
-    assert "reinit_seed" in capsys.readouterr().err
+    shown = report.sentences(parse_result(hostile, InterventionReport))
+    assert html.escape("<b>x</b>") in shown.body
 
 
 def test_a_run_matches_its_own_copy(run, file, tmp_path, capsys):
@@ -143,7 +127,7 @@ def test_a_run_matches_its_own_copy(run, file, tmp_path, capsys):
     shutil.copytree(run, copy)
     flags = (f"--sentences={file}", "--concept=place", f"--other_runs={copy}", KEPT, *FAST)
     assert start(f"--run={run}", f"--workdir={out}", *flags) == 0
-    report = load_result(out / "intervention.json", InterventionReport)
+    report = frame.load_summary(STUDY, out)
     assert [one.seed for one in report.seeds] == [1, 2, 1, 2]
     first, second, same, again = report.seeds
     assert (same.layer, same.prototype) == (first.layer, first.prototype)
@@ -157,7 +141,7 @@ def test_a_run_matches_its_own_copy(run, file, tmp_path, capsys):
     assert found.models == 3 and found.mean == pytest.approx(mean)
     assert (found.lowest, found.highest) == (min(effects), max(effects))
     wanted = "alike than different prototypes are in"
-    text, page = capsys.readouterr().out, (out / "intervention.html").read_text("utf-8")
+    text, page = capsys.readouterr().out, (out / "report.html").read_text("utf-8")
     assert wanted in " ".join(text.split()) and wanted in page
 
 
@@ -169,25 +153,25 @@ def test_several_concepts_are_compared(run, tmp_path, capsys):
     arguments = (*same, "--nomatch_seeds", KEPT, *FAST)
     assert start(*arguments) == 0
     out = capsys.readouterr().out
-    compared = json.loads((folder / "comparison.json").read_text("utf-8"))
+    compared = json.loads((folder / "summary.json").read_text("utf-8"))
     jsonschema.validate(compared, json_schema(Comparison))
     assert [one["concept"] for one in compared["concepts"]] == ["place", "other"]
     single = []
     for one in compared["concepts"]:
-        result = json.loads((folder / one["concept"] / "intervention.json").read_text("utf-8"))
+        result = json.loads((folder / one["concept"] / "summary.json").read_text("utf-8"))
         jsonschema.validate(result, json_schema(InterventionReport))
         assert result["settings"]["together"] == ["place", "other"]
         (mode,) = (m for m in result["seeds"][0]["modes"] if m["mode"] == "zero_write")
         assert (one["effect"], one["p"]) == (mode["effect"], mode["control"]["p"])
         single.append(one["p"])
         assert f"{one['p_holm']:.3f}" in out
-        page = (folder / one["concept"] / "intervention.html").read_text("utf-8")
+        page = (folder / one["concept"] / "report.html").read_text("utf-8")
         assert "2 concepts were tested at once" in page
     assert sorted(one["p_holm"] for one in compared["concepts"])[0] == min(1, 2 * min(single))
-    assert "p, Holm" in (folder / "comparison.html").read_text("utf-8")
+    assert "p, Holm" in (folder / "report.html").read_text("utf-8")
     # The same again measures nothing.
     assert start(*arguments) == 0
-    assert capsys.readouterr().out.count("finished ") == 2
+    assert capsys.readouterr().out.startswith("finished ")
 
 
 def test_no_concept_is_measured_where_the_word_of_another_is_not_in_the_text(run, tmp_path, capsys):
@@ -211,11 +195,11 @@ def test_a_named_prototype_with_the_numbers_of_the_paper(run, tmp_path, capsys):
     arguments = (f"--run={run}", f"--sentences={file}", f"--workdir={folder}", *named, *FAST)
     assert start(*arguments, "--nomatch_seeds", "--nocontrols") == 0
     assert "No conclusion" in capsys.readouterr().out
-    result = json.loads((folder / "intervention.json").read_text("utf-8"))
+    result = json.loads((folder / "summary.json").read_text("utf-8"))
     jsonschema.validate(result, json_schema(InterventionReport))
     assert len(result["seeds"]) == 1
     assert result["seeds"][0]["modes"][0]["control"] is None
-    page = (folder / "intervention.html").read_text("utf-8")
+    page = (folder / "report.html").read_text("utf-8")
     assert "Table 9 of the paper" in page
     assert "L6 P9" in page
 
@@ -249,11 +233,30 @@ def test_a_run_is_needed(capsys):
     assert "--run is missing" in capsys.readouterr().err
 
 
-def test_the_prepared_text_is_an_input(tmp_path):
+def test_the_prepared_text_and_the_sentences_are_inputs(tmp_path, file):
     (tmp_path / "data").mkdir()
-    manifest, identity = tmp_path / "data" / "manifest.json", ModelIdentity("a" * 64)
+    manifest = tmp_path / "data" / "manifest.json"
     manifest.write_text("{}")
-    subjects = [SubjectModel("run", SimpleNamespace(seed=0, step=1, identity=identity))]
-    digest = file_digest(manifest)["sha256"]
-    given = command.inputs(subjects, tmp_path)
-    assert given == {str(subjects[0]): identity.text, "prepared text": digest}
+    asked = InterventionConfig(run=str(tmp_path))
+    prepared = {"prepared text": file_digest(manifest)["sha256"]}
+    assert run_of_study.text_inputs(asked) == prepared | {"sentences": shipped_digest()}
+    asked = InterventionConfig(run=str(tmp_path), sentences=str(file))
+    own = {"sentences": file_digest(file)["sha256"]}
+    assert run_of_study.text_inputs(asked) == prepared | own
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"concept": ("women and girls",)}, "women-and-girls"),
+        ({"concept": ("war", "Mexico", "war")}, "war-mexico"),
+        ({"concept": ("war",), "layer": 2, "prototype": 5}, "war-l2-p5"),
+        ({"sentences": "{file}"}, "house-river"),
+        ({"sentences": "{file}", "words": ("town",)}, "town"),
+        ({"sentences": "{file}", "layer": 0, "prototype": 1}, "places-l0-p1"),
+    ],
+)
+def test_without_a_folder_the_results_are_below_the_run(file, given, name):
+    filled = {key: str(file) if value == "{file}" else value for key, value in given.items()}
+    folder = InterventionConfig(run="runs/a", **filled).default_folder()
+    assert folder.as_posix() == f"runs/a/interventions/{name}"

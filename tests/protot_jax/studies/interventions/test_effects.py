@@ -15,7 +15,7 @@ import protot_jax
 from protot_jax.analysis.token_ids import open_ids
 from protot_jax.mixers.edits import MODES
 from protot_jax.studies import interventions
-from protot_jax.studies.interventions import effects, summary
+from protot_jax.studies.interventions import effects, numbers
 from protot_jax.studies.interventions.effects import REINITIALISE
 from tests import rounding
 from tests.protot_jax.studies.interventions import small_models
@@ -183,7 +183,7 @@ def test_every_effect_and_the_percentile_by_brute_force(measured, exact):
 
     own = effect_LR[AT["layer"], AT["prototype"]]
     others = np.delete(effect_LR.ravel(), AT["layer"] * R + AT["prototype"])
-    control = summary.control(measured, "zero_read")
+    control = numbers.control(measured, "zero_read")
     assert control.percentile == pytest.approx(100 * (others < own).sum() / others.size)
     as_low, as_high = (others <= own).sum(), (others >= own).sum()
     assert control.as_low == as_low
@@ -200,7 +200,7 @@ def test_ties_count_half_in_the_percentile(measured):
         probability={mode: np.ones_like(p) for mode, p in measured.probability.items()},
         baseline_N=np.ones(4),
     )
-    control = summary.control(same, "mask_read")
+    control = numbers.control(same, "mask_read")
     assert control.percentile == pytest.approx(50.0)
     assert control.p == 1.0
     assert control.as_low == control.n
@@ -235,7 +235,7 @@ def test_only_the_prototype_that_carries_the_word_matters():
         carrier = effect_R[small_models.CARRIER]
         others = np.delete(effect_R, small_models.CARRIER)
         assert carrier < others.min()
-        assert summary.control(result, mode).percentile == 0.0
+        assert numbers.control(result, mode).percentile == 0.0
         # A new vector of this length still lets a quarter of every gate through.
         if mode != REINITIALISE:
             assert carrier < -25.0
@@ -294,14 +294,14 @@ def test_targets_below_the_least_probability_are_excluded_and_counted(model, mea
         model, small_models.sentences(), **AT, draws=1, control_draws=1, least=least
     )
     assert result.kept_N.sum() == 2
-    report = summary.of_seed(result, run="run", seed=1, step=0)
+    report = numbers.of_seed(result, run="run", seed=1, step=0)
     assert (report.kept, report.excluded) == (2, 2)
     kept = result.change("mask_write")[1, 2, 0][measured.baseline_N >= least]
     assert report.modes[1].effect.mean == pytest.approx(100 * (stats.gmean(1 + kept / 100) - 1))
     none = interventions.measure(
         model, small_models.sentences(), **AT, draws=1, control_draws=1, least=0.99
     )
-    empty = summary.of_seed(none, run="run", seed=1, step=0)
+    empty = numbers.of_seed(none, run="run", seed=1, step=0)
     assert (empty.kept, empty.modes[0].effect.mean) == (0, None)
     assert empty.modes[0].control is None
     # So there is nothing to compare with, and nothing else was measured.

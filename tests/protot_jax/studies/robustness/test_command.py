@@ -17,7 +17,7 @@ from lm_jax.run.files import file_digest
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.study import command
 from lm_jax.text.preparation import CorpusConfig, split_documents
-from protot_jax.studies.interventions.experiment import SubjectModel
+from protot_jax.studies.interventions.models import SubjectModel
 from protot_jax.studies.interventions.results import Interval
 from protot_jax.studies.robustness import STUDY, held_out, pmr, report
 from protot_jax.studies.robustness import run as run_of_study
