@@ -113,8 +113,11 @@ def _curve(one: SeedSummary, file: Path) -> Series | None:
     if not file.is_file():
         return None
     rows = pq.read_table(file, filters=[("name", "=", "validation/perplexity")]).to_pylist()
-    losses = [math.log(row["value"]) for row in rows]
-    return Series(f"seed {one.seed}", [row["step"] for row in rows], losses)
+    finite = [row for row in rows if math.isfinite(row["value"])]
+    if not finite:
+        return None
+    losses = [math.log(row["value"]) for row in finite]
+    return Series(f"seed {one.seed}", [row["step"] for row in finite], losses)
 
 
 def text(summary: PretrainSummary) -> Section:
