@@ -191,9 +191,9 @@ def _compare_config(
     phrases = config_changes(folder, settings, may_change)
     if phrases and resume == "auto":
         earlier = ", as a run of an earlier version" if any(map(_is_renamed, phrases)) else ""
+        changes = f"{list_changes(phrases)}{earlier}"
         raise UsageError(
-            f"{folder} holds a run with {list_changes(phrases)}{earlier}; choose another "
-            "--workdir, or --resume=force"
+            f"{folder} holds a run with {changes}; choose another --workdir, or --resume=force"
         )
     return phrases
 
