@@ -207,7 +207,8 @@ def test_the_exit_code_of_main_is_kept(command):
 
 PROGRAM = """
 import sys, time
-from lm_jax.run import cli, stop
+from lm_jax.console import cli
+from lm_jax.run import stop
 
 def main(arguments):
     print("ready", flush=True)

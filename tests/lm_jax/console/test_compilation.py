@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 TRAIN = """
 import collections, hashlib, json, pathlib, sys, tempfile
 import jax
-from lm_jax.run import cli
+from lm_jax.console import cli
 from lm_jax.train import loop
 from tests.lm_jax.train import tiny_training as tiny
 
@@ -40,7 +40,7 @@ sys.exit(cli.run(main, sys.argv, workdir_required=False))
 """
 SMALL = """
 import collections, sys, jax
-from lm_jax.run import cli
+from lm_jax.console import cli
 
 events = collections.Counter()
 jax.monitoring.register_event_listener(lambda name, **_: events.update([name.split("/")[-1]]))
