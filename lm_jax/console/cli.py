@@ -274,33 +274,35 @@ def _parse(
     flags.DEFINE_boolean("debug", False, "print the traceback of every error", own)
     flags.DEFINE_boolean("help", False, "show this help", own, short_name="?")
     command_flags = _define_own(options, config_class, own)
+    config = None
     try:
         rest = own(argv, known_only=True)
         config = None if spec is None else load_config(spec.value)
         if own["help"].value:
             print(_help(doc, own, command_flags, config, config_class), flush=True)
             return None
+        if config is not None and _has_flags(config_class):
+            setting_flags.apply_shortcuts(config_class, own, config)
+        overridden = config_files.overridden(rest)
         rest = config_files.override(config, rest)
         if config is not None and _has_flags(config_class):
-            setting_flags.apply(config_class, own, config)
+            setting_flags.apply(config_class, own, config, overridden)
     except flags.UnrecognizedFlagError as error:
-        raise UsageError(
-            f"--{error.flagname} is not a flag of this command{nearest(error.flagname, own)}"
-        ) from error
+        raise UsageError(_unknown(error.flagname, own, config)) from error
     # The last two come from an index that does not fit, as in `--config.names[9]=a`.
     except (flags.Error, ValueError, LookupError, TypeError) as error:
         if isinstance(error, UserError):
             raise
         raise UsageError(f"{error}; --help lists the flags") from error
     if len(rest) > 1:
-        name = rest[1].partition("=")[0]
+        name = rest[1].lstrip("-").partition("=")[0]
         raise UsageError(f"{rest[1]!r} is not a flag; arguments are written --{name}=VALUE")
     if config is not None:
         to_plain(config)
     # grain reads a flag of absl's global table.
     flags.FLAGS.mark_as_parsed()
     chosen = None if options is None else setting_flags.read_options(options, own)
-    if workdir_required and not workdir.value:
+    if not workdir.value and (workdir_required or workdir.value is not None):
         raise UsageError("--workdir is missing; name the folder this run may write")
     folder = Path(workdir.value) if workdir.value else None
     traced = None if profile is None else profiling.parse(profile.value)
@@ -310,6 +312,12 @@ def _parse(
     return Arguments(
         config, folder, chosen, how, traced, cache.value, download.value, start, process
     )
+
+
+def _unknown(name: str, own: flags.FlagValues, config: config_dict.ConfigDict | None) -> str:
+    if config is not None and name in config:
+        return f"--{name} is not a flag of this command; write --config.{name}=VALUE"
+    return f"--{name} is not a flag of this command{nearest(name, own)}"
 
 
 def _has_flags(config_class: type | None) -> TypeGuard[type[Settings]]:
@@ -371,10 +379,15 @@ def _defaults(config: config_dict.ConfigDict | None, config_class: type | None) 
     """What the config file says of the fields that have flags, by the name of the flag."""
     if config is None or not _has_flags(config_class):
         return {}
+    # A config file may leave out what has a default.
+    said = {
+        name: config.get(name, getattr(config_class, name, None))
+        for name in own_flags(config_class)
+    }
     return {
-        flag.name or name: config[name]
+        flag.name or name: said[name]
         for name, flag in own_flags(config_class).items()
-        if config[name] or not flag.required
+        if said[name] or not flag.required
     }
 
 
