@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import os
 from pathlib import Path
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run import processes
 from lm_jax.run.files import content_digest, file_digest, read_json, write_json
 from lm_jax.run.identity import ModelIdentity, difference
@@ -59,11 +59,17 @@ def finish_time(
 
     Raises:
       OtherInputsError: it finished with another model or another file.
+      CorruptError: the marker is damaged.
     """
     folder = Path(folder)
     if not is_finished(folder):
         return None
     marker = read_json(folder / FINISHED_FILE)
+    if not isinstance(marker, dict) or "finished" not in marker:
+        raise CorruptError(
+            f"{folder / FINISHED_FILE} does not say when the run finished; delete it, and the same "
+            "command goes on"
+        )
     if fingerprint and marker.get("fingerprint", fingerprint) != fingerprint:
         return None
     recorded = marker.get("inputs", _of_provenance(folder))
