@@ -52,7 +52,7 @@ from lm_jax.errors import (
     nearest,
 )
 from lm_jax.run import downloads, stop
-from lm_jax.run.config import to_plain
+from lm_jax.run.config import from_plain, to_plain
 from lm_jax.run.files import STORAGE_ERRNOS, STORAGE_REMEDY
 from lm_jax.run.settings import Settings, own_flags
 from lm_jax.run.workdir import Resume, log_file
@@ -71,8 +71,8 @@ _COMMON_FLAGS = (
 class Arguments:
     """Parsed command line: locked config, own options, work folder, how to resume in it.
 
-    `config` is None for a command without one, `workdir` for one that may run without it and
-    does, and `options` is the command's own dataclass, or None.
+    `config` is None for a command without one, `workdir`, which the settings may name, for one that
+    may run without it and does, and `options` is the command's own dataclass, or None.
     `resume` is "auto", "force" or "never", as `open_workdir` takes it; `profile` the steps of
     a training command to trace; `compilation_cache` as `compilation.cache` takes it; `download`
     whether a model may be fetched from the Hugging Face hub; `launch` the options of training
@@ -304,7 +304,7 @@ def _parse(
     chosen = None if options is None else setting_flags.read_options(options, own)
     if not workdir.value and (workdir_required or workdir.value is not None):
         raise UsageError("--workdir is missing; name the folder this run may write")
-    folder = Path(workdir.value) if workdir.value else None
+    folder = Path(workdir.value) if workdir.value else _default_folder(config, config_class)
     traced = None if profile is None else profiling.parse(profile.value)
     process = _join(own) if distributed else 0
     how = cast(Resume, resume.value)
@@ -318,6 +318,14 @@ def _unknown(name: str, own: flags.FlagValues, config: config_dict.ConfigDict | 
     if config is not None and name in config:
         return f"--{name} is not a flag of this command; write --config.{name}=VALUE"
     return f"--{name} is not a flag of this command{nearest(name, own)}"
+
+
+def _default_folder(
+    config: config_dict.ConfigDict | None, config_class: type | None
+) -> Path | None:
+    if config is None or config_class is None or not issubclass(config_class, Settings):
+        return None
+    return from_plain(config, config_class).default_folder()
 
 
 def _has_flags(config_class: type | None) -> TypeGuard[type[Settings]]:

@@ -9,6 +9,7 @@ import pytest
 from lm_jax.console import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.settings import CommandOptions, Flag, Settings, Shortcut, at_least
+from lm_jax.run.workdir import open_workdir
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -261,6 +262,26 @@ def test_errors_say_what_to_write(study):
 def test_a_required_field_is_given_by_its_flag_or_by_the_config(study):
     assert study()[2] == "error: --run is missing; name the work folder of a run\n"
     assert study("--config.run=x")[1].run == "x"
+
+
+def test_the_traceback_is_in_the_log_of_a_folder_that_the_settings_name(tmp_path, capsys):
+    class Placed(Study):
+        def default_folder(self):
+            return Path(self.run)
+
+    def main(arguments):
+        with open_workdir(arguments.folder, arguments.config):
+            raise RuntimeError("a fault")
+
+    file = tmp_path / "placed.py"
+    values = dataclasses.asdict(Study(run=str(tmp_path / "run")))
+    lines = ["from ml_collections import ConfigDict", "def get_config():"]
+    file.write_text("\n".join([*lines, f"    return ConfigDict({values!r})"]), "utf-8")
+    chosen = {"config": str(file), "config_class": Placed, "workdir_required": False}
+    assert cli.run(main, ["prog"], **chosen) == 1
+    log = tmp_path / "run" / "log.txt"
+    assert capsys.readouterr().err == f"error: RuntimeError: a fault; traceback in {log}\n"
+    assert "Traceback" in log.read_text()
 
 
 def test_options_and_settings_can_have_a_base(start):
