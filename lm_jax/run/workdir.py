@@ -95,9 +95,10 @@ def open_workdir(
         write_json(folder / _HOLDER, holder)
         if changes:
             (folder / FINISHED_FILE).unlink(missing_ok=True)
-        write_json(folder / CONFIG_FILE, settings)
         try:
             with logging_to(folder / LOG_FILE), recording_fallbacks(folder):
+                # After the log: a config without one is that of an exported model.
+                write_json(folder / CONFIG_FILE, settings)
                 log = logging.getLogger(__name__)
                 log.info("%s at %s", "started" if changes is None else "resumed", start)
                 for change in changes or ():
@@ -124,7 +125,8 @@ def _withdraw(folder: Path) -> None:
     """Undoes a first start that wrote nothing but its logs: a typo claims no folder."""
     written = _besides_logs(folder)
     if written <= {CONFIG_FILE, PROVENANCE_FILE}:
-        for name in written:
+        # The config last: without it, provenance would be a file of something else.
+        for name in sorted(written, reverse=True):
             (folder / name).unlink()
 
 
