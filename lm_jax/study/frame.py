@@ -27,7 +27,7 @@ from lm_jax.run.finished import (
 )
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import FINISHED_FILE, Resume
+from lm_jax.run.workdir import FINISHED_FILE, Resume, check_workdir
 from lm_jax.study.declaration import Study, Training
 from lm_jax.study.work import Opened, Work
 
@@ -70,24 +70,24 @@ def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto"
       UserError: the settings, an input or the folder is refused, the run was stopped, or its
         folder is full or damaged; every subclass says what to do.
     """
-    config = from_plain(settings, study.config)
+    config, folder = from_plain(settings, study.config), folder.expanduser()
+    bound = {"resume": resume, "may_change": study.may_change}
+    # Before anything that takes long; only the first, since it writes there while others load.
+    processes.on_first(lambda: check_workdir(folder, settings, **bound))
     opened = _open_inputs(study, config)
     force = resume == "force"
     if force or not is_finished(folder):
         opened = opened.complete()
     _make_place(config, folder)
-    held = processes.open_shared_workdir(
-        folder, settings, resume=resume, may_change=study.may_change
-    )
-    with held as path:
+    with processes.open_shared_workdir(folder, settings, **bound) as path:
         again = force and issubclass(study.config, Training)
         finished = None if again else _finish_time(path, opened.inputs, force)
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
             opened = opened.complete()
-            bound = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
-            _run(study, config, Work(path, config_hash(bound), opened.loaded, force), opened.inputs)
+            fixed = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
+            _run(study, config, Work(path, config_hash(fixed), opened.loaded, force), opened.inputs)
         summary = load_summary(study, path)
 
         def show() -> int:

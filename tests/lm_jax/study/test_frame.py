@@ -1,11 +1,12 @@
 """What `inputs` of a study hands on, and the rows of units that read those before them."""
 
 import dataclasses
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from lm_jax.errors import BadInputError, StoppedError
+from lm_jax.errors import BadInputError, StoppedError, UsageError
 from lm_jax.report import Report
 from lm_jax.run import stop
 from lm_jax.run.rows import RowStore
@@ -69,6 +70,40 @@ def test_what_cannot_be_loaded_leaves_no_folder(tmp_path, monkeypatch):
     with pytest.raises(BadInputError, match="no such model"):
         frame.execute(STUDY, Config(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("resume", "seed", "message"),
+    [("never", 0, "holds a run already"), ("auto", 1, "holds a run with config.seed = 0")],
+)
+def test_a_folder_that_would_be_refused_is_refused_before_anything_is_read(
+    resume, seed, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Made, "_inputs", lambda _, config: Opened({}, "it"), raising=False)
+    frame.execute(STUDY, Config(), tmp_path / "run")
+
+    def read(_, config):
+        raise AssertionError("read")
+
+    monkeypatch.setattr(Made, "_inputs", read)
+    with pytest.raises(UsageError, match=message):
+        frame.execute(STUDY, Config(seed), tmp_path / "run", resume=resume)
+    with pytest.raises(UsageError, match="is a file"):
+        frame.execute(STUDY, Config(), tmp_path / "run" / "config.json")
+
+
+def test_a_finished_run_below_the_home_folder_loads_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    calls = []
+
+    def load():
+        calls.append("loaded")
+        return "the model"
+
+    monkeypatch.setattr(Made, "_inputs", lambda _, config: Opened({}, load=load), raising=False)
+    for _ in range(2):
+        frame.execute(STUDY, Config(), Path("~/run"))
+    assert calls == ["loaded"] and (tmp_path / "run" / "summary.json").is_file()
 
 
 def test_a_unit_reads_the_rows_of_units_before_it(tmp_path):
