@@ -8,6 +8,7 @@ from pathlib import Path
 import re
 import shlex
 import sys
+import tomllib
 
 import pytest
 
@@ -301,6 +302,19 @@ def assert_is_a_command(line, capsys):
             name = flag.split("=")[0]
             assert not name.startswith("--") or name in source, (line, name)
     return None
+
+
+RESULTS = [
+    file
+    for file in (ROOT / "results").rglob("result.toml")
+    if "\ncommand = " in file.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS), ids=lambda file: "/".join(file.parts[-3:-1]))
+def test_a_stored_result_is_reproduced_by_a_command_that_is_there(file, capsys):
+    command = tomllib.loads(file.read_text("utf-8"))["reproduce"]["command"]
+    assert_is_a_command(shlex.split(command.replace("{workdir}", "run")), capsys)
 
 
 DOCUMENTS = ["AGENTS.md", "README.md", "CONTRIBUTING.md", "models/README.md", "recipes/README.md"]
