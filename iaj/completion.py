@@ -19,7 +19,7 @@ from iaj import commands
 from iaj.commands import COMMANDS, next_words
 from iaj.parser import Parser, run_parsed
 from lm_jax import assets
-from lm_jax.run.config_files import shipped_names
+from lm_jax.console.config_files import shipped_names
 
 _FLAG = re.compile(r"^  (?:-h, )?--(\[no\])?([\w.-]+)(=)?", re.MULTILINE)
 # Commands with names as arguments, besides flags.

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from iaj.parser import Parser, run_parsed
 from lm_jax import assets
+from lm_jax.console.compilation import machine
 from lm_jax.run import user_cache
-from lm_jax.run.compilation import machine
 
 DISTRIBUTION = "interpretable-attention-jax"
 PACKAGES = (DISTRIBUTION, "jax", "jaxlib", "flax")

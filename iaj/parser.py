@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import sys
 from typing import NoReturn
 
+from lm_jax.console import output
+from lm_jax.console.usage import examples_first
 from lm_jax.errors import EXIT_INTERRUPTED, EXIT_UNREAD, UsageError, UserError
-from lm_jax.run import output
-from lm_jax.run.usage import examples_first
 
 
 class Parser(argparse.ArgumentParser):

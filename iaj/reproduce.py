@@ -19,6 +19,7 @@ import subprocess
 import sys
 
 from iaj.parser import Parser, run_parsed
+from lm_jax.console.terminal import format_table
 from lm_jax.errors import EXIT_NO_GO, EXIT_UNDECIDED, BadInputError, CorruptError, UsageError
 from lm_jax.run.files import read_json
 from lm_jax.run.stored_results import (
@@ -30,7 +31,6 @@ from lm_jax.run.stored_results import (
     list_results,
     load_stored,
 )
-from lm_jax.run.terminal import format_table
 
 
 def listing(root: Path) -> str:

@@ -25,8 +25,26 @@ from lm_jax.model.rope import (
     YarnScaling,
 )
 from lm_jax.model.sites import SITES, StatefulEdit, keep
+from lm_jax.run.moved import keep_names
 from lm_jax.weights.load import Pretrained, load_pretrained
 from lm_jax.weights.save import save_pretrained
+
+keep_names(
+    "lm_jax",
+    {},
+    {
+        f"{room}.{name}": f"{place}.{name}"
+        for room, place, names in (
+            ("run", "console", "cli flags usage output terminal config_files compilation"),
+            (
+                *("weights", "weights.families"),
+                "fields table gemma gemma4 gpt2 gpt_neox llama mistral olmo olmo2 phi3 qwen "
+                "stablelm",
+            ),
+        )
+        for name in names.split()
+    },
+)
 
 __all__ = [
     "SITES",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tools import browser
+from tools.pictures import browser
 
 
 class PageReader(html.parser.HTMLParser):
@@ -74,7 +74,7 @@ needs_browser = pytest.mark.skipif(
 
 
 def drive(folder: Path, text: str, steps: str, **options: Any) -> Any:
-    """`tools.browser.drive`; the test is skipped without a browser."""
+    """`tools.pictures.browser.drive`; the test is skipped without a browser."""
     if not any(map(shutil.which, browser.BROWSERS)):
         pytest.skip(needs_browser.kwargs["reason"])
     return browser.drive(folder, text, steps, **options)

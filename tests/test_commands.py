@@ -14,7 +14,7 @@ import pytest
 
 from iaj import commands as front
 from lm_jax.assets.manifest import entries
-from lm_jax.run import cli, config_files, usage
+from lm_jax.console import cli, config_files, usage
 from lm_jax.run.settings import Settings, own_flags
 from lm_jax.study import Distributed, Training, frame
 

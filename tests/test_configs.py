@@ -14,7 +14,7 @@ from ml_collections import config_dict
 import pytest
 
 from iaj import commands
-from lm_jax.run.config_files import load_config
+from lm_jax.console.config_files import load_config
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.py"))

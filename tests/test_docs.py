@@ -12,7 +12,7 @@ import yaml
 
 from kernels.suites import SUITES
 from lm_jax import errors
-from lm_jax.run import config_files
+from lm_jax.console import config_files
 from lm_jax.run.config import config_difference, from_plain, to_plain
 from polyattn_jax.audit import schema
 from polyattn_jax.audit.config import AuditConfig

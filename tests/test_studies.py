@@ -14,9 +14,9 @@ import pytest
 
 from iaj import commands as front
 from lm_jax.checkpoint import manager
+from lm_jax.console.config_files import fields
 from lm_jax.errors import BadInputError, CorruptError, UsageError, WorkdirInUseError
 from lm_jax.run.config import from_plain
-from lm_jax.run.config_files import fields
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.rows import RowStore

@@ -29,11 +29,11 @@ import optax
 from kernels.prefix_mean.api import prefix_mean
 import lm_jax
 from lm_jax import statistics
+from lm_jax.console import terminal
+from lm_jax.console.config_files import load_config
 from lm_jax.errors import UserError
 from lm_jax.model import sites
-from lm_jax.run import terminal
 from lm_jax.run.config import from_plain
-from lm_jax.run.config_files import load_config
 from lm_jax.run.files import write_json
 from protot_jax.mixers import reference_code
 from protot_jax.mixers.gate_statistics import half_life

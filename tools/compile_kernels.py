@@ -21,8 +21,8 @@ import jax
 
 from iaj.parser import Parser, run_parsed
 from kernels.core import cases
+from lm_jax.console.terminal import format_table
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, UsageError, nearest
-from lm_jax.run.terminal import format_table
 from tools.gpu_code import budgets, target
 
 _COLUMNS = (

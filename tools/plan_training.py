@@ -32,13 +32,13 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from iaj.parser import Parser, run_parsed
+from lm_jax.console.terminal import format_table
 from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import param_spec
 from lm_jax.model.flops import CONVENTIONS, Causal
 from lm_jax.parallel import sharding
-from lm_jax.run.terminal import format_table
 from lm_jax.train import losses, optim
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import LanguageModelling, Objective

@@ -22,7 +22,7 @@ from lm_jax.run.files import read_json, write_json
 from sparse_jax.studies.graphs import page
 from tools.bench.graph_documents import synthetic
 from tools.bench.timing import conditions
-from tools.browser import drive
+from tools.pictures.browser import drive
 
 NODES, LINKS = 2_000, 50_000
 _SECONDS = 400

@@ -24,12 +24,12 @@ import jax.numpy as jnp
 from iaj.parser import Parser, run_parsed
 from kernels.row_map_attention.maps import relu_power
 import lm_jax
+from lm_jax.console.terminal import format_table
 from lm_jax.errors import UsageError
 from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import param_spec
-from lm_jax.run.terminal import format_table
 from lm_jax.train.objective import LanguageModelling
 from lm_jax.weights.load import open_pretrained
 from polyattn_jax.audit import measure

@@ -7,7 +7,7 @@ Modes: `:quickstart` and `:smoke`, as there.
 
 from ml_collections import ConfigDict
 
-from lm_jax.run.config_files import load_config
+from lm_jax.console.config_files import load_config
 
 
 def get_config(mode: str = "") -> ConfigDict:

@@ -8,7 +8,7 @@ Modes as there: `:llama`, `:mamba` and `:deltanet` train a baseline, `:smoke` ru
 
 from ml_collections import ConfigDict
 
-from lm_jax.run.config_files import load_config
+from lm_jax.console.config_files import load_config
 
 
 def get_config(mode: str = "") -> ConfigDict:

@@ -5,7 +5,7 @@ iaj sparse posttrain --config=sparse/smollm2 --workdir=runs/sparse
 
 from ml_collections import ConfigDict
 
-from lm_jax.run.config_files import load_config
+from lm_jax.console.config_files import load_config
 
 
 def get_config(mode: str = "") -> ConfigDict:

@@ -1,6 +1,6 @@
 """Whether a model that is not on this machine may be downloaded: never, unless the user asks.
 
-A command asks with `--download` (`lm_jax.run.cli`), a program with `download=True` of
+A command asks with `--download` (`lm_jax.console.cli`), a program with `download=True` of
 `lm_jax.load_pretrained` or with `allowed`.
 """
 

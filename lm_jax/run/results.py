@@ -93,7 +93,8 @@ def load_result(path: str | os.PathLike[str], cls: type[T]) -> T:
 
     Args:
       path: the file.
-      cls: a dataclass, or a union of some, of which it is the one whose fields fit best.
+      cls: a dataclass or a tuple of some, or a union of dataclasses, of which it is the one whose
+        fields fit best.
 
     Raises:
       CorruptError: the file is not JSON, or fields are missing, unknown or of another type; the
@@ -111,8 +112,11 @@ def load_result(path: str | os.PathLike[str], cls: type[T]) -> T:
 
 def _meant(tree: Any, cls: type[T]) -> type[T]:
     """The member of a union with the fewest fields that are missing or unknown."""
+    if len(choices := members(cls)) == 1:
+        # Which need not be a dataclass: a list in JSON is a tuple of some.
+        return cls
     held = set(tree) if isinstance(tree, dict) else set()
-    return min(members(cls), key=lambda one: len(held ^ {f.name for f in dataclasses.fields(one)}))
+    return min(choices, key=lambda one: len(held ^ {f.name for f in dataclasses.fields(one)}))
 
 
 def parse_result(tree: Any, cls: type[T], where: str = "") -> T:

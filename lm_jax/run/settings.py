@@ -6,7 +6,7 @@
         seeds: Annotated[tuple[int, ...], different(at_least(0))] = (0, 1, 2)
 
 The docstring's section `Attributes` says what each field means, and is the help of its flag: a
-field is `--config.steps` of its command, and with `Flag()` also `--steps` (`lm_jax.run.flags`).
+field is `--config.steps` of its command, and with `Flag()` also `--steps` (`lm_jax.console.flags`).
 """
 
 from collections.abc import Callable, Collection, Mapping

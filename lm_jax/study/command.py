@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 import sys
 
-from lm_jax.run import cli
+from lm_jax.console import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.settings import Settings
 from lm_jax.study import frame

@@ -10,7 +10,7 @@ from typing import Any, cast
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from lm_jax.run.config_files import in_mode
+from lm_jax.console.config_files import in_mode
 from lm_jax.run.settings import Settings
 from lm_jax.train.config import MAY_CHANGE
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from lm_jax import report
+from lm_jax.console import output
 from lm_jax.report import Report
-from lm_jax.run import output, processes
+from lm_jax.run import processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
 from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
 from lm_jax.run.finished import (

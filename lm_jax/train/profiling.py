@@ -1,7 +1,7 @@
 """Profiles of chosen steps by `jax.profiler`, with the time of each part of the model.
 
     iaj protot pretrain ... --profile=20:24
-    python -m tools.bench_train ... --profile=2:3
+    python -m tools.bench.train ... --profile=2:3
 
 1. The trace begins before the first of the steps and ends after the last one, both times after the
    device has finished. Each step is an event `train` with its number.

@@ -39,8 +39,8 @@ from lm_jax.run.files import read_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import card as cards
-from lm_jax.weights import hub, runs, table
-from lm_jax.weights.families import FAMILIES
+from lm_jax.weights import hub, runs
+from lm_jax.weights.families import FAMILIES, table
 from lm_jax.weights.identity import identify, weights_digest
 from lm_jax.weights.safetensors import CONFIG, SafetensorsSource, read_family, read_hf_config
 

@@ -33,10 +33,10 @@ from lm_jax.run.files import new_folder
 from lm_jax.run.identity import difference
 from lm_jax.weights import hub
 from lm_jax.weights.families import FAMILIES
+from lm_jax.weights.families.table import Entry
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.peft_settings import Settings, read_settings
 from lm_jax.weights.safetensors import open_tensors, readable, shortened, write_tensors
-from lm_jax.weights.table import Entry
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"

@@ -16,7 +16,7 @@ import numpy as np
 from lm_jax.errors import BadInputError, StorageError
 from lm_jax.run.files import new_folder
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights.table import Family
+from lm_jax.weights.families.table import Family
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

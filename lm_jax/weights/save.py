@@ -13,8 +13,7 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.run.config import config_difference, to_plain
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights import table
-from lm_jax.weights.families import FAMILIES
+from lm_jax.weights.families import FAMILIES, table
 
 
 def save_pretrained(

@@ -17,8 +17,8 @@ import dataclasses
 import datetime
 from pathlib import Path
 
+from lm_jax.console import cli, terminal
 from lm_jax.errors import UsageError
-from lm_jax.run import cli, terminal
 from lm_jax.run.files import file_digest, write_json, write_text
 from lm_jax.run.settings import CommandOptions
 from lm_jax.text.lines import read_lines

@@ -30,9 +30,10 @@ import jax
 import numpy as np
 from tokenizers.decoders import DecodeStream
 
+from lm_jax.console import cli, terminal
 from lm_jax.errors import UsageError
 from lm_jax.model.decode import Sampling, stream
-from lm_jax.run import cli, stop, terminal
+from lm_jax.run import stop
 from lm_jax.run.settings import Flag, at_least
 from protot_jax.analysis.steering import (
     EditsAt,

@@ -30,8 +30,8 @@ import statistics
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lm_jax.console import cli, terminal
 from lm_jax.errors import DivergedError, UsageError, nearest
-from lm_jax.run import cli, terminal
 from lm_jax.run.config import config_hash, from_plain
 from lm_jax.run.files import write_json
 from lm_jax.run.finished import is_finished

@@ -36,8 +36,9 @@ from typing import Any
 import jax
 import pyarrow as pa
 
+from lm_jax.console import cli, terminal
 from lm_jax.errors import DivergedError, UsageError
-from lm_jax.run import cli, stop, terminal
+from lm_jax.run import stop
 from lm_jax.run.config import config_hash, from_plain
 from lm_jax.run.files import write_json
 from lm_jax.run.provenance import collect_provenance, record_provenance

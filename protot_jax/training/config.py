@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
+from lm_jax.console.config_files import in_mode
 from lm_jax.errors import UsageError, nearest
 from lm_jax.run.config import from_plain, to_plain
-from lm_jax.run.config_files import in_mode
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.text.splits import SPLITS
 from lm_jax.train.config import Schedule, WeightsDtype

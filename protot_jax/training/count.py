@@ -42,13 +42,13 @@ and 2 * D V for the logits. Letters are those of the mixers' parameters.
 from collections.abc import Sequence
 import dataclasses
 
+from lm_jax.console import cli
+from lm_jax.console.terminal import format_table
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import count_params
 from lm_jax.model.flops import Flops, forward_flops
-from lm_jax.run import cli
 from lm_jax.run.config import from_plain
-from lm_jax.run.terminal import format_table
 from protot_jax.mixers.models import MODELS, build_model
 from protot_jax.mixers.prototypes import PrototypeMixer
 

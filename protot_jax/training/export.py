@@ -29,10 +29,10 @@ from typing import Annotated, Any, Literal
 import jax
 import numpy as np
 
+from lm_jax.console import cli
 from lm_jax.errors import BadInputError
 from lm_jax.model.decoder import param_spec
 from lm_jax.model.params import by_path
-from lm_jax.run import cli
 from lm_jax.run.config import to_plain
 from lm_jax.run.files import (
     check_new,

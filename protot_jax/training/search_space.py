@@ -21,10 +21,10 @@ import warnings
 from ml_collections import ConfigDict
 import numpy as np
 
+from lm_jax.console.config_files import in_mode
 from lm_jax.errors import UsageError
 from lm_jax.model import flops
 from lm_jax.parallel import sharding
-from lm_jax.run.config_files import in_mode
 from lm_jax.train.step import check_batch
 from protot_jax.training.config import PretrainConfig, smoke, with_fields
 from protot_jax.training.results import Trial

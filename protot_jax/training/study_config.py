@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 
 from ml_collections import ConfigDict
 
+from lm_jax.console.config_files import in_mode
 from lm_jax.errors import UsageError
 from lm_jax.model.mixers import Mixer
-from lm_jax.run.config_files import in_mode
 from lm_jax.text.preparation import CorpusConfig
 from protot_jax.training.config import PretrainConfig, smoke, with_fields
 from protot_jax.training.saved_run import model

@@ -20,8 +20,8 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
+from lm_jax.console import cli, terminal
 from lm_jax.errors import UsageError
-from lm_jax.run import cli, terminal
 from lm_jax.run.files import verify_manifest
 from lm_jax.run.settings import CommandOptions, at_least
 from lm_jax.text.subset import FORMAT, MANIFEST, SubsetConfig, build_subset

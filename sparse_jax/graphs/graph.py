@@ -207,7 +207,7 @@ class Graph:
 
     @functools.cached_property
     def _open_pairs(self) -> np.ndarray | None:
-        """Where attention is open, if that is rare enough to gather it (`tools.bench_graphs`)."""
+        """Where attention is open, if that is rare enough to gather it (`tools.bench.graphs`)."""
         mixer = self.replacement.layers.mixer
         if not isinstance(mixer, FrozenAttention):
             return None

@@ -16,7 +16,7 @@ from sparse_jax.graphs.replacement import Replacement
 # Bytes for the arrays of one chunk of targets, and the most targets in it.
 MEMORY, MOST_TARGETS = 256 * 2**20, 256
 # Each multiple of so many positions is a program of its own; of fewer, compiling takes longer than
-# what is saved (`tools.bench_graphs`).
+# what is saved (`tools.bench.graphs`).
 POSITIONS = 32
 # A few targets are filled up to a multiple of this, so that few sizes are compiled.
 _FEW = 10

@@ -6,7 +6,7 @@ import pytest
 
 from iaj import commands, completion
 from lm_jax import assets
-from lm_jax.run.config_files import shipped_names
+from lm_jax.console.config_files import shipped_names
 
 
 @pytest.fixture(scope="module")

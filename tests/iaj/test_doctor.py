@@ -11,7 +11,7 @@ import pytest
 
 from iaj import commands, doctor
 from lm_jax import assets
-from lm_jax.run.compilation import machine
+from lm_jax.console.compilation import machine
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))[
     "project"

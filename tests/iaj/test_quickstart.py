@@ -10,7 +10,7 @@ import pytest
 
 from iaj import commands, index_page, pictures, quickstart
 from lm_jax.assets import entries, published
-from lm_jax.run.config_files import load_config
+from lm_jax.console.config_files import load_config
 from tests.browser import PageReader
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 import lm_jax
-from lm_jax.run import cli
+from lm_jax.console import cli
 from lm_jax.study import Study
 from lm_jax.study import command as study_command
 from lm_jax.text.tokenizer import Tokenizer

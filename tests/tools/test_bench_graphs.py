@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tools import bench_graphs
+from tools.bench import graphs as bench_graphs
 
 SMALL = ["--length=3", "--features=16", "--active=24", "--edges=2", "--repeats=2"]
 

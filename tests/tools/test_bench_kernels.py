@@ -11,8 +11,8 @@ import pytest
 
 from kernels.core import cases, dispatch
 from kernels.suites import SUITES
-from tools import bench_kernels
 from tools.bench import baselines, benchmarks, timing
+from tools.bench import kernels as bench_kernels
 
 
 def toy(error: float = 0.0) -> cases.Suite:

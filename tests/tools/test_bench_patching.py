@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tools import bench_patching
+from tools.bench import patching as bench_patching
 
 SMALL = ["--layers=2", "--prompts=2", "--length=4", "--vocab=50", "--repeats=2", "--at_once", "3"]
 

@@ -12,7 +12,7 @@ import pytest
 import lm_jax
 from lm_jax.model import params as params_lib
 from lm_jax.train import objective
-from tools import bench_posttrain
+from tools.bench import posttrain as bench_posttrain
 
 SMALL = dataclasses.replace(bench_posttrain.SHAPE, num_layers=1, vocab_size=64)
 

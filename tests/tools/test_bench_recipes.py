@@ -7,7 +7,7 @@ import pytest
 import lm_jax
 from polyattn_jax.recipes.row_maps import RECIPES
 from polyattn_jax.suites import induction
-from tools import bench_recipes
+from tools.bench import recipes as bench_recipes
 from tools.bench import torch_llama, torch_recipes
 from tools.bench.torch_recipes import RecipeModel
 

@@ -14,15 +14,15 @@ import optax
 import pytest
 
 import lm_jax
+from lm_jax.console.config_files import load_config
 from lm_jax.errors import UsageError
 from lm_jax.model.decoder import param_spec
 from lm_jax.run.config import from_plain
-from lm_jax.run.config_files import load_config
 from lm_jax.train import optim
 from lm_jax.train.objective import token_loss
 from protot_jax.training import count
-from tools import bench_train
 from tools.bench import decoding, forward, shapes, torch_llama
+from tools.bench import train as bench_train
 from tools.bench.shapes import BenchConfig, build, random_params
 
 SMALL = ["--config=configs/protot/default.py:smoke", "--dtype=float32", "--repeats=2"]

@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from lm_jax.report import theme
-from tools import draw_figures
+from tools.pictures import figures as draw_figures
 
 DATA = json.loads(draw_figures.DECAY_ERROR.read_text("utf-8"))
 

@@ -4,7 +4,8 @@ import struct
 import zlib
 
 from tests.browser import needs_browser
-from tools import browser, draw_reports
+from tools.pictures import browser
+from tools.pictures import reports as draw_reports
 
 
 def pixels(data):

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 import lm_jax
+from lm_jax.console.config_files import load_config
 from lm_jax.errors import UsageError, nearest
 from lm_jax.run.config import from_plain
-from lm_jax.run.config_files import load_config
 from protot_jax.training.config import PretrainConfig
 from protot_jax.training.count import CountConfig
 from protot_jax.training.saved_run import model

@@ -1,4 +1,4 @@
-"""Tables of training steps, forward passes and decoding (`tools.bench_train`)."""
+"""Tables of training steps, forward passes and decoding (`tools.bench.train`)."""
 
 import statistics
 from typing import Any

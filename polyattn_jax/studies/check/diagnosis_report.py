@@ -6,9 +6,9 @@ import textwrap
 from typing import NamedTuple
 
 from lm_jax import report
+from lm_jax.console.terminal import format_table
 from lm_jax.report import Report, section
 from lm_jax.report.markup import Markup
-from lm_jax.run.terminal import format_table
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.results import Prevalence
 from polyattn_jax.recipes.row_maps import parse_recipe

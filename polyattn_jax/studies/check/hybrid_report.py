@@ -6,9 +6,9 @@ import textwrap
 import numpy as np
 
 from lm_jax import report
+from lm_jax.console.terminal import format_table
 from lm_jax.report import Column, Report, Section, Series, cell, section, table
 from lm_jax.report.tables import rate
-from lm_jax.run.terminal import format_table
 from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.bias_tables import describe
 from polyattn_jax.audit.results import HeadSet, HybridResult

@@ -6,10 +6,10 @@ from pathlib import Path
 import textwrap
 
 from lm_jax import report, statistics
+from lm_jax.console.terminal import format_table
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED
 from lm_jax.report import Report, section
 from lm_jax.report.markup import Markup
-from lm_jax.run.terminal import format_table
 from polyattn_jax.audit import bias_tables
 from polyattn_jax.audit.results import CheckResult, PromptResults
 from polyattn_jax.recipes.linear_state import sentence as linear_sentence

@@ -4,10 +4,10 @@ from pathlib import Path
 import textwrap
 
 from lm_jax import report
+from lm_jax.console.terminal import format_table
 from lm_jax.report import Column, Points, Report, Section, cell, section, table
 from lm_jax.report.markup import Markup
 from lm_jax.report.tables import rate
-from lm_jax.run.terminal import format_table
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.bias_tables import describe
 from polyattn_jax.studies.distill.results import DistillSummary

@@ -7,10 +7,10 @@ import dataclasses
 from pathlib import Path
 
 from lm_jax import report
+from lm_jax.console import terminal
 from lm_jax.report import Column, Report, Section, cell, section, table
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
-from lm_jax.run import terminal
 from protot_jax.studies.attribution.results import AttributionReport, Target
 from protot_jax.studies.attribution.settings import AttributionConfig
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lm_jax import report
+from lm_jax.console import terminal
 from lm_jax.report import Bar, Cell, Report, Section, cell, section, table
 from lm_jax.report.prose import Prose
-from lm_jax.run import terminal
 from protot_jax.studies.glue import paper, paper_comparison
 from protot_jax.studies.glue.report_text import (
     ALL_DIVERGED,

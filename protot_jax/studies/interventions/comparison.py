@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import dataclasses
 
 from lm_jax import report
+from lm_jax.console import terminal
 from lm_jax.report import Report, cell, section, table
 from lm_jax.report.prose import Prose
-from lm_jax.run import terminal
 from lm_jax.statistics import holm
 from protot_jax.studies.interventions import numbers, report_text, results
 from protot_jax.studies.interventions.results import ComparedConcept, Comparison, InterventionReport

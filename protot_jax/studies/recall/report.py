@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lm_jax import report
+from lm_jax.console import terminal
 from lm_jax.report import Cell, Column, Report, Section, Series, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from lm_jax.run import terminal
 from protot_jax.analysis.recall import Task
 from protot_jax.studies.recall.results import (
     ConditionResult,

@@ -32,8 +32,9 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from lm_jax import assets
+from lm_jax.console import cli, terminal
 from lm_jax.errors import BadInputError, UsageError, nearest
-from lm_jax.run import cli, stop, terminal
+from lm_jax.run import stop
 from lm_jax.run.files import content_digest, file_digest, write_json, write_text
 from lm_jax.run.finished import NO_INPUTS, finish_time, mark_finished
 from lm_jax.run.provenance import collect_provenance, record_provenance

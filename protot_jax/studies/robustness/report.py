@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from lm_jax import report
+from lm_jax.console import terminal
 from lm_jax.report import Bar, Cell, Report, Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
-from lm_jax.run import terminal
 from protot_jax.studies.interventions.results import Interval
 from protot_jax.studies.robustness import paper
 from protot_jax.studies.robustness.results import (

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from lm_jax import report
+from lm_jax.console import terminal
 from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.report import Cell, Report, Section, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from lm_jax.run import terminal
 from lm_jax.statistics import Interval
 from protot_jax.studies.scores.results import Difference, ScoreComparison
 from protot_jax.studies.scores.settings import ScoresConfig

@@ -8,18 +8,20 @@ import warnings
 
 import pytest
 
+import lm_jax
 from lm_jax.run.moved import _Moved
 import polyattn_jax
 import protot_jax
 import sparse_jax
 
 # Importing a library keeps its names.
-LIBRARIES = (polyattn_jax, protot_jax, sparse_jax)
+LIBRARIES = (lm_jax, polyattn_jax, protot_jax, sparse_jax)
 FINDERS = [each for each in sys.meta_path if isinstance(each, _Moved)]
 TABLE = {old: now for each in FINDERS for old, now in each.names.items()}
 # One of each kind: a module, one with another name, a package, a module of it, one of a package
 # that is in two places now.
 KINDS = {
+    "lm_jax.run.cli": "lm_jax.console.cli",
     "polyattn_jax.row_maps": "polyattn_jax.recipes.row_maps",
     "protot_jax.mixer": "protot_jax.mixers.prototypes",
     "protot_jax.interventions": "protot_jax.studies.interventions",

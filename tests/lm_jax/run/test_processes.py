@@ -13,9 +13,10 @@ import jax
 import numpy as np
 import pytest
 
+from lm_jax.console import cli
 from lm_jax.errors import ElsewhereError, UsageError
 from lm_jax.parallel import sharding
-from lm_jax.run import cli, processes, stop
+from lm_jax.run import processes, stop
 
 
 def main(arguments):
@@ -99,7 +100,7 @@ print(processes.is_first(), processes.gather(np.array([10 + jax.process_index()]
 def test_auto_without_a_launcher_is_refused():
     """In a process of its own, for JAX looks for a launcher only as long as it has no backend."""
     code = (
-        "import sys; from lm_jax.run import cli; "
+        "import sys; from lm_jax.console import cli; "
         "argv = ['test', '--workdir=run', '--coordinator=auto']; "
         "sys.exit(cli.run(print, argv, distributed=True))"
     )

@@ -267,7 +267,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, 
 
 FILL = """
 import resource, sys
-from lm_jax.run import cli
+from lm_jax.console import cli
 from lm_jax.run.files import write_bytes
 from lm_jax.run.workdir import open_workdir
 

@@ -15,8 +15,9 @@ from ml_collections import ConfigDict
 import portpicker
 
 from lm_jax.checkpoint import manager
+from lm_jax.console import cli
 from lm_jax.parallel import sharding
-from lm_jax.run import cli, processes, stop
+from lm_jax.run import processes, stop
 from lm_jax.run.config import from_plain
 from lm_jax.text.examples import Batches, Examples
 from lm_jax.text.preparation import open_prepared

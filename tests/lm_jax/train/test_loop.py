@@ -21,11 +21,11 @@ import pytest
 
 from lm_jax.checkpoint import manager
 from lm_jax.checkpoint.folder import MANIFEST
+from lm_jax.console import cli
 from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
 from lm_jax.model.flops import CONVENTIONS
 from lm_jax.model.mixers import AttentionMixer
 from lm_jax.parallel import sharding
-from lm_jax.run import cli
 from lm_jax.run.files import read_json
 from lm_jax.train import loop, optim
 from lm_jax.train.launch import LaunchOptions, launched_with

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from lm_jax.console import cli
 from lm_jax.errors import UsageError
-from lm_jax.run import cli
 from lm_jax.train import loop, profiling
 from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.profiling import SCOPES, Request

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from lm_jax.run import cli
+from lm_jax.console import cli
 from lm_jax.train.launch import LaunchOptions, launched_with
 from lm_jax.train.trackers import CSV, EVENTS, Csv
 from tests.lm_jax.train import tiny_training as tiny

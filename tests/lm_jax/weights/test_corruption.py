@@ -18,8 +18,7 @@ import pytest
 from iaj.convert import convert
 import lm_jax
 from lm_jax.errors import UserError
-from lm_jax.weights import table
-from lm_jax.weights.families import FAMILIES
+from lm_jax.weights.families import FAMILIES, table
 from tests.lm_jax.weights import gguf_files
 from tests.lm_jax.weights.golden_copies import CONFIG, INDEX, equal, shard
 

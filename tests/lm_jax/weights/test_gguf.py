@@ -14,7 +14,7 @@ import lm_jax
 from lm_jax.errors import BadInputError
 from lm_jax.model.layers import inverse_frequencies
 from lm_jax.model.rope import ProportionalScaling
-from lm_jax.weights import gguf_gemma4
+from lm_jax.weights.gguf import gemma4 as gguf_gemma4
 from lm_jax.weights.load import resolve
 from tests.lm_jax.weights.gguf_files import (
     GEMMA3,
@@ -96,11 +96,11 @@ def test_quantised_weights_are_within_half_a_step(tmp_path, quant, levels):
 
 
 def test_more_rows_than_are_dequantised_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("lm_jax.weights.gguf_fields._ROWS", 10)
+    monkeypatch.setattr("lm_jax.weights.gguf.fields._ROWS", 10)
     params = random_params(LLAMA)
     path = file_of(LLAMA, params, tmp_path / "folder").write(tmp_path / "m.gguf", Quant.Q8_0)
     in_parts = lm_jax.load_pretrained(path)
-    monkeypatch.setattr("lm_jax.weights.gguf_fields._ROWS", 1000)
+    monkeypatch.setattr("lm_jax.weights.gguf.fields._ROWS", 1000)
     whole = lm_jax.load_pretrained(path)
     jax.tree.map(np.testing.assert_array_equal, in_parts.params, whole.params)
 

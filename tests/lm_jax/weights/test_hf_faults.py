@@ -261,7 +261,7 @@ def test_unsupported_setting(copy, case, fields, words):
     ],
 )
 def test_unsupported_rope(rope, words):
-    from lm_jax.weights import fields
+    from lm_jax.weights.families import fields
 
     with pytest.raises(BadInputError) as caught:
         fields.read_rope({"rope_theta": 1e4} | rope, 32)

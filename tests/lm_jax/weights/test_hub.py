@@ -15,8 +15,9 @@ import pytest
 
 import lm_jax
 from lm_jax.checkpoint.folder import MANIFEST
+from lm_jax.console import cli
 from lm_jax.errors import BadInputError, StorageError
-from lm_jax.run import cli, downloads
+from lm_jax.run import downloads
 from lm_jax.weights import hub, load
 from tests.lm_jax.weights.golden_copies import CONFIG, SECOND, WEIGHTS, equal, refused, shard
 from tools import make_goldens

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from lm_jax.run.output import printable
+from lm_jax.console.output import printable
 from lm_jax.statistics import Interval
 from polyattn_jax.recipes.diagnostic import Status
 from polyattn_jax.report import findings, recipes, sharpness

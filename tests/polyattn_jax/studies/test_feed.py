@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from lm_jax.console import cli
 from lm_jax.errors import BadInputError
-from lm_jax.run import cli
 from lm_jax.run.files import file_digest
 from polyattn_jax.audit.audit_suites import haystack
 from polyattn_jax.studies import feed as command

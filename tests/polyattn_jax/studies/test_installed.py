@@ -14,7 +14,7 @@ import sysconfig
 from hatchling.builders.wheel import WheelBuilder
 import pytest
 
-from lm_jax.run import config_files
+from lm_jax.console import config_files
 
 ROOT = Path(__file__).parents[3]
 
@@ -56,7 +56,7 @@ def test_the_command_is_there(start):
 PROBE = """
 import sys
 import iaj, kernels, lm_jax, polyattn_jax
-from lm_jax.run.config_files import load_config, shipped_names
+from lm_jax.console.config_files import load_config, shipped_names
 home = sys.argv[1]
 assert not [path for path in sys.path if path == sys.argv[2]]
 assert all(each.__file__.startswith(home) for each in (iaj, kernels, lm_jax, polyattn_jax))

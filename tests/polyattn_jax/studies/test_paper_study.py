@@ -5,8 +5,8 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
+from lm_jax.console.config_files import load_config
 from lm_jax.run.config import from_plain
-from lm_jax.run.config_files import load_config
 from lm_jax.run.finished import OtherInputsError
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import read_table_provenance

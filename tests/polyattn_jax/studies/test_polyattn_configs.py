@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from lm_jax.console.config_files import load_config
 from lm_jax.errors import UsageError
 from lm_jax.run.config import from_plain
-from lm_jax.run.config_files import load_config
 from polyattn_jax.audit.audited_model import load
 from polyattn_jax.audit.config import MODES, AuditConfig
 from polyattn_jax.recipes.diagnostic import Status

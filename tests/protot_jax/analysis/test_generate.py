@@ -12,9 +12,9 @@ import pytest
 
 import lm_jax
 from lm_jax.checkpoint import manager
+from lm_jax.console import cli
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model import decode
-from lm_jax.run import cli
 from lm_jax.text.tokenizer_training import BOS, SPECIAL, UNKNOWN
 import protot_jax
 from protot_jax.analysis import generate, steering

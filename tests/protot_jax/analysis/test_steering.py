@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import lm_jax
+from lm_jax.console import cli
 from lm_jax.errors import UsageError
 from lm_jax.model import decode
-from lm_jax.run import cli
 import protot_jax
 from protot_jax.analysis import generate, steering
 from protot_jax.analysis.token_ids import open_ids, word_ids

@@ -5,8 +5,8 @@ Prototype Transformer, Table 1, appendix A.2, appendix A.7 (Tables 15 to 20).
 
 import pytest
 
+from lm_jax.console.config_files import load_config
 from lm_jax.run.config import from_plain
-from lm_jax.run.config_files import load_config
 from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
 from protot_jax.training import saved_run, study_config

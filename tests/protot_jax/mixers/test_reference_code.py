@@ -10,11 +10,11 @@ import pytest
 
 from kernels import prefix_mean
 import lm_jax
+from lm_jax.console.config_files import load_config
 from lm_jax.errors import UsageError
 from lm_jax.model.mixers import Layer
 from lm_jax.model.sites import Scope
 from lm_jax.run.config import from_plain
-from lm_jax.run.config_files import load_config
 from protot_jax.mixers.reference_code import released_prefix_mean
 from protot_jax.training import study_config
 from protot_jax.training.config import PretrainConfig

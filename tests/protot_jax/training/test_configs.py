@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from lm_jax.console.config_files import load_config
 from lm_jax.errors import DivergedError, UsageError
 from lm_jax.run.config import from_plain, to_plain
-from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import CONFIG_FILE

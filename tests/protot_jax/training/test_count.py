@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 import lm_jax
+from lm_jax.console import cli
+from lm_jax.console.config_files import load_config
 from lm_jax.errors import UsageError
 from lm_jax.model.flops import forward_flops
-from lm_jax.run import cli
 from lm_jax.run.config import from_plain
-from lm_jax.run.config_files import load_config
 from protot_jax.mixers import models
 from protot_jax.training import count
 from tests.traced import products

@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from iaj.run_readers import register_all
+from lm_jax.console import cli
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
-from lm_jax.run import cli
 from lm_jax.run.files import content_digest, read_json, write_json, write_manifest
 from lm_jax.study import command as study_command
 from lm_jax.study import frame

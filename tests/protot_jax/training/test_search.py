@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
+from lm_jax.console import cli
 from lm_jax.errors import CorruptError, DivergedError, StoppedError, UsageError
-from lm_jax.run import cli, stop
+from lm_jax.run import stop
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import read_table_provenance

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax.run import cli
+from lm_jax.console import cli
 from protot_jax.training import subset
 from tests.protot_jax.small_runs import WORDS
 

@@ -13,7 +13,7 @@ from sparse_jax.gates.geco import GecoConfig
 from sparse_jax.gates.objective import Sparsifying
 from tests import tiny
 from tests.traced import used_products
-from tools import bench_posttrain
+from tools.bench import posttrain as bench_posttrain
 
 CFG = tiny.decoder(vocab_size=32, max_length=16)
 LORA = LoraConfig(rank=2, alpha=4.0, targets=("q", "k", "v", "o"))

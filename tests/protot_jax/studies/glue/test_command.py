@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lm_jax.console.config_files import load_config
 from lm_jax.errors import DivergedError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.decoder import param_spec
 from lm_jax.run.config import from_plain
-from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.run.tables import read_table_provenance

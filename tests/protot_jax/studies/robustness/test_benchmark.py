@@ -11,8 +11,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from lm_jax.console import cli
 from lm_jax.errors import UsageError
-from lm_jax.run import cli
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.study import command
 from lm_jax.text.splits import SPLITS

@@ -6,8 +6,8 @@ import shutil
 from absl import flags
 import pytest
 
+from lm_jax.console.flags import apply, define_flags
 from lm_jax.run.config import from_plain
-from lm_jax.run.flags import apply, define_flags
 from lm_jax.run.results import load_result
 from lm_jax.study import command, frame
 from sparse_jax.studies.circuits import STUDY, settings

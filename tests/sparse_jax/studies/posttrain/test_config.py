@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from lm_jax.console.config_files import load_config
 from lm_jax.errors import UsageError
-from lm_jax.run.config_files import load_config
 from lm_jax.study import command
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.studies.addition.settings import AdditionConfig

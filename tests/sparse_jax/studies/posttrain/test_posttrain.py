@@ -18,12 +18,12 @@ import pytest
 import lm_jax
 from lm_jax.checkpoint.adapters import ADAPTER_FILE, load_adapters
 from lm_jax.checkpoint.manager import FOLDER, saved_steps
+from lm_jax.console.config_files import load_config
 from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
 from lm_jax.model import lora
 from lm_jax.model.params import by_path
 from lm_jax.parallel import sharding
 from lm_jax.run.config import from_plain
-from lm_jax.run.config_files import load_config
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.tables import read_table_provenance
 from lm_jax.study import command as study_command

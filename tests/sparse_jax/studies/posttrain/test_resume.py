@@ -10,9 +10,10 @@ import pytest
 import lm_jax
 from lm_jax.checkpoint.folder import MANIFEST
 from lm_jax.checkpoint.manager import FOLDER, saved_steps, step_folder
+from lm_jax.console import cli
 from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
 from lm_jax.parallel import sharding
-from lm_jax.run import cli, stop
+from lm_jax.run import stop
 from lm_jax.run.files import read_json
 from lm_jax.study import frame
 from lm_jax.train.step import LOSS_WINDOW

@@ -1,0 +1,1 @@
+"""The command line: flags, config files, help, exit codes, text for the terminal."""

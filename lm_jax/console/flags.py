@@ -1,0 +1,179 @@
+"""Flags of settings (`lm_jax.run.settings`): one for each field that has its own.
+
+    class GraphConfig(Settings):
+        prompts: Annotated[tuple[str, ...], Flag("prompt", repeated=True)] = ()
+
+A field may be a bool, an int, a float, a str, a Path, a `Literal` of strings, one of these or None,
+or a tuple of str, int or float, which is written with commas or, where it is `repeated`, by giving
+the flag again. The flags are defined for each run: two runs of one process share nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+from pathlib import Path
+import types
+import typing
+from typing import Any, TypeVar
+
+from absl import flags
+from ml_collections import config_dict
+
+from lm_jax.console.usage import entry, field_meanings
+from lm_jax.errors import UsageError
+from lm_jax.run.settings import CommandOptions, Settings, own_flags
+
+Own = TypeVar("Own", bound=CommandOptions)
+
+
+def define_flags(cls: type[Settings], values: flags.FlagValues) -> list[flags.Flag]:
+    """Adds the flags of a class of settings to `values`, and returns them.
+
+    A flag of `CommandOptions` has its field's default. One of other settings has none: what is not
+    given is what the config file says.
+
+    Raises:
+      TypeError: an annotation that no flag can have.
+    """
+    hints, meanings = typing.get_type_hints(cls), field_meanings(cls)
+    defaults = _defaults(cls) if issubclass(cls, CommandOptions) else {}
+    defined = []
+    for name, shortcut in cls.shortcuts.items():
+        flags.DEFINE_string(name, None, shortcut.help, values)
+        defined.append(values[name])
+    for field, flag in own_flags(cls).items():
+        name = flag.name or field
+        text = meanings.get(field, "").removesuffix(".")
+        _define(name, hints[field], defaults.get(field), text, flag.repeated, values)
+        defined.append(values[name])
+    return defined
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    """The defaults of the fields that need not be given."""
+    own = own_flags(cls)
+    return {
+        field.name: field.default
+        for field in dataclasses.fields(cls)
+        if field.default is not dataclasses.MISSING and not own[field.name].required
+    }
+
+
+def _define(
+    name: str, hint: Any, default: Any, text: str, repeated: bool, values: flags.FlagValues
+) -> None:
+    kind = _without_none(hint)
+    if typing.get_origin(kind) is typing.Literal:
+        flags.DEFINE_enum(name, default, list(typing.get_args(kind)), text, values)
+    elif typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
+        listed = None if default is None else [str(each) for each in default]
+        define = flags.DEFINE_multi_string if repeated else flags.DEFINE_list
+        define(name, listed, text, values)
+    elif kind is bool:
+        flags.DEFINE_boolean(name, default, text, values)
+    elif kind is int:
+        flags.DEFINE_integer(name, default, text, flag_values=values)
+    elif kind is float:
+        flags.DEFINE_float(name, default, text, flag_values=values)
+    elif kind in (str, Path):
+        flags.DEFINE_string(name, None if default is None else str(default), text, values)
+    else:
+        raise TypeError(f"{name} is annotated {hint}, which no flag can have")
+
+
+def _without_none(hint: Any) -> Any:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        if len(kinds) == 1:
+            return kinds[0]
+    return hint
+
+
+def _given(cls: type[Settings], values: flags.FlagValues) -> dict[str, Any]:
+    """The value of each field whose flag has one."""
+    hints = typing.get_type_hints(cls)
+    given = {}
+    for field, flag in own_flags(cls).items():
+        name = flag.name or field
+        if (value := values[name].value) is not None:
+            given[field] = _typed(name, value, _without_none(hints[field]))
+    return given
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    if isinstance(value, list):
+        each = typing.get_args(kind)[0]
+        try:
+            return tuple(map(each, value))
+        except ValueError as error:
+            raise UsageError(
+                f"--{name} = {value} holds what is no {each.__name__}; give numbers"
+            ) from error
+    return Path(value) if kind is Path else value
+
+
+def _missing(cls: type[Settings], field: str) -> UsageError:
+    """The error of a required field that is not given."""
+    flag, meaning = own_flags(cls)[field], field_meanings(cls).get(field, "value")
+    return UsageError(f"--{flag.name or field} is missing; name the {meaning.removesuffix('.')}")
+
+
+def read_options(cls: type[Own], values: flags.FlagValues) -> Own:
+    """The options filled from the flags of `define_flags`, after a command line has set them.
+
+    Raises:
+      UsageError: a required one is missing, or one is outside of its bound.
+    """
+    for field, flag in own_flags(cls).items():
+        if field not in _defaults(cls) and not values[flag.name or field].value:
+            raise _missing(cls, field)
+    return cls(**_given(cls, values))
+
+
+def apply(cls: type[Settings], values: flags.FlagValues, config: config_dict.ConfigDict) -> None:
+    """Writes what the flags of `define_flags` were given into a config; shortcuts first.
+
+    Raises:
+      UsageError: a required one is missing, or a shortcut refuses its value.
+    """
+    for name, shortcut in cls.shortcuts.items():
+        if (value := values[name].value) is not None:
+            _set(config, shortcut.fields(value))
+    _set(config, _given(cls, values))
+    for field, flag in own_flags(cls).items():
+        if flag.required and not config[field]:
+            raise _missing(cls, field)
+
+
+def _set(config: config_dict.ConfigDict, given: Mapping[str, Any]) -> None:
+    for field, value in given.items():
+        config[field] = str(value) if isinstance(value, Path) else value
+
+
+def help_lines(
+    listed: Iterable[flags.Flag], defaults: Mapping[str, Any] | None = None
+) -> Iterator[str]:
+    """Lines of `--help` for flags: name and default, help text, choices.
+
+    Args:
+      listed: flags.
+      defaults: values by the name of the flag, where they are not those of the flags.
+    """
+    for flag in listed:
+        default = flag.default if flag.default is not None else (defaults or {}).get(flag.name)
+        # absl adds lines of its own to the text of a repeated flag.
+        head, text = f"  --{flag.name}={_shown(flag, default)}", " ".join(str(flag.help).split())
+        if flag.boolean:
+            head = f"  --[no]{flag.name}"
+            text += f" (default: {'yes' if default else 'no'})"
+        choices = getattr(flag.parser, "enum_values", None)
+        if choices:
+            # absl writes them before the text.
+            text = text.partition(">: ")[2]
+            text += f"; one of {', '.join(choices)}"
+        yield from entry(head, text)
+
+
+def _shown(flag: flags.Flag, default: Any) -> str:
+    if isinstance(default, Sequence) and not isinstance(default, str):
+        return ",".join(map(str, default))
+    return f"<{flag.flag_type().split()[-1]}>" if default is None else str(default)

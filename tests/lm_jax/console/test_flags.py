@@ -1,0 +1,249 @@
+"""A dataclass becomes flags of its types, filled from them; nothing is kept between two runs."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import pytest
+
+from lm_jax.console import cli
+from lm_jax.run.config import from_plain
+from lm_jax.run.settings import CommandOptions, Flag, Settings, Shortcut, at_least
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Base(CommandOptions):
+    """Of all.
+
+    Attributes:
+      run: work folder of a run.
+      seed: random seed of the sampler.
+    """
+
+    run: Path
+    seed: Annotated[int, at_least(0)] = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Base):
+    """Of one.
+
+    Attributes:
+      text: text to continue.
+      file: file of sentences.
+      layer: layer of the prototype.
+      rate: rate of learning.
+      weights: which weights to read.
+      controls: measure the controls.
+      words: words to rank by.
+      edit: prototype to disturb.
+      sizes: numbers of heads.
+    """
+
+    text: str = ""
+    file: Path | None = None
+    layer: Annotated[int | None, at_least(0)] = None
+    rate: Annotated[float, at_least(0.0)] = 0.5
+    weights: Literal["best", "last"] = "best"
+    controls: bool = True
+    words: tuple[str, ...] = ("a", "b")
+    edit: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
+    sizes: tuple[int, ...] = (1, 2)
+
+
+@pytest.fixture
+def start(capsys):
+    """`start(*flags)`: exit code, the options that the command got, lines of both streams."""
+
+    def call(*argv, options=Options):
+        parsed = []
+
+        def main(arguments):
+            parsed.append(arguments.options)
+
+        code = cli.run(main, ["prog", *argv], options=options, workdir_required=False)
+        streams = capsys.readouterr()
+        return code, parsed[0] if parsed else None, streams.err.splitlines(), streams.out
+
+    return call
+
+
+def test_flags_fill_the_fields_in_their_types(start):
+    code, options, _, _ = start(
+        "--run=runs/x", "--seed=3", "--text=the people", "--file", "a.tsv", "--layer=2", "--rate=2",
+        "--weights=last", "--nocontrols", "--words=war,peace", "--edit=L1P2", "--edit=L0P1,x",
+        "--sizes=3,4",
+    )  # fmt: skip
+    assert code == 0
+    assert options == Options(
+        run=Path("runs/x"),
+        seed=3,
+        text="the people",
+        file=Path("a.tsv"),
+        layer=2,
+        rate=2.0,
+        weights="last",
+        controls=False,
+        words=("war", "peace"),
+        edit=("L1P2", "L0P1,x"),
+        sizes=(3, 4),
+    )
+    assert isinstance(options.rate, float)
+
+
+def test_a_second_run_gets_the_defaults_again(start):
+    first = start("--run=x", "--seed=3", "--edit=L1P2", "--words=", "--layer=1")[1]
+    assert (first.seed, first.edit, first.words, first.layer) == (3, ("L1P2",), (), 1)
+    assert start("--run=x")[1] == Options(run=Path("x"))
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("--run=", "--run is missing; name the work folder of a run"),
+        ("--seed=-1", "--seed=-1"),
+        ("--seed=1.5", "--seed=1.5"),
+        ("--layer=-1", "--layer=-1"),
+        ("--rate=-0.5", "--rate=-0.5"),
+        ("--rate=fast", "--rate=fast"),
+        ("--sizes=3,x", "--sizes = ['3', 'x'] holds what is no int; give numbers"),
+        ("--weights=first", "value should be one of <best|last>"),
+        ("--wieghts=last", "--wieghts is not a flag of this command; did you mean 'weights'?"),
+        ("--draw_seed=3", "--draw_seed is not a flag of this command"),
+        ("seed=3", "'seed=3' is not a flag; arguments are written --seed=VALUE"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_one_line_and_exit_2(start, argument, words):
+    code, options, lines, _ = start("--run=x", argument)
+    assert (code, options, len(lines)) == (2, None, 1)
+    assert words in lines[0]
+
+
+def test_a_required_option_is_asked_for(start):
+    code, _, lines, _ = start()
+    assert (code, lines) == (2, ["error: --run is missing; name the work folder of a run"])
+
+
+def test_help_says_name_default_meaning_and_choices(start):
+    code, options, _, text = start("--help")
+    assert (code, options) == (0, None)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    for line in (
+        "--run=<string> work folder of a run",
+        "--seed=0 random seed of the sampler",
+        "--layer=<int> layer of the prototype",
+        "--weights=best which weights to read; one of best, last",
+        "--[no]controls measure the controls (default: yes)",
+        "--words=a,b words to rank by",
+        "--edit= prototype to disturb; repeat this option to specify a list of values",
+        "--sizes=1,2 numbers of heads",
+    ):
+        assert line in lines
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_folder_may_be_the_current_one(start):
+    assert start("--run=.")[1].run == Path(".")
+
+
+def test_two_commands_may_have_an_option_of_one_name(start):
+    @dataclasses.dataclass(frozen=True)
+    class Other(CommandOptions):
+        seed: str = "x"
+
+    assert start("--seed=abc", options=Other)[1] == Other("abc")
+    assert start("--run=x", "--seed=7")[1].seed == 7
+
+
+def test_a_type_that_no_flag_has_is_a_fault(start):
+    @dataclasses.dataclass(frozen=True)
+    class Wrong(CommandOptions):
+        sizes: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    code, _, lines, _ = start(options=Wrong)
+    assert code == 1
+    assert lines[-1].startswith("error: TypeError: sizes is annotated dict[str, int]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Study(Settings):
+    """Of a config file.
+
+    Attributes:
+      run: work folder of a run.
+      prompts: texts.
+      first: first of two numbers.
+      second: second of two numbers.
+    """
+
+    shortcuts: ClassVar = {
+        "both": Shortcut("both numbers", lambda text: {"first": int(text), "second": int(text)})
+    }
+
+    run: Annotated[str, Flag(required=True)] = ""
+    prompts: Annotated[tuple[str, ...], Flag("prompt", repeated=True)] = ()
+    first: Annotated[int, Flag(), at_least(1)] = 1
+    second: int = 2
+
+
+@pytest.fixture
+def study(tmp_path, capsys):
+    """`study(*flags)`: exit code, the settings, both streams of a command with a config file."""
+    file = tmp_path / "study.py"
+    lines = ["from ml_collections import ConfigDict", "def get_config():"]
+    values = dataclasses.asdict(Study(run="r"))
+    lines.append(f"    return ConfigDict({values | {'run': '', 'first': 5}!r})")
+    file.write_text("\n".join(lines), "utf-8")
+
+    def call(*argv):
+        made = []
+
+        def main(arguments):
+            made.append(from_plain(arguments.config, Study))
+
+        code = cli.run(
+            main, ["prog", *argv], config=str(file), config_class=Study, workdir_required=False
+        )
+        streams = capsys.readouterr()
+        return code, made[0] if made else None, streams.err, streams.out
+
+    return call
+
+
+def test_flags_of_settings_are_written_over_the_config_file(study):
+    code, made, _, _ = study("--run=x", "--prompt=a, b", "--prompt=c", "--config.second=7")
+    assert (code, made) == (0, Study("x", ("a, b", "c"), 5, 7))
+
+
+def test_a_shortcut_sets_fields_and_a_flag_of_one_of_them_wins(study):
+    assert study("--run=x", "--both=4")[1] == Study("x", (), 4, 4)
+    assert study("--run=x", "--first=3", "--both=4")[1] == Study("x", (), 3, 4)
+
+
+def test_a_required_field_is_given_by_its_flag_or_by_the_config(study):
+    assert study()[2] == "error: --run is missing; name the work folder of a run\n"
+    assert study("--config.run=x")[1].run == "x"
+
+
+def test_options_and_settings_can_have_a_base(start):
+    @dataclasses.dataclass(frozen=True)
+    class Both(Study, CommandOptions):
+        pass
+
+    assert start("--run=x", options=Both)[1] == Both("x")
+    assert start(options=Both)[2] == ["error: --run is missing; name the work folder of a run"]
+    assert "--run=<string>" in start("--help", options=Both)[3]
+
+
+def test_a_bound_of_a_flag_is_told_as_it_is_written(study):
+    assert study("--run=x", "--first=0")[2] == "error: --first=0 must be at least 1\n"
+
+
+def test_help_lists_a_field_once(study):
+    text = study("--help")[3]
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "--first=5 first of two numbers" in lines
+    assert "--run=<string> work folder of a run" in lines
+    assert "--both=<string> both numbers" in lines
+    assert "--config.second=2 second of two numbers." in lines
+    assert "config.first" not in text

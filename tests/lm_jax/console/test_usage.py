@@ -1,0 +1,75 @@
+"""The help's examples and meanings are those of the docstrings."""
+
+import dataclasses
+
+from lm_jax.console import usage
+
+
+def test_the_examples_go_to_the_top():
+    docstring = """Does a thing.
+
+        iaj a b --c=1
+        iaj a b \\\\
+            --c=2
+
+    It does it twice:
+
+        not an example
+    """
+    assert usage.examples_first(docstring).split("\n\n") == [
+        "Examples:\n    iaj a b --c=1\n    iaj a b \\\\\n        --c=2",
+        "Does a thing.",
+        "It does it twice:",
+        "    not an example",
+    ]
+    assert usage.examples_first("Does a thing.") == "Does a thing."
+    assert usage.examples_first(None) == ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    """A section.
+
+    Attributes:
+      size: how large it is,
+        in bytes: all of it.
+    """
+
+    size: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    """Settings.
+
+    Attributes:
+      rate, warmup: of the
+        schedule.
+      inner: the section.
+
+    Not a field: a remark.
+    """
+
+    rate: float = 1.0
+    warmup: int = 2
+    inner: Inner = Inner()
+
+
+def test_the_meanings_are_those_of_the_attributes_and_of_sections():
+    assert usage.field_meanings(Outer) == {
+        "rate": "of the schedule.",
+        "warmup": "of the schedule.",
+        "inner": "the section.",
+        "inner.size": "how large it is, in bytes: all of it.",
+    }
+
+
+def test_a_meaning_is_beside_a_short_flag_and_below_a_long_one():
+    indent = " " * 28
+    assert list(usage.entry("  --a=1", "first")) == ["  --a=1".ljust(28) + "first"]
+    long = "  --config.a_long_name=12345"
+    assert list(usage.entry(long, "first")) == [long, indent + "first"]
+    assert list(usage.entry(long, "")) == [long]
+    lines = list(usage.entry("  --a=1", "word " * 40))
+    assert all(line.startswith(indent) for line in lines[1:])
+    assert max(map(len, lines)) <= 100

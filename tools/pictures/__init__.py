@@ -1,0 +1,1 @@
+"""Pictures of pages and of docs, taken with Chromium."""
