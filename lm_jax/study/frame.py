@@ -82,7 +82,7 @@ def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto"
     _make_place(config, folder)
     with processes.open_shared_workdir(folder, settings, **bound) as path:
         again = force and issubclass(study.config, Training)
-        finished = None if again else _finish_time(path, opened.inputs, force)
+        finished = None if again else _finish_time(study, path, opened.inputs, force)
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
@@ -125,12 +125,13 @@ def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: An
     return load_summary(study, work.path)
 
 
-def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:
-    """When a run finished; by force one of other inputs is made again, where it kept no rows."""
+def _finish_time(study: Study, path: Path, inputs: Inputs, force: bool) -> str | None:
+    """When a run finished; by force one of other inputs is made again, if no row is in the way."""
     try:
         return finish_time(path, inputs)
     except OtherInputsError as error:
-        if not force or any(path.glob("*/rows-*.parquet")):
+        kept = any(path.glob("*/rows-*.parquet")) and not study.rows_say_of_what
+        if not force or kept:
             raise
         logging.getLogger(__name__).warning("made again by force: %s", error)
     # All have read the marker before it goes.

@@ -64,7 +64,9 @@ def folder_beside(run: str, *names: str) -> Path:
 
     The latter is for a published model that is named, whose folder may be one of the installation.
     """
-    folder = Path(run) if Path(run).exists() else Path("runs") / run
+    folder = Path(run)
+    if run in published.entries() and not folder.exists():
+        folder = Path("runs") / run
     return split_seed(folder)[0].joinpath(*names)
 
 

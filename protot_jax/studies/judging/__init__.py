@@ -33,4 +33,5 @@ STUDY = Study(
     inputs="run:inputs",
     run="run:measure",
     report="report:build",
+    rows_say_of_what=True,
 )

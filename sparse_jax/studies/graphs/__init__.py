@@ -37,4 +37,5 @@ STUDY = Study(
     inputs="inputs:open_inputs",
     run="run:measure",
     report="report:build",
+    rows_say_of_what=True,
 )

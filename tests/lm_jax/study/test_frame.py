@@ -72,6 +72,37 @@ def test_what_cannot_be_loaded_leaves_no_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("say", [True, False])
+def test_rows_that_say_of_what_they_are_stay_when_other_inputs_are_taken_by_force(
+    say, tmp_path, monkeypatch
+):
+    """Else they would be taken for rows of the inputs of now."""
+    measured, given = [], {"answers": "a" * 64}
+
+    def run(config, work):
+        def measure(item):
+            measured.append(item)
+            return {"value": [item]}
+
+        own = dataclasses.replace(work, fingerprint="what decides them")
+        own.units("rows", SCHEMA, {("one",): 1}, measure)
+        return Summary(given["answers"][:1])
+
+    monkeypatch.setattr(Made, "_inputs", lambda _, config: given, raising=False)
+    monkeypatch.setattr(Made, "_run", staticmethod(run))
+    study = dataclasses.replace(STUDY, rows_say_of_what=say)
+    frame.execute(study, Config(), tmp_path / "run")
+    given["answers"] = "b" * 64
+    with pytest.raises(BadInputError, match="holds the results of other inputs"):
+        frame.execute(study, Config(), tmp_path / "run")
+    if say:
+        assert frame.execute(study, Config(), tmp_path / "run", resume="force").found == "b"
+    else:
+        with pytest.raises(BadInputError, match="holds the results of other inputs"):
+            frame.execute(study, Config(), tmp_path / "run", resume="force")
+    assert measured == [1]
+
+
 @pytest.mark.parametrize(
     ("resume", "seed", "message"),
     [("never", 0, "holds a run already"), ("auto", 1, "holds a run with config.seed = 0")],
