@@ -73,9 +73,9 @@ def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto"
     """
     config, folder = from_plain(settings, study.config), folder.expanduser()
     bound = {"resume": resume, "may_change": study.may_change}
-    # Before anything that takes long; only the first, since it writes there while others load.
-    processes.on_first(lambda: check_workdir(folder, settings, **bound))
     opened = _open_inputs(study, config)
+    # Before what takes long; by the first alone, which may write there while others load.
+    processes.on_first(lambda: check_workdir(folder, settings, **bound))
     force = resume == "force"
     if force or not is_finished(folder):
         opened = opened.complete()

@@ -107,16 +107,17 @@ def test_rows_that_say_of_what_they_are_stay_when_other_inputs_are_taken_by_forc
     ("resume", "seed", "message"),
     [("never", 0, "holds a run already"), ("auto", 1, "holds a run with config.seed = 0")],
 )
-def test_a_folder_that_would_be_refused_is_refused_before_anything_is_read(
+def test_a_folder_that_would_be_refused_is_refused_before_what_takes_long(
     resume, seed, message, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(Made, "_inputs", lambda _, config: Opened({}, "it"), raising=False)
     frame.execute(STUDY, Config(), tmp_path / "run")
+    (tmp_path / "run" / "finished.json").unlink()
 
-    def read(_, config):
-        raise AssertionError("read")
+    def load():
+        raise AssertionError("loaded")
 
-    monkeypatch.setattr(Made, "_inputs", read)
+    monkeypatch.setattr(Made, "_inputs", lambda _, config: Opened({}, load=load))
     with pytest.raises(UsageError, match=message):
         frame.execute(STUDY, Config(seed), tmp_path / "run", resume=resume)
     with pytest.raises(UsageError, match="is a file"):
