@@ -167,6 +167,12 @@ def test_progress_names_the_unit_that_begins_and_counts_its_cost(tmp_path, capsy
     assert [line.rpartition(", ")[2] for line in lines[:2]] == ["now unit of 3", "now unit of 5"]
 
 
+def test_progress_says_what_is_done_and_not_the_name_of_the_table(tmp_path, capsys):
+    plan, options = {("a",): 3}, {"task": "graphs", "noun": "graphs", "label": str}
+    Work(tmp_path, "x").units("masses", SCHEMA, plan, lambda _: SCHEMA.empty_table(), **options)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("graphs: 1/1 graphs, ")
+
+
 def test_a_request_to_stop_is_met_before_the_next_unit_which_is_named(tmp_path, monkeypatch):
     plan, measured = {("a",): 3, ("b",): 5}, []
 
