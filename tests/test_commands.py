@@ -8,12 +8,15 @@ from pathlib import Path
 import re
 import shlex
 import sys
+import tomllib
 
 import pytest
 
 from iaj import commands as front
 from lm_jax.assets.manifest import entries
 from lm_jax.console import cli, config_files, usage
+from lm_jax.run.config import to_plain
+from lm_jax.run.files import read_json
 from lm_jax.run.settings import Settings, own_flags
 from lm_jax.study import Distributed, Training, frame
 
@@ -301,6 +304,27 @@ def assert_is_a_command(line, capsys):
             name = flag.split("=")[0]
             assert not name.startswith("--") or name in source, (line, name)
     return None
+
+
+RESULTS = [
+    file
+    for file in (ROOT / "results").rglob("result.toml")
+    if "\ncommand = " in file.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS), ids=lambda file: "/".join(file.parts[-3:-1]))
+def test_a_stored_result_is_reproduced_by_a_command_that_is_there(file, monkeypatch, capsys):
+    # Folders that these commands name are those of the repository.
+    monkeypatch.undo()
+    monkeypatch.chdir(ROOT)
+    command = tomllib.loads(file.read_text("utf-8"))["reproduce"]["command"]
+    arguments = assert_is_a_command(shlex.split(command.replace("{workdir}", "run")), capsys)
+    stored = file.parent / "summary.json"
+    settings = read_json(stored).get("config", {}) if stored.is_file() else {}
+    # And by the settings that it was made with, also where those of a mode are others now.
+    config = to_plain(arguments.config) if settings else {}
+    assert {name: config[name] for name in settings} == settings
 
 
 DOCUMENTS = ["AGENTS.md", "README.md", "CONTRIBUTING.md", "models/README.md", "recipes/README.md"]

@@ -71,9 +71,17 @@ class _Moved(MetaPathFinder, Loader):
             module.__spec__ = spec.loader_state
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """The code of a module that `python -m` runs."""
+        """The code of a module that `python -m` runs.
+
+        Raises:
+          ImportError: it is no module, or no command any more and would do nothing.
+        """
         now = self.now(fullname)
         spec = importlib.util.find_spec(now) if now else None
         if spec is None or now is None:
             raise ImportError(f"{fullname} is no module of an earlier version", name=fullname)
-        return spec.loader.get_code(now)  # pyrefly: ignore
+        code = spec.loader.get_code(now)  # pyrefly: ignore
+        # Of `if __name__ == "__main__"`.
+        if "__main__" not in code.co_consts:
+            raise ImportError(f"{fullname} is no command; `iaj --help` lists all", name=fullname)
+        return code

@@ -110,6 +110,40 @@ def open_workdir(
             raise
 
 
+def check_workdir(
+    path: str | os.PathLike[str],
+    config: Any,
+    *,
+    resume: Resume = "auto",
+    may_change: Collection[str] = (),
+) -> None:
+    """Refuses a folder for what it holds, as `open_workdir` would, and writes nothing.
+
+    For a command that does what takes long before it opens its folder.
+
+    Args:
+      path: work folder, which need not exist.
+      config: settings, as of `open_workdir`.
+      resume: when to resume, as of `open_workdir`.
+      may_change: fields that may differ, as of `open_workdir`.
+
+    Raises:
+      UsageError: the folder is a file, or holds another config, files that are no run, or a run
+        that `resume` excludes.
+      CorruptError: `config.json` is not JSON.
+    """
+    folder = Path(path).expanduser()
+    _refuse_file(folder)
+    if folder.is_dir():
+        _refuse_copy(folder)
+        _compare_config(folder, to_plain(config), resume, may_change)
+
+
+def _refuse_file(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--workdir={folder} is a file; name a folder")
+
+
 def _refuse_copy(folder: Path) -> None:
     """Refuses an exported model, or what was copied of a run without the files that it needs."""
     held = {item.name for item in folder.iterdir()}
@@ -154,8 +188,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _create(folder: Path) -> None:
     try:
-        if folder.exists() and not folder.is_dir():
-            raise UsageError(f"--workdir={folder} is a file; name a folder")
+        _refuse_file(folder)
         if folder.is_absolute() and not folder.parent.is_dir():
             raise StorageError(
                 f"{folder} cannot be made, as {folder.parent} is not there; make that folder "

@@ -28,8 +28,8 @@ from lm_jax.run.finished import (
 )
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
-from lm_jax.run.workdir import FINISHED_FILE, Resume
-from lm_jax.study.declaration import Study, Training
+from lm_jax.run.workdir import FINISHED_FILE, Resume, check_workdir
+from lm_jax.study.declaration import Study
 from lm_jax.study.work import Opened, Work
 
 SUMMARY, REPORT = "summary.json", "report.html"
@@ -71,17 +71,17 @@ def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto"
       UserError: the settings, an input or the folder is refused, the run was stopped, or its
         folder is full or damaged; every subclass says what to do.
     """
-    config = from_plain(settings, study.config)
+    config, folder = from_plain(settings, study.config), folder.expanduser()
+    bound = {"resume": resume, "may_change": study.may_change}
     opened = _open_inputs(study, config)
+    # Before what takes long; by the first alone, which may write there while others load.
+    processes.on_first(lambda: check_workdir(folder, settings, **bound))
     force = resume == "force"
     if force or not is_finished(folder):
         opened = opened.complete()
     _make_place(config, folder)
-    held = processes.open_shared_workdir(
-        folder, settings, resume=resume, may_change=study.may_change
-    )
-    with held as path:
-        finished = _finish_time(study, path, opened.inputs, force)
+    with processes.open_shared_workdir(folder, settings, **bound) as path:
+        finished = _finish_time(path, opened.inputs, force)
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
@@ -130,16 +130,16 @@ def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: An
     return load_summary(study, work.path)
 
 
-def _finish_time(study: Study, path: Path, inputs: Inputs, force: bool) -> str | None:
-    """When a run finished; by force one of other inputs is made again, where it kept no rows.
+def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:
+    """When a run finished; by force one of other inputs is made again.
 
-    Rows of a training are bound to its data, and its checkpoints say whether it can go on.
+    Its rows are then kept only if they are of the same fingerprint (`Work.fingerprint`, or the
+    study's own), and refused if not.
     """
     try:
         return finish_time(path, inputs)
     except OtherInputsError as error:
-        kept = any(path.glob("*/rows-*.parquet")) and not issubclass(study.config, Training)
-        if not force or kept:
+        if not force:
             raise
         logging.getLogger(__name__).warning("made again by force: %s", error)
         return None

@@ -109,6 +109,8 @@ class Work:
         *,
         shards: str = SHARDS,
         label: Callable[[Item], str] | None = None,
+        task: str = "",
+        noun: str = "units",
     ) -> pa.Table:
         """Measures every unit that has no rows yet, and returns the rows of all.
 
@@ -122,6 +124,8 @@ class Work:
           measure: the rows of one unit; none where there is nothing to say of it.
           shards: folder that holds the rows until then.
           label: name of a unit, for progress.
+          task: what is done, for progress; "" for the name of the table.
+          noun: what a unit is called, in the plural.
 
         Raises:
           StoppedError: the command was asked to stop.
@@ -129,7 +133,7 @@ class Work:
           UsageError: a shard is of other settings or inputs.
         """
         with self.store(schema, shards=shards) as store:
-            measure_units(store, name, plan, measure, label=label)
+            measure_units(store, task or name, plan, measure, label=label, noun=noun)
             return self.merge(store, name)
 
     @contextlib.contextmanager

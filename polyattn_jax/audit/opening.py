@@ -42,8 +42,13 @@ def inputs(config: AuditConfig) -> Inputs:
     Raises:
       BadInputError: the model or a file is there and cannot be read.
     """
+    return identities({"model": config.model}) | files(config)
+
+
+def files(config: AuditConfig) -> dict[str, str]:
+    """Digests of the files that these settings name, but for those that are gone."""
     biases = [recipe.bias for recipe in config.with_ablation.values() if recipe.tabled]
-    return identities({"model": config.model}) | file_inputs(
+    return file_inputs(
         {
             "config.prompts": config.prompts,
             "config.text": config.text,

@@ -25,8 +25,8 @@ and `--hybrid=FILE` looks for the heads that may have the recipe (`hybrid.py`).
 The table goes to standard output, progress to standard error. The exit code is 0 for preserve, 10
 for no-go and 11 for undecided (`polyattn_jax.audit.decision.verdict`). Without `--workdir` the
 numbers are kept in a folder below `runs/check/`, which has the model, the recipe and a digest of
-all settings in its name: the same command resumes a check that was killed, and shows one that has
-finished.
+all settings and of your files in its name: the same command resumes a check that was killed, and
+shows one that has finished.
 """
 
 from lm_jax.study import Study

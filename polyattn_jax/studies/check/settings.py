@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from lm_jax.report import slug
-from lm_jax.run.config import config_hash, from_plain
+from lm_jax.run.config import config_hash, from_plain, to_plain
 from lm_jax.run.settings import Bound, Flag, at_least
 from lm_jax.study import Settings
+from polyattn_jax.audit import opening
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.results import Search
 from polyattn_jax.recipes.row_maps import parse_recipe
@@ -118,7 +119,9 @@ class CheckConfig(Settings):
 
     def default_folder(self) -> Path:
         named = slug(f"{Path(self.model).name[-40:]}-{self.recipe[-30:]}")
-        return FOLDER / f"{named}-{config_hash(self)[:8]}"
+        # A text that has changed is another check, and not one with other inputs than it had.
+        asked = {"settings": to_plain(self), "files": list(opening.files(self.audit).items())}
+        return FOLDER / f"{named}-{config_hash(asked)[:8]}"
 
 
 def smoke(config: CheckConfig) -> CheckConfig:

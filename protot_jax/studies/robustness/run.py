@@ -173,7 +173,7 @@ def perform(config: RobustnessConfig, work: Work) -> RobustnessReport:
         config,
         task.subjects,
         made,
-        kept.units("rows", schema, plan, batch),
+        kept.units("rows", schema, plan, batch, task="perturbing", noun="batches"),
         sentences=source(config, task),
         held=task.held,
         too_long=fits.count(False),

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.run.files import file_digest
+from lm_jax.run.files import file_digest, read_json
 from lm_jax.run.results import load_result
 from lm_jax.study import Opened, Work, frame
 from protot_jax.studies.concepts import scores
-from protot_jax.studies.concepts.results import ConceptReport
+from protot_jax.studies.concepts.results import NAME, ConceptReport
 from protot_jax.studies.concepts.settings import FOLDER
 from protot_jax.studies.scores import numbers
 from protot_jax.studies.scores.results import ScoreComparison
@@ -73,10 +73,18 @@ def split_name(text: str) -> tuple[str, Path]:
     name, _, place = text.rpartition("=")
     # A path may have the mark too.
     for title, path in (("", Path(text)), (name, Path(place))):
-        for file in (path, frame.summary_file(path / FOLDER), frame.summary_file(path)):
-            if file.is_file():
+        for file in (frame.summary_file(path / FOLDER), frame.summary_file(path)):
+            if file.is_file() and _is_report(file):
                 return title, file
+        if path.is_file():
+            return title, path
     raise BadInputError(f"{place} has no concept report; name a run after iaj protot concepts")
+
+
+def _is_report(file: Path) -> bool:
+    """Whether it is a concept report, and not the summary of a run's training."""
+    content = read_json(file)
+    return isinstance(content, dict) and content.get("schema") == NAME
 
 
 def _run_of(path: Path) -> str:

@@ -160,7 +160,8 @@ def _drawn(trace: AttentionTrace, name: str, numbers_P: np.ndarray, number: int)
             "model": name,
             "problem": number,
             "open": trace.open_LPTS[:, at].tolist(),
-            "weights": trace.pattern_LPTS[:, at].tolist(),
+            # A division on a GPU may round to a little above 1.
+            "weights": np.minimum(trace.pattern_LPTS[:, at], 1.0).tolist(),
             "answer": trace.answer_PA[at].tolist(),
         },
         DrawnSum,

@@ -96,6 +96,8 @@ def measure(config: GraphConfig, work: Work) -> GraphSummary:
         graphs,
         lambda one: make_piece(config, folder, inputs, *one),
         label=lambda one: f"{one[0]} on {one[1].slug}",
+        task="graphs",
+        noun="graphs",
     )
     results = tuple(
         load_result(folder / PIECES / f"{file_name(role, prompt.slug)}.json", GraphResult)

@@ -66,3 +66,10 @@ def test_an_earlier_name_runs_as_a_command():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Examples:")
+
+
+@pytest.mark.parametrize("name", ["protot_jax.pretrain", "sparse_jax.posttrain"])
+def test_an_earlier_command_that_is_a_study_now_does_not_end_as_if_it_had_run(name):
+    command = [sys.executable, "-W", "ignore", "-m", name, "--workdir=run"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and f"{name} is no command; `iaj --help` lists all" in done.stderr

@@ -1,11 +1,12 @@
 """What `inputs` of a study hands on, and the rows of units that read those before them."""
 
 import dataclasses
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from lm_jax.errors import BadInputError, StoppedError
+from lm_jax.errors import BadInputError, StoppedError, UsageError
 from lm_jax.report import Report
 from lm_jax.run import stop
 from lm_jax.run.rows import RowStore
@@ -71,6 +72,73 @@ def test_what_cannot_be_loaded_leaves_no_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_rows_stay_by_force_only_where_their_fingerprint_does_not_change_with_the_inputs(
+    own, tmp_path, monkeypatch
+):
+    """Else they would be taken for rows of the inputs of now."""
+    measured, given = [], {"answers": "a" * 64}
+
+    def run(config, work):
+        def measure(item):
+            measured.append(item)
+            return {"value": [item]}
+
+        bound = dataclasses.replace(work, fingerprint="what decides them") if own else work
+        bound.units("rows", SCHEMA, {("one",): 1}, measure)
+        return Summary(given["answers"][:1])
+
+    monkeypatch.setattr(Made, "_inputs", lambda _, config: given, raising=False)
+    monkeypatch.setattr(Made, "_run", staticmethod(run))
+    frame.execute(STUDY, Config(), tmp_path / "run")
+    given["answers"] = "b" * 64
+    with pytest.raises(BadInputError, match="holds the results of other inputs"):
+        frame.execute(STUDY, Config(), tmp_path / "run")
+    if own:
+        assert frame.execute(STUDY, Config(), tmp_path / "run", resume="force").found == "b"
+    else:
+        with pytest.raises(UsageError, match="rows"):
+            frame.execute(STUDY, Config(), tmp_path / "run", resume="force")
+        given["answers"] = "a" * 64
+        assert frame.execute(STUDY, Config(), tmp_path / "run", resume="force").found == "a"
+    assert measured == [1]
+
+
+@pytest.mark.parametrize(
+    ("resume", "seed", "message"),
+    [("never", 0, "holds a run already"), ("auto", 1, "holds a run with config.seed = 0")],
+)
+def test_a_folder_that_would_be_refused_is_refused_before_what_takes_long(
+    resume, seed, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Made, "_inputs", lambda _, config: Opened({}, "it"), raising=False)
+    frame.execute(STUDY, Config(), tmp_path / "run")
+    (tmp_path / "run" / "finished.json").unlink()
+
+    def load():
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(Made, "_inputs", lambda _, config: Opened({}, load=load))
+    with pytest.raises(UsageError, match=message):
+        frame.execute(STUDY, Config(seed), tmp_path / "run", resume=resume)
+    with pytest.raises(UsageError, match="is a file"):
+        frame.execute(STUDY, Config(), tmp_path / "run" / "config.json")
+
+
+def test_a_finished_run_below_the_home_folder_loads_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    calls = []
+
+    def load():
+        calls.append("loaded")
+        return "the model"
+
+    monkeypatch.setattr(Made, "_inputs", lambda _, config: Opened({}, load=load), raising=False)
+    for _ in range(2):
+        frame.execute(STUDY, Config(), Path("~/run"))
+    assert calls == ["loaded"] and (tmp_path / "run" / "summary.json").is_file()
+
+
 def test_a_unit_reads_the_rows_of_units_before_it(tmp_path):
     """Also after a kill, and no unit is measured twice."""
     work, measured = Work(tmp_path, "fingerprint"), []
@@ -98,6 +166,12 @@ def test_progress_names_the_unit_that_begins_and_counts_its_cost(tmp_path, capsy
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == [f"made: {n}/8 passes" for n in (0, 3, 8)]
     assert [line.rpartition(", ")[2] for line in lines[:2]] == ["now unit of 3", "now unit of 5"]
+
+
+def test_progress_says_what_is_done_and_not_the_name_of_the_table(tmp_path, capsys):
+    plan, options = {("a",): 3}, {"task": "graphs", "noun": "graphs", "label": str}
+    Work(tmp_path, "x").units("masses", SCHEMA, plan, lambda _: SCHEMA.empty_table(), **options)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("graphs: 1/1 graphs, ")
 
 
 def test_a_request_to_stop_is_met_before_the_next_unit_which_is_named(tmp_path, monkeypatch):

@@ -204,6 +204,12 @@ def test_without_a_work_folder_the_check_has_one_of_its_settings(
     assert first.out.endswith(f"report: {folder / 'report.html'}\n")
     settings = [CheckConfig(model=str(tiny), n=n) for n in (7, 8)]
     assert len({one.default_folder() for one in settings}) == 2
+    # A text that is edited is another check, which needs no --workdir.
+    text, folders = tmp_path / "mine.txt", set()
+    for words in ("one", "another"):
+        text.write_text(words)
+        folders.add(CheckConfig(model=str(tiny), text=str(text)).default_folder())
+    assert len(folders) == 2
 
 
 def test_the_page_has_the_numbers_of_the_table(run_check, prompts_file, tmp_path):

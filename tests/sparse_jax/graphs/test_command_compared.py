@@ -217,6 +217,13 @@ def check_labels(summary, folder, files, asked):
         document = graph_json.read(folder / each.file)
         named = {node["clerp"] for node in document["nodes"] if graph_json.feature_of(node)}
         assert named == {f"of the {each.role} model"}
+    # A file that was edited is other inputs, which are taken up by force.
+    edited = dict.fromkeys(own["dense"], "edited")
+    (files / "dense.json").write_text(json.dumps(labels.to_json(edited)), "utf-8")
+    given = [f"--{role}_labels={files / role}.json" for role in own]
+    assert run(*[flag for flag in asked if flag != "--resume=force"], *given) == 3
+    assert run(*asked, *given) == 0
+    assert labels.read_labels(str(folder / "labels_dense.json")) == edited
 
 
 def model_tokens(model, text):

@@ -153,6 +153,7 @@ def test_the_page_has_a_histogram_of_every_group_and_score(compared):
         ({"judge": "null"}, "has no labels"),
         ({"judge": "chat:other"}, "are of different judges, cached:answers.jsonl, chat:other"),
         ({"nowhere": True}, "nowhere has no concept report"),
+        ({"untold": True}, "untold has no concept report; name a run after iaj protot concepts"),
     ],
 )
 def test_reports_that_cannot_be_compared_are_refused(
@@ -167,7 +168,11 @@ def test_reports_that_cannot_be_compared_are_refused(
         for one in other["prototypes"]:
             one["label"] = None
     write_json(tmp_path / "b.json", other)
+    # A run whose concepts were not described has the summary of its training.
+    (tmp_path / "untold").mkdir()
+    write_json(tmp_path / "untold" / frame.SUMMARY, {"model": "protot"})
     names = {"twice": ("x=a.json", "x=b.json"), "nowhere": ("a.json", "nowhere")}
+    names["untold"] = ("a.json", "untold")
     chosen = () if not change else names.get(next(iter(change)), ("A=a.json", "B=b.json"))
     flags = [f"--report={name}" for name in chosen]
     monkeypatch.chdir(tmp_path)

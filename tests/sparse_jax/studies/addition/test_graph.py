@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from sparse_jax.studies.addition import graph, problems
-from tests.sparse_jax.studies.addition.patterns import T, pattern
+from sparse_jax.studies.addition import graph, problems, run
+from tests.sparse_jax.studies.addition.patterns import T, pattern, trace
 
 SVG = "{http://www.w3.org/2000/svg}"
 NUMBER = 4359
@@ -65,3 +65,11 @@ def test_a_wrong_digit_is_marked():
     (wrong,) = styled(svg, "text", "wrong")
     assert wrong.text == "3"
     assert "43+59=00103 (wrong, it is 00102)" in svg.find(f"{SVG}title").text
+
+
+def test_a_weight_that_was_rounded_to_above_1_is_kept_as_1():
+    above = np.nextafter(np.float32(1), np.float32(2))
+    drawn = run._drawn(
+        trace(pattern((0, 10, 4), weight=above)), "dense", np.array([NUMBER]), NUMBER
+    )
+    assert drawn.weights[0][10][4] == 1.0 and drawn.open[0][10][4]
