@@ -81,7 +81,9 @@ def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto"
         folder, settings, resume=resume, may_change=study.may_change
     )
     with held as path:
-        finished = _finish_time(study, path, opened.inputs, force)
+        # A training goes on from its checkpoints, whose rows are bound to its data.
+        again = force and issubclass(study.config, Training)
+        finished = None if again else _finish_time(path, opened.inputs, force)
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
@@ -130,16 +132,12 @@ def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: An
     return load_summary(study, work.path)
 
 
-def _finish_time(study: Study, path: Path, inputs: Inputs, force: bool) -> str | None:
-    """When a run finished; by force one of other inputs is made again, where it kept no rows.
-
-    Rows of a training are bound to its data, and its checkpoints say whether it can go on.
-    """
+def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:
+    """When a run finished; by force one of other inputs is made again, where it kept no rows."""
     try:
         return finish_time(path, inputs)
     except OtherInputsError as error:
-        kept = any(path.glob("*/rows-*.parquet")) and not issubclass(study.config, Training)
-        if not force or kept:
+        if not force or any(path.glob("*/rows-*.parquet")):
             raise
         logging.getLogger(__name__).warning("made again by force: %s", error)
         return None
