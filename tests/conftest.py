@@ -13,6 +13,7 @@ import resource
 import sys
 import threading
 import tomllib
+from typing import Any
 
 if "jax" in sys.modules:
     raise RuntimeError("jax was imported before tests/conftest.py could set its flags")
@@ -158,6 +159,24 @@ def _is_large() -> bool:
     except OSError:
         return True
     return pages * resource.getpagesize() > 2**31
+
+
+# The tests that each study passes take too long for one worker.
+_STUDIES = "tests/test_studies.py"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives each worker whole files, as `--dist loadfile` does, and of the studies one by one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileAndStudy(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            test, _, study = nodeid.partition("[")
+            file = test.partition("::")[0]
+            return f"{file}[{study}" if study and file == _STUDIES else file
+
+    return ByFileAndStudy(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:

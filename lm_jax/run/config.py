@@ -22,6 +22,8 @@ from lm_jax.run.results import InvalidError, members, parse_result
 
 T = TypeVar("T")
 _SCALARS = (bool, int, float, str)
+# What a field that one of two configs lacks is there.
+ABSENT = "absent"
 
 
 def to_plain(config: Any, where: str = "config") -> Any:
@@ -82,11 +84,10 @@ def plain_leaves(tree: Any, where: str = "config") -> Iterator[tuple[str, Any]]:
 def config_difference(stored: Any, wanted: Any) -> list[str]:
     """Returns a phrase `config.x = 1, not 2` for every field in which two configs differ."""
     stored_leaves, wanted_leaves = (dict(plain_leaves(to_plain(tree))) for tree in (stored, wanted))
-    absent = "absent"
     phrases = []
     for name in sorted(stored_leaves.keys() | wanted_leaves.keys()):
         sides = [
-            json.dumps(side[name]) if name in side else absent
+            json.dumps(side[name]) if name in side else ABSENT
             for side in (stored_leaves, wanted_leaves)
         ]
         if sides[0] != sides[1]:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import filelock
 
 from lm_jax.errors import BadInputError, StorageError, UsageError, UserError, WorkdirInUseError
-from lm_jax.run.config import config_difference, to_plain
+from lm_jax.run.config import ABSENT, config_difference, to_plain
 from lm_jax.run.files import read_json, remove_draft, storage_error, write_json
 from lm_jax.run.provenance import PROVENANCE_FILE, recording_fallbacks, utc_now
 
@@ -192,9 +192,10 @@ def _compare_config(
         raise UsageError(f"{folder} holds a run already; choose a new --workdir, or --resume=auto")
     phrases = config_changes(folder, settings, may_change)
     if phrases and resume == "auto":
+        earlier = ", as a run of an earlier version" if any(map(_is_renamed, phrases)) else ""
+        changes = f"{list_changes(phrases)}{earlier}"
         raise UsageError(
-            f"{folder} holds a run with {list_changes(phrases)}; choose another --workdir, or "
-            "--resume=force"
+            f"{folder} holds a run with {changes}; choose another --workdir, or --resume=force"
         )
     return phrases
 
@@ -212,6 +213,11 @@ def config_changes(folder: Path, config: Any, may_change: Collection[str] = ()) 
     """
     pair = read_json(folder / CONFIG_FILE), to_plain(config)
     return config_difference(*(_without(each, may_change) for each in pair))
+
+
+def _is_renamed(phrase: str) -> bool:
+    """Whether a field of one of two settings is none of the other."""
+    return ABSENT in phrase.split(" = ", 1)[-1].split(", not ")
 
 
 def list_changes(phrases: Sequence[str]) -> str:

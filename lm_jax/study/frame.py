@@ -35,8 +35,8 @@ from lm_jax.study.work import Opened, Work
 SUMMARY, REPORT = "summary.json", "report.html"
 # What some studies called these files before they had the frame.
 EARLIER_SUMMARIES = (
-    *("attribution.json", "check.json", "comparison.json", "concepts.json", "diagnosis.json"),
-    *("hybrid.json", "intervention.json", "scores.json"),
+    *("attribution.json", "benchmark.json", "check.json", "comparison.json", "concepts.json"),
+    *("diagnosis.json", "hybrid.json", "intervention.json", "scores.json"),
 )
 EARLIER_REPORTS = ("comparison.html", "concepts.html", "intervention.html", "scores.html")
 

@@ -1,11 +1,13 @@
 """The report of a run: perplexities of its seeds, and the course of the training."""
 
+import math
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from lm_jax import report
 from lm_jax.report import Column, Report, Section, Series, section, table
+from lm_jax.report.markup import Markup
 from lm_jax.train.metrics import EVALUATIONS
 from protot_jax.studies.pretraining.results import PretrainSummary, SeedSummary
 from protot_jax.studies.pretraining.settings import PretrainSettings
@@ -20,7 +22,7 @@ def build(config: PretrainSettings, summary: PretrainSummary, folder: Path) -> R
     return Report(
         f"Pretraining of {summary.model}",
         lambda: [seeds(summary), *course(summary, folder), text(summary)],
-        lead=[report.verdict(lines[0].capitalize() + ".")],
+        lead=[_verdict(summary)],
         lines=lines,
     )
 
@@ -51,6 +53,15 @@ def format_summary(summary: PretrainSummary) -> list[str]:
     return lines
 
 
+def _verdict(summary: PretrainSummary) -> Markup:
+    best = [one.best for one in summary.seeds]
+    return report.verdict(
+        f"Validation perplexity {validation(best)}, test {test(best)}.",
+        f"Of the weights of lowest validation perplexity. A model that knows the frequencies of "
+        f"tokens alone has {summary.unigram_perplexity:.1f}.",
+    )
+
+
 def seeds(summary: PretrainSummary) -> Section:
     """A row for each seed and its best and last weights."""
     rows = [
@@ -78,7 +89,7 @@ def seeds(summary: PretrainSummary) -> Section:
 
 
 def course(summary: PretrainSummary, folder: Path) -> list[Section]:
-    """The validation perplexity by update; nothing where a copy of the run has no evaluations."""
+    """The validation loss by update; nothing where a copy of the run has no evaluations."""
     curves = [_curve(one, seed_folder(folder, one.seed) / EVALUATIONS) for one in summary.seeds]
     known = [curve for curve in curves if curve]
     if not known:
@@ -88,11 +99,11 @@ def course(summary: PretrainSummary, folder: Path) -> list[Section]:
             "Training",
             report.curves(
                 known,
-                caption="Validation perplexity by update.",
+                caption="Validation loss by update.",
                 x_label="update",
-                y_label="perplexity",
+                y_label="nats per token",
                 n=f"{summary.seeds[0].validation_tokens:,} tokens",
-                h_lines=[(summary.unigram_perplexity, "unigram")],
+                h_lines=[(math.log(summary.unigram_perplexity), "unigram")],
             ),
         )
     ]
@@ -102,7 +113,11 @@ def _curve(one: SeedSummary, file: Path) -> Series | None:
     if not file.is_file():
         return None
     rows = pq.read_table(file, filters=[("name", "=", "validation/perplexity")]).to_pylist()
-    return Series(f"seed {one.seed}", [r["step"] for r in rows], [r["value"] for r in rows])
+    finite = [row for row in rows if math.isfinite(row["value"])]
+    if not finite:
+        return None
+    losses = [math.log(row["value"]) for row in finite]
+    return Series(f"seed {one.seed}", [row["step"] for row in finite], losses)
 
 
 def text(summary: PretrainSummary) -> Section:
