@@ -81,7 +81,9 @@ def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto"
         opened = opened.complete()
     _make_place(config, folder)
     with processes.open_shared_workdir(folder, settings, **bound) as path:
-        finished = _finish_time(path, opened.inputs, force)
+        # A training goes on from its checkpoints, whose rows are bound to its data.
+        again = force and issubclass(study.config, Training)
+        finished = None if again else _finish_time(path, opened.inputs, force)
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
