@@ -29,7 +29,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("protot", "scores"): "protot_jax.studies.scores",
     ("protot", "intervene"): "protot_jax.studies.interventions",
     ("protot", "graph"): "protot_jax.studies.attribution",
-    ("protot", "perturb"): "protot_jax.studies.robustness.benchmark",
+    ("protot", "perturb"): "protot_jax.studies.perturbations",
     ("protot", "robustness"): "protot_jax.studies.robustness",
     ("protot", "judge"): "protot_jax.studies.judging",
     ("protot", "glue"): "protot_jax.studies.glue",

@@ -5,8 +5,8 @@ After "Prototype Transformer: Towards Language Model Architectures Interpretable
     mixers      prototype channels, their edits, and the recurrences they are compared with
     training    pretraining, ablation studies and search, saved runs, exports
     analysis    generation and steering
-    studies     commands: concepts, scores, interventions, attribution, robustness, judging, recall,
-                GLUE
+    studies     commands: concepts, scores, interventions, attribution, perturbations, robustness,
+                judging, recall, GLUE
 """
 
 from lm_jax.run.moved import keep_names
@@ -39,6 +39,12 @@ keep_names(
         "training.study": "studies.ablations",
         "concepts.compare_scores": "studies.scores",
         "studies.concepts.compare_scores": "studies.scores",
+        "robustness.benchmark": "studies.perturbations",
+        "robustness.backfill": "studies.perturbations.backfill",
+        "robustness.screening": "studies.perturbations.screening",
+        "studies.robustness.benchmark": "studies.perturbations",
+        "studies.robustness.backfill": "studies.perturbations.backfill",
+        "studies.robustness.screening": "studies.perturbations.screening",
     },
 )
 

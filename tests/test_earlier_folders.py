@@ -1,7 +1,8 @@
 """Work folders of the version before studies had one frame: read, and resumed or refused.
 
 `tests/golden/studies/COMMAND` has the settings, the summary and the tables that a page needs of a
-small run, made by `iaj COMMAND` at commit 8513c5c4 with paths relative to the folder it ran in.
+small run, made by `iaj COMMAND` at commit 8513c5c4 (perturb: 301d5c27) with paths relative to the
+folder it ran in.
 """
 
 import importlib
@@ -35,6 +36,7 @@ RENAMED = {
     "protot graph": "step",
     "protot intervene": "concepts",
     "protot judge": "models",
+    "protot perturb": "files_sha256",
     "protot robustness": "models",
     "protot scores": "sha256",
 }
@@ -51,7 +53,7 @@ def folder(command):
     return GOLDEN / command.replace(" ", "_")
 
 
-@pytest.fixture(params=sorted(STUDIES.keys() - {"protot perturb"}))
+@pytest.fixture(params=sorted(STUDIES))
 def command(request):
     return request.param
 

@@ -3,10 +3,14 @@
 Inside lm_jax the packages have an order too (`PACKAGE_MAY_IMPORT`), and no two modules anywhere
 import each other, directly or around a corner. The imports are read from the source (`ast`), those
 inside functions as well, so no module is run. `import_module("name")` counts.
+
+Besides, a run is finished by the frame of studies alone, settings are the one language of options,
+and no folder of the source is so full that nobody reads its list (`house_violations`, `crowded`).
 """
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 import graphlib
 from pathlib import Path
 import sys
@@ -298,6 +302,111 @@ def test_a_study_has_its_six_files_and_no_other_names_for_them():
         held = {file.name for file in ROOT.joinpath(*name.split(".")).glob("*.py")}
         assert held >= STUDY_FILES, name
         assert not held & OTHER_NAMES, name
+
+
+# Finishes a run: the frame does it, so that no command has a marker without summary and page.
+FINISHER = "mark_finished"
+FRAME = "lm_jax/study/frame.py"
+# Flags are declared at the fields of settings, and one package makes them.
+FLAG_MAKERS = "DEFINE_"
+FLAGS = "lm_jax/console/"
+# Front ends without settings, of which none is a command of a library.
+ARGPARSE_FOLDERS = {"iaj", "tools"}
+MOST_MODULES = 20
+
+
+def uses(source: str) -> Iterator[tuple[str, int]]:
+    """The names that `source` reads or imports, with their lines; not those that it defines."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=str(name)) | ast.Attribute(attr=str(name)):
+                yield name, node.lineno
+            case ast.ImportFrom():
+                for alias in node.names:
+                    yield alias.name, node.lineno
+
+
+def house_violations(source: str, path: str) -> list[str]:
+    """One line for each name or import that finishes a run or makes a flag where none should."""
+    results = []
+    for name, line in uses(source):
+        where = f"{path}:{line}: {name}"
+        if name == FINISHER and path != FRAME:
+            results.append(f"{where}: only {FRAME} finishes a run; declare a study")
+        if name.startswith(FLAG_MAKERS) and not path.startswith(FLAGS):
+            results.append(f"{where}: only {FLAGS} makes flags; use Flag() at a field of settings")
+    for each in imports(source, path):
+        if each.name.split(".")[0] == "argparse" and path.split("/")[0] not in ARGPARSE_FOLDERS:
+            results.append(f"{path}:{each.line}: argparse: only in iaj and tools; use settings")
+    return results
+
+
+def crowded(paths: Iterable[str]) -> list[str]:
+    """One line for each folder with more than `MOST_MODULES` modules beside its `__init__.py`."""
+    files = map(Path, paths)
+    counts = Counter(file.parent.as_posix() for file in files if file.name != "__init__.py")
+    return [
+        f"{folder} has {count} modules; make a package of some"
+        for folder, count in sorted(counts.items())
+        if count > MOST_MODULES
+    ]
+
+
+def test_only_the_frame_finishes_a_run_and_only_settings_make_flags():
+    held = sources()
+    named = {path for path, source in held.items() if FINISHER in dict(uses(source))}
+    assert named == {FRAME}
+    results = [line for path, source in held.items() for line in house_violations(source, path)]
+    assert not results, "\n".join(results)
+
+
+def test_no_folder_of_the_source_is_crowded():
+    source = HOUSE - {"tests", "configs"}
+    results = crowded(path for path in sources() if path.split("/")[0] in source)
+    assert not results, "\n".join(results)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        (
+            "protot_jax/studies/a.py",
+            "def f(run):\n    run.finished.mark_finished(run, {})",
+            "finishes",
+        ),
+        ("tools/a.py", "from lm_jax.run.finished import mark_finished as done", "finishes"),
+        ("sparse_jax/a.py", "def f():\n    import argparse", "argparse: only in iaj and tools"),
+        ("lm_jax/console/a.py", "from argparse import Namespace", "argparse: only in iaj"),
+        ("iaj/a.py", "from absl import flags\nflags.DEFINE_string('a', None, '')", "makes flags"),
+        ("lm_jax/study/a.py", "from absl.flags import DEFINE_bool", "makes flags"),
+    ],
+)
+def test_a_made_finisher_or_flag_is_found(path, source, complaint):
+    (result,) = house_violations(source, path)
+    assert result.startswith(path) and complaint in result
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (FRAME, "from lm_jax.run.finished import mark_finished\nmark_finished(path, {})"),
+        ("lm_jax/run/finished.py", "def mark_finished(folder, inputs):\n    pass"),
+        ("lm_jax/console/flags.py", "flags.DEFINE_string(name, None, '', values)"),
+        ("tools/a.py", "import argparse"),
+        ("iaj/a.py", "from argparse import Namespace"),
+    ],
+)
+def test_the_frame_and_the_makers_of_flags_pass(path, source):
+    assert house_violations(source, path) == []
+
+
+def test_a_made_crowd_is_found():
+    full = [f"lm_jax/model/m{i}.py" for i in range(MOST_MODULES)] + ["lm_jax/model/__init__.py"]
+    # A package inside is a folder of its own.
+    assert not crowded([*full, "lm_jax/model/inner/a.py"])
+    assert crowded([*full, "lm_jax/model/one_more.py"]) == [
+        f"lm_jax/model has {MOST_MODULES + 1} modules; make a package of some"
+    ]
 
 
 @pytest.mark.parametrize(

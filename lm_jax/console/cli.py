@@ -52,7 +52,7 @@ from lm_jax.errors import (
     nearest,
 )
 from lm_jax.run import downloads, stop
-from lm_jax.run.config import to_plain
+from lm_jax.run.config import from_plain, to_plain
 from lm_jax.run.files import STORAGE_ERRNOS, STORAGE_REMEDY
 from lm_jax.run.settings import Settings, own_flags
 from lm_jax.run.workdir import Resume, log_file
@@ -71,8 +71,8 @@ _COMMON_FLAGS = (
 class Arguments:
     """Parsed command line: locked config, own options, work folder, how to resume in it.
 
-    `config` is None for a command without one, `workdir` for one that may run without it and
-    does, and `options` is the command's own dataclass, or None.
+    `config` is None for a command without one, `workdir`, which the settings may name, for one that
+    may run without it and does, and `options` is the command's own dataclass, or None.
     `resume` is "auto", "force" or "never", as `open_workdir` takes it; `profile` the steps of
     a training command to trace; `compilation_cache` as `compilation.cache` takes it; `download`
     whether a model may be fetched from the Hugging Face hub; `launch` the options of training
@@ -274,35 +274,37 @@ def _parse(
     flags.DEFINE_boolean("debug", False, "print the traceback of every error", own)
     flags.DEFINE_boolean("help", False, "show this help", own, short_name="?")
     command_flags = _define_own(options, config_class, own)
+    config = None
     try:
         rest = own(argv, known_only=True)
         config = None if spec is None else load_config(spec.value)
         if own["help"].value:
             print(_help(doc, own, command_flags, config, config_class), flush=True)
             return None
+        if config is not None and _has_flags(config_class):
+            setting_flags.apply_shortcuts(config_class, own, config)
+        overridden = config_files.overridden(rest)
         rest = config_files.override(config, rest)
         if config is not None and _has_flags(config_class):
-            setting_flags.apply(config_class, own, config)
+            setting_flags.apply(config_class, own, config, overridden)
     except flags.UnrecognizedFlagError as error:
-        raise UsageError(
-            f"--{error.flagname} is not a flag of this command{nearest(error.flagname, own)}"
-        ) from error
+        raise UsageError(_unknown(error.flagname, own, config)) from error
     # The last two come from an index that does not fit, as in `--config.names[9]=a`.
     except (flags.Error, ValueError, LookupError, TypeError) as error:
         if isinstance(error, UserError):
             raise
         raise UsageError(f"{error}; --help lists the flags") from error
     if len(rest) > 1:
-        name = rest[1].partition("=")[0]
+        name = rest[1].lstrip("-").partition("=")[0]
         raise UsageError(f"{rest[1]!r} is not a flag; arguments are written --{name}=VALUE")
     if config is not None:
         to_plain(config)
     # grain reads a flag of absl's global table.
     flags.FLAGS.mark_as_parsed()
     chosen = None if options is None else setting_flags.read_options(options, own)
-    if workdir_required and not workdir.value:
+    if not workdir.value and (workdir_required or workdir.value is not None):
         raise UsageError("--workdir is missing; name the folder this run may write")
-    folder = Path(workdir.value) if workdir.value else None
+    folder = Path(workdir.value) if workdir.value else _default_folder(config, config_class)
     traced = None if profile is None else profiling.parse(profile.value)
     process = _join(own) if distributed else 0
     how = cast(Resume, resume.value)
@@ -310,6 +312,20 @@ def _parse(
     return Arguments(
         config, folder, chosen, how, traced, cache.value, download.value, start, process
     )
+
+
+def _unknown(name: str, own: flags.FlagValues, config: config_dict.ConfigDict | None) -> str:
+    if config is not None and name in config:
+        return f"--{name} is not a flag of this command; write --config.{name}=VALUE"
+    return f"--{name} is not a flag of this command{nearest(name, own)}"
+
+
+def _default_folder(
+    config: config_dict.ConfigDict | None, config_class: type | None
+) -> Path | None:
+    if config is None or config_class is None or not issubclass(config_class, Settings):
+        return None
+    return from_plain(config, config_class).default_folder()
 
 
 def _has_flags(config_class: type | None) -> TypeGuard[type[Settings]]:
@@ -371,10 +387,15 @@ def _defaults(config: config_dict.ConfigDict | None, config_class: type | None) 
     """What the config file says of the fields that have flags, by the name of the flag."""
     if config is None or not _has_flags(config_class):
         return {}
+    # A config file may leave out what has a default.
+    said = {
+        name: config.get(name, getattr(config_class, name, None))
+        for name in own_flags(config_class)
+    }
     return {
-        flag.name or name: config[name]
+        flag.name or name: said[name]
         for name, flag in own_flags(config_class).items()
-        if config[name] or not flag.required
+        if said[name] or not flag.required
     }
 
 

@@ -53,13 +53,24 @@ def override(config: config_dict.ConfigDict | None, argv: Sequence[str]) -> list
     overrides.set_gnu_getopt(True)
     if config is not None:
         for argument in argv[1:]:
-            name = argument.lstrip("-").partition("=")[0].removeprefix("no")
-            if argument.startswith("-") and name.startswith("config."):
-                _check_field(config, name.removeprefix("config."))
+            if name := _overridden(argument):
+                _check_field(config, name)
         config_flags.DEFINE_config_dict(
             "config", config, flag_values=overrides, sys_argv=list(argv)
         )
     return overrides(argv)
+
+
+def overridden(argv: Sequence[str]) -> set[str]:
+    """The names of the fields that `--config.FIELD` sets, of sections that of the section."""
+    names = {_overridden(argument) for argument in argv}
+    return {name.partition("[")[0].partition(".")[0] for name in names if name}
+
+
+def _overridden(argument: str) -> str | None:
+    name = argument.lstrip("-").partition("=")[0].removeprefix("no")
+    is_one = argument.startswith("-") and name.startswith("config.")
+    return name.removeprefix("config.") if is_one else None
 
 
 def _check_field(config: config_dict.ConfigDict, path: str) -> None:

@@ -8,7 +8,7 @@ or a tuple of str, int or float, which is written with commas or, where it is `r
 the flag again. The flags are defined for each run: two runs of one process share nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 from pathlib import Path
 import types
@@ -66,8 +66,11 @@ def _define(
         flags.DEFINE_enum(name, default, list(typing.get_args(kind)), text, values)
     elif typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
         listed = None if default is None else [str(each) for each in default]
-        define = flags.DEFINE_multi_string if repeated else flags.DEFINE_list
-        define(name, listed, text, values)
+        if repeated:
+            flags.DEFINE_multi_string(name, listed, text, values)
+        else:
+            # Whoever gives it twice means both, of which absl would keep the last.
+            flags.DEFINE_list(name, listed, text, values, allow_overwrite=False)
     elif kind is bool:
         flags.DEFINE_boolean(name, default, text, values)
     elif kind is int:
@@ -95,11 +98,12 @@ def _given(cls: type[Settings], values: flags.FlagValues) -> dict[str, Any]:
     for field, flag in own_flags(cls).items():
         name = flag.name or field
         if (value := values[name].value) is not None:
-            given[field] = _typed(name, value, _without_none(hints[field]))
+            given[field] = _typed(name, value, hints[field])
     return given
 
 
-def _typed(name: str, value: Any, kind: Any) -> Any:
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    kind = _without_none(hint)
     if isinstance(value, list):
         each = typing.get_args(kind)[0]
         try:
@@ -108,7 +112,10 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             raise UsageError(
                 f"--{name} = {value} holds what is no {each.__name__}; give numbers"
             ) from error
-    return Path(value) if kind is Path else value
+    if kind is not Path:
+        return value
+    # An empty path would be the current folder.
+    return Path(value) if value or kind is hint else None
 
 
 def _missing(cls: type[Settings], field: str) -> UsageError:
@@ -129,24 +136,55 @@ def read_options(cls: type[Own], values: flags.FlagValues) -> Own:
     return cls(**_given(cls, values))
 
 
-def apply(cls: type[Settings], values: flags.FlagValues, config: config_dict.ConfigDict) -> None:
-    """Writes what the flags of `define_flags` were given into a config; shortcuts first.
+def apply_shortcuts(
+    cls: type[Settings], values: flags.FlagValues, config: config_dict.ConfigDict
+) -> None:
+    """Writes what the shortcuts were given into a config, before anything that is more exact.
 
     Raises:
-      UsageError: a required one is missing, or a shortcut refuses its value.
+      UsageError: a shortcut refuses its value.
     """
     for name, shortcut in cls.shortcuts.items():
         if (value := values[name].value) is not None:
             _set(config, shortcut.fields(value))
-    _set(config, _given(cls, values))
-    for field, flag in own_flags(cls).items():
-        if flag.required and not config[field]:
+
+
+def apply(
+    cls: type[Settings],
+    values: flags.FlagValues,
+    config: config_dict.ConfigDict,
+    overridden: Collection[str] = (),
+) -> None:
+    """Writes what the flags of `define_flags` were given into a config.
+
+    Args:
+      cls: class of the settings.
+      values: flags, after a command line has set them.
+      config: settings as the config file has them.
+      overridden: fields that `--config.FIELD` has set.
+
+    Raises:
+      UsageError: a required one is missing, or a field is set by its flag and by `--config.FIELD`.
+    """
+    given, own = _given(cls, values), own_flags(cls)
+    for field in given:
+        if field in overridden:
+            raise UsageError(
+                f"--{own[field].name or field} and --config.{field} are one setting; give one of "
+                "them"
+            )
+    _set(config, given)
+    for field, flag in own.items():
+        # An empty value of a repeated flag is one, too.
+        if flag.required and config.get(field) in (None, "", (), ("",)):
             raise _missing(cls, field)
 
 
 def _set(config: config_dict.ConfigDict, given: Mapping[str, Any]) -> None:
-    for field, value in given.items():
-        config[field] = str(value) if isinstance(value, Path) else value
+    # A config file may leave a field out, and may say 1 where a number is a float.
+    with config.unlocked(), config.ignore_type():
+        for field, value in given.items():
+            config[field] = str(value) if isinstance(value, Path) else value
 
 
 def help_lines(

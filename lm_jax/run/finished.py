@@ -1,6 +1,7 @@
 """The marker of a finished run, and the inputs that its results were made from.
 
-    finished.json     when the run finished, and its inputs; written after everything else
+    finished.json     when the run finished, its inputs, and of a study the fingerprint of its
+                      settings and inputs; written after everything else
 
 A command names its inputs both where it asks whether a run has finished and where it marks it: a
 model that was changed in place is refused, and never answered with the numbers of the earlier one.
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 import os
 from pathlib import Path
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run import processes
 from lm_jax.run.files import content_digest, file_digest, read_json, write_json
 from lm_jax.run.identity import ModelIdentity, difference
@@ -27,9 +28,16 @@ class OtherInputsError(BadInputError):
     """A finished run was made from other inputs than those that are named now."""
 
 
-def mark_finished(folder: Path, inputs: Inputs) -> None:
-    """Writes the marker of a finished run; call it when every other file is written."""
-    write_json(folder / FINISHED_FILE, {"finished": utc_now(), "inputs": dict(inputs)})
+def mark_finished(folder: Path, inputs: Inputs, fingerprint: str | None = None) -> None:
+    """Writes the marker of a finished run; call it when every other file is written.
+
+    Args:
+      folder: work folder of the run.
+      inputs: what it was made from.
+      fingerprint: hash of what decides its results, for a folder without a config of its own.
+    """
+    made_from = {"inputs": dict(inputs)} | ({"fingerprint": fingerprint} if fingerprint else {})
+    write_json(folder / FINISHED_FILE, {"finished": utc_now()} | made_from)
 
 
 def is_finished(folder: str | os.PathLike[str]) -> bool:
@@ -37,8 +45,13 @@ def is_finished(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / FINISHED_FILE).exists()
 
 
-def finish_time(folder: str | os.PathLike[str], inputs: Inputs) -> str | None:
+def finish_time(
+    folder: str | os.PathLike[str], inputs: Inputs, fingerprint: str | None = None
+) -> str | None:
     """Returns when (ISO 8601, UTC) the run in `folder` finished, or None if it has not.
+
+    One that finished with another fingerprint is of settings that were replaced by force, and has
+    not finished. The marker of an earlier version has none.
 
     A run of an earlier version is compared with what its provenance says of the same names. An
     input that is no longer there, or that was not recorded, is not compared, which is said on the
@@ -46,11 +59,19 @@ def finish_time(folder: str | os.PathLike[str], inputs: Inputs) -> str | None:
 
     Raises:
       OtherInputsError: it finished with another model or another file.
+      CorruptError: the marker is damaged.
     """
     folder = Path(folder)
     if not is_finished(folder):
         return None
     marker = read_json(folder / FINISHED_FILE)
+    if not isinstance(marker, dict) or "finished" not in marker:
+        raise CorruptError(
+            f"{folder / FINISHED_FILE} does not say when the run finished; delete it, and the same "
+            "command goes on"
+        )
+    if fingerprint and marker.get("fingerprint", fingerprint) != fingerprint:
+        return None
     recorded = marker.get("inputs", _of_provenance(folder))
     check_inputs(folder, recorded, inputs)
     if unknown := [name for name in inputs if name not in recorded]:
@@ -122,8 +143,11 @@ def _change(recorded: str, now: str, where: str) -> str:
 
 
 def _of_provenance(folder: Path) -> Inputs:
-    """What the last start of a run of an earlier version was given."""
+    """What the starts of a run were given; a later one where they differ."""
     if not (folder / PROVENANCE_FILE).is_file():
         return {}
     stored = read_provenance(folder)
-    return (stored.restarts or (stored,))[-1].data
+    # A start may lack an input, such as text that it had prepared before.
+    return {
+        name: value for start in (stored, *stored.restarts) for name, value in start.data.items()
+    }

@@ -161,17 +161,23 @@ def amend_provenance(folder: Path, **changed: Any) -> None:
 
 @contextlib.contextmanager
 def recording_fallbacks(folder: Path) -> Iterator[None]:
-    """Adds the kernels' fallbacks to the latest start in `provenance.json`, as the context ends.
+    """Adds the kernels' fallbacks to the start that the context records in `provenance.json`.
 
-    All of the process so far: a function that an earlier run of it traced keeps its kernels, and is
-    not traced again.
+    One that records none, as where a finished run is shown, changes nothing. Added are all of the
+    process so far: a function that an earlier run of it traced keeps its kernels, and is not
+    traced again.
     """
+    before = _bytes_of(folder / PROVENANCE_FILE)
     try:
         yield
     finally:
         found = _fallbacks()
-        if found and (folder / PROVENANCE_FILE).exists():
+        if found and _bytes_of(folder / PROVENANCE_FILE) != before:
             amend_provenance(folder, fallbacks=found)
+
+
+def _bytes_of(file: Path) -> bytes:
+    return file.read_bytes() if file.is_file() else b""
 
 
 def _fallbacks() -> tuple[str, ...]:

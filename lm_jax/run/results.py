@@ -276,5 +276,7 @@ def spell(kind: Any) -> str:
     """An annotation as an error spells it."""
     if typing.get_origin(kind) is Annotated:
         inner, *marks = typing.get_args(kind)
-        return " ".join([spell(inner), *map(str, marks)])
+        # Those of a flag or of a bound say nothing of the type.
+        said = [str(mark) for mark in marks if isinstance(mark, Between | _NotFinite)]
+        return " ".join([spell(inner), *said])
     return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")

@@ -95,9 +95,10 @@ def open_workdir(
         write_json(folder / _HOLDER, holder)
         if changes:
             (folder / FINISHED_FILE).unlink(missing_ok=True)
-        write_json(folder / CONFIG_FILE, settings)
         try:
             with logging_to(folder / LOG_FILE), recording_fallbacks(folder):
+                # After the log: a config without one is that of an exported model.
+                write_json(folder / CONFIG_FILE, settings)
                 log = logging.getLogger(__name__)
                 log.info("%s at %s", "started" if changes is None else "resumed", start)
                 for change in changes or ():
@@ -158,7 +159,8 @@ def _withdraw(folder: Path) -> None:
     """Undoes a first start that wrote nothing but its logs: a typo claims no folder."""
     written = _besides_logs(folder)
     if written <= {CONFIG_FILE, PROVENANCE_FILE}:
-        for name in written:
+        # The config last: without it, provenance would be a file of something else.
+        for name in sorted(written, reverse=True):
             (folder / name).unlink()
 
 
@@ -224,9 +226,9 @@ def _compare_config(
     phrases = config_changes(folder, settings, may_change)
     if phrases and resume == "auto":
         earlier = ", as a run of an earlier version" if any(map(_is_renamed, phrases)) else ""
+        changes = f"{list_changes(phrases)}{earlier}"
         raise UsageError(
-            f"{folder} holds a run with {list_changes(phrases)}{earlier}; choose another "
-            "--workdir, or --resume=force"
+            f"{folder} holds a run with {changes}; choose another --workdir, or --resume=force"
         )
     return phrases
 

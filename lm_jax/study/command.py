@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import sys
 
 from lm_jax.console import cli
-from lm_jax.run.config import from_plain
 from lm_jax.run.settings import Settings
 from lm_jax.study import frame
 from lm_jax.study.declaration import Distributed, Study, Training
@@ -17,8 +16,8 @@ def run(study: Study, argv: Sequence[str]) -> int:
     """
 
     def main(arguments: cli.Arguments) -> int:
-        folder = arguments.workdir or from_plain(arguments.config, study.config).default_folder()
-        return frame.answer(study, arguments.config, folder, resume=arguments.resume).exit_code
+        found = frame.answer(study, arguments.config, arguments.folder, resume=arguments.resume)
+        return found.exit_code
 
     package = study.config.__module__.rpartition(".")[0]
     return cli.run(

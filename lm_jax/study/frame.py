@@ -35,8 +35,8 @@ from lm_jax.study.work import Opened, Work
 SUMMARY, REPORT = "summary.json", "report.html"
 # What some studies called these files before they had the frame.
 EARLIER_SUMMARIES = (
-    *("attribution.json", "check.json", "comparison.json", "concepts.json", "diagnosis.json"),
-    *("hybrid.json", "intervention.json", "scores.json"),
+    *("attribution.json", "benchmark.json", "check.json", "comparison.json", "concepts.json"),
+    *("diagnosis.json", "hybrid.json", "intervention.json", "scores.json"),
 )
 EARLIER_REPORTS = ("comparison.html", "concepts.html", "intervention.html", "scores.html")
 
@@ -81,14 +81,13 @@ def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto"
         opened = opened.complete()
     _make_place(config, folder)
     with processes.open_shared_workdir(folder, settings, **bound) as path:
-        again = force and issubclass(study.config, Training)
-        finished = None if again else _finish_time(study, path, opened.inputs, force)
+        finished = _finish_time(study, path, opened.inputs, force)
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
             opened = opened.complete()
-            fixed = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
-            _run(study, config, Work(path, config_hash(fixed), opened.loaded, force), opened.inputs)
+            rows_of = _fingerprint(study, settings, opened.inputs)
+            _run(study, config, Work(path, rows_of, opened.loaded, force), opened.inputs)
         summary = load_summary(study, path)
 
         def show() -> int:
@@ -107,6 +106,12 @@ def _open_inputs(study: Study, config: Any) -> Opened:
     return given if isinstance(given, Opened) else Opened(given)
 
 
+def _fingerprint(study: Study, settings: Any, inputs: Inputs) -> str:
+    bound = {k: v for k, v in to_plain(settings).items() if k not in study.may_change}
+    # Rows of a study without inputs are also those of earlier versions.
+    return config_hash([bound, sorted(inputs.items())] if inputs else bound)
+
+
 def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -> Any:
     """Runs or resumes a study that is a step of another one, and returns its summary.
 
@@ -120,24 +125,25 @@ def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: An
     Raises:
       OtherInputsError: the step finished with other inputs.
     """
-    if work.force or not finish_time(work.path, inputs):
+    if work.force or not finish_time(work.path, inputs, work.fingerprint):
         _run(study, config, work, inputs, **shared)
     return load_summary(study, work.path)
 
 
 def _finish_time(study: Study, path: Path, inputs: Inputs, force: bool) -> str | None:
-    """When a run finished; by force one of other inputs is made again, if no row is in the way."""
+    """When a run finished; by force one of other inputs is made again, if no row is in the way.
+
+    Rows of a training are bound to its data, and its checkpoints say whether it can go on.
+    """
     try:
         return finish_time(path, inputs)
     except OtherInputsError as error:
-        kept = any(path.glob("*/rows-*.parquet")) and not study.rows_say_of_what
+        bound = study.rows_say_of_what or issubclass(study.config, Training)
+        kept = any(path.glob("*/rows-*.parquet")) and not bound
         if not force or kept:
             raise
         logging.getLogger(__name__).warning("made again by force: %s", error)
-    # All have read the marker before it goes.
-    processes.wait_for_all()
-    processes.on_first((path / FINISHED_FILE).unlink)
-    return None
+        return None
 
 
 def _make_place(config: Any, folder: Path) -> None:
@@ -158,7 +164,15 @@ def _run(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -
     started = collect_provenance(
         seeds=_seeds(config), dtype=getattr(config, "dtype", "float32"), data=inputs
     )
-    processes.on_first(lambda: record_provenance(path, started))
+
+    def begin() -> None:
+        # From here on, files of this run and of an earlier one may stand side by side.
+        (path / FINISHED_FILE).unlink(missing_ok=True)
+        record_provenance(path, started)
+
+    # All have read the marker before it goes.
+    processes.wait_for_all()
+    processes.on_first(begin)
     summary = study.function("run")(config, work, **shared)
 
     def finish() -> None:
@@ -167,7 +181,7 @@ def _run(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -
         written = load_summary(study, path)
         built = study.function("report")(config, written, path)
         write_text(path / REPORT, page(built, path))
-        mark_finished(path, inputs)
+        mark_finished(path, inputs, work.fingerprint)
 
     processes.on_first(finish)
 

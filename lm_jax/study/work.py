@@ -45,7 +45,8 @@ class Work:
 
     Attributes:
       path: the folder; only process 0 writes files of its own there.
-      fingerprint: what rows must be of to be kept: the hash of the settings that may not change.
+      fingerprint: what rows must be of to be kept: the hash of the settings that may not change,
+        and of all inputs. A study whose rows depend on fewer of them replaces it.
       loaded: what `inputs` loaded (`Opened`), else None.
       force: whether a checkpoint of other settings is to be resumed too (`--resume=force`).
     """
@@ -129,7 +130,7 @@ class Work:
         Raises:
           StoppedError: the command was asked to stop.
           CorruptError: a shard is damaged.
-          UsageError: a shard is of other settings.
+          UsageError: a shard is of other settings or inputs.
         """
         with self.store(schema, shards=shards) as store:
             measure_units(store, task or name, plan, measure, label=label, noun=noun)
@@ -145,7 +146,7 @@ class Work:
 
         Raises:
           CorruptError: a shard is damaged.
-          UsageError: a shard is of other settings.
+          UsageError: a shard is of other settings or inputs.
         """
         folder, index = self.path / shards, jax.process_index()
         with RowStore(folder, schema, self.fingerprint, process=index, flush_units=1) as store:

@@ -64,9 +64,8 @@ def folder_beside(run: str, *names: str) -> Path:
 
     The latter is for a published model that is named, whose folder may be one of the installation.
     """
-    folder = Path(run)
-    if run in published.entries() and not folder.exists():
-        folder = Path("runs") / run
+    is_name = run in published.entries() and not Path(run).exists()
+    folder = Path("runs") / run if is_name else Path(run)
     return split_seed(folder)[0].joinpath(*names)
 
 

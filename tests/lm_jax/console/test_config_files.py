@@ -61,7 +61,7 @@ def test_a_path_is_a_file_of_the_working_folder(elsewhere):
         ("../configs/polyattn/smollm2", "no config of this name comes with the packages"),
         ("/etc/passwd", "no config of this name comes with the packages"),
         ("", "no config of this name"),
-        ("zzzz", "known: polyattn/distill, "),
+        ("zzzz", "known: polyattn/audit, "),
     ],
 )
 def test_what_is_not_found_names_the_nearest(name, words):

@@ -9,6 +9,7 @@ import pytest
 from lm_jax.console import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.settings import CommandOptions, Flag, Settings, Shortcut, at_least
+from lm_jax.run.workdir import open_workdir
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,10 +112,12 @@ def test_a_second_run_gets_the_defaults_again(start):
         ("--wieghts=last", "--wieghts is not a flag of this command; did you mean 'weights'?"),
         ("--draw_seed=3", "--draw_seed is not a flag of this command"),
         ("seed=3", "'seed=3' is not a flag; arguments are written --seed=VALUE"),
+        ("--words=a --words=b", "--words=b: already defined as ['a']"),
+        ("--workdir=", "--workdir is missing"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_one_line_and_exit_2(start, argument, words):
-    code, options, lines, _ = start("--run=x", argument)
+    code, options, lines, _ = start("--run=x", *argument.split(" "))
     assert (code, options, len(lines)) == (2, None, 1)
     assert words in lines[0]
 
@@ -146,6 +149,10 @@ def test_a_folder_may_be_the_current_one(start):
     assert start("--run=.")[1].run == Path(".")
 
 
+def test_an_empty_path_is_none_and_not_the_current_folder(start):
+    assert start("--run=x", "--file=")[1].file is None
+
+
 def test_two_commands_may_have_an_option_of_one_name(start):
     @dataclasses.dataclass(frozen=True)
     class Other(CommandOptions):
@@ -174,6 +181,7 @@ class Study(Settings):
       prompts: texts.
       first: first of two numbers.
       second: second of two numbers.
+      rate: rate of learning.
     """
 
     shortcuts: ClassVar = {
@@ -184,18 +192,22 @@ class Study(Settings):
     prompts: Annotated[tuple[str, ...], Flag("prompt", repeated=True)] = ()
     first: Annotated[int, Flag(), at_least(1)] = 1
     second: int = 2
+    rate: Annotated[float, Flag()] = 0.1
 
 
 @pytest.fixture
 def study(tmp_path, capsys):
-    """`study(*flags)`: exit code, the settings, both streams of a command with a config file."""
+    """`study(*flags, **fields)`: exit code, the settings, both streams, with a config file.
+
+    A field that is `...` is not in the file.
+    """
     file = tmp_path / "study.py"
     lines = ["from ml_collections import ConfigDict", "def get_config():"]
-    values = dataclasses.asdict(Study(run="r"))
-    lines.append(f"    return ConfigDict({values | {'run': '', 'first': 5}!r})")
-    file.write_text("\n".join(lines), "utf-8")
+    values = dataclasses.asdict(Study(run="r")) | {"run": "", "first": 5}
 
-    def call(*argv):
+    def call(*argv, **fields):
+        said = {name: value for name, value in (values | fields).items() if value is not ...}
+        file.write_text("\n".join([*lines, f"    return ConfigDict({said!r})"]), "utf-8")
         made = []
 
         def main(arguments):
@@ -220,9 +232,56 @@ def test_a_shortcut_sets_fields_and_a_flag_of_one_of_them_wins(study):
     assert study("--run=x", "--first=3", "--both=4")[1] == Study("x", (), 3, 4)
 
 
+def test_a_setting_that_is_given_twice_is_refused(study):
+    for flags in (("--first=3", "--config.first=4"), ("--config.first", "4", "--first=3")):
+        code, _, error, _ = study("--run=x", *flags)
+        assert code == 2 and "--first and --config.first are one setting" in error
+    assert study("--run=x", "--prompt=a", "--config.prompts=b")[0] == 2
+    # A shortcut says less of the field.
+    assert study("--run=x", "--config.first=3", "--both=4")[1] == Study("x", (), 3, 4)
+
+
+def test_a_field_that_the_config_file_leaves_out_has_its_flag(study):
+    assert study("--run=x", "--first=3", run=..., first=...)[1] == Study("x", (), 3)
+    assert study(run=...)[2] == "error: --run is missing; name the work folder of a run\n"
+    code, _, _, text = study("--help", run=..., first=...)
+    assert code == 0 and "--first=1 " in text and "--run=<string>" in text
+
+
+def test_a_flag_has_the_type_of_its_field_and_not_that_of_the_file(study):
+    assert study("--run=x", "--rate=0.5", rate=1)[1].rate == 0.5
+
+
+def test_errors_say_what_to_write(study):
+    assert "--second is not a flag of this command; write --config.second" in study("--second=3")[2]
+    error = study("--run=x", first="one")[2]
+    assert error == "error: config.first = 'one' (str); give a int\n"
+    assert study("--run=x", "--", "--x=3")[2].endswith("arguments are written --x=VALUE\n")
+
+
 def test_a_required_field_is_given_by_its_flag_or_by_the_config(study):
     assert study()[2] == "error: --run is missing; name the work folder of a run\n"
     assert study("--config.run=x")[1].run == "x"
+
+
+def test_the_traceback_is_in_the_log_of_a_folder_that_the_settings_name(tmp_path, capsys):
+    class Placed(Study):
+        def default_folder(self):
+            return Path(self.run)
+
+    def main(arguments):
+        with open_workdir(arguments.folder, arguments.config):
+            raise RuntimeError("a fault")
+
+    file = tmp_path / "placed.py"
+    values = dataclasses.asdict(Study(run=str(tmp_path / "run")))
+    lines = ["from ml_collections import ConfigDict", "def get_config():"]
+    file.write_text("\n".join([*lines, f"    return ConfigDict({values!r})"]), "utf-8")
+    chosen = {"config": str(file), "config_class": Placed, "workdir_required": False}
+    assert cli.run(main, ["prog"], **chosen) == 1
+    log = tmp_path / "run" / "log.txt"
+    assert capsys.readouterr().err == f"error: RuntimeError: a fault; traceback in {log}\n"
+    assert "Traceback" in log.read_text()
 
 
 def test_options_and_settings_can_have_a_base(start):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.files import write_json
 from lm_jax.run.finished import file_inputs, finish_time, is_finished, mark_finished
 from lm_jax.run.identity import ModelIdentity
@@ -76,3 +76,10 @@ def test_files_and_folders_are_known_by_their_content(tmp_path):
     (folder / "two").write_text("3")
     second = file_inputs(named)
     assert second["file"] == first["file"] and second["folder"] != first["folder"]
+
+
+@pytest.mark.parametrize("marker", [[], {}, {"inputs": {}}])
+def test_a_damaged_marker_is_named(tmp_path, marker):
+    write_json(tmp_path / FINISHED_FILE, marker)
+    with pytest.raises(CorruptError, match=f"{FINISHED_FILE} does not say when"):
+        finish_time(tmp_path, GIVEN)

@@ -18,14 +18,15 @@ import sparse_jax
 LIBRARIES = (lm_jax, polyattn_jax, protot_jax, sparse_jax)
 FINDERS = [each for each in sys.meta_path if isinstance(each, _Moved)]
 TABLE = {old: now for each in FINDERS for old, now in each.names.items()}
-# One of each kind: a module, one with another name, a package, a module of it, one of a package
-# that is in two places now.
+# One of each kind: a module, one with another name, a package, a module of it, one that left its
+# package, one of a package that is in two places now.
 KINDS = {
     "lm_jax.run.cli": "lm_jax.console.cli",
     "polyattn_jax.row_maps": "polyattn_jax.recipes.row_maps",
     "protot_jax.mixer": "protot_jax.mixers.prototypes",
     "protot_jax.interventions": "protot_jax.studies.interventions",
     "protot_jax.judging.prompts": "protot_jax.studies.judging.prompts",
+    "protot_jax.robustness.screening": "protot_jax.studies.perturbations.screening",
     "sparse_jax.graphs.prompts": "sparse_jax.studies.graphs.prompts",
 }
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError, WorkdirInUseError
+from lm_jax.run import workdir
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.finished import NO_INPUTS, finish_time, mark_finished
 from lm_jax.run.provenance import (
@@ -398,3 +399,41 @@ def test_the_fallbacks_of_a_run_are_in_its_provenance(tmp_path, monkeypatch):
     assert stored.fallbacks == first
     assert [each.fallbacks for each in stored.restarts] == [(*first, said.format(1))]
     assert said.format(1) in (tmp_path / "run" / "log.txt").read_text()
+    # What is shown later in another process is not of the run.
+    monkeypatch.setattr(dispatch, "_FALLBACKS", ["of another run"])
+    _open(tmp_path / "run")
+    assert read_provenance(tmp_path / "run") == stored
+
+
+@pytest.mark.parametrize("name", ["log.txt", "config.json"])
+def test_a_kill_before_a_file_of_the_first_start_leaves_the_folder_usable(
+    tmp_path, monkeypatch, name
+):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workdir, "logging_to" if name == "log.txt" else "recording_fallbacks", killed)
+        with pytest.raises(KeyboardInterrupt):
+            _open(tmp_path / "run")
+    assert not _open(tmp_path / "run").resumed
+
+
+def test_a_kill_while_a_refused_start_is_undone_leaves_the_folder_usable(tmp_path, monkeypatch):
+    unlink = Path.unlink
+
+    def killed_after_one(path, *given, **options):
+        unlink(path, *given, **options)
+        if path.suffix == ".json":
+            raise KeyboardInterrupt
+
+    def refused():
+        with open_workdir(tmp_path / "run", {"lr": 1}) as work:
+            record_provenance(work.path, collect_provenance())
+            raise UsageError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed_after_one)
+        with pytest.raises(KeyboardInterrupt):
+            refused()
+    _open(tmp_path / "run")

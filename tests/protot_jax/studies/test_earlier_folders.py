@@ -10,13 +10,14 @@ import pytest
 
 from lm_jax.run.workdir import config_changes
 from lm_jax.study import frame
-from protot_jax.studies import interventions, judging, robustness
+from protot_jax.studies import interventions, judging, perturbations, robustness
 
 FOLDERS = Path(__file__).parents[2] / "golden" / "studies"
 EARLIER = {
     "protot_intervene": (interventions.STUDY, "comparison.json", "other"),
     "protot_intervene/place": (interventions.STUDY, "intervention.json", "write zeroed"),
     "protot_judge": (judging.STUDY, "summary.json", "null:coin, sampled: no ratings"),
+    "protot_perturb": (perturbations.STUDY, "benchmark.json", "stand in training text; CC0"),
     "protot_robustness": (robustness.STUDY, "summary.json", "punctuation"),
 }
 

@@ -6,28 +6,30 @@ import hashlib
 import itertools
 import json
 import math
+from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
 
-from lm_jax.console import cli
 from lm_jax.errors import UsageError
 from lm_jax.run.results import json_schema, load_result
-from lm_jax.study import command
+from lm_jax.study import command, frame
 from lm_jax.text.splits import SPLITS
-from protot_jax.studies.robustness import (
-    STUDY,
-    backfill,
-    benchmark,
-    lists,
-    perturb,
-    screening,
-    sentences,
+from protot_jax.studies import robustness
+from protot_jax.studies.perturbations import STUDY, backfill, drawing, report, screening
+from protot_jax.studies.perturbations import run as run_of_study
+from protot_jax.studies.perturbations.results import MEANING_FILE, NOISE_FILE, RECORD, Benchmark
+from protot_jax.studies.perturbations.screening import (
+    Screen,
+    fill,
+    keeps_casing,
+    whole_sentence,
+    zipf,
 )
-from protot_jax.studies.robustness.benchmark import Benchmark
+from protot_jax.studies.perturbations.settings import PerturbationsConfig
+from protot_jax.studies.robustness import lists, perturb, sentences
 from protot_jax.studies.robustness.results import RobustnessReport
-from protot_jax.studies.robustness.screening import Screen, fill, keeps_casing, whole_sentence, zipf
 from protot_jax.studies.robustness.sentences import KINDS, Pair
 
 ANIMALS = ("dog", "horse", "crow", "goat", "sheep", "rabbit", "donkey", "pigeon")
@@ -35,8 +37,8 @@ VERBS = ("watched", "followed", "heard", "found", "missed")
 PLACES = ("near the river", "in the garden", "behind a wall", "on some hill")
 
 
-def launched(main, options, *flags, required=True):
-    return cli.run(main, ["x", *flags], options=options, workdir_required=required)
+def launched(*flags):
+    return command.run(STUDY, ["perturb", *flags])
 
 
 def lines(file):
@@ -68,19 +70,19 @@ def made(corpora, tmp_path_factory):
     flags = [f"--corpus={corpora}/text.jsonl", f"--corpus=dialogue:{corpora}/talk.jsonl"]
     flags += [f"--corpus=news:{corpora}/news.jsonl", "--pairs=12", "--mix=90", "--licence=CC0"]
     flags += ["--slices=typo,contraction,spelling,abbreviation", f"--splits={','.join(SPLITS)}"]
-    assert launched(benchmark.main, benchmark.Options, *flags, f"--workdir={folder}") == 0
+    assert launched(*flags, f"--workdir={folder}") == 0
     return folder, flags
 
 
 def test_each_kind_of_text_has_its_limits(corpora, made):
     _, flags = made
-    options = benchmark.Options(
+    options = PerturbationsConfig(
         corpus=tuple(flag.removeprefix("--corpus=") for flag in flags if "--corpus" in flag),
         mix=90,
         splits=SPLITS,
     )
     counts = Counter()
-    origin, sources = benchmark.draw(options, counts)
+    origin, sources = drawing.draw(options, counts)
     by_source = {
         name: [text for text, own in origin.items() if own.source == name]
         for name in ("text.jsonl", "talk.jsonl", "news.jsonl")
@@ -100,10 +102,10 @@ def test_each_kind_of_text_has_its_limits(corpora, made):
 
 def test_further_slices_are_made_where_they_are_named(corpora):
     names = ("typo_any", "morphology_any")
-    options = benchmark.Options(
+    options = PerturbationsConfig(
         corpus=(f"{corpora}/text.jsonl",), mix=90, pairs=5, slices=names, splits=SPLITS
     )
-    noise, _, record = benchmark.make(options, None)
+    noise, _, record = run_of_study.make(options, run_of_study.opened(options, None))
     assert [one.name for one in record.slices[:3]] == [*names, "gender"]
     assert [pair.slice for pair in noise] == [name for name in names for _ in range(5)]
     # Within words too: none of these is left out for being rare.
@@ -120,8 +122,8 @@ def test_sentences_are_held_out_and_stand_in_no_training_document(tmp_path):
     documents = [f"Number {i} of {i} has a sentence. {stock}" for i in range(400)]
     file = tmp_path / "text.jsonl"
     file.write_text("".join(f"{json.dumps({'text': text})}\n" for text in documents), "utf-8")
-    options = benchmark.Options(corpus=(str(file),), mix=4_000)
-    origin, (source,) = benchmark.draw(options, Counter())
+    options = PerturbationsConfig(corpus=(str(file),), mix=4_000)
+    origin, (source,) = drawing.draw(options, Counter())
     by_split = {split: [] for split in SPLITS}
     # As `CorpusConfig` splits by default, worked out apart from the benchmark.
     for text in documents:
@@ -138,7 +140,7 @@ def test_sentences_are_held_out_and_stand_in_no_training_document(tmp_path):
     assert (source.sentences, source.trained) == (len(origin), 1)
     # Asked for, the training split is taken as it is.
     both = dataclasses.replace(options, splits=("train",))
-    assert set(benchmark.draw(both, Counter())[0]) == {*by_split["train"], stock}
+    assert set(drawing.draw(both, Counter())[0]) == {*by_split["train"], stock}
 
 
 def test_a_source_of_two_kinds_gives_sentences_of_both(tmp_path):
@@ -149,11 +151,11 @@ def test_a_source_of_two_kinds_gives_sentences_of_both(tmp_path):
     alone = {"text": Counter(), "dialogue": Counter()}
     wanted = set()
     for kind, counts in alone.items():
-        options = benchmark.Options(corpus=(f"{kind}:{file}",), mix=4_000, splits=SPLITS)
-        wanted |= set(benchmark.draw(options, counts)[0])
+        options = PerturbationsConfig(corpus=(f"{kind}:{file}",), mix=4_000, splits=SPLITS)
+        wanted |= set(drawing.draw(options, counts)[0])
     both = dataclasses.replace(options, corpus=tuple(f"{kind}:{file}" for kind in alone))
     counts = Counter()
-    origin, sources = benchmark.draw(both, counts)
+    origin, sources = drawing.draw(both, counts)
     assert set(origin) == wanted and {len(text.split()) for text in origin} == {3, 20}
     assert [(one.kind, one.sentences) for one in sources] == [("text", 40), ("dialogue", 40)]
     # Words are counted once.
@@ -162,22 +164,24 @@ def test_a_source_of_two_kinds_gives_sentences_of_both(tmp_path):
 
 @pytest.mark.parametrize("flag", ["slices", "similar"])
 def test_an_unknown_slice_is_named_with_its_option(flag):
-    options = dataclasses.replace(benchmark.Options(), **{flag: ("typos",)})
     with pytest.raises(UsageError, match=f"--{flag}: 'typos' is none of .*; did you mean 'typo'"):
-        benchmark.make(options, None)
+        PerturbationsConfig(**{flag: ("typos",)})
 
 
 def test_one_text_corpus_is_at_most_half_of_the_mix(corpora):
-    options = benchmark.Options(corpus=(f"{corpora}/text.jsonl",), mix=50, splits=SPLITS)
-    origin, _ = benchmark.draw(options, Counter())
+    options = PerturbationsConfig(corpus=(f"{corpora}/text.jsonl",), mix=50, splits=SPLITS)
+    origin, _ = drawing.draw(options, Counter())
     assert len(origin) == 25
 
 
 def test_the_record_describes_the_files(made):
     folder, _ = made
-    content = json.loads((folder / "benchmark.json").read_text("utf-8"))
+    content = json.loads((folder / RECORD).read_text("utf-8"))
     jsonschema.validate(content, json_schema(Benchmark))
-    record = load_result(folder / "benchmark.json", Benchmark)
+    record = load_result(folder / RECORD, Benchmark)
+    assert record == frame.load_summary(STUDY, folder)
+    data = json.loads((folder / "provenance.json").read_text("utf-8"))["data"]
+    assert data.items() >= {name: entry["sha256"] for name, entry in record.files.items()}.items()
     assert {source.licence for source in record.sources} == {"CC0"}
     for name, entry in record.files.items():
         data = (folder / name).read_bytes()
@@ -203,34 +207,34 @@ def test_the_record_describes_the_files(made):
 
 def test_the_same_command_writes_the_same_bytes(made, tmp_path):
     folder, flags = made
-    assert launched(benchmark.main, benchmark.Options, *flags, f"--workdir={tmp_path / 'b'}") == 0
-    for name in (benchmark.NOISE_FILE, benchmark.MEANING_FILE, benchmark.RECORD):
+    assert launched(*flags, f"--workdir={tmp_path / 'b'}") == 0
+    for name in (NOISE_FILE, MEANING_FILE, RECORD):
         assert (tmp_path / "b" / name).read_bytes() == (folder / name).read_bytes()
     other = tmp_path / "c"
     flags = [*flags, "--seed=43", f"--workdir={other}"]
-    assert launched(benchmark.main, benchmark.Options, *flags) == 0
-    for name in (benchmark.NOISE_FILE, benchmark.MEANING_FILE):
+    assert launched(*flags) == 0
+    for name in (NOISE_FILE, MEANING_FILE):
         assert (other / name).read_bytes() != (folder / name).read_bytes()
 
 
 def test_both_files_are_read_back_and_nothing_is_added(run, made, tmp_path):
     folder, _ = made
-    for name in (benchmark.NOISE_FILE, benchmark.MEANING_FILE):
+    for name in (NOISE_FILE, MEANING_FILE):
         file, out = folder / name, tmp_path / name
         flags = (f"--run={run}", f"--sentences={file}", f"--workdir={out}", "--pairs=1")
-        extra = () if name == benchmark.MEANING_FILE else ("--slices=typo",)
-        assert command.run(STUDY, ["robustness", *flags, *extra]) == 0
-        report = load_result(out / "summary.json", RobustnessReport)
+        extra = () if name == MEANING_FILE else ("--slices=typo",)
+        assert command.run(robustness.STUDY, ["robustness", *flags, *extra]) == 0
+        measured = load_result(out / "summary.json", RobustnessReport)
         pairs = [Pair(**line) for line in lines(file)]
         assert list(sentences.read(out / "pairs.jsonl").pairs) == pairs
         # Some sentences are too long for so small a model.
-        assert {one.name for one in report.slices} <= {pair.slice for pair in pairs}
+        assert {one.name for one in measured.slices} <= {pair.slice for pair in pairs}
         kinds = {"typo": "noise", "contraction": "noise", "gender": "meaning"}
-        found = {one.name: one.kind for one in report.slices}
+        found = {one.name: one.kind for one in measured.slices}
         assert kinds.items() & found.items() and all(
             found[name] == kinds.get(name, found[name]) for name in found
         )
-        assert not report.skipped
+        assert not measured.skipped
 
 
 @pytest.mark.parametrize(
@@ -307,6 +311,7 @@ def test_built_sentences_fill_a_slice_alone(name, monkeypatch):
     ("flags", "message"),
     [
         (("--corpus=news:",), "--corpus='news:' names no source"),
+        (("--config.corpus=()",), "--corpus is missing"),
         (("--corpus=nowhere",), "corpus 'nowhere' is not there"),
         (("--slices=typos",), "did you mean 'typo'"),
         (("--splits=tests",), "--splits: 'tests' is none of train, validation, test"),
@@ -314,12 +319,42 @@ def test_built_sentences_fill_a_slice_alone(name, monkeypatch):
     ],
 )
 def test_bad_input_is_one_sentence(corpora, flags, message, tmp_path, capsys):
-    flags = (f"--corpus={corpora}/text.jsonl", *flags) if "--corpus" not in flags[0] else flags
+    flags = (f"--corpus={corpora}/text.jsonl", *flags) if "corpus" not in flags[0] else flags
     out = tmp_path / "none"
-    assert launched(benchmark.main, benchmark.Options, *flags, f"--workdir={out}") in (2, 3)
+    assert launched(*flags, f"--workdir={out}") in (2, 3)
     error = capsys.readouterr().err
     assert message in error and len(error.strip().splitlines()) == 1
+    assert not out.exists()
 
 
 def test_reasons_are_those_of_the_record():
     assert set(screening.REASONS) == {"casing", "dissimilar", "rare"}
+
+
+def page(record):
+    """The verdict and the body of the page."""
+    built = report.build(PerturbationsConfig(), record, Path("run"))
+    return str(built.lead[0]), {part.title: part.body for part in built.sections()}
+
+
+def test_the_page_has_every_slice_and_each_source_with_its_licence(made):
+    record = frame.load_summary(STUDY, made[0])
+    verdict, sections = page(record)
+    assert "48 pairs keep the meaning, and 72 flip it." in verdict
+    assert list(sections) == ["Slices", "Sources and licences", "Files"]
+    assert all(f"{one.name}<" in sections["Slices"] for one in record.slices)
+    assert all(one.source in sections["Sources and licences"] for one in record.sources)
+    assert sections["Sources and licences"].count("CC0") == 3
+    for entry in record.files.values():
+        assert entry["sha256"] in sections["Files"]
+
+
+def test_the_page_says_what_was_rejected_and_what_is_missing(made):
+    record = frame.load_summary(STUDY, made[0])
+    first, *others = record.slices
+    first = dataclasses.replace(first, pairs=3, rejected={"rare": 4321}, missing="no more texts")
+    few = dataclasses.replace(record, slices=(first, *others), similarity="MiniLM is not there")
+    verdict, sections = page(few)
+    assert f"{first.name}: no more texts" in verdict and "MiniLM is not there" in verdict
+    assert "no more texts" in sections["Slices"] and "4,321" in sections["Slices"]
+    assert "no more texts" not in "".join(page(record)[1].values())

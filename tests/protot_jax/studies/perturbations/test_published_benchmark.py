@@ -5,24 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from lm_jax.run.files import file_digest, read_json
+from lm_jax.run.files import file_digest
+from lm_jax.run.results import load_result
 from lm_jax.text.preparation import CorpusConfig, split_documents
 from lm_jax.text.splits import SPLITS
+from protot_jax.studies.perturbations.results import MEANING_FILE, NOISE_FILE, RECORD, Benchmark
+from protot_jax.studies.perturbations.settings import PAPER_SLICES
 from protot_jax.studies.robustness import meaning, perturb, sentences
-from protot_jax.studies.robustness.benchmark import PAPER_SLICES
 
 FOLDER = Path(__file__).parents[4] / "docs/data/benchmark"
-PAIRS = ("perturbation_benchmark.jsonl", PAPER_SLICES)
-FLIPS = ("intervention_benchmark.jsonl", meaning.SLICES)
+PAIRS = (NOISE_FILE, PAPER_SLICES)
+FLIPS = (MEANING_FILE, meaning.SLICES)
 
 
 def test_the_files_are_those_of_their_record():
-    record = read_json(FOLDER / "benchmark.json")
-    assert record["perturbations"] == perturb.VERSION
+    record = load_result(FOLDER / RECORD, Benchmark)
+    assert record.perturbations == perturb.VERSION
     text = (FOLDER.parents[1] / "protot" / "benchmark.md").read_text("utf-8")
     for name, _ in (PAIRS, FLIPS):
         digest = file_digest(FOLDER / name)
-        assert record["files"][name] == digest
+        assert record.files[name] == digest
         assert digest["sha256"] in text
 
 
