@@ -11,11 +11,13 @@ over the pretrained model.
 the end.
 """
 
+import dataclasses
+
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.studies.posttrain import STUDY
-from sparse_jax.studies.posttrain.settings import OVER_CONTROL, SMALL_MODEL
+from sparse_jax.studies.posttrain.settings import OVER_CONTROL, SMALL_MODEL, PosttrainConfig
 
 
 def get_config(mode: str = "") -> ConfigDict:
@@ -25,6 +27,6 @@ def get_config(mode: str = "") -> ConfigDict:
         "corpus": CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=600_000),
         "validation_documents": 120,
     }
-    if mode == "over_dense":
-        return STUDY.settings(control=True, **settings)
-    return STUDY.settings(mode, **settings | OVER_CONTROL | {"slacks": (0.08,)})
+    over_dense = PosttrainConfig(control=True, **settings)
+    study = dataclasses.replace(STUDY, modes={"over_dense": lambda _: over_dense, **STUDY.modes})
+    return study.settings(mode, **settings | OVER_CONTROL | {"slacks": (0.08,)})

@@ -29,7 +29,7 @@ from lm_jax.run.finished import (
 from lm_jax.run.provenance import collect_provenance, read_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import FINISHED_FILE, Resume, check_workdir
-from lm_jax.study.declaration import Study
+from lm_jax.study.declaration import Study, Training
 from lm_jax.study.work import Opened, Work
 
 SUMMARY, REPORT = "summary.json", "report.html"

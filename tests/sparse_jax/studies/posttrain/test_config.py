@@ -177,3 +177,5 @@ def test_the_mode_over_dense_is_the_recipe_of_small_models_with_a_control():
     text = CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=600_000)
     expected = STUDY.settings(**SMALL_MODEL, corpus=text, validation_documents=120, control=True)
     assert load_config(f"{CONFIG}:over_dense").to_dict() == expected.to_dict()
+    with pytest.raises(UsageError, match="known: over_dense, smoke"):
+        load_config(f"{CONFIG}:large")
