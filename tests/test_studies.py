@@ -289,8 +289,10 @@ def test_the_numbers_of_other_inputs_are_refused(study, start, copied, capsys):
     write_json(copied / "finished.json", marker)
     assert start(copied) == BadInputError.exit_code
     assert f"({name}: " in capsys.readouterr().err
-    # Rows of other inputs would be kept; a training goes on from its checkpoints.
-    kept = any(copied.glob("*/rows-*.parquet")) and not issubclass(study.config, Training)
+    # Rows of other inputs would be kept; a training goes on from its checkpoints, and some rows say
+    # themselves of what they are.
+    bound = study.rows_say_of_what or issubclass(study.config, Training)
+    kept = any(copied.glob("*/rows-*.parquet")) and not bound
     assert start(copied, "--resume=force") == (BadInputError.exit_code if kept else 0)
 
 
