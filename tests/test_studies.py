@@ -289,11 +289,8 @@ def test_the_numbers_of_other_inputs_are_refused(study, start, copied, capsys):
     write_json(copied / "finished.json", marker)
     assert start(copied) == BadInputError.exit_code
     assert f"({name}: " in capsys.readouterr().err
-    # Rows of other inputs would be kept; a training goes on from its checkpoints, and some rows say
-    # themselves of what they are.
-    bound = study.rows_say_of_what or issubclass(study.config, Training)
-    kept = any(copied.glob("*/rows-*.parquet")) and not bound
-    assert start(copied, "--resume=force") == (BadInputError.exit_code if kept else 0)
+    # The rows are of the inputs of now.
+    assert start(copied, "--resume=force") == 0
 
 
 @pytest.mark.parametrize(

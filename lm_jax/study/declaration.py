@@ -42,9 +42,6 @@ class Study:
       run: `(config, work) -> summary`, which measures. A run that was stopped is called again.
       report: `(config, summary, folder) -> lm_jax.report.Report`, from the files of the work folder
         alone.
-      rows_say_of_what: whether rows have a fingerprint of the study's own, with all that decides
-        them. By force a finished run with other inputs is then made again with the rows that stay;
-        else it is refused where it has rows.
     """
 
     command: str
@@ -54,7 +51,6 @@ class Study:
     inputs: str | None
     run: str
     report: str
-    rows_say_of_what: bool = False
 
     @property
     def config_name(self) -> str:

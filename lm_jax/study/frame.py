@@ -81,7 +81,9 @@ def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto"
         opened = opened.complete()
     _make_place(config, folder)
     with processes.open_shared_workdir(folder, settings, **bound) as path:
-        finished = _finish_time(study, path, opened.inputs, force)
+        # A training goes on from its checkpoints, whose rows are bound to its data.
+        again = force and issubclass(study.config, Training)
+        finished = None if again else _finish_time(path, opened.inputs, force)
         if not finished:
             if not force:
                 check_resumed(path, opened.inputs)
@@ -130,17 +132,16 @@ def run_part(study: Study, config: Any, work: Work, inputs: Inputs, **shared: An
     return load_summary(study, work.path)
 
 
-def _finish_time(study: Study, path: Path, inputs: Inputs, force: bool) -> str | None:
-    """When a run finished; by force one of other inputs is made again, if no row is in the way.
+def _finish_time(path: Path, inputs: Inputs, force: bool) -> str | None:
+    """When a run finished; by force one of other inputs is made again.
 
-    Rows of a training are bound to its data, and its checkpoints say whether it can go on.
+    Its rows are then kept only if they are of the same fingerprint (`Work.fingerprint`, or the
+    study's own), and refused if not.
     """
     try:
         return finish_time(path, inputs)
     except OtherInputsError as error:
-        bound = study.rows_say_of_what or issubclass(study.config, Training)
-        kept = any(path.glob("*/rows-*.parquet")) and not bound
-        if not force or kept:
+        if not force:
             raise
         logging.getLogger(__name__).warning("made again by force: %s", error)
         return None

@@ -33,5 +33,4 @@ STUDY = Study(
     inputs="run:inputs",
     run="run:measure",
     report="report:build",
-    rows_say_of_what=True,
 )

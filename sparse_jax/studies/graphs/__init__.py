@@ -37,5 +37,4 @@ STUDY = Study(
     inputs="inputs:open_inputs",
     run="run:measure",
     report="report:build",
-    rows_say_of_what=True,
 )

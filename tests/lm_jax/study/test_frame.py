@@ -72,9 +72,9 @@ def test_what_cannot_be_loaded_leaves_no_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("say", [True, False])
-def test_rows_that_say_of_what_they_are_stay_when_other_inputs_are_taken_by_force(
-    say, tmp_path, monkeypatch
+@pytest.mark.parametrize("own", [True, False])
+def test_rows_stay_by_force_only_where_their_fingerprint_does_not_change_with_the_inputs(
+    own, tmp_path, monkeypatch
 ):
     """Else they would be taken for rows of the inputs of now."""
     measured, given = [], {"answers": "a" * 64}
@@ -84,22 +84,23 @@ def test_rows_that_say_of_what_they_are_stay_when_other_inputs_are_taken_by_forc
             measured.append(item)
             return {"value": [item]}
 
-        own = dataclasses.replace(work, fingerprint="what decides them")
-        own.units("rows", SCHEMA, {("one",): 1}, measure)
+        bound = dataclasses.replace(work, fingerprint="what decides them") if own else work
+        bound.units("rows", SCHEMA, {("one",): 1}, measure)
         return Summary(given["answers"][:1])
 
     monkeypatch.setattr(Made, "_inputs", lambda _, config: given, raising=False)
     monkeypatch.setattr(Made, "_run", staticmethod(run))
-    study = dataclasses.replace(STUDY, rows_say_of_what=say)
-    frame.execute(study, Config(), tmp_path / "run")
+    frame.execute(STUDY, Config(), tmp_path / "run")
     given["answers"] = "b" * 64
     with pytest.raises(BadInputError, match="holds the results of other inputs"):
-        frame.execute(study, Config(), tmp_path / "run")
-    if say:
-        assert frame.execute(study, Config(), tmp_path / "run", resume="force").found == "b"
+        frame.execute(STUDY, Config(), tmp_path / "run")
+    if own:
+        assert frame.execute(STUDY, Config(), tmp_path / "run", resume="force").found == "b"
     else:
-        with pytest.raises(BadInputError, match="holds the results of other inputs"):
-            frame.execute(study, Config(), tmp_path / "run", resume="force")
+        with pytest.raises(UsageError, match="rows"):
+            frame.execute(STUDY, Config(), tmp_path / "run", resume="force")
+        given["answers"] = "a" * 64
+        assert frame.execute(STUDY, Config(), tmp_path / "run", resume="force").found == "a"
     assert measured == [1]
 
 
