@@ -28,7 +28,7 @@ def test_a_checkout_is_used_in_place():
         == published.fetch("pair_small")
         == ROOT / "models/pair_small"
     )
-    assert published.resolve("pair_192") == RunOptions(run=Path("pair_192")).run
+    assert published.resolve("pair_192") == RunOptions(run="pair_192").run_folder
     assert published.resolve("pair_192") == ROOT / "models/pair_192"
     assert published.resolve("no/such") == Path("no/such")
 
