@@ -120,7 +120,7 @@ def test_the_rows_of_a_gpt_2_equal_a_float64_oracle(finished, toys, haystack):
 def test_every_mode_is_an_audit_of_the_14_recipes_or_fewer(name, mode):
     spec = str(ROOT / "configs" / "polyattn" / name) + (f":{mode}" if mode else "")
     config = from_plain(load_config(spec), AuditConfig)
-    assert len(config.recipes) == (1 if mode == "smoke" else 14)
+    assert len(config.recipes) == {"smoke": 1, "quickstart": 4}.get(mode, 14)
     assert (config.niah_n == 200) == (mode == "")
 
 

@@ -80,7 +80,7 @@ def launch(files, model):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(study_run, "load_run", lambda *_, **__: model)
             summary = frame.execute(STUDY, settings, folder)
-        return "\n".join(report.build(settings, summary).lines)
+        return "\n".join(report.build(settings, summary, folder).lines)
 
     return launch
 

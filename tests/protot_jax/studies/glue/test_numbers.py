@@ -1,6 +1,7 @@
 """Numbers beside constant predictions, averages, submission files, and the page."""
 
 import dataclasses
+from pathlib import Path
 import re
 import zipfile
 
@@ -29,7 +30,7 @@ def built(tmp_path_factory):
 
 def page_of(result, folder):
     record_provenance(folder, collect_provenance())
-    return frame.page(report.build(GlueConfig(), result), folder)
+    return frame.page(report.build(GlueConfig(), result, folder), folder)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +193,7 @@ def test_the_verdict_is_good_only_if_nothing_is_lost(built):
 
     def verdict(models, results):
         changed = dataclasses.replace(result, models=models, tasks=tasks, results=results, **parts)
-        (lead,) = report.build(GlueConfig(), changed).lead
+        (lead,) = report.build(GlueConfig(), changed, Path()).lead
         return lead
 
     assert above.model == ours.name

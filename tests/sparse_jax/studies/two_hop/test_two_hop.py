@@ -1,6 +1,7 @@
 """Paths of transcoders made by hand, of which every share is known, and of a trained one."""
 
 import itertools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -130,9 +131,9 @@ def test_shares_of_every_transcoder_sum_to_one_and_the_report_has_a_line_of_each
         shares = [run.paths.merged, run.paths.from_bits, run.paths.two_hops]
         assert sum(shares) == pytest.approx(1.0) or shares == [0.0, 0.0, 0.0]
         assert run.window == 0 or shares[0] == 0.0
-    built = report.build(config, TwoHopSummary(runs, "cpu"))
+    built = report.build(config, TwoHopSummary(runs, "cpu"), Path())
     assert sum("in two hops" in line for line in built.lines) == 4
-    assert [section.title for section in built.sections] == [
+    assert [section.title for section in built.sections()] == [
         "Paths to the results (relay)",
         "Paths to the results (and)",
     ]
