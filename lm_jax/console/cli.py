@@ -288,7 +288,7 @@ def _parse(
         if config is not None and _has_flags(config_class):
             setting_flags.apply(config_class, own, config, overridden)
     except flags.UnrecognizedFlagError as error:
-        raise UsageError(_unknown(error.flagname, own, config)) from error
+        raise UsageError(_unknown(error.flagname, own, config, config_class)) from error
     # The last two come from an index that does not fit, as in `--config.names[9]=a`.
     except (flags.Error, ValueError, LookupError, TypeError) as error:
         if isinstance(error, UserError):
@@ -314,8 +314,14 @@ def _parse(
     )
 
 
-def _unknown(name: str, own: flags.FlagValues, config: config_dict.ConfigDict | None) -> str:
-    if config is not None and name in config:
+def _unknown(
+    name: str,
+    own: flags.FlagValues,
+    config: config_dict.ConfigDict | None,
+    config_class: type | None,
+) -> str:
+    with_flags = own_flags(config_class) if _has_flags(config_class) else {}
+    if config is not None and name in config and name not in with_flags:
         return f"--{name} is not a flag of this command; write --config.{name}=VALUE"
     return f"--{name} is not a flag of this command{nearest(name, own)}"
 

@@ -33,9 +33,9 @@ def in_mode(
     """The ConfigDict that a `get_config(mode)` returns.
 
     Args:
-      mode: "" for `config` as it is.
+      mode: name of the mode, or "" for `config` as it is.
       config: a dataclass.
-      modes: by name, the function from `config` to the config of that mode.
+      modes: functions from `config` to the config of a mode, by the name of the mode.
       of: what the modes belong to, for errors, as in "a search".
 
     Raises:

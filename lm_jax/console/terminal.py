@@ -17,7 +17,7 @@ def format_table(
     """A table as lines of text, every cell whole on its line.
 
     Args:
-      columns: their heads; None for a table without any.
+      columns: heads of the columns; None for a table without heads.
       rows: one string per column; markup in them is printed as it is.
       left: the columns, counted from 0, that are aligned on the left; the others hold numbers.
     """

@@ -16,7 +16,7 @@ from lm_jax.run.files import write_bytes
 if TYPE_CHECKING:
     import altair as alt
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 DECAY_ERROR = ROOT / "results" / "arithmetic" / "released_decay_error" / "summary.json"
 # Errors below this are drawn here: float32 holds 1 to within 6e-8, and zero has no logarithm.

@@ -19,7 +19,7 @@ from iaj.parser import Parser, run_parsed
 from lm_jax.errors import BadInputError
 from tools.pictures import browser
 
-FIGURES = Path(__file__).parents[1] / "docs" / "figures"
+FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 WIDTH, HEIGHT, SCALE = 1280, 800, 0.6
 
 

@@ -5,7 +5,6 @@ import hashlib
 from pathlib import Path
 from typing import Annotated
 
-from lm_jax.report import slug
 from lm_jax.run.settings import Flag, at_least
 from protot_jax.training.run_options import RunSettings, folder_beside
 
@@ -30,6 +29,9 @@ class AttributionConfig(RunSettings):
 
     def default_folder(self) -> Path:
         """A folder of the run for each prompt and its targets."""
+        # Imported here, as pages load scipy, which `import protot_jax` does without.
+        from lm_jax.report import slug
+
         # Prompts that differ in what a file name cannot hold have folders of their own.
         digest = hashlib.sha256(str([self.prompt, *self.targets]).encode()).hexdigest()[:8]
         return folder_beside(self.run, FOLDER, f"{slug(self.prompt)[:40]}-{digest}")

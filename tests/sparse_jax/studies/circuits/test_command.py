@@ -6,7 +6,7 @@ import shutil
 from absl import flags
 import pytest
 
-from lm_jax.console.flags import apply, define_flags
+from lm_jax.console.flags import apply, apply_shortcuts, define_flags
 from lm_jax.run.config import from_plain
 from lm_jax.run.results import load_result
 from lm_jax.study import command, frame
@@ -31,6 +31,7 @@ def asked(*arguments):
     values, config = flags.FlagValues(), STUDY.settings("smoke")
     define_flags(CircuitConfig, values)
     values(["iaj", *arguments])
+    apply_shortcuts(CircuitConfig, values, config)
     apply(CircuitConfig, values, config)
     return from_plain(config, CircuitConfig)
 
