@@ -1,8 +1,8 @@
 """Work folders of the version before studies had one frame: read, and resumed or refused.
 
 `tests/golden/studies/COMMAND` has the settings, the summary and the tables that a page needs of a
-small run, made by `iaj COMMAND` at commit 8513c5c4 (perturb: 301d5c27) with paths relative to the
-folder it ran in.
+small run, made by `iaj COMMAND` at commit 8513c5c4, or later but before the command had the frame,
+with paths relative to the folder it ran in.
 """
 
 import importlib
