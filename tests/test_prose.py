@@ -28,10 +28,8 @@ CLEAN = (
 )
 # Folder -> the violations in what of it is in no folder listed here or above.
 DEBT = {
-    "lm_jax/run": 13,
-    "lm_jax/study": 2,
-    "polyattn_jax": 112,
-    "protot_jax": 202,
+    "polyattn_jax": 99,
+    "protot_jax": 199,
     "sparse_jax": 202,
 }
 

@@ -75,7 +75,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def load_json(text: str | bytes, **options: Any) -> Any:
-    """As `json.loads`, but brackets that are nested too deeply are a `ValueError`, too."""
+    """Reads JSON like `json.loads`; brackets nested too deeply are a `ValueError`, too."""
     try:
         return json.loads(text, **options)
     except RecursionError as error:

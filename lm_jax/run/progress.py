@@ -41,7 +41,7 @@ def track(
       done: number of units that an earlier start has done.
       every: seconds between lines where there is no terminal.
       quiet: print nothing, because another process does.
-      console: where to print; standard error by default, so that results can be piped.
+      console: console to print on; standard error by default, so that results can be piped.
       clock: monotonic seconds.
     """
     console = console or Console(stderr=True, quiet=quiet)

@@ -63,10 +63,10 @@ class RunStart:
       command: the command line as it was given, `iaj` without its folder or interpreter.
       git: None where the code is no tracked checkout.
       packages: version by name.
-      python: its version.
+      python: version of Python.
       system: the operating system.
       device: None where JAX was not loaded.
-      dtype: of the computation.
+      dtype: dtype of the computation.
       seeds: every random seed, by the name of what uses it.
       data: sha256 of every data file or set, and `ModelIdentity.text` of every model, by name.
       tokenizer: sha256 of the tokenizer file.
@@ -110,7 +110,7 @@ def collect_provenance(
     """Returns the provenance of this run, as it starts.
 
     Args:
-      seeds, dtype, data, tokenizer: as `RunStart` has them.
+      seeds, dtype, data, tokenizer: fields of `RunStart` of the same names.
     """
     return RunStart(
         start=utc_now(),

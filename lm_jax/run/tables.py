@@ -31,9 +31,10 @@ def write_table(path: Path, table: pa.Table, provenance: Provenance | None = Non
     """Writes one parquet file with its provenance, whole or not at all.
 
     Args:
-      path: of the file.
-      table: its rows.
-      provenance: by default that of the run that the file is part of (`find_provenance`), if any.
+      path: path of the file.
+      table: rows of the file.
+      provenance: provenance of the rows; by default that of the run that the file is part of
+        (`find_provenance`), if any.
 
     Raises:
       StorageError: the file cannot be written.

@@ -124,7 +124,7 @@ def check_workdir(
     Args:
       path: work folder, which need not exist.
       config: settings, as of `open_workdir`.
-      resume: when to resume, as of `open_workdir`.
+      resume: rule of resuming, which `open_workdir` explains.
       may_change: fields that may differ, as of `open_workdir`.
 
     Raises:
@@ -237,8 +237,8 @@ def config_changes(folder: Path, config: Any, may_change: Collection[str] = ()) 
     """How `config.json` in a folder differs from a config, as phrases `config.x = 1, not 2`.
 
     Args:
-      folder: of a run.
-      config: as `open_workdir` takes it.
+      folder: folder of a run.
+      config: settings of now, a ConfigDict, mapping or dataclass.
       may_change: top-level fields that are left out.
 
     Raises:
@@ -249,7 +249,7 @@ def config_changes(folder: Path, config: Any, may_change: Collection[str] = ()) 
 
 
 def _is_renamed(phrase: str) -> bool:
-    """Whether a field of one of two settings is none of the other."""
+    """Whether a field stands in one of two settings alone."""
     return ABSENT in phrase.split(" = ", 1)[-1].split(", not ")
 
 

@@ -45,7 +45,7 @@ class Answer(NamedTuple):
     """What a study found.
 
     Attributes:
-      summary: of the study's dataclass.
+      summary: summary, an instance of the dataclass that the study declares.
       exit_code: what its report says that the command returns.
     """
 
@@ -65,7 +65,7 @@ def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto"
       study: the declaration.
       settings: a ConfigDict or mapping of the study's settings, or its dataclass.
       folder: work folder, created if needed.
-      resume: when to resume, as `lm_jax.run.workdir.open_workdir` takes it.
+      resume: rule of resuming, which `lm_jax.run.workdir.open_workdir` explains.
 
     Raises:
       UserError: the settings, an input or the folder is refused, the run was stopped, or its

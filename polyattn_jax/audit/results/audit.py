@@ -40,7 +40,8 @@ class Controls:
     """What softmax does on the control prompts.
 
     Attributes:
-      accuracy: of each needle suite, and of `control`, where the needle was left out.
+      accuracy: share of right answers of each needle suite, and of `control`, where the needle was
+        left out.
       first_copy: random tokens, which nothing predicts.
       second_copy: the same tokens again, which induction predicts.
       unmet: a sentence for each condition of a verdict that softmax is not shown to meet.
@@ -130,7 +131,7 @@ class SuiteAblation:
     """The head sets of the ablation on one suite at one length.
 
     Attributes:
-      suite: its name, of `suites.named.NAMES`.
+      suite: name of the suite, one of `suites.named.NAMES`.
       length: tokens that are read of each prompt.
       conditions: one recipe in no head and in each head set.
       decisiveness: by size of the head sets.
@@ -147,9 +148,9 @@ class AuditSummary:
     """Audit of a model: every number of its report.
 
     Attributes:
-      layers: of the model.
+      layers: number of layers of the model.
       heads: query heads of each layer.
-      degrees: of S_p.
+      degrees: degrees p of S_p.
       prevalence: by suite and bias.
       against_softmax: by suite, bias and degree.
       bound: by suite, bias and degree.

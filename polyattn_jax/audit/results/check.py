@@ -39,7 +39,7 @@ class CheckResult:
     """Check of one recipe in all heads of a model.
 
     Attributes:
-      recipe: its spec.
+      recipe: spec of the recipe.
       degree: of its row map; null where it has none.
       bias: of all heads, or by layer and head.
       calibration: null where no b_auto was needed.

@@ -69,7 +69,7 @@ class HybridResult:
     Attributes:
       search: what was tried.
       bias: of all heads, or by layer and head.
-      layers: of the model.
+      layers: number of layers of the model.
       heads: query heads of each layer.
       search_texts: number of texts that ranked the heads.
       documents: number of documents that all texts come from; fewer than texts where they are

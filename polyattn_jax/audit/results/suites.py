@@ -12,7 +12,7 @@ class SuiteResult:
     """Answers to one suite at one length, and the diagnostic on the rows of the same prompts.
 
     Attributes:
-      suite: its name, of `suites.named.NAMES`.
+      suite: name of the suite, one of `suites.named.NAMES`.
       length: tokens that are read of each prompt.
       conditions: softmax and every recipe in all heads. An answer is right if greedy decoding
         writes all of it; the loss is per token of the answer. A verdict has the accuracy of

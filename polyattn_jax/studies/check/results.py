@@ -41,7 +41,7 @@ class DiagnosisResult:
       texts: how many were read, or windows of a plain text.
       documents: how many they are of; intervals are over these.
       tokens: of all texts.
-      degrees: of S_p.
+      degrees: degrees p of S_p.
       degree: of the recipe; null where S_p is not defined for it.
       calibration: of b_auto; null where the recipe does not ask for it.
       prevalence: unsafe rates by bias.

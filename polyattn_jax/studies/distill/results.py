@@ -73,11 +73,11 @@ class DistillSummary:
     one training.
 
     Attributes:
-      recipe: its spec.
+      recipe: spec of the recipe.
       bias: of all heads, or by layer and head.
       trained: "matrices of the feature map" or "adapters of queries and keys".
       parameters: number of trained numbers.
-      layers: of the model.
+      layers: number of layers of the model.
       heads: query heads of each layer.
       replaced: number of heads with the recipe.
       steps: updates.
