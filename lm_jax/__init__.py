@@ -1,5 +1,7 @@
 """The decoder that the three libraries share: layers, sites and edits, weights, decoding."""
 
+from lm_jax.inspect.interventions import ablate, patch, steer
+from lm_jax.inspect.run import Run, final_norm, logit_lens
 from lm_jax.model import params
 from lm_jax.model.attention import Attend, PerLayer, fused, register_fused, softmax
 from lm_jax.model.config import BlockEnd, DecoderConfig, LayerShape
@@ -13,7 +15,8 @@ from lm_jax.model.decoder import (
     init_params,
     param_spec,
 )
-from lm_jax.model.edits import Add, Chain, Freeze, OneLayer, Replace, Scale, ScaleGradient
+from lm_jax.model.edits import Add, Chain, Freeze, OneHead, OneLayer, Replace, Scale, ScaleGradient
+from lm_jax.model.layers import unembed
 from lm_jax.model.params import ParamSpec
 from lm_jax.model.rope import (
     DynamicScaling,
@@ -60,6 +63,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "OneHead",
     "OneLayer",
     "Output",
     "ParamSpec",
@@ -68,12 +72,15 @@ __all__ = [
     "ProportionalScaling",
     "Replace",
     "Rope",
+    "Run",
     "Sampling",
     "Scale",
     "ScaleGradient",
     "StatefulEdit",
     "YarnScaling",
+    "ablate",
     "count_params",
+    "final_norm",
     "forward",
     "fused",
     "generate",
@@ -81,9 +88,13 @@ __all__ = [
     "init_params",
     "keep",
     "load_pretrained",
+    "logit_lens",
     "param_spec",
     "params",
+    "patch",
     "register_fused",
     "save_pretrained",
     "softmax",
+    "steer",
+    "unembed",
 ]

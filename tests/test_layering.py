@@ -45,7 +45,8 @@ PACKAGE_MAY_IMPORT = {
     "assets": {"errors", "run"},
     "text": {"errors", "run", "assets"},
     "checkpoint": {"errors", "run", "model", "parallel"},
-    "weights": {"errors", "run", "model", "parallel", "assets", "text", "checkpoint"},
+    "inspect": {"errors", "model", "text"},
+    "weights": {"errors", "run", "model", "parallel", "assets", "text", "checkpoint", "inspect"},
 }
 PACKAGE_MAY_IMPORT["train"] = {*PACKAGE_MAY_IMPORT["weights"], "weights"}
 PACKAGE_MAY_IMPORT["evaluate"] = {*PACKAGE_MAY_IMPORT["train"], "train", "statistics"}

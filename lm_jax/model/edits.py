@@ -12,8 +12,10 @@ from typing import Any
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lm_jax.errors import UsageError
+from lm_jax.model.config import DecoderConfig
 from lm_jax.model.sites import FunctionEdit
 
 
@@ -161,3 +163,47 @@ class Chain:
         for edit in self.edits:
             x = edit(x)
         return x
+
+
+@struct.dataclass
+class OneHead:
+    """An edit of one head at a site with the axes `BTNH`; the other heads are untouched.
+
+    `head` is data, as a layer is: a sweep over heads compiles once. Its shape is `[1, 1, 1, 1]`
+    (`OneHead.of`).
+    """
+
+    head: jax.Array
+    edit: Any
+
+    @classmethod
+    def of(cls, head: int, edit: Any) -> "OneHead":
+        """The edit of head number `head`."""
+        return cls(np.full((1, 1, 1, 1), head, np.int32), edit)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.where(jnp.arange(x.shape[-2])[:, None] == self.head, self.edit(x), x)
+
+
+def resolved(edit: Any, cfg: DecoderConfig, site: str) -> Any:
+    """An edit as the layers of a model take it: `OneLayer` stacked, also inside a `Chain`.
+
+    Raises:
+      UsageError: a layer or a head is none of the model's.
+    """
+    if isinstance(edit, Chain):
+        return Chain(tuple(resolved(each, cfg, site) for each in edit.edits))
+    if not isinstance(edit, OneLayer):
+        return edit
+    inner = edit.edit
+    if isinstance(inner, OneHead):
+        if site != "attn.z":
+            raise UsageError(f"edits[{site!r}]: heads are edited at attn.z")
+        if not isinstance(inner.head, jax.core.Tracer):
+            head = int(np.asarray(inner.head).item())
+            if not 0 <= head < cfg.num_heads:
+                raise UsageError(
+                    f"edits[{site!r}]: head {head} of layer {edit.layer} is outside "
+                    f"0..{cfg.num_heads - 1}"
+                )
+    return edit.stacked(cfg.num_layers)

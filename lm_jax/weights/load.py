@@ -8,7 +8,7 @@
    that are small.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -28,10 +28,14 @@ from lm_jax.checkpoint.folder import (
     verify_checkpoint,
 )
 from lm_jax.errors import BadInputError, UsageError, nearest
+from lm_jax.inspect.run import Run, Subject
+from lm_jax.inspect.run import run as run_subject
 from lm_jax.model import decoder
 from lm_jax.model import params as params_lib
+from lm_jax.model.attention import softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.params import ParamSpec
+from lm_jax.model.sites import Reducer
 from lm_jax.parallel import sharding
 from lm_jax.run import downloads
 from lm_jax.run.config import from_plain
@@ -82,6 +86,30 @@ class Pretrained:
             f"Pretrained({self.cfg.family}: {self.cfg.sizes}, {self.cfg.num_heads} heads a layer; "
             f"{count:,} parameters)"
         )
+
+    def run(
+        self,
+        text: Any,
+        *,
+        record: Sequence[str] | Mapping[str, Reducer] = (),
+        edits: Any = None,
+        attend: Any = softmax,
+    ) -> Run:
+        """Runs the model on a text, on ids, or on a list of either (`lm_jax.inspect.run`).
+
+        Args:
+          text: a text, token ids `[T]`, or a list of several, which may differ in length.
+          record: names of sites to record in the same pass, such as `attn.pattern` or
+            `blocks.7.attn.hook_pattern`; others are recorded when `Run.cache` is asked for them.
+          edits: what `lm_jax.ablate`, `patch` or `steer` return, edits by site, or a list of them.
+          attend: the row map, softmax by default.
+
+        Raises:
+          UsageError: the text does not fit the model, or a site, layer or head does not exist.
+          BadInputError: the text holds a lone surrogate.
+        """
+        subject = Subject(self.params, self.cfg, self.tokenizer, attend)
+        return run_subject(subject, text, record=record, edits=edits)
 
     @functools.cached_property
     def sha256(self) -> str:
