@@ -333,7 +333,7 @@ def _ids(subject: Subject, text: Any) -> tuple[tuple[tuple[int, ...], ...], bool
         several, single = [text], True
     else:
         several = list(text)
-        single = not several or (np.ndim(several[0]) == 0 and not isinstance(several[0], str))
+        single = bool(several) and np.ndim(several[0]) == 0 and not isinstance(several[0], str)
         several = [several] if single else several
     rows = []
     for each in several:

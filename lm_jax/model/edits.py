@@ -182,7 +182,8 @@ class OneHead:
         return cls(np.full((1, 1, 1, 1), head, np.int32), edit)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return jnp.where(jnp.arange(x.shape[-2])[:, None] == self.head, self.edit(x), x)
+        here_BTNH = jnp.arange(x.shape[2])[None, None, :, None] == self.head
+        return jnp.where(here_BTNH, self.edit(x), x)
 
 
 def resolved(edit: Any, cfg: DecoderConfig, site: str) -> Any:
