@@ -56,7 +56,15 @@ def test_python_of_the_readme_runs():
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict = {}
     exec(compile(block, "README.md", "exec"), names)
-    assert names["out"].records["attn.pattern"].shape == (30, 1, 9, 5, 5)
+    run, said = names["run"], block
+    # What stands beside a line is what it gives.
+    assert (
+        f"# {run!r}" in said and f"# {names['without'].logit_diff(' Paris', ' London'):.2f}" in said
+    )
+    assert repr(run.attribution(" Paris", " London")).split(", L29H1")[0] in said
+    lens = [top[0][0] for top in run.logit_lens()]
+    assert ", ".join(map(repr, lens[-3:])) in said
+    assert f"# {run.cache['attn.pattern'].shape}" in said
 
 
 OURS = r"(?:lm_jax|protot_jax|sparse_jax|polyattn_jax|kernels|tools|iaj)"

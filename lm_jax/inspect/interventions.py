@@ -10,7 +10,7 @@ import numpy as np
 from lm_jax.errors import UsageError
 from lm_jax.inspect import names
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.edits import Add, Chain, OneHead, OneLayer, Replace, Scale, resolved
+from lm_jax.model.edits import Add, Chain, OneHead, OneLayer, Replace, Scale, resolve
 from lm_jax.model.sites import SITES
 
 Edits = Mapping[str, Any]
@@ -111,7 +111,7 @@ def by_site(edits: Edits | Sequence[Edits] | None, cfg: DecoderConfig) -> dict[s
             "them"
         )
     placed = [_at(names.site(name), edit) for each in several for name, edit in each.items()]
-    return {site: resolved(edit, cfg, site) for site, edit in merged(placed).items()}
+    return resolve(merged(placed), cfg)
 
 
 def _zeroed(place: names.Place) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model import decoder, penalties
 from lm_jax.model.attention import Attend, Fused, PerLayer, as_pytree, softmax
 from lm_jax.model.config import DecoderConfig
+from lm_jax.model.edits import resolve
 from lm_jax.model.mixers import ATTENTION, Mixer
 from lm_jax.model.params import ParamTree
 
@@ -179,7 +180,7 @@ def generate(
         penalties.window(prompts, width, cfg.vocab_size),
         jax.random.key(0) if key is None else key,
         as_pytree(attend),
-        edits,
+        resolve(edits, cfg),
         np.array(stops, np.int32),
         cfg=cfg,
         max_new_tokens=max_new_tokens,
@@ -249,7 +250,7 @@ def stream(
             length,
             window_BW,
             jax.random.fold_in(key, count),
-            edits(*places) if callable(edits) else edits,
+            resolve(edits(*places) if callable(edits) else edits, cfg),
             cfg=cfg,
             sampling=sampling,
             mixer=mixer,

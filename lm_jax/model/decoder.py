@@ -29,7 +29,7 @@ from lm_jax.model import block_end, caches, layers, sites, stacks
 from lm_jax.model import params as params_lib
 from lm_jax.model.attention import Attend, Fused, PerLayer, for_layer, layer_data, softmax
 from lm_jax.model.config import DecoderConfig, Stack
-from lm_jax.model.edits import resolved
+from lm_jax.model.edits import resolve
 from lm_jax.model.layers import Dropout, RowLengths
 from lm_jax.model.mixers import ATTENTION, Layer, Mixer
 from lm_jax.model.params import ParamSpec, ParamTree
@@ -206,12 +206,11 @@ def forward(
         kernel named while a score site is touched, or joined documents with a cache or a mixer that
         cannot separate them.
     """
-    edits, record = dict(edits or {}), dict(record or {})
+    edits, record = resolve(edits, cfg), dict(record or {})
     sites.check_names(edits, "edits")
     sites.check_names(record, "record")
     for name, edit in edits.items():
-        edits[name] = resolved(edit, cfg, name)
-        sites.check_edit(name, edits[name], cfg.num_layers)
+        sites.check_edit(name, edit, cfg.num_layers)
     if dropout and rng is None:
         raise UsageError(f"dropout = {dropout} needs a random key; pass rng, or dropout=0")
     if document_BT is not None:

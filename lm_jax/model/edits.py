@@ -5,7 +5,7 @@ layers, heads, positions or strengths therefore never recompiles. Leaves have on
 of the site (`sites.SITES`), length 1 where they broadcast, with a leading L for sites of a layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 from typing import Any
 
@@ -186,14 +186,21 @@ class OneHead:
         return jnp.where(here_BTNH, self.edit(x), x)
 
 
-def resolved(edit: Any, cfg: DecoderConfig, site: str) -> Any:
-    """An edit as the layers of a model take it: `OneLayer` stacked, also inside a `Chain`.
+def resolve(edits: Mapping[str, Any] | None, cfg: DecoderConfig) -> dict[str, Any]:
+    """Edits by site as the layers of a model take them: `OneLayer` stacked, also inside a `Chain`.
+
+    Before a program is compiled, numbers of layers and heads are known and checked; inside of it
+    they are data.
 
     Raises:
       UsageError: a layer or a head is none of the model's.
     """
+    return {site: _resolved(edit, cfg, site) for site, edit in (edits or {}).items()}
+
+
+def _resolved(edit: Any, cfg: DecoderConfig, site: str) -> Any:
     if isinstance(edit, Chain):
-        return Chain(tuple(resolved(each, cfg, site) for each in edit.edits))
+        return Chain(tuple(_resolved(each, cfg, site) for each in edit.edits))
     if not isinstance(edit, OneLayer):
         return edit
     inner = edit.edit

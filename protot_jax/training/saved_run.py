@@ -5,7 +5,7 @@ built from the run's config, and its parameters are loaded from a checkpoint, or
 of an exported model (`protot_jax.training.export`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import os
@@ -19,9 +19,12 @@ import jax
 from lm_jax.checkpoint import manager
 from lm_jax.checkpoint.folder import MANIFEST, verify_checkpoint
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.inspect.run import Run, Subject
+from lm_jax.inspect.run import run as run_subject
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import param_spec
 from lm_jax.model.mixers import Mixer
+from lm_jax.model.sites import Reducer
 from lm_jax.parallel import sharding
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import file_digest, read_json
@@ -155,6 +158,13 @@ class TrainedModel:
         """Digests of the model's parts; an export has another identity than its run."""
         return identify(self.cfg, self.tokenizer, self.sha256, self.mixer)
 
+    def run(
+        self, text: Any, *, record: Sequence[str] | Mapping[str, Reducer] = (), edits: Any = None
+    ) -> Run:
+        """Runs the model on a text, on ids, or on several; see `lm_jax.Pretrained.run`."""
+        subject = Subject(self.params, self.cfg, self.tokenizer, mixer=self.mixer)
+        return run_subject(subject, text, record=record, edits=edits)
+
     @property
     def prototypes(self) -> PrototypeMixer:
         """The mixer of a model that has prototypes.
@@ -221,7 +231,9 @@ def open_run(
         raise BadInputError(f"{folder} is no run: it has no {CONFIG_FILE}; name a work folder")
     # A changed file of an export is named as that, and not as settings that cannot be.
     manifest = read_manifest(folder, best=best) if is_exported(folder) else None
-    config = from_plain(read_json(folder / CONFIG_FILE), PretrainConfig)
+    stored = read_json(folder / CONFIG_FILE)
+    _check_is_run(folder, stored)
+    config = from_plain(stored, PretrainConfig)
     seed = config.seeds[0] if seed is None else seed
     if seed not in config.seeds:
         raise UsageError(f"seed = {seed} is none of {', '.join(map(str, config.seeds))}")
@@ -235,6 +247,20 @@ def open_run(
         step = _saved_step(saved, best=best)
         digest = own = file_digest(manager.step_folder(saved, step) / MANIFEST)["sha256"]
     return TrainedModel(cfg, mixer, {}, tokenizer, config, seed, step, digest, own)
+
+
+def _check_is_run(folder: Path, stored: Any) -> None:
+    """Refuses a folder of something else in a sentence, in place of a list of unknown fields."""
+    names = stored.keys() if isinstance(stored, dict) else set()
+    if {"model", "corpus", "seeds"} <= names:
+        return
+    what = "no run of iaj protot pretrain"
+    if "model_type" in names:
+        what = f"a Hugging Face model ({stored['model_type']}), not a run of iaj protot pretrain"
+    raise BadInputError(
+        f"{folder} is {what}; name the --workdir of iaj protot pretrain, or an export of it, such "
+        "as models/protot_whole"
+    )
 
 
 def _saved_step(saved: Path, *, best: bool) -> int:

@@ -277,3 +277,17 @@ def test_the_whole_context_can_be_used():
     new_ids = lm_jax.generate(params, [[1] * 30], cfg, max_new_tokens=2)[0]
     logits = next_logits(params, np.array([[1] * 30 + new_ids[:1]]), np.array([[30]]), cfg)
     assert new_ids[1] == int(logits[0].argmax())
+
+
+def test_edits_of_a_layer_or_head_that_does_not_exist_are_refused():
+    params, cfg = model("llama_gqa")
+    nothing = lm_jax.Scale(jnp.zeros((1, 1, 1, 1)))
+    edits = {"attn.z": lm_jax.OneLayer(cfg.num_layers, nothing)}
+    for run in (
+        lambda edits: lm_jax.generate(params, [[1]], cfg, max_new_tokens=1, edits=edits),
+        lambda edits: next(decode.stream(params, [1], cfg, mixer=ATTENTION, edits=edits)),
+    ):
+        with pytest.raises(UsageError, match=f"layer = {cfg.num_layers} is outside"):
+            run(edits)
+        with pytest.raises(UsageError, match="head 99 of layer 0 is outside"):
+            run(lm_jax.ablate("L0H99"))

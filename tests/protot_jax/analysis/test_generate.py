@@ -90,6 +90,29 @@ def test_what_is_no_run_is_refused(run, tmp_path):
         protot_jax.load_run(tmp_path)
     with pytest.raises(UsageError, match="seed = 3 is none of 1, 2"):
         protot_jax.load_run(run, seed=3)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
+    with pytest.raises(
+        BadInputError, match=r"is a Hugging Face model \(gpt2\), not a run"
+    ) as error:
+        protot_jax.load_run(tmp_path)
+    assert len(str(error.value)) < len(str(tmp_path)) + 200
+    (tmp_path / "config.json").write_text('{"dense": "smollm2"}')
+    with pytest.raises(BadInputError, match="is no run of iaj protot pretrain; name the --workdir"):
+        protot_jax.load_run(tmp_path)
+
+
+def test_a_trained_model_answers_as_a_pretrained_one(run):
+    model = protot_jax.load_run(run)
+    text = "the people of the town"
+    ids = model.tokenizer.encode(text)
+    want = lm_jax.forward(model.params, jnp.array([ids]), model.cfg, mixer=model.mixer).logits
+    ran = model.run(text)
+    np.testing.assert_allclose(ran.logits, want, rtol=1e-4, atol=1e-4)
+    assert ran.cache["mixer.write"].shape[:3] == (model.cfg.num_layers, 1, len(ids))
+    shares = ran.attribution(int(want[0, -1].argmax()), 0)
+    assert shares.total_B[0] == pytest.approx(
+        float(shares.embed_B[0] + shares.mixer_LBN.sum() + shares.mlp_LB.sum()), abs=1e-3
+    )
 
 
 def test_a_flipped_bit_is_named(run, tmp_path):
