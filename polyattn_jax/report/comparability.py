@@ -69,12 +69,3 @@ def needle_obstacles(summary: AuditSummary, model: PaperModel) -> list[str]:
     ours = findings.softmax_of(summary.sweep).accuracy.n
     length = summary.config.sweep_length, paper.SETTINGS.needle_length
     return model_obstacles(summary, model) + obstacles(length, (ours, paper.SETTINGS.prompts))
-
-
-def prevalence_obstacles(
-    summary: AuditSummary, model: PaperModel, row: paper.Prevalence, length: int, prompts: int
-) -> list[str]:
-    """As `obstacles`, of the unsafe rows of one suite and bias: `prompts` of `length` tokens."""
-    result = model_obstacles(summary, model)
-    result += obstacles((length, row.length), (prompts, paper.SETTINGS.prompts))
-    return result + calibration_obstacles(summary) * (row.bias_kind == "auto")

@@ -72,9 +72,9 @@ class Prevalence:
 class PaperInterval:
     """One row of Table 8: agreement (0..1) by degree, false negatives and positives at p = 2."""
 
-    agree: Mapping[int, float]
-    false_negative: int
-    false_positive: int
+    agree: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    false_negative: int | None = None
+    false_positive: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,11 +161,11 @@ class PaperModel:
     families: tuple[str, ...]
     layers: int
     heads: int
-    b_auto: float
-    bound: PaperInterval
-    needle: Mapping[str, float]
-    literary: Mapping[str, float]
-    prevalence: tuple[Prevalence, ...]
+    b_auto: float | None = None
+    bound: PaperInterval = PaperInterval()
+    needle: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    literary: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    prevalence: tuple[Prevalence, ...] = ()
     digests: tuple[str, ...] = ()
     matched: Mapping[str, Matched] = dataclasses.field(default_factory=dict)
     matched_ends: Mapping[str, MatchedEnds] = dataclasses.field(default_factory=dict)
@@ -191,7 +191,7 @@ class PaperModel:
     def needle_accuracy(self, recipe: str) -> float | None:
         """Accuracy on the needle probe; softmax found 200 of 200. None if it was not tried."""
         if recipe == "softmax":
-            return 100.0
+            return 100.0 if self.needle else None
         return 100.0 + self.needle[recipe] if recipe in self.needle else None
 
 
@@ -233,6 +233,8 @@ class PaperNumbers:
 NUMBERS = papers.numbers("polyattn", PaperNumbers)
 SETTINGS, MODELS, SWEEPS = NUMBERS.settings, NUMBERS.model, NUMBERS.sweep
 DEGREES = tuple(MODELS[0].bound.agree)
+# Stands beside a model of no architecture of the paper's.
+NO_MODEL = PaperModel(name="", pattern="", families=(), layers=0, heads=0)
 
 
 def match(model: str) -> PaperModel | None:

@@ -104,7 +104,7 @@ def sections(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> list[Se
         matched.answered_rows(summary),
         score_rows.degrees(summary, rows),
         score_rows.head_types(summary, by_head),
-        paper_comparison.paper_comparison(summary, model),
+        paper_comparison.paper_comparison(summary, by_head),
         paper_comparison.differences(summary),
         terms(),
     )

@@ -15,7 +15,7 @@ from polyattn_jax.audit import decision, head_types
 from polyattn_jax.audit.results import ConditionResult
 from polyattn_jax.recipes.row_maps import RECIPES, SOFTMAX
 from polyattn_jax.report import findings
-from polyattn_jax.studies.paper.beside import Audit
+from polyattn_jax.report.beside import Audit
 from polyattn_jax.studies.paper.results import ClaimFinding, ClaimResult, ClaimVerdict
 from polyattn_jax.suites import named
 

@@ -15,17 +15,17 @@ from rich.text import Text
 
 from lm_jax import report
 from lm_jax.report import Cell, Report, Section, cell, section, table
-from lm_jax.report.markup import clean, element, number
+from lm_jax.report.markup import clean, element
 from lm_jax.report.prose import Prose
 from polyattn_jax.report import paper
+from polyattn_jax.report.beside import ComparedNumber
 from polyattn_jax.report.findings import Tone
-from polyattn_jax.report.paper_comparison import PAPER
+from polyattn_jax.report.paper_comparison import PAPER, comparison_table
 from polyattn_jax.studies.paper import claims
 from polyattn_jax.studies.paper.items import ITEMS
 from polyattn_jax.studies.paper.results import (
     ClaimResult,
     ClaimVerdict,
-    ComparedNumber,
     PaperSummary,
     StudiedModel,
 )
@@ -91,7 +91,7 @@ def sections(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> list[Sect
     for name in summary.items:
         title = next(item.title for item in ITEMS if item.name == name)
         own = [one for one in rows if one.item == name]
-        parts.append(section(f"Paper's {name}: {title}", _numbers(name, own)))
+        parts.append(section(f"Paper's {name}: {title}", comparison_table(name, own)))
     parts.append(
         section(
             "What has no number here",
@@ -151,53 +151,6 @@ def _models(models: Sequence[StudiedModel]) -> Section:
             "beside its model of the same architecture.",
         ),
     )
-
-
-def _numbers(item: str, rows: Sequence[ComparedNumber]) -> Markup:
-    place = {key: i for i, key in enumerate(dict.fromkeys(map(_key, rows)))}
-    lines = [
-        [
-            cell(one.cell, note=one.suite),
-            f"{one.quantity}, {one.unit}" if one.unit != "1" else one.quantity,
-            cell(one.model, note=f"beside {one.beside}" if one.beside else ""),
-            _theirs(one),
-            _ours(one),
-            "; ".join(one.causes),
-        ]
-        for one in sorted(rows, key=lambda one: place[_key(one)])
-    ]
-    return table(
-        ["Cell, suite", "Quantity", "Model", "Paper", "Ours [95 %]", "What differs"],
-        lines,
-        caption=f"The paper's {item} beside ours; n counts prompts.",
-    )
-
-
-def _key(one: ComparedNumber) -> tuple[str, str, str]:
-    """What a line is of, whatever the model: lines of several models stand together."""
-    return one.suite, one.cell, one.quantity
-
-
-def _spec(one: ComparedNumber) -> str:
-    if one.unit in ("rows", "heads", "sets", "keys"):
-        return ",.0f"
-    return ".3f" if one.unit == "1" else "+.1f" if one.unit == "points" else ".1f"
-
-
-def _ours(one: ComparedNumber) -> Cell:
-    spec, text = _spec(one), number(one.ours, _spec(one))
-    if one.low is not None:
-        text += f" [{number(one.low, spec)}, {number(one.high, spec)}]"
-    return Cell(text, f"n = {number(one.n)}", numeric=True)
-
-
-def _theirs(one: ComparedNumber) -> Cell:
-    spec = _spec(one)
-    ends = f"{number(one.paper_low, spec)} to {number(one.paper_high, spec)}"
-    if one.paper is None:
-        return Cell(number(None) if one.paper_low is None else ends, numeric=True)
-    text = number(one.paper, spec)
-    return Cell(text if one.paper_low is None else f"{text} [{ends}]", numeric=True)
 
 
 def lines(summary: PaperSummary) -> list[str]:

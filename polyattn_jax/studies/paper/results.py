@@ -4,50 +4,10 @@ import dataclasses
 from typing import Literal
 
 from lm_jax.run.provenance import Provenance
-from lm_jax.run.results import Count, Real
+from lm_jax.run.results import Count
 from polyattn_jax.audit.config import AuditConfig
 
 ClaimVerdict = Literal["holds", "fails", "undecided", "not measured"]
-
-
-@dataclasses.dataclass(frozen=True)
-class ComparedNumber:
-    """A number of the paper beside ours.
-
-    Attributes:
-      item: the table, figure or appendix.
-      model: ours.
-      beside: the paper's model whose number it is: that of the same weights, or else of the same
-        architecture; null if there is none.
-      suite: as in the files of the audit.
-      cell: what the number is of: a recipe, a degree, a set of heads.
-      quantity: what was measured.
-      unit: of all numbers here.
-      paper: null where the paper prints none.
-      paper_low: end of the interval or range that the paper prints; null if it prints none.
-      paper_high: the other end.
-      ours: our number.
-      low: end of its 95 % interval; null where it has none.
-      high: the other end.
-      n: number of our prompts; 0 for what was not measured on prompts.
-      causes: what differs between the two, and may be why the numbers do.
-    """
-
-    item: str
-    model: str
-    beside: str | None
-    suite: str
-    cell: str
-    quantity: str
-    unit: str
-    paper: float | None
-    paper_low: float | None
-    paper_high: float | None
-    ours: Real
-    low: Real | None
-    high: Real | None
-    n: Count
-    causes: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.results import SuiteAblation, SuiteResult
 from polyattn_jax.report import findings, paper
-from polyattn_jax.studies.paper.beside import Audit
+from polyattn_jax.report.beside import Audit
 from polyattn_jax.studies.paper.numbers import compare
 from tests.polyattn_jax.paper_audits import LLAMA, audit_of
 from tests.polyattn_jax.report.test_report_paper import like_the_paper

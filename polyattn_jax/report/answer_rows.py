@@ -11,15 +11,15 @@ from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.results import ConditionResult, Decisiveness
 from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report import findings, paper
-from polyattn_jax.report.paper import SETTINGS
-from polyattn_jax.studies.paper.beside import (
+from polyattn_jax.report.beside import (
     Audit,
+    ComparedNumber,
     at_b_auto,
     differences,
     openings_differ,
     row,
 )
-from polyattn_jax.studies.paper.results import ComparedNumber
+from polyattn_jax.report.paper import SETTINGS
 from polyattn_jax.suites import named
 
 
@@ -32,39 +32,29 @@ def _change(
     causes: tuple[str, ...],
 ) -> ComparedNumber:
     """The accuracy of softmax, or the change of a recipe against it."""
-    base = entry.cell == SOFTMAX.name
-    return row(
-        audit,
-        item,
-        "accuracy" if base else "change of accuracy",
-        entry.accuracy if base else entry.delta,
-        theirs,
-        suite=suite,
-        cell=entry.recipe,
-        n=entry.accuracy.n,
-        unit="%" if base else "points",
-        causes=causes,
+    of_entry = functools.partial(
+        row, audit, item, suite=suite, cell=entry.recipe, n=entry.accuracy.n, causes=causes
     )
+    if entry.cell == SOFTMAX.name:
+        return of_entry("accuracy", entry.accuracy, theirs)
+    return of_entry("change of accuracy", entry.delta, theirs, unit="points")
 
 
 def literary(audit: Audit) -> Iterator[ComparedNumber]:
     """Table 2: openings of literature."""
+    of_softmax = SETTINGS.literary_softmax if audit.beside else None
     for result in audit.summary.suites:
         if result.suite != "copying":
             continue
+        suite = named.key(result.suite, result.length)
         lengths = (result.length, SETTINGS.literary_length)
         for entry in findings.by_recipe(result.conditions):
-            theirs: float | tuple[float, float] | None = None
-            if audit.beside:
-                theirs = audit.beside.literary.get(entry.recipe)
-                if entry.cell == SOFTMAX.name:
-                    theirs = SETTINGS.literary_softmax
-            prompts = (entry.accuracy.n, SETTINGS.prompts)
+            base, prompts = entry.cell == SOFTMAX.name, (entry.accuracy.n, SETTINGS.prompts)
             causes = (
                 *differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe)),
                 *openings_differ(result.suite),
             )
-            suite = named.key(result.suite, result.length)
+            theirs = of_softmax if base else audit.printed.literary.get(entry.recipe)
             yield _change(audit, "Table 2", entry, suite, theirs, causes)
 
 
@@ -77,75 +67,64 @@ def needle_differences(audit: Audit, entry: ConditionResult) -> tuple[str, ...]:
 
 def needle(audit: Audit) -> Iterator[ComparedNumber]:
     """Table 3: the needle."""
-    suite = named.key("niah", audit.summary.config.sweep_length)
+    suite, printed = named.key("niah", audit.summary.config.sweep_length), audit.printed
     for entry in findings.by_recipe(audit.summary.sweep):
-        theirs = None
-        if audit.beside:
-            theirs = audit.beside.needle.get(entry.recipe)
-            if entry.cell == SOFTMAX.name:
-                theirs = audit.beside.needle_accuracy(entry.recipe)
+        base = entry.cell == SOFTMAX.name
+        theirs = printed.needle_accuracy(SOFTMAX.name) if base else printed.needle.get(entry.recipe)
         yield _change(audit, "Table 3", entry, suite, theirs, needle_differences(audit, entry))
 
 
 def suites(audit: Audit) -> Iterator[ComparedNumber]:
     """Tables 19 to 22, 30 and 32: harder needles. Appendix I: induction answered."""
-    beside = audit.beside.name if audit.beside else ""
     for result in audit.summary.suites:
-        suite = named.key(result.suite, result.length)
+        of_suite = functools.partial(row, audit, suite=named.key(result.suite, result.length))
         for sweep in paper.SWEEPS:
             if sweep.suite != result.suite:
                 continue
             known = set().union(*sweep.accuracy.values())
+            theirs = sweep.accuracy.get(audit.printed.name, {})
             for entry in findings.by_recipe(result.conditions):
                 if entry.recipe not in known:
                     continue
                 lengths, prompts = (result.length, sweep.length), (entry.accuracy.n, sweep.prompts)
-                yield row(
-                    audit,
+                yield of_suite(
                     sweep.item,
                     "accuracy",
                     entry.accuracy,
-                    sweep.accuracy.get(beside, {}).get(entry.recipe),
-                    suite=suite,
+                    theirs.get(entry.recipe),
                     cell=entry.recipe,
                     n=entry.accuracy.n,
                     causes=differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe)),
                 )
         if result.suite == "induction":
-            base = findings.softmax_of(result.conditions)
-            theirs = audit.beside.induction if audit.beside else {}
-            length = min(theirs, key=lambda known: abs(known - result.length), default=0)
-            yield row(
-                audit,
+            base, theirs = findings.softmax_of(result.conditions), audit.printed.induction
+            nearest = min(theirs, key=lambda known: abs(known - result.length), default=0)
+            lengths = (result.length, nearest or result.length)
+            prompts = (base.accuracy.n, SETTINGS.prompts)
+            yield of_suite(
                 "Appendix I",
                 "accuracy",
                 base.accuracy,
-                theirs.get(length),
-                suite=suite,
+                theirs.get(nearest),
                 cell=base.recipe,
                 n=base.accuracy.n,
-                causes=differences(
-                    audit,
-                    (result.length, length or result.length),
-                    (base.accuracy.n, SETTINGS.prompts),
-                    calibrated=False,
-                ),
+                causes=differences(audit, lengths, prompts, calibrated=False),
             )
 
 
 def fixed_bias(audit: Audit) -> Iterator[ComparedNumber]:
     """Table 29: one bias for all models."""
-    beside = audit.beside.name if audit.beside else ""
-    suite = named.key("niah", audit.summary.config.sweep_length)
+    sweep = paper.NUMBERS.fixed_bias
+    theirs = sweep.accuracy.get(audit.printed.name, {})
     for entry in findings.by_recipe(audit.summary.sweep):
         if re.fullmatch(r"relu_p4_b\d+", entry.recipe):
             yield row(
                 audit,
-                paper.NUMBERS.fixed_bias.item,
+                sweep.item,
                 "accuracy",
                 entry.accuracy,
-                paper.NUMBERS.fixed_bias.accuracy.get(beside, {}).get(entry.recipe),
-                suite=suite,
+                theirs.get(entry.recipe),
+                suite=named.key("niah", audit.summary.config.sweep_length),
                 cell=entry.recipe,
                 n=entry.accuracy.n,
                 causes=needle_differences(audit, entry),
@@ -154,67 +133,38 @@ def fixed_bias(audit: Audit) -> Iterator[ComparedNumber]:
 
 def ablation(audit: Audit) -> Iterator[ComparedNumber]:
     """Figure 4 and Table 17: one recipe in K heads, by their rank, on needles."""
-    summary, beside = audit.summary, audit.beside
+    summary, printed = audit.summary, audit.printed
     if not summary.ablation:
         return
-    same = beside.head_sets_change if beside else None
-    draws = beside.draws if beside else {}
     causes = needle_differences(audit, findings.softmax_of(summary.ablation))
     suite = named.key("niah", summary.config.sweep_length)
-    of_sets = (suite, summary.ablation, summary.decisiveness)
-    yield from _head_sets(audit, ("Figure 4", "Table 17"), of_sets, draws, same, causes)
-
-
-def single_heads(audit: Audit) -> Iterator[ComparedNumber]:
-    """Table 26: the heads at both ends of the ranking, one at a time, on needles."""
-    entries = findings.single_conditions(audit.summary)
-    if not entries:
-        return
-    config = audit.summary.config
-    places = [head_sets.layer_and_head(entry.cell) for entry in entries]
-    changes = np.array([entry.delta.estimate for entry in entries])
-    of_heads = functools.partial(
-        row,
+    yield from _head_sets(
         audit,
-        "Table 26",
-        suite=named.key("niah", config.sweep_length),
-        cell=f"{len(entries)} heads of both ends of the ranking",
-        n=entries[0].accuracy.n,
-        scale=1.0,
+        ("Figure 4", "Table 17"),
+        (suite, summary.ablation, summary.decisiveness),
+        printed.draws,
+        printed.head_sets_change,
+        causes,
     )
-    theirs = audit.beside.single_heads if audit.beside else None
-    of_recipe = [f"{config.ablation_recipe} (paper: {SETTINGS.ablation_recipe})"] * (
-        config.ablation_recipe != SETTINGS.ablation_recipe
-    )
-    of_count = [f"{len(entries)} heads (paper: 40)"] * (len(entries) != 40)
-    causes = (*of_recipe, *of_count, *needle_differences(audit, entries[0]))
-    changed = int(np.count_nonzero(changes))
-    yield of_heads("heads that change the accuracy", changed, theirs, unit="heads", causes=causes)
-    if changed:
-        width = audit.summary.heads
-        s_2 = np.array([audit.by_head["s_2"][layer * width + head] for layer, head in places])
-        correlation = float(stats.spearmanr(s_2, changes).statistic)
-        yield of_heads("rank correlation of S_2 and change", correlation, None, unit="1")
 
 
 def literary_ablation(audit: Audit) -> Iterator[ComparedNumber]:
     """Figure 3 and Table 27: the same on literary openings."""
-    within = audit.beside.literary_head_sets_change if audit.beside else None
-    draws = audit.beside.literary_draws if audit.beside else {}
+    printed = audit.printed
     for result in audit.summary.suite_ablation:
         if result.suite != "copying":
             continue
         n = findings.softmax_of(result.conditions).accuracy.n
-        lengths, prompts = (
-            (result.length, SETTINGS.literary_length),
-            (n, SETTINGS.prompts),
+        lengths, prompts = (result.length, SETTINGS.literary_length), (n, SETTINGS.prompts)
+        causes = differences(audit, lengths, prompts, calibrated=True)
+        yield from _head_sets(
+            audit,
+            ("Figure 3", "Table 27"),
+            (named.key(result.suite, result.length), result.conditions, result.decisiveness),
+            printed.literary_draws,
+            printed.literary_head_sets_change,
+            (*causes, *openings_differ(result.suite)),
         )
-        causes = (
-            *differences(audit, lengths, prompts, calibrated=True),
-            *openings_differ(result.suite),
-        )
-        of_sets = named.key(result.suite, result.length), result.conditions, result.decisiveness
-        yield from _head_sets(audit, ("Figure 3", "Table 27"), of_sets, draws, within, causes)
 
 
 def _head_sets(
@@ -237,51 +187,70 @@ def _head_sets(
     """
     suite, conditions, decisiveness = of_sets
     by_group = head_sets.groups(conditions)
-    recipe = audit.summary.config.ablation_recipe
-    causes = (
-        *[f"{recipe} (paper: {SETTINGS.ablation_recipe})"] * (recipe != SETTINGS.ablation_recipe),
-        *causes,
-    )
+    causes = (*_other_recipe(audit), *causes)
     base = head_sets.right(findings.softmax_of(conditions).accuracy)
     for result in decisiveness:
         theirs = draws.get(result.size)
+        of_size = functools.partial(row, audit, suite=suite, n=result.n)
         for group in ("top", "bottom"):
             (entry,) = by_group[group][result.size]
-            yield row(
-                audit,
+            yield of_size(
                 items[0],
                 "change of accuracy",
                 entry.delta,
-                getattr(theirs, group) if theirs else within,
-                suite=suite,
+                getattr(theirs, group, within),
                 cell=f"{group} {result.size} heads",
-                n=result.n,
                 unit="points",
                 causes=causes,
             )
         if not result.random:
             continue
         count = len(result.random)
-        of_random = (
-            *causes,
-            *[f"{count} random sets (paper: {SETTINGS.draws})"] * (count != SETTINGS.draws),
-        )
+        of_count = [f"{count} random sets (paper: {SETTINGS.draws})"] * (count != SETTINGS.draws)
         changes = [(right - base) / result.n for right in result.random]
-        for quantity, ours, name, unit, scale in (
-            ("random sets that do better", result.beaten, "beaten", "sets", 1.0),
-            ("worst random set", min(changes), "random_least", "points", 100.0),
-            ("best random set", max(changes), "random_most", "points", 100.0),
+        for quantity, ours, name, unit in (
+            ("random sets that do better", result.beaten, "beaten", "sets"),
+            ("worst random set", min(changes), "random_least", "points"),
+            ("best random set", max(changes), "random_most", "points"),
         ):
-            yield row(
-                audit,
+            yield of_size(
                 items[1],
                 quantity,
                 ours,
                 getattr(theirs, name, None),
-                suite=suite,
                 cell=f"top {result.size} heads against {count} random sets",
-                n=result.n,
                 unit=unit,
-                scale=scale,
-                causes=of_random,
+                causes=(*causes, *of_count),
             )
+
+
+def single_heads(audit: Audit) -> Iterator[ComparedNumber]:
+    """Table 26: the heads at both ends of the ranking, one at a time, on needles."""
+    entries = findings.single_conditions(audit.summary)
+    if not entries:
+        return
+    places = [head_sets.layer_and_head(entry.cell) for entry in entries]
+    changes = np.array([entry.delta.estimate for entry in entries])
+    of_heads = functools.partial(
+        row,
+        audit,
+        "Table 26",
+        suite=named.key("niah", audit.summary.config.sweep_length),
+        cell=f"{len(entries)} heads of both ends of the ranking",
+        n=entries[0].accuracy.n,
+    )
+    of_count = [f"{len(entries)} heads (paper: 40)"] * (len(entries) != 40)
+    causes = (*_other_recipe(audit), *of_count, *needle_differences(audit, entries[0]))
+    changed, theirs = int(np.count_nonzero(changes)), audit.printed.single_heads
+    yield of_heads("heads that change the accuracy", changed, theirs, unit="heads", causes=causes)
+    if changed:
+        width = audit.summary.heads
+        s_2 = np.array([audit.by_head["s_2"][layer * width + head] for layer, head in places])
+        correlation = float(stats.spearmanr(s_2, changes).statistic)
+        yield of_heads("rank correlation of S_2 and change", correlation, None, unit="1")
+
+
+def _other_recipe(audit: Audit) -> list[str]:
+    """The cause of differences of head sets where the recipe in them is another one."""
+    ours, theirs = audit.summary.config.ablation_recipe, SETTINGS.ablation_recipe
+    return [f"{ours} (paper: {theirs})"] * (ours != theirs)
