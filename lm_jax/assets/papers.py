@@ -26,11 +26,14 @@ def numbers(paper: str, cls: type[T]) -> T:
     Raises:
       InvalidError: entries are missing, unknown or of another type.
     """
-    text = (_folder() / f"{paper}.toml").read_text("utf-8")
     wanted: Any = cls
     names = {field.name for field in dataclasses.fields(wanted)}
-    tables = {name: table for name, table in tomllib.loads(text).items() if name in names}
-    return parse_result(tables, cls)
+    return parse_result({name: held for name, held in tables(paper).items() if name in names}, cls)
+
+
+def tables(paper: str) -> dict[str, Any]:
+    """Everything in a paper's file: its numbers, and `claim`, the ledger of its claims."""
+    return tomllib.loads((_folder() / f"{paper}.toml").read_text("utf-8"))
 
 
 def _folder() -> Path:

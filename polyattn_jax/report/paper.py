@@ -215,6 +215,26 @@ class Sweep:
 
 
 @dataclasses.dataclass(frozen=True)
+class JudgedClaim:
+    """A claim of the paper that each audit is judged by (`studies.paper.claims`).
+
+    Attributes:
+      where: section of the paper.
+      paper: the paper's own numbers.
+      evidence: files of an audit, and what of them, that decide.
+      judge: name of the function that judges it on one model.
+      over: name of the one that judges it over models; without it the worst verdict counts.
+    """
+
+    claim: str
+    where: str
+    paper: str
+    evidence: str
+    judge: str
+    over: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class PaperNumbers:
     """All numbers of `published/polyattn.toml`.
 
@@ -228,6 +248,7 @@ class PaperNumbers:
     fixed_bias: Sweep
     sweep: tuple[Sweep, ...]
     model: tuple[PaperModel, ...]
+    judged_claim: tuple[JudgedClaim, ...]
 
 
 NUMBERS = papers.numbers("polyattn", PaperNumbers)
