@@ -118,7 +118,7 @@ def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
         model_calibration.check_source(path, stored, audited)
         return stored
     config, cfg = audited.config, audited.model.cfg
-    shape = (cfg.num_layers, cfg.num_heads)
+    shape = audited.shape
     texts_UT, _ = model_calibration.calibration_tokens(audited)
     texts_UT = texts_UT[:, : config.calibrated_at]
     sets = shape if level == "head" else (cfg.num_layers, 1)

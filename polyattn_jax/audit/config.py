@@ -183,6 +183,11 @@ class AuditConfig(Settings):
         return self.calibration_length or self.sweep_length
 
     @property
+    def probe(self) -> str:
+        """The needle suite on which recipes are tried."""
+        return named.key("niah", self.sweep_length)
+
+    @property
     def one_document(self) -> bool:
         """Whether the texts are windows of one plain text, which count as one."""
         return bool(self.text) and not self.text.endswith(".jsonl")

@@ -67,7 +67,7 @@ def needle_differences(audit: Audit, entry: ConditionResult) -> tuple[str, ...]:
 
 def needle(audit: Audit) -> Iterator[ComparedNumber]:
     """Table 3: the needle."""
-    suite, printed = named.key("niah", audit.summary.config.sweep_length), audit.printed
+    suite, printed = audit.summary.config.probe, audit.printed
     for entry in findings.by_recipe(audit.summary.sweep):
         base = entry.cell == SOFTMAX.name
         theirs = printed.needle_accuracy(SOFTMAX.name) if base else printed.needle.get(entry.recipe)
@@ -124,7 +124,7 @@ def fixed_bias(audit: Audit) -> Iterator[ComparedNumber]:
                 "accuracy",
                 entry.accuracy,
                 theirs.get(entry.recipe),
-                suite=named.key("niah", audit.summary.config.sweep_length),
+                suite=audit.summary.config.probe,
                 cell=entry.recipe,
                 n=entry.accuracy.n,
                 causes=needle_differences(audit, entry),
@@ -137,7 +137,7 @@ def ablation(audit: Audit) -> Iterator[ComparedNumber]:
     if not summary.ablation:
         return
     causes = needle_differences(audit, findings.softmax_of(summary.ablation))
-    suite = named.key("niah", summary.config.sweep_length)
+    suite = summary.config.probe
     yield from _head_sets(
         audit,
         ("Figure 4", "Table 17"),
@@ -235,7 +235,7 @@ def single_heads(audit: Audit) -> Iterator[ComparedNumber]:
         row,
         audit,
         "Table 26",
-        suite=named.key("niah", audit.summary.config.sweep_length),
+        suite=audit.summary.config.probe,
         cell=f"{len(entries)} heads of both ends of the ranking",
         n=entries[0].accuracy.n,
     )

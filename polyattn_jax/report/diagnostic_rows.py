@@ -119,7 +119,7 @@ def matched(audit: Audit) -> Iterator[ComparedNumber]:
     summary, printed = audit.summary, audit.printed
     by_recipe = {entry.recipe: entry for entry in summary.sweep}
     known = set().union(*(model.matched for model in paper.MODELS))
-    suite = named.key("niah", summary.config.sweep_length)
+    suite = summary.config.probe
     for entry in summary.matched:
         if entry.recipe not in known:
             continue
@@ -183,7 +183,7 @@ def sigmoid(audit: Audit) -> Iterator[ComparedNumber]:
                 "safe rows",
                 entry.safe,
                 audit.printed.sigmoid_safe.get(entry.recipe),
-                suite=named.key("niah", summary.config.sweep_length),
+                suite=summary.config.probe,
                 cell=entry.recipe,
                 n=summary.config.niah_n,
                 causes=needle_differences(audit, by_recipe[entry.recipe]),

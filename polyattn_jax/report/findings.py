@@ -180,7 +180,7 @@ def controls(summary: AuditSummary) -> Finding:
     """Whether the controls hold, on which all other results depend."""
     result, config = summary.controls, summary.config
     length = config.sweep_length
-    needle = result.accuracy[f"niah_{length}"]
+    needle = result.accuracy[config.probe]
     without = result.accuracy.get("control")
     first, second = result.first_copy.loss.estimate, result.second_copy.loss.estimate
     text = f"softmax finds the needle in {counted(needle)} prompts at {length:,} tokens"

@@ -18,7 +18,7 @@ def answered_rows(summary: AuditSummary) -> Section | None:
         return None
     top = f"top {config.top_heads}"
     n = f"{number(config.niah_n)} prompts"
-    where = suite_label(f"niah_{config.sweep_length}", config)
+    where = suite_label(config.probe, config)
     return section(
         "The rows of the answered prompts: is the answer's key reached?",
         _PROSE("answered_rows", where=where),

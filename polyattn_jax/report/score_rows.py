@@ -168,7 +168,7 @@ def _values_lie(count: int) -> str:
 def against_softmax(summary: AuditSummary, by_head: Columns) -> Section | None:
     """What r^p loses and sharpens where it replaces softmax, and how much it moves each head."""
     entries, config = findings.by_suite(summary.against_softmax), summary.config
-    suite = f"niah_{config.sweep_length}"
+    suite = config.probe
     own = [entry for entry in entries if entry.suite == suite]
     if not own:
         return None

@@ -40,7 +40,7 @@ def matched(
         p, kind = recipe.degree, recipe.bias_kind
         if p is None:
             continue
-        own = where(rows, suite=f"niah_{config.sweep_length}", bias_kind=kind)
+        own = where(rows, suite=config.probe, bias_kind=kind)
         best = where(own, target="argmax")
         ranked = where(rows, suite=ranking_suite, bias_kind=kind, target="argmax")
         own_top = head_ranking(ranked, p, width)[: config.top_heads]

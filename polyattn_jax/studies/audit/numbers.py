@@ -100,7 +100,7 @@ def controls(answers: Columns, losses: Columns, config: AuditConfig) -> Controls
     by_suite = {suite: accuracy(where(c, suite=suite)) for suite in dict.fromkeys(c["suite"])}
     first, second = (_copy_result(where(losses, copy=copy), config) for copy in (1, 2))
     unmet = decision.unmet_controls(
-        by_suite[f"niah_{config.sweep_length}"],
+        by_suite[config.probe],
         by_suite.get("control"),
         first.loss.estimate,
         second.loss.estimate,
@@ -127,7 +127,7 @@ def verdicts(
 ) -> tuple[RecipeVerdict, ...]:
     """One verdict per recipe of the sweep; `own` holds the safe shares of `recipe_rows`."""
     base = next(entry for entry in swept if entry.cell == SOFTMAX.name)
-    top, suite = ranking(by_head)[: config.top_heads], f"niah_{config.sweep_length}"
+    top, suite = ranking(by_head)[: config.top_heads], config.probe
     results = []
     for entry in swept:
         if entry is base:

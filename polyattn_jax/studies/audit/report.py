@@ -158,7 +158,7 @@ def controls(summary: AuditSummary) -> Section:
 
 def _intervals(summary: AuditSummary) -> str:
     accuracy = summary.controls.accuracy
-    needle, without = accuracy[f"niah_{summary.config.sweep_length}"], accuracy.get("control")
+    needle, without = accuracy[summary.config.probe], accuracy.get("control")
     text = f"95 % Wilson intervals: {findings.ends(needle)} with the needle"
     if without is not None:
         text += f", {findings.ends(without)} without"

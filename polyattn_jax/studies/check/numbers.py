@@ -21,8 +21,8 @@ def row_findings(
     Rows were measured at b = 0 and at one other bias: the recipe's own, or b_auto where the recipe
     has b = 0 (`at_zero`). Heads are ranked at the other one.
     """
-    config, cfg = audited.config, audited.model.cfg
-    by_head = summary.heads(rows, (cfg.num_layers, cfg.num_heads))
+    config = audited.config
+    by_head = summary.heads(rows, audited.shape)
     top = summary.ranking(by_head)[: config.top_heads]
     kind = "zero" if at_zero else "auto"
     maps = itertools.product((degree, None), (None, top))

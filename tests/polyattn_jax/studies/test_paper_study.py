@@ -14,7 +14,7 @@ from lm_jax.study import Work, frame
 from polyattn_jax.audit import opening
 from polyattn_jax.recipes.row_maps import RECIPES
 from polyattn_jax.report import paper
-from polyattn_jax.studies.paper import STUDY, claims, items, report, run
+from polyattn_jax.studies.paper import STUDY, items, report, run
 from polyattn_jax.studies.paper.results import PaperSummary
 from polyattn_jax.studies.paper.settings import PaperConfig
 from tests.polyattn_jax.conftest import ROOT, run_study
