@@ -26,21 +26,11 @@ import numpy as np
 from lm_jax.errors import BadInputError
 from lm_jax.run.files import write_json
 from lm_jax.study import Work
-from polyattn_jax.audit import (
-    audit_suites,
-    bias_tables,
-    decision,
-    head_sets,
-)
+from polyattn_jax.audit import audit_suites, bias_tables, decision, head_sets
 from polyattn_jax.audit.audit_suites import TEXTS
 from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.opening import OpenAudit, Suites, open_audit
-from polyattn_jax.audit.results import (
-    HeadSet,
-    HybridResult,
-    Search,
-    SingleHead,
-)
+from polyattn_jax.audit.results import HeadSet, HybridResult, Search, SingleHead
 from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.audit.stages import Condition
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, replaced_heads

@@ -23,12 +23,7 @@ from polyattn_jax.report.findings import Tone
 from polyattn_jax.report.paper_comparison import PAPER, comparison_table
 from polyattn_jax.studies.paper import claims
 from polyattn_jax.studies.paper.items import ITEMS
-from polyattn_jax.studies.paper.results import (
-    ClaimResult,
-    ClaimVerdict,
-    PaperSummary,
-    StudiedModel,
-)
+from polyattn_jax.studies.paper.results import ClaimResult, ClaimVerdict, PaperSummary, StudiedModel
 from polyattn_jax.studies.paper.run import COMPARISON
 from polyattn_jax.studies.paper.settings import PaperConfig
 
