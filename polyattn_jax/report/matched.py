@@ -3,7 +3,6 @@
 from lm_jax.report import Cell, Column, Section, cell, section, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from lm_jax.statistics import Interval
 from polyattn_jax.audit.results import AuditSummary, MatchedSafety
 from polyattn_jax.report.findings import suite_label
 from polyattn_jax.report.recipes import stacked
@@ -26,11 +25,11 @@ def answered_rows(summary: AuditSummary) -> Section | None:
             entries,
             [
                 Column("Recipe", value=lambda e: e.recipe),
-                Column("All, %", value=lambda e: _cell(e.all.measured)),
-                Column("pred., %", value=lambda e: _cell(e.all.predicted)),
-                Column(f"{top}, %", value=lambda e: _cell(e.top.measured)),
-                Column("pred., %", value=lambda e: _cell(e.top.predicted)),
-                Column(f"own {top}, %", value=lambda e: _cell(e.own_top.measured)),
+                Column("All, %", value=lambda e: stacked(e.all.measured)),
+                Column("pred., %", value=lambda e: stacked(e.all.predicted)),
+                Column(f"{top}, %", value=lambda e: stacked(e.top.measured)),
+                Column("pred., %", value=lambda e: stacked(e.top.predicted)),
+                Column(f"own {top}, %", value=lambda e: stacked(e.own_top.measured)),
                 Column("FN", value=lambda e: e.top_false_negative),
                 Column("Dead, %", value=_dead),
             ],
@@ -41,13 +40,13 @@ def answered_rows(summary: AuditSummary) -> Section | None:
             entries,
             [
                 Column("Recipe", value=lambda e: e.recipe),
-                Column("Best key, %", value=lambda e: _cell(e.answer_is_argmax)),
-                Column("Dead, %", value=lambda e: _cell(e.answer_dead)),
-                Column("Safe, %", value=lambda e: _cell(e.answer.measured)),
-                Column("pred., %", value=lambda e: _cell(e.answer.predicted)),
-                Column("if best, %", value=lambda e: _cell(e.answer_argmax.measured)),
-                Column("pred., %", value=lambda e: _cell(e.answer_argmax.predicted)),
-                Column(f"if best, {top}, %", value=lambda e: _cell(e.answer_argmax_top.measured)),
+                Column("Best key, %", value=lambda e: stacked(e.answer_is_argmax)),
+                Column("Dead, %", value=lambda e: stacked(e.answer_dead)),
+                Column("Safe, %", value=lambda e: stacked(e.answer.measured)),
+                Column("pred., %", value=lambda e: stacked(e.answer.predicted)),
+                Column("if best, %", value=lambda e: stacked(e.answer_argmax.measured)),
+                Column("pred., %", value=lambda e: stacked(e.answer_argmax.predicted)),
+                Column(f"if best, {top}, %", value=lambda e: stacked(e.answer_argmax_top.measured)),
             ],
             caption=_PROSE("answer_caption"),
             n=n,
@@ -59,7 +58,3 @@ def _dead(e: MatchedSafety) -> Cell:
     """Shares of dead rows over all heads, the top ones and the recipe's own top ones."""
     shares = (part.dead for part in (e.all, e.top, e.own_top))
     return cell(", ".join(f"{100 * dead.estimate:.1f}" if dead else "–" for dead in shares))
-
-
-def _cell(share: Interval | None) -> Cell:
-    return stacked(share) if share else cell(None)
