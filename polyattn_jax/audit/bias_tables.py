@@ -38,13 +38,13 @@ class BiasTable:
 
     Attributes:
       level: what the rule was solved for; all heads of a layer have one bias in "layer".
-      model_sha256: of the model (`ModelIdentity.text`), and `dtype` that of its weights.
+      model_sha256: digest of the model (`ModelIdentity.text`); `dtype` is that of its weights.
       budget: share of the softmax mass allowed below minus the bias.
       length: tokens of each text.
       texts: how many there are.
       rows: score rows behind the bias of each head or layer.
-      passes: over the model.
-      biases: by layer and head.
+      passes: number of passes over the model.
+      biases: b by layer and head.
       mass: average mass below minus the bias, by layer and head.
     """
 

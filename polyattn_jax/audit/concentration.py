@@ -242,7 +242,7 @@ def safe_fraction(
     """Share of rows with S_p < 1, over all heads or the given flat head numbers.
 
     A dead row counts, and is not safe. A `degree` of None is softmax, read on the same rows. None
-    where the degree is none of the diagnosed ones, or no row has a target.
+    where the degree was not diagnosed, or no row has a target.
     """
     if degree is not None and degree not in degrees(rows):
         return None
@@ -305,10 +305,10 @@ def comparison(
     Args:
       place: suite, kind of bias and degree of the result.
       missed: rows that the recipe does not concentrate.
-      change: of the head's output, per row.
+      change: relative change of the head's output, per row.
       c: rows that have a target.
       spread: rows that softmax does not concentrate.
-      config: of the audit.
+      config: settings of the audit.
     """
     suite, kind, p = place
     prompts = clusters(c, config)

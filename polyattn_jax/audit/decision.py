@@ -68,10 +68,10 @@ def verdict(
     """Whether a recipe keeps the accuracy of softmax.
 
     Args:
-      softmax_right: for each prompt whether softmax answers it rightly, 1-D and boolean.
+      softmax_right: whether softmax answers each prompt rightly, 1-D and boolean.
       recipe_right: the same with the recipe, for the same prompts in the same order.
       tolerance: accuracy that may be lost, as a rate between 0 and 1.
-      level: of the interval and, as 1 - level, of the test.
+      level: level of the interval and, as 1 - level, of the test.
 
     Raises:
       UsageError: for arrays that are no pair of outcomes, or a number that is no rate.
@@ -114,7 +114,7 @@ def unmet_controls(
     Args:
       needle: accuracy on the needle suite of the sweep.
       without: accuracy where the needle was left out; None without such prompts.
-      first_loss, second_loss: on the two copies of random tokens, in nats per token.
+      first_loss, second_loss: losses on the two copies of random tokens, in nats per token.
     """
     counted = f"{head_sets.right(needle)} of {needle.n}"
     unmet = []
@@ -183,13 +183,13 @@ def explain(
     case of the paper collapsed, above that anything happens.
 
     Args:
-      entry: of `summary.behaviour`, for the recipe in every head.
+      entry: result of `summary.behaviour` for the recipe in every head.
       base: the same for softmax.
       safe, top_safe: share of rows with S_p < 1, over all heads and the top K; no dead row is safe.
       unmeasured: why `safe` is None.
-      tolerance: that of the verdict.
+      tolerance: tolerance of the verdict.
       ablated: whether head sets were tried in the same run.
-      unmet: of `unmet_controls`; empty where no other control was run than softmax's accuracy.
+      unmet: result of `unmet_controls`; empty where softmax's accuracy was the only control.
       dead: share of rows that are dead, over all heads and the top K.
     """
     name, n = entry.verdict, base.accuracy.n

@@ -59,7 +59,7 @@ def literary(audit: Audit) -> Iterator[ComparedNumber]:
 
 
 def needle_differences(audit: Audit, entry: ConditionResult) -> tuple[str, ...]:
-    """As `differences`, of a recipe on the needle prompts of the sweep."""
+    """The `differences` of a recipe on the needle prompts of the sweep."""
     lengths = (audit.summary.config.sweep_length, SETTINGS.needle_length)
     prompts = (entry.accuracy.n, SETTINGS.prompts)
     return differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe))

@@ -166,7 +166,7 @@ def row(
 
 
 def tolerance(one: ComparedNumber) -> float | None:
-    """By how much the two numbers may differ and still agree; None where they are not judged.
+    """The difference at which the two numbers still agree; None where they are not judged.
 
     They are judged where nothing differs but that weights of the paper's name are not verified.
     """

@@ -157,7 +157,7 @@ def degree_histogram(
 
 
 def bound_scatter(columns: Columns, *, degree: int, seed: int, where: str) -> "alt.LayerChart":
-    """Predicted (p*) against measured (S_2), a row per point, at most `MOST_ROWS` of them."""
+    """Scatter of predicted (p*) against measured (S_2), at most `MOST_ROWS` rows, a point each."""
     total = len(columns["p_star"])
     if total > MOST_ROWS:
         chosen = np.random.default_rng(seed).choice(total, MOST_ROWS, replace=False)

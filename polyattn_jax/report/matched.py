@@ -11,7 +11,7 @@ _PROSE = Prose("polyattn_jax.report")
 
 
 def answered_rows(summary: AuditSummary) -> Section | None:
-    """Measured and predicted safety on the rows of the needle prompts, by target and head set."""
+    """Safety on the rows of the needle prompts, measured and predicted, by target and head set."""
     entries, config = summary.matched, summary.config
     if not entries:
         return None

@@ -117,8 +117,8 @@ class Draws:
     """Changes of accuracy in K heads, the top, the bottom and random ones (Tables 17 and 27).
 
     Attributes:
-      random_least: that of the worst random set.
-      random_most: that of the best one, if the paper prints it.
+      random_least: change of the worst random set.
+      random_most: change of the best one, if the paper prints it.
       beaten: number of random sets that do better than the top K heads.
     """
 

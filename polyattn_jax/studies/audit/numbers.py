@@ -60,7 +60,7 @@ EPSILON = 1e-6
 
 
 def bound(rows: Columns, config: AuditConfig) -> tuple[BoundAgreement, ...]:
-    """Predicted (p >= p*) against measured (S_p < 1) safety per suite, bias and degree (Table 8).
+    """Safety by suite, bias and degree: predicted (p >= p*) against measured (S_p < 1) (Table 8).
 
     False negatives are rows that the bound calls safe and the measure does not. In exact arithmetic
     they are ties (S_p = 1), which `false_negative_eps` leaves out. Rows of which rounding leaves

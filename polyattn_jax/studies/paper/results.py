@@ -30,12 +30,12 @@ class StudiedModel:
     """A model that was asked for.
 
     Attributes:
-      model: as it was asked for.
-      name: its own name.
+      model: the model as it was asked for.
+      name: name of the model.
       available: whether it was audited.
       reason: why not; empty where it was.
-      folder: of its audit, in the work folder; empty without one.
-      family: of its architecture; empty without an audit.
+      folder: folder of its audit, in the work folder; empty without one.
+      family: family of its architecture; empty without an audit.
       beside: the paper's model of the same name, or else of the same architecture; null if there
         is none.
       same: whether that has the same weights, by their digest.
@@ -66,12 +66,12 @@ class ClaimResult:
     """A claim of the paper, and whether it holds on our models.
 
     Attributes:
-      claim: in one sentence.
-      where: in the paper.
+      claim: the claim in one sentence.
+      where: section of the paper.
       paper: the paper's own numbers.
       evidence: the files of each audit, and what of them, that it is judged by.
-      verdict: over all models that were measured.
-      by_model: by the name of the model.
+      verdict: verdict over all models that were measured.
+      by_model: findings by the name of the model.
     """
 
     claim: str
@@ -89,7 +89,7 @@ class PaperSummary:
     Attributes:
       models: those that were asked for.
       config: settings of each audit, but for its model.
-      claims: in the order of the paper.
+      claims: judged claims, in the order of the paper.
       rows: number of lines of comparison.parquet.
       compared: how many of them stand beside a number of the paper.
       items: tables, figures and appendices with a number of ours.
