@@ -211,10 +211,8 @@ def ablation(summary: AuditSummary) -> Section | None:
                 [
                     Column("Heads", value=lambda row: row.name),
                     Column("K", value=lambda row: row.size),
-                    Column("Accuracy, %", value=lambda row: percent(row.result.accuracy)),
-                    Column(
-                        "Change, points", value=lambda row: percent(row.result.delta, signed=True)
-                    ),
+                    Column("Accuracy, %", value=lambda row: in_line(row.result.accuracy)),
+                    Column("Change, points", value=lambda row: in_line(row.result.delta, "+.1f")),
                     Column("Lost, won", value=lambda row: f"{row.result.lost}, {row.result.won}"),
                     Column("Loss, nats", ".2f", lambda row: row.result.loss),
                 ],
@@ -276,9 +274,9 @@ def _decisiveness(entries: Sequence[Decisiveness], caption: str, n: int) -> Mark
     )
 
 
-def percent(result: Interval, *, signed: bool = False) -> Cell:
-    """A share with its interval in one line, in percent, without n."""
-    return Cell(rate(result, spec="+.1f" if signed else ".1f").text, numeric=True)
+def in_line(result: Interval, spec: str = ".1f", *, scale: float = 100.0) -> Cell:
+    """A number with its interval in one line, without n: by default in percent."""
+    return rate(result, spec=spec, scale=scale)._replace(note="")
 
 
 def stacked(result: Interval | None, spec: str = ".1f", *, scale: float = 100.0) -> Cell:

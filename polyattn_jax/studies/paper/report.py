@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_jax import report
-from lm_jax.report import Cell, Report, Section, cell, section, table
+from lm_jax.report import Cell, Column, Report, Section, cell, section, table_of
 from lm_jax.report.markup import clean, element
 from lm_jax.report.prose import Prose
 from polyattn_jax.report import paper
@@ -90,9 +90,13 @@ def sections(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> list[Sect
     parts.append(
         section(
             "What has no number here",
-            table(
-                ["Table or figure", "What it shows", "Why there is no number"],
-                [[one.item, one.title, one.reason] for one in summary.unmeasured],
+            table_of(
+                summary.unmeasured,
+                [
+                    Column("Table or figure", value=lambda one: one.item),
+                    Column("What it shows", value=lambda one: one.title),
+                    Column("Why there is no number", value=lambda one: one.reason),
+                ],
                 caption=f"Tables and figures of {PAPER} without a number of ours.",
             ),
         )
@@ -101,47 +105,46 @@ def sections(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> list[Sect
 
 
 def _claims(results: Sequence[ClaimResult]) -> Markup:
-    names = list(results[0].by_model)
-    return table(
-        ["Claim of the paper", *names],
-        [
-            [
-                cell(
-                    claim.claim,
-                    note=f"the paper, {claim.where}: {claim.paper}; ours from {claim.evidence}",
-                ),
-                *(
-                    Cell(finding.text, finding.verdict, TONES.get(finding.verdict, "none"))
-                    for finding in claim.by_model.values()
-                ),
-            ]
-            for claim in results
-        ],
+    def of_model(name: str) -> Column:
+        def value(claim: ClaimResult) -> Cell:
+            finding = claim.by_model[name]
+            return Cell(finding.text, finding.verdict, TONES.get(finding.verdict, "none"))
+
+        return Column(name, value=value)
+
+    def evidence(claim: ClaimResult) -> Cell:
+        note = f"the paper, {claim.where}: {claim.paper}; ours from {claim.evidence}"
+        return cell(claim.claim, note=note)
+
+    return table_of(
+        results,
+        [Column("Claim of the paper", value=evidence), *map(of_model, results[0].by_model)],
         caption=f"Claims of {PAPER}, and what each model says of them.",
     )
 
 
 def _models(models: Sequence[StudiedModel]) -> Section:
-    lines = []
-    for model in models:
-        beside = model.beside or "none of its architecture"
-        if model.same or model.named:
-            beside += f" ({'the same weights' if model.same else paper.UNVERIFIED})"
-        report_at = Markup(element("a", {"href": f"{model.folder}/report.html"}, "its own report"))
-        lines.append(
-            [
-                model.name,
-                cell(report_at) if model.available else "not available",
-                model.family or "–",
-                beside if model.available else "–",
-                model.reason,
-            ]
-        )
+    def audit(model: StudiedModel) -> str | Cell:
+        link = element("a", {"href": f"{model.folder}/report.html"}, "its own report")
+        return cell(Markup(link)) if model.available else "not available"
+
+    def beside(model: StudiedModel) -> str:
+        if not model.available:
+            return "–"
+        known = "the same weights" if model.same else paper.UNVERIFIED if model.named else ""
+        return (model.beside or "none of its architecture") + (f" ({known})" if known else "")
+
     return section(
         "Models",
-        table(
-            ["Model", "Audit", "Family", "Stands beside the paper's", "Why not"],
-            lines,
+        table_of(
+            models,
+            [
+                Column("Model", value=lambda model: model.name),
+                Column("Audit", value=audit),
+                Column("Family", value=lambda model: model.family or "–"),
+                Column("Stands beside the paper's", value=beside),
+                Column("Why not", value=lambda model: model.reason),
+            ],
             caption="Models that were asked for. A model that the paper has not tested stands "
             "beside its model of the same architecture.",
         ),
