@@ -176,6 +176,12 @@ def best_of(cells: Sequence[ConditionResult]) -> ConditionResult:
     return max(cells, key=lambda e: (e.accuracy.estimate, -e.loss))
 
 
+def verdict_counts(entries: Sequence[ConditionResult]) -> str:
+    """How many results have each verdict: "2 preserve, 1 no-go"."""
+    names = [entry.verdict for entry in entries]
+    return ", ".join(f"{names.count(name)} {name}" for name in TONES if name in names)
+
+
 def controls(summary: AuditSummary) -> Finding:
     """Whether the controls hold, on which all other results depend."""
     result, config = summary.controls, summary.config

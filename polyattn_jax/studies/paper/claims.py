@@ -49,11 +49,6 @@ def _recipes(audit: Audit) -> list[ConditionResult]:
     return [entry for entry in audit.summary.sweep if entry.recipe in RECIPES]
 
 
-def _counts(entries: Sequence[ConditionResult]) -> str:
-    names = [entry.verdict for entry in entries]
-    return ", ".join(f"{names.count(name)} {name}" for name in findings.TONES if name in names)
-
-
 def _collapse(entries: Sequence[ConditionResult]) -> ClaimVerdict:
     """Whether all recipes are shown to lose accuracy."""
     verdicts = {entry.verdict for entry in entries}
@@ -75,7 +70,7 @@ def no_drop_in(audit: Audit) -> ClaimFinding:
     if not entries:
         return ABSENT
     best = findings.best_of(entries)
-    text = f"{_counts(entries)}; best {best.recipe}"
+    text = f"{findings.verdict_counts(entries)}; best {best.recipe}"
     collapsed = {entry.verdict for entry in entries} == {"no-go"}
     return ClaimFinding("holds" if collapsed else "undecided", text)
 
@@ -121,19 +116,20 @@ def mostly_unsafe(audit: Audit) -> ClaimFinding:
     ]
     if not shares:
         return ABSENT
-    verdict: ClaimVerdict = "undecided"
-    if any(share.high < UNSAFE for share in shares):
-        verdict = "fails"
-    elif all(share.low >= UNSAFE for share in shares):
-        verdict = "holds"
+    verdict = _judged(
+        shares,
+        fails=any(share.high < UNSAFE for share in shares),
+        holds=all(share.low >= UNSAFE for share in shares),
+    )
     least, most = (100 * end(share.estimate for share in shares) for end in (min, max))
-    verdict = _of_enough(verdict, shares)
     return ClaimFinding(verdict, f"{least:.0f} to {most:.0f} % over {len(shares)} suites")
 
 
-def _of_enough(verdict: ClaimVerdict, shares: Iterable[Interval]) -> ClaimVerdict:
-    """The verdict, if all shares are over enough prompts."""
-    return verdict if min(share.n for share in shares) >= decision.FEWEST else "undecided"
+def _judged(shares: Iterable[Interval], *, fails: bool, holds: bool) -> ClaimVerdict:
+    """The verdict of what shares contradict or satisfy, if all are over enough prompts."""
+    if min(share.n for share in shares) < decision.FEWEST:
+        return "undecided"
+    return "fails" if fails else "holds" if holds else "undecided"
 
 
 def _screened(audit: Audit, *, low: bool) -> list[ConditionResult]:
@@ -153,7 +149,7 @@ def screen(audit: Audit) -> ClaimFinding:
     entries = _screened(audit, low=True)
     if not entries:
         return ClaimFinding("not measured", "no recipe has so few")
-    return ClaimFinding(_collapse(entries), _counts(entries))
+    return ClaimFinding(_collapse(entries), findings.verdict_counts(entries))
 
 
 def no_promise(audit: Audit) -> ClaimFinding:
@@ -163,7 +159,9 @@ def no_promise(audit: Audit) -> ClaimFinding:
         return ClaimFinding("not measured", "no recipe has so many")
     verdicts = {entry.verdict for entry in entries}
     verdict: ClaimVerdict = "holds" if "no-go" in verdicts else "undecided"
-    return ClaimFinding("fails" if verdicts == {"preserve"} else verdict, _counts(entries))
+    return ClaimFinding(
+        "fails" if verdicts == {"preserve"} else verdict, findings.verdict_counts(entries)
+    )
 
 
 def sound_bound(audit: Audit) -> ClaimFinding:
@@ -192,10 +190,12 @@ def few_answers(audit: Audit) -> ClaimFinding:
         return ABSENT
     share = shares[0]
     text = f"{100 * share.estimate:.1f} [{100 * share.low:.1f}, {100 * share.high:.1f}] %"
-    inside, outside = share.low >= 0.03 and share.high <= 0.07, share.high < 0.03
-    outside = outside or share.low > 0.07
-    verdict: ClaimVerdict = "holds" if inside else "fails" if outside else "undecided"
-    return ClaimFinding(_of_enough(verdict, shares), text)
+    verdict = _judged(
+        shares,
+        fails=share.high < 0.03 or share.low > 0.07,
+        holds=share.low >= 0.03 and share.high <= 0.07,
+    )
+    return ClaimFinding(verdict, text)
 
 
 def decisive(audit: Audit) -> ClaimFinding:
@@ -252,12 +252,12 @@ def flat_over_length(audit: Audit) -> ClaimFinding:
         return ABSENT
     text = ", ".join(f"{100 * shares[n].estimate:.0f} % at {n:,}" for n in sorted(shares))
     changes = [difference(*pair) for pair in itertools.permutations(shares.values(), 2)]
-    verdict: ClaimVerdict = "undecided"
-    if any(change.low > FLAT for change in changes):
-        verdict = "fails"
-    elif all(change.high <= FLAT for change in changes):
-        verdict = "holds"
-    return ClaimFinding(_of_enough(verdict, shares.values()), text)
+    verdict = _judged(
+        shares.values(),
+        fails=any(change.low > FLAT for change in changes),
+        holds=all(change.high <= FLAT for change in changes),
+    )
+    return ClaimFinding(verdict, text)
 
 
 def solved(audit: Audit) -> ClaimFinding:
