@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lm_jax import statistics
 from lm_jax.evaluate.multiple_choice.results import ChoiceTask
 from polyattn_jax.audit import decision, head_sets, head_types
 from polyattn_jax.audit.columns import Columns, columns, degrees, where
@@ -21,10 +20,9 @@ from polyattn_jax.audit.concentration import (
     against_softmax,
     cells,
     clusters,
-    dead_fraction,
     decided_share,
     prevalence,
-    safe_fraction,
+    row_shares,
     share,
     unsafe,
 )
@@ -133,28 +131,19 @@ def verdicts(
         if entry is base:
             continue
         recipe = config.by_name[entry.recipe]
-        safe, top_safe, unmeasured = None, None, recipe.unmeasured
-        dead: tuple[statistics.Interval | None, ...] = (None, None)
+        shares, unmeasured = own.get(recipe.name, RowShares()), recipe.unmeasured
         if recipe.degree is not None:
-            args = (rows, suite, recipe.degree, recipe.bias_kind, config)
-            safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)
-            place = (rows, suite, recipe.bias_kind, config)
-            dead = (dead_fraction(*place, None), dead_fraction(*place, top))
-            unmeasured = "no row has a target"
-        elif recipe.name in own:
-            safe, top_safe = own[recipe.name].recipe, own[recipe.name].recipe_top
-            dead = (own[recipe.name].dead, own[recipe.name].dead_top)
+            place = (rows, suite, recipe.degree, recipe.bias_kind, config)
+            shares, unmeasured = row_shares(*place, top), "no row has a target"
         results.append(
             decision.explain(
                 entry,
                 base,
-                safe,
-                top_safe,
+                shares,
                 unmeasured=unmeasured,
                 tolerance=config.tolerance,
                 ablated=bool(config.ablation_heads),
                 unmet=unmet,
-                dead=dead,
             )
         )
     return decision.corrected(results)

@@ -1,7 +1,6 @@
 """Rows in, shares and heads out: the numbers of a check that no audit has."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 
@@ -25,12 +24,14 @@ def row_findings(
     by_head = summary.heads(rows, audited.shape)
     top = summary.ranking(by_head)[: config.top_heads]
     kind = "zero" if at_zero else "auto"
-    maps = itertools.product((degree, None), (None, top))
-    safe = [concentration.safe_fraction(rows, suite, p, kind, config, k) for p, k in maps]
-    dead = [concentration.dead_fraction(rows, suite, kind, config, k) for k in (None, top)]
+    shares = concentration.row_shares(rows, suite, degree, kind, config, top)
+    softmax, softmax_top = (
+        concentration.safe_fraction(rows, suite, None, kind, config, heads) for heads in (None, top)
+    )
+    shares = dataclasses.replace(shares, softmax=softmax, softmax_top=softmax_top)
     compared = concentration.against_softmax(where(rows, suite=suite, bias_kind=kind), config)
     against = next((entry for entry in compared if entry.p == degree), None)
-    return RowShares(*safe, *dead), against
+    return shares, against
 
 
 def unsafe(safe: RowShares) -> RowShares:

@@ -62,12 +62,10 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
     decided = decision.explain(
         entry,
         base,
-        safe.recipe,
-        safe.recipe_top,
+        safe,
         unmeasured="no row has a target" if measured else recipe.unmeasured,
         tolerance=settings.tolerance,
         ablated=False,
-        dead=(safe.dead, safe.dead_top),
     )
     return CheckResult(
         model=settings.model,
