@@ -336,24 +336,25 @@ def single_conditions(summary: AuditSummary) -> list[ConditionResult]:
     return [entry for entry in summary.single_heads if entry.cell != SOFTMAX.name]
 
 
-def next_step(summary: AuditSummary) -> str:
-    """What to do with the best recipe."""
+def best_recipe(summary: AuditSummary) -> str | None:
+    """The recipe of highest accuracy on the needle; None where none was tried."""
     base = softmax_of(summary.sweep)
     others = [entry for entry in summary.sweep if entry is not base]
-    if not others:
+    return best_of(others).recipe if others else None
+
+
+def next_step(summary: AuditSummary) -> str:
+    """What to do with the best recipe; empty where none was tried."""
+    if (best := best_recipe(summary)) is None:
         return ""
-    best = best_of(others).recipe
     step = next(v.next for v in summary.verdicts if v.recipe == best)
     return f"Next, for {best}: {step}."
 
 
 def as_linear(summary: AuditSummary) -> str:
-    """What the recipe of highest accuracy would cost as linear attention."""
-    base = softmax_of(summary.sweep)
-    others = [entry for entry in summary.sweep if entry is not base]
-    if not others:
+    """What the best recipe would cost as linear attention; empty where none was tried."""
+    if (best := best_recipe(summary)) is None:
         return ""
-    best = best_of(others).recipe
     entry = next(one for one in summary.linear if one.recipe == best)
     return f"As linear attention, {best} has {linear_state.sentence(entry)}."
 
