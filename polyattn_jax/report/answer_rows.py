@@ -23,21 +23,40 @@ from polyattn_jax.report.paper import SETTINGS
 from polyattn_jax.suites import named
 
 
-def _change(
+def _answers(
     audit: Audit,
     item: str,
     entry: ConditionResult,
     suite: str,
     theirs: float | tuple[float, float] | None,
     causes: tuple[str, ...],
+    *,
+    change: bool = False,
 ) -> ComparedNumber:
-    """The accuracy of softmax, or the change of a recipe against it."""
+    """The accuracy of a condition, or the change of a recipe against softmax."""
     of_entry = functools.partial(
         row, audit, item, suite=suite, cell=entry.recipe, n=entry.accuracy.n, causes=causes
     )
-    if entry.cell == SOFTMAX.name:
-        return of_entry("accuracy", entry.accuracy, theirs)
-    return of_entry("change of accuracy", entry.delta, theirs, unit="points")
+    if change and entry.cell != SOFTMAX.name:
+        return of_entry("change of accuracy", entry.delta, theirs, unit="points")
+    return of_entry("accuracy", entry.accuracy, theirs)
+
+
+def answer_differences(
+    audit: Audit,
+    entry: ConditionResult,
+    lengths: tuple[int, int],
+    prompts: int = SETTINGS.prompts,
+) -> tuple[str, ...]:
+    """The `differences` of a recipe on a suite: tokens, ours and the paper's, and its prompts."""
+    calibrated = at_b_auto(entry.recipe)
+    return differences(audit, lengths, (entry.accuracy.n, prompts), calibrated=calibrated)
+
+
+def needle_differences(audit: Audit, entry: ConditionResult) -> tuple[str, ...]:
+    """The `differences` of a recipe on the needle prompts of the sweep."""
+    lengths = (audit.summary.config.sweep_length, SETTINGS.needle_length)
+    return answer_differences(audit, entry, lengths)
 
 
 def literary(audit: Audit) -> Iterator[ComparedNumber]:
@@ -49,20 +68,10 @@ def literary(audit: Audit) -> Iterator[ComparedNumber]:
         suite = named.key(result.suite, result.length)
         lengths = (result.length, SETTINGS.literary_length)
         for entry in findings.by_recipe(result.conditions):
-            base, prompts = entry.cell == SOFTMAX.name, (entry.accuracy.n, SETTINGS.prompts)
-            causes = (
-                *differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe)),
-                *openings_differ(result.suite),
-            )
+            base = entry.cell == SOFTMAX.name
             theirs = of_softmax if base else audit.printed.literary.get(entry.recipe)
-            yield _change(audit, "Table 2", entry, suite, theirs, causes)
-
-
-def needle_differences(audit: Audit, entry: ConditionResult) -> tuple[str, ...]:
-    """The `differences` of a recipe on the needle prompts of the sweep."""
-    lengths = (audit.summary.config.sweep_length, SETTINGS.needle_length)
-    prompts = (entry.accuracy.n, SETTINGS.prompts)
-    return differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe))
+            causes = (*answer_differences(audit, entry, lengths), *openings_differ(result.suite))
+            yield _answers(audit, "Table 2", entry, suite, theirs, causes, change=True)
 
 
 def needle(audit: Audit) -> Iterator[ComparedNumber]:
@@ -71,64 +80,40 @@ def needle(audit: Audit) -> Iterator[ComparedNumber]:
     for entry in findings.by_recipe(audit.summary.sweep):
         base = entry.cell == SOFTMAX.name
         theirs = printed.needle_accuracy(SOFTMAX.name) if base else printed.needle.get(entry.recipe)
-        yield _change(audit, "Table 3", entry, suite, theirs, needle_differences(audit, entry))
+        causes = needle_differences(audit, entry)
+        yield _answers(audit, "Table 3", entry, suite, theirs, causes, change=True)
 
 
 def suites(audit: Audit) -> Iterator[ComparedNumber]:
     """Tables 19 to 22, 30 and 32: harder needles. Appendix I: induction answered."""
     for result in audit.summary.suites:
-        of_suite = functools.partial(row, audit, suite=named.key(result.suite, result.length))
+        suite = named.key(result.suite, result.length)
         for sweep in paper.SWEEPS:
             if sweep.suite != result.suite:
                 continue
             known = set().union(*sweep.accuracy.values())
             theirs = sweep.accuracy.get(audit.printed.name, {})
             for entry in findings.by_recipe(result.conditions):
-                if entry.recipe not in known:
-                    continue
-                lengths, prompts = (result.length, sweep.length), (entry.accuracy.n, sweep.prompts)
-                yield of_suite(
-                    sweep.item,
-                    "accuracy",
-                    entry.accuracy,
-                    theirs.get(entry.recipe),
-                    cell=entry.recipe,
-                    n=entry.accuracy.n,
-                    causes=differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe)),
-                )
+                if entry.recipe in known:
+                    lengths = (result.length, sweep.length)
+                    causes = answer_differences(audit, entry, lengths, sweep.prompts)
+                    number = theirs.get(entry.recipe)
+                    yield _answers(audit, sweep.item, entry, suite, number, causes)
         if result.suite == "induction":
             base, theirs = findings.softmax_of(result.conditions), audit.printed.induction
             nearest = min(theirs, key=lambda known: abs(known - result.length), default=0)
-            lengths = (result.length, nearest or result.length)
-            prompts = (base.accuracy.n, SETTINGS.prompts)
-            yield of_suite(
-                "Appendix I",
-                "accuracy",
-                base.accuracy,
-                theirs.get(nearest),
-                cell=base.recipe,
-                n=base.accuracy.n,
-                causes=differences(audit, lengths, prompts, calibrated=False),
-            )
+            causes = answer_differences(audit, base, (result.length, nearest or result.length))
+            yield _answers(audit, "Appendix I", base, suite, theirs.get(nearest), causes)
 
 
 def fixed_bias(audit: Audit) -> Iterator[ComparedNumber]:
     """Table 29: one bias for all models."""
-    sweep = paper.NUMBERS.fixed_bias
+    sweep, suite = paper.NUMBERS.fixed_bias, audit.summary.config.probe
     theirs = sweep.accuracy.get(audit.printed.name, {})
     for entry in findings.by_recipe(audit.summary.sweep):
         if re.fullmatch(r"relu_p4_b\d+", entry.recipe):
-            yield row(
-                audit,
-                sweep.item,
-                "accuracy",
-                entry.accuracy,
-                theirs.get(entry.recipe),
-                suite=audit.summary.config.probe,
-                cell=entry.recipe,
-                n=entry.accuracy.n,
-                causes=needle_differences(audit, entry),
-            )
+            causes = needle_differences(audit, entry)
+            yield _answers(audit, sweep.item, entry, suite, theirs.get(entry.recipe), causes)
 
 
 def ablation(audit: Audit) -> Iterator[ComparedNumber]:
