@@ -12,6 +12,7 @@ from lm_jax.report.tables import rate
 from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.bias_tables import describe
 from polyattn_jax.audit.results import HeadSet, HybridResult, SingleHead
+from polyattn_jax.report.figures import banded
 from polyattn_jax.report.recipes import FEW_PROMPTS
 from polyattn_jax.studies.check.hybrid import HEADS
 
@@ -133,13 +134,7 @@ def _kept(entry: HeadSet) -> str:
 
 def _series(label: str, entries: list[HeadSet]) -> Series:
     changes = [entry.text.change for entry in entries]
-    return Series(
-        label,
-        [entry.kept for entry in entries],
-        [change.estimate for change in changes],
-        [change.low for change in changes],
-        [change.high for change in changes],
-    )
+    return banded(label, [entry.kept for entry in entries], changes, scale=1.0)
 
 
 def _heads(result: HybridResult) -> Section:
