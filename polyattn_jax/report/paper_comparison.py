@@ -5,7 +5,7 @@ paper's four, a number of ours is judged against the paper's if nothing else dif
 models the nearest of the four is shown for orientation, and nothing is judged.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
@@ -22,7 +22,6 @@ from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.report import answer_rows, beside, diagnostic_rows, findings, paper
 from polyattn_jax.report.beside import ComparedNumber
 from polyattn_jax.report.findings import suite_label
-from polyattn_jax.report.paper import PaperModel
 from polyattn_jax.suites import named, openings
 
 _PROSE = Prose("polyattn_jax.report")
@@ -118,30 +117,27 @@ def _theirs(one: ComparedNumber) -> Cell:
 
 
 def _sweep_tables(config: AuditConfig) -> tuple[Markup, Markup]:
-    recipes = list(paper.MODELS[0].needle)
-    names = ["Recipe", *(model.name for model in paper.MODELS)]
+    def sweep(name: str, caption: str) -> Markup:
+        """The changes of accuracy that a field of the paper's models holds, by recipe."""
+        columns = [Column(m.name, "+.1f", getattr(m, name).get) for m in paper.MODELS]
+        return table_of(
+            paper.MODELS[0].needle,
+            [Column("Recipe", value=str), *columns],
+            caption=caption,
+            n="200 prompts per cell",
+        )
 
-    def of(values: Callable[[PaperModel], Mapping[str, float]]) -> list[list[object]]:
-        return [
-            [recipe, *(cell(values(model)[recipe], spec="+.1f") for model in paper.MODELS)]
-            for recipe in recipes
-        ]
-
+    own = "has its own above." if "copying" in config.suites else "has no such probe."
     return (
-        table(
-            names,
-            of(lambda model: model.needle),
-            caption="The paper's Table 3: change of needle accuracy in points at about 1,500 "
-            "tokens; softmax 200 of 200 on each model.",
-            n="200 prompts per cell",
+        sweep(
+            "needle",
+            "The paper's Table 3: change of needle accuracy in points at about 1,500 tokens; "
+            "softmax 200 of 200 on each model.",
         ),
-        table(
-            names,
-            of(lambda model: model.literary),
-            caption="The paper's Table 2: change of accuracy in points on openings of literature, "
-            "500 tokens of padding; softmax 74 to 79 %. This audit "
-            + ("has its own above." if "copying" in config.suites else "has no such probe."),
-            n="200 prompts per cell",
+        sweep(
+            "literary",
+            "The paper's Table 2: change of accuracy in points on openings of literature, 500 "
+            f"tokens of padding; softmax 74 to 79 %. This audit {own}",
         ),
     )
 
