@@ -46,6 +46,10 @@ keep_names(
             for earlier in ("paper_study", "studies.paper_study")
             for module, now in {"": "", ".page": ".report", ".rows": ".numbers"}.items()
         },
+        **{
+            f"studies.paper.{module}": f"report.{module}"
+            for module in ("answer_rows", "beside", "diagnostic_rows")
+        },
     },
 )
 

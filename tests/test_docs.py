@@ -278,11 +278,6 @@ def test_the_ledger_has_every_table_and_figure_of_a_paper(paper, wanted):
             assert ours == "–", name
 
 
-def test_the_ledger_calls_the_items_of_its_first_paper_as_the_study_does():
-    rows = table_rows(ledger("polyattn"))
-    assert [row[1] for row in rows] == [item.title for item in ITEMS]
-
-
 @pytest.mark.parametrize(
     "claim",
     [

@@ -24,6 +24,11 @@ class AuditedModel:
     config: AuditConfig
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of layers and of heads of a layer."""
+        return self.model.cfg.num_layers, self.model.cfg.num_heads
+
+    @property
     def maps(self) -> tuple[Map, ...]:
         """Every row map of the audit: one table for all stages, so each shape compiles once."""
         c = self.config

@@ -38,13 +38,13 @@ class BiasTable:
 
     Attributes:
       level: what the rule was solved for; all heads of a layer have one bias in "layer".
-      model_sha256: of the model (`ModelIdentity.text`), and `dtype` that of its weights.
+      model_sha256: digest of the model (`ModelIdentity.text`); `dtype` is that of its weights.
       budget: share of the softmax mass allowed below minus the bias.
       length: tokens of each text.
       texts: how many there are.
       rows: score rows behind the bias of each head or layer.
-      passes: over the model.
-      biases: by layer and head.
+      passes: number of passes over the model.
+      biases: b by layer and head.
       mass: average mass below minus the bias, by layer and head.
     """
 
@@ -118,7 +118,7 @@ def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
         model_calibration.check_source(path, stored, audited)
         return stored
     config, cfg = audited.config, audited.model.cfg
-    shape = (cfg.num_layers, cfg.num_heads)
+    shape = audited.shape
     texts_UT, _ = model_calibration.calibration_tokens(audited)
     texts_UT = texts_UT[:, : config.calibrated_at]
     sets = shape if level == "head" else (cfg.num_layers, 1)

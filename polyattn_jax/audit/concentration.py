@@ -30,7 +30,7 @@ from lm_jax import statistics
 from polyattn_jax.audit.audit_suites import TEXTS
 from polyattn_jax.audit.columns import Columns, degrees, take, where
 from polyattn_jax.audit.config import AuditConfig
-from polyattn_jax.audit.results import ActiveMedians, Prevalence, SoftmaxComparison
+from polyattn_jax.audit.results import ActiveMedians, Prevalence, RowShares, SoftmaxComparison
 from polyattn_jax.recipes.diagnostic import (
     Safety,
     Status,
@@ -242,7 +242,7 @@ def safe_fraction(
     """Share of rows with S_p < 1, over all heads or the given flat head numbers.
 
     A dead row counts, and is not safe. A `degree` of None is softmax, read on the same rows. None
-    where the degree is none of the diagnosed ones, or no row has a target.
+    where the degree was not diagnosed, or no row has a target.
     """
     if degree is not None and degree not in degrees(rows):
         return None
@@ -258,6 +258,16 @@ def dead_fraction(
 ) -> statistics.Interval | None:
     """Share of the rows of `safe_fraction` that are dead."""
     return dead_share(_of_suite(rows, suite, kind, heads), config)
+
+
+def row_shares(
+    rows: Columns, suite: str, degree: float, kind: str, config: AuditConfig, top: np.ndarray
+) -> RowShares:
+    """The safe and the dead rows of one degree, over all heads and the flat head numbers `top`."""
+    safe = (safe_fraction(rows, suite, degree, kind, config, heads) for heads in (None, top))
+    dead = (dead_fraction(rows, suite, kind, config, heads) for heads in (None, top))
+    names = ("recipe", "recipe_top", "dead", "dead_top")
+    return RowShares(**dict(zip(names, (*safe, *dead), strict=True)))
 
 
 def dead_share(c: Columns, config: AuditConfig) -> statistics.Interval | None:
@@ -305,10 +315,10 @@ def comparison(
     Args:
       place: suite, kind of bias and degree of the result.
       missed: rows that the recipe does not concentrate.
-      change: of the head's output, per row.
+      change: relative change of the head's output, per row.
       c: rows that have a target.
       spread: rows that softmax does not concentrate.
-      config: of the audit.
+      config: settings of the audit.
     """
     suite, kind, p = place
     prompts = clusters(c, config)

@@ -183,6 +183,11 @@ class AuditConfig(Settings):
         return self.calibration_length or self.sweep_length
 
     @property
+    def probe(self) -> str:
+        """The needle suite on which recipes are tried."""
+        return named.key("niah", self.sweep_length)
+
+    @property
     def one_document(self) -> bool:
         """Whether the texts are windows of one plain text, which count as one."""
         return bool(self.text) and not self.text.endswith(".jsonl")
@@ -255,9 +260,10 @@ def experiment(mode: str, model: str, **settings: Any) -> ConfigDict:
     """The `get_config(mode)` of one model.
 
     Args:
-      mode: "" for the whole audit; "quickstart" for one that two CPU cores finish within minutes
-        on a model of 135 M parameters; "smoke" for one that only shows that everything runs.
-      model: as in `AuditConfig`.
+      mode: name of the mode: "" for the whole audit; "quickstart" for one that two CPU cores finish
+        within minutes on a model of 135 M parameters; "smoke" for one that only shows that
+        everything runs.
+      model: the same as in `AuditConfig`.
       **settings: fields of `AuditConfig` that differ from what experiments share. A mode overrides
         them in turn.
 

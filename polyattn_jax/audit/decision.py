@@ -33,7 +33,7 @@ from scipy import special
 from lm_jax import statistics
 from lm_jax.errors import UsageError
 from polyattn_jax.audit import head_sets
-from polyattn_jax.audit.results import ConditionResult, RecipeVerdict, VerdictName
+from polyattn_jax.audit.results import ConditionResult, RecipeVerdict, RowShares, VerdictName
 
 # At or below this safe share of rows all five such cells of the paper collapsed (its Appendix F).
 SCREEN = 0.03
@@ -68,10 +68,10 @@ def verdict(
     """Whether a recipe keeps the accuracy of softmax.
 
     Args:
-      softmax_right: for each prompt whether softmax answers it rightly, 1-D and boolean.
+      softmax_right: whether softmax answers each prompt rightly, 1-D and boolean.
       recipe_right: the same with the recipe, for the same prompts in the same order.
       tolerance: accuracy that may be lost, as a rate between 0 and 1.
-      level: of the interval and, as 1 - level, of the test.
+      level: level of the interval and, as 1 - level, of the test.
 
     Raises:
       UsageError: for arrays that are no pair of outcomes, or a number that is no rate.
@@ -114,7 +114,7 @@ def unmet_controls(
     Args:
       needle: accuracy on the needle suite of the sweep.
       without: accuracy where the needle was left out; None without such prompts.
-      first_loss, second_loss: on the two copies of random tokens, in nats per token.
+      first_loss, second_loss: losses on the two copies of random tokens, in nats per token.
     """
     counted = f"{head_sets.right(needle)} of {needle.n}"
     unmet = []
@@ -168,14 +168,12 @@ def detectable_loss(
 def explain(
     entry: ConditionResult,
     base: ConditionResult,
-    safe: statistics.Interval | None,
-    top_safe: statistics.Interval | None,
+    shares: RowShares,
     *,
     unmeasured: str,
     tolerance: float,
     ablated: bool,
     unmet: Sequence[str] = (),
-    dead: Sequence[statistics.Interval | None] = (None, None),
 ) -> RecipeVerdict:
     """A recipe's verdict with its reason and the next step (paper, section 6).
 
@@ -183,19 +181,19 @@ def explain(
     case of the paper collapsed, above that anything happens.
 
     Args:
-      entry: of `summary.behaviour`, for the recipe in every head.
+      entry: result of `summary.behaviour` for the recipe in every head.
       base: the same for softmax.
-      safe, top_safe: share of rows with S_p < 1, over all heads and the top K; no dead row is safe.
-      unmeasured: why `safe` is None.
-      tolerance: that of the verdict.
+      shares: shares of rows with S_p < 1 and of dead ones, over all heads and the top K.
+      unmeasured: why a share of safe rows is None.
+      tolerance: tolerance of the verdict.
       ablated: whether head sets were tried in the same run.
-      unmet: of `unmet_controls`; empty where no other control was run than softmax's accuracy.
-      dead: share of rows that are dead, over all heads and the top K.
+      unmet: result of `unmet_controls`; empty where softmax's accuracy was the only control.
     """
     name, n = entry.verdict, base.accuracy.n
     able, needed = head_sets.right(base.accuracy), least_prompts(tolerance)
     points, reading = f"{100 * tolerance:g} points", ""
     low, high = 100 * entry.delta.low, 100 * entry.delta.high
+    safe = shares.recipe
     screened = safe is not None and safe.estimate <= SCREEN
     if not solves(able, n):
         finding = (
@@ -261,9 +259,9 @@ def explain(
         could_decide=able,
         least_prompts=needed,
         safe=safe,
-        top_safe=top_safe,
-        dead=dead[0],
-        top_dead=dead[1],
+        top_safe=shares.recipe_top,
+        dead=shares.dead,
+        top_dead=shares.dead_top,
         loss_p=(p := statistics.noninferiority(entry.lost, entry.won, entry.delta.n, tolerance)),
         loss_p_holm=p,
     )

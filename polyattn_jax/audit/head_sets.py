@@ -103,7 +103,7 @@ def read(path: Path, shape: tuple[int, int]) -> dict[str, np.ndarray]:
     """The sets of a `head_sets.parquet` as masks `[L, N]`, by the cell of `answers.parquet`.
 
     Raises:
-      BadInputError: if a head is none of a model of this shape.
+      BadInputError: if a model of this shape does not have a head.
     """
     rows = pq.read_table(path, columns=["cell", "layer", "head"]).to_pydict()
     layer, head = np.array(rows["layer"], int), np.array(rows["head"], int)

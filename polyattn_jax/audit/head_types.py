@@ -27,7 +27,7 @@ UNKNOWN = "unknown"  # without induction prompts there are no features
 
 
 def successors(tokens: Sequence[int]) -> np.ndarray:
-    """For each token the place after its latest earlier occurrence, -1 where it is new."""
+    """The place after the latest earlier occurrence of each token, -1 where it is new."""
     places: dict[int, int] = {}
     results = []
     for place, token in enumerate(tokens):

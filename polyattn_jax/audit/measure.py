@@ -34,7 +34,7 @@ class Diagnosis(NamedTuple):
       rows: statistics by kind of target, leaves `[L, bias, B, N, Q, ...]`.
       softmax: S of softmax by kind of target, `[L, B, N, Q]`.
       change: relative change of the head's output, `[L, bias, B, N, Q, degree]`.
-      features: of the softmax pattern, leaves `[L, B, N, Q]`.
+      features: features of the softmax pattern, leaves `[L, B, N, Q]`.
     """
 
     rows: dict[str, RowStats]

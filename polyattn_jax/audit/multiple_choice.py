@@ -52,8 +52,8 @@ def evaluate(
     Args:
       audited: the model.
       folder: the work folder.
-      conditions: of `stages.sweep_conditions`, softmax first.
-      questions: by task; without any the result is empty.
+      conditions: result of `stages.sweep_conditions`, softmax first.
+      questions: questions by task; without any the result is empty.
 
     Raises:
       StoppedError: a process was asked to stop; what was scored is kept.

@@ -1,8 +1,9 @@
 """What an audit, a check, a search and a diagnosis begin with: inputs, model, suites and stores."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from lm_jax.run.config import canonical_json, config_hash
@@ -10,10 +11,22 @@ from lm_jax.run.finished import Inputs, file_inputs
 from lm_jax.study import Opened, Work
 from lm_jax.weights import hub
 from lm_jax.weights.load import identities, resolve
-from polyattn_jax.audit import bias_tables, multiple_choice, units
+from polyattn_jax.audit import (
+    bias_tables,
+    model_calibration,
+    multiple_choice,
+    stages,
+    summary,
+    units,
+)
 from polyattn_jax.audit.audit_suites import build_suites
 from polyattn_jax.audit.audited_model import AuditedModel, load
+from polyattn_jax.audit.columns import columns
 from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.audit.results import ConditionResult, TextLoss
+from polyattn_jax.audit.stages import Condition
+from polyattn_jax.recipes.calibrate import Calibration
+from polyattn_jax.recipes.row_maps import Calibrated, Recipe
 from polyattn_jax.suites import Suite, read_jsonl, read_texts
 from polyattn_jax.suites.texts import SHIPPED
 
@@ -27,6 +40,31 @@ class OpenAudit:
     model: AuditedModel
     suites: Suites
     stores: units.ResultStores
+    folder: Path
+
+    def calibrate(self) -> Calibration:
+        """Calibrates b_auto, or reads what an earlier start found."""
+        return model_calibration.calibrated(self.model, self.folder)
+
+    def biases(self, recipes: Mapping[str, Recipe], b_auto: float | None = None) -> Calibrated:
+        """Every calibrated bias that the recipes ask for, by its name there."""
+        return bias_tables.calibrated(self.model, self.folder, recipes, b_auto)
+
+    def evaluate(self, conditions: Sequence[Condition], suite: str) -> dict[str, ConditionResult]:
+        """Asks for or resumes the answers to a suite; the results of the stage by condition."""
+        stages.evaluate(self.model, self.stores, conditions, {suite: self.suites[suite]})
+        answers = columns(self.stores.answers.read())
+        results = summary.behaviour(answers, conditions[0].stage, self.model.config)
+        return {result.cell: result for result in results}
+
+    def text_losses(
+        self, conditions: Sequence[Condition], suite: str, *, one_document: bool = False
+    ) -> dict[str, TextLoss]:
+        """Measures or resumes the loss on texts; the results of the stage by condition."""
+        stages.text_losses(self.model, self.stores, conditions, self.suites[suite])
+        losses, stage = columns(self.stores.text_losses.read()), conditions[0].stage
+        results = summary.text_losses(losses, stage, one_document=one_document)
+        return {result.cell: result for result in results}
 
 
 def opened(config: AuditConfig) -> Opened:
@@ -109,4 +147,4 @@ def open_audit(
     )
     identity = fingerprint(audited, suites)
     with units.open_stores(work.path, identity, config.degrees) as stores:
-        yield OpenAudit(audited, suites, stores)
+        yield OpenAudit(audited, suites, stores, work.path)

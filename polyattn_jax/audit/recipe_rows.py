@@ -130,8 +130,7 @@ def diagnose(
 ) -> None:
     """Measures or resumes the rows of every diagnosed suite under the recipes, at their biases."""
     cfg, recipes = audited.model.cfg, tuple(biases)
-    shape = (cfg.num_layers, cfg.num_heads)
-    bias_RLN = np.array([np.broadcast_to(np.float32(biases[r]), shape) for r in recipes])
+    bias_RLN = np.array([np.broadcast_to(np.float32(biases[r]), audited.shape) for r in recipes])
 
     def work(suite: str, batch: Batch) -> dict[str, np.ndarray]:
         tokens_BT, queries_BQ, valid_BT = audited.put(

@@ -149,10 +149,10 @@ def row_columns(
     """The columns of `rows_schema` for one batch; rows of kind "answer" only where a key holds one.
 
     Args:
-      suite: its name.
+      suite: name of the suite.
       batch: the prompts.
-      windows: of each layer, None for none.
-      diagnosis: of the batch.
+      windows: window of each layer, None for none.
+      diagnosis: diagnosis of the batch.
       biases: those of the diagnosis, in its order, by the kind of bias.
       degrees: those of the diagnosis, in its order.
     """

@@ -89,7 +89,7 @@ def head_features(audited: AuditedModel, stores: ResultStores, suites: dict[str,
     """The features of the head types on the first induction prompts, if there are any."""
     if "induction" not in suites:
         return
-    shape = audited.model.cfg.num_layers, audited.model.cfg.num_heads
+    shape = audited.shape
 
     def work(_name: str, batch: Batch) -> dict[str, np.ndarray]:
         valid_BT = batch.valid_BT
@@ -121,7 +121,7 @@ def head_features(audited: AuditedModel, stores: ResultStores, suites: dict[str,
 
 def control(audited: AuditedModel, stores: ResultStores, suites: dict[str, Suite]) -> None:
     """Softmax on every needle suite and on the control; losses on repeated tokens."""
-    heads = np.zeros((audited.model.cfg.num_layers, audited.model.cfg.num_heads), bool)
+    heads = np.zeros(audited.shape, bool)
     cell = Condition("control", SOFTMAX.name, SOFTMAX, 0.0, heads)
     chosen = {k: s for k, s in suites.items() if k.startswith("niah") or k == "control"}
     evaluate(audited, stores, [cell], chosen)
@@ -242,7 +242,7 @@ def sweep_conditions(
 
     The recipes are those `chosen`, or all of the config.
     """
-    everywhere = np.ones((audited.model.cfg.num_layers, audited.model.cfg.num_heads), bool)
+    everywhere = np.ones(audited.shape, bool)
     recipes = [SOFTMAX, *(parse_recipe(text) for text in chosen or audited.config.recipes)]
     return [Condition(stage, r.name, r, resolve_bias(r, calibrated), everywhere) for r in recipes]
 
@@ -256,8 +256,7 @@ def ablation_conditions(
     """The ablation's recipe in no head and in each of the head sets (`head_sets`)."""
     recipe = parse_recipe(audited.config.ablation_recipe)
     bias = resolve_bias(recipe, calibrated)
-    shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
     return [
-        Condition(stage, name, recipe, bias, head_sets.mask(flat, shape))
+        Condition(stage, name, recipe, bias, head_sets.mask(flat, audited.shape))
         for name, flat in {SOFTMAX.name: np.empty(0, int), **sets}.items()
     ]

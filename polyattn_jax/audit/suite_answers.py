@@ -62,7 +62,7 @@ def failure(prompt: Prompt, step: int, predicted: int) -> str:
     """Empty for a right answer; else the name of the needle that decoding copies, or "other".
 
     Args:
-      prompt: with the needles that were not asked for in its `meta`.
+      prompt: the prompt; its `meta` has the needles that were not asked for.
       step: the token of the answer that is judged.
       predicted: what decoding writes there, after the answer's own tokens before it.
     """

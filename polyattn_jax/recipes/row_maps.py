@@ -14,12 +14,7 @@ import types
 from typing import Any
 
 from kernels.row_map_attention import maps
-from kernels.row_map_attention.maps import (
-    RowMap,
-    ramapuram_sigmoid,
-    relu_over_length,
-    relu_power,
-)
+from kernels.row_map_attention.maps import RowMap, ramapuram_sigmoid, relu_over_length, relu_power
 from lm_jax.errors import UsageError, nearest
 from polyattn_jax.recipes.feature_maps import FeatureMap
 from polyattn_jax.recipes.field_maps import FieldMap

@@ -35,7 +35,7 @@ def obstacles(
 
 
 def model_obstacles(summary: AuditSummary, model: PaperModel) -> list[str]:
-    """As `obstacles`, of weights of the paper's name but not its shape, dtype or type of file."""
+    """The obstacles of weights of the paper's name but not its shape, dtype or type of file."""
     results = []
     if (summary.layers, summary.heads) != (model.layers, model.heads):
         results.append(
@@ -48,7 +48,7 @@ def model_obstacles(summary: AuditSummary, model: PaperModel) -> list[str]:
 
 
 def dtype_obstacles(summary: AuditSummary) -> list[str]:
-    """As `obstacles`, of the dtype of weights and computation."""
+    """The obstacles of the dtype of weights and computation."""
     dtype = summary.config.dtype
     return [f"{dtype} (paper: {DTYPE})"] * (dtype != DTYPE)
 
@@ -59,22 +59,13 @@ def is_verified(summary: AuditSummary, model: PaperModel) -> bool:
 
 
 def calibration_obstacles(summary: AuditSummary) -> list[str]:
-    """As `obstacles`, of b_auto."""
+    """The obstacles of b_auto."""
     ours = summary.calibration.length
-    return obstacles((ours, paper.CALIBRATION_LENGTH), what="b_auto")
+    return obstacles((ours, paper.SETTINGS.calibration_length), what="b_auto")
 
 
 def needle_obstacles(summary: AuditSummary, model: PaperModel) -> list[str]:
-    """As `obstacles`, of the needle sweep."""
+    """The obstacles of the needle sweep."""
     ours = findings.softmax_of(summary.sweep).accuracy.n
-    length = summary.config.sweep_length, paper.NEEDLE_LENGTH
-    return model_obstacles(summary, model) + obstacles(length, (ours, paper.PROMPTS))
-
-
-def prevalence_obstacles(
-    summary: AuditSummary, model: PaperModel, row: paper.Prevalence, length: int, prompts: int
-) -> list[str]:
-    """As `obstacles`, of the unsafe rows of one suite and bias: `prompts` of `length` tokens."""
-    result = model_obstacles(summary, model)
-    result += obstacles((length, row.length), (prompts, paper.PROMPTS))
-    return result + calibration_obstacles(summary) * (row.bias_kind == "auto")
+    length = summary.config.sweep_length, paper.SETTINGS.needle_length
+    return model_obstacles(summary, model) + obstacles(length, (ours, paper.SETTINGS.prompts))

@@ -101,24 +101,26 @@ def calibration_curve(calibration: Calibration, *, n: str) -> "alt.LayerChart":
     )
 
 
+def banded(
+    label: str, x: Sequence[float], results: Sequence[Interval], *, scale: float = 100.0
+) -> report.Series:
+    """A curve with its intervals as a band: by default in percent."""
+    ends = ([scale * getattr(one, end) for one in results] for end in ("estimate", "low", "high"))
+    return report.Series(label, x, *ends)
+
+
 def lost_and_sharpened(
     entries: Sequence[SoftmaxComparison], *, where: str, top: float
 ) -> "alt.LayerChart":
     """Shares of rows that softmax, only softmax, and only r^p concentrates, against the degree."""
     degrees = [entry.p for entry in entries]
-    series = []
-    for label, results in (
-        ("lost: only softmax concentrates", [entry.lost for entry in entries]),
-        ("sharpened: only rᵖ does", [entry.sharpened for entry in entries]),
-    ):
-        parts = (
-            [100 * getattr(one, end) for one in results] for end in ("estimate", "low", "high")
-        )
-        series.append(report.Series(label, degrees, *parts))
     sharp = [100 * entry.concentrated / entry.rows for entry in entries]
-    series.append(report.Series("all that softmax concentrates", degrees, sharp))
     return report.curves(
-        series,
+        [
+            banded("lost: only softmax concentrates", degrees, [e.lost for e in entries]),
+            banded("sharpened: only rᵖ does", degrees, [e.sharpened for e in entries]),
+            report.Series("all that softmax concentrates", degrees, sharp),
+        ],
         log_x=True,
         x_ticks=degrees,
         y_range=(0.0, top),
@@ -157,7 +159,7 @@ def degree_histogram(
 
 
 def bound_scatter(columns: Columns, *, degree: int, seed: int, where: str) -> "alt.LayerChart":
-    """Predicted (p*) against measured (S_2), a row per point, at most `MOST_ROWS` of them."""
+    """Scatter of predicted (p*) against measured (S_2), at most `MOST_ROWS` rows, a point each."""
     total = len(columns["p_star"])
     if total > MOST_ROWS:
         chosen = np.random.default_rng(seed).choice(total, MOST_ROWS, replace=False)
@@ -247,12 +249,9 @@ def _by_length(
     y_label: str,
     n: str,
 ) -> "alt.LayerChart":
-    lengths, series = [entry.length for entry in entries], []
-    for label, shares in results.items():
-        ends = ([100 * getattr(s, end) for s in shares] for end in ("estimate", "low", "high"))
-        series.append(report.Series(label, lengths, *ends))
+    lengths = [entry.length for entry in entries]
     return report.curves(
-        series,
+        [banded(label, lengths, shares) for label, shares in results.items()],
         log_x=True,
         x_ticks=lengths,
         y_range=(-4.0, 104.0),

@@ -176,11 +176,17 @@ def best_of(cells: Sequence[ConditionResult]) -> ConditionResult:
     return max(cells, key=lambda e: (e.accuracy.estimate, -e.loss))
 
 
+def verdict_counts(entries: Sequence[ConditionResult]) -> str:
+    """How many results have each verdict: "2 preserve, 1 no-go"."""
+    names = [entry.verdict for entry in entries]
+    return ", ".join(f"{names.count(name)} {name}" for name in TONES if name in names)
+
+
 def controls(summary: AuditSummary) -> Finding:
     """Whether the controls hold, on which all other results depend."""
     result, config = summary.controls, summary.config
     length = config.sweep_length
-    needle = result.accuracy[f"niah_{length}"]
+    needle = result.accuracy[config.probe]
     without = result.accuracy.get("control")
     first, second = result.first_copy.loss.estimate, result.second_copy.loss.estimate
     text = f"softmax finds the needle in {counted(needle)} prompts at {length:,} tokens"
@@ -330,24 +336,25 @@ def single_conditions(summary: AuditSummary) -> list[ConditionResult]:
     return [entry for entry in summary.single_heads if entry.cell != SOFTMAX.name]
 
 
-def next_step(summary: AuditSummary) -> str:
-    """What to do with the best recipe."""
+def best_recipe(summary: AuditSummary) -> str | None:
+    """The recipe of highest accuracy on the needle; None where none was tried."""
     base = softmax_of(summary.sweep)
     others = [entry for entry in summary.sweep if entry is not base]
-    if not others:
+    return best_of(others).recipe if others else None
+
+
+def next_step(summary: AuditSummary) -> str:
+    """What to do with the best recipe; empty where none was tried."""
+    if (best := best_recipe(summary)) is None:
         return ""
-    best = best_of(others).recipe
     step = next(v.next for v in summary.verdicts if v.recipe == best)
     return f"Next, for {best}: {step}."
 
 
 def as_linear(summary: AuditSummary) -> str:
-    """What the recipe of highest accuracy would cost as linear attention."""
-    base = softmax_of(summary.sweep)
-    others = [entry for entry in summary.sweep if entry is not base]
-    if not others:
+    """What the best recipe would cost as linear attention; empty where none was tried."""
+    if (best := best_recipe(summary)) is None:
         return ""
-    best = best_of(others).recipe
     entry = next(one for one in summary.linear if one.recipe == best)
     return f"As linear attention, {best} has {linear_state.sentence(entry)}."
 

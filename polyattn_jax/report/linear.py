@@ -1,6 +1,6 @@
 """The section of a report on linear attention: feature maps, states, and the cache they replace."""
 
-from lm_jax.report import Section, cell, section, table
+from lm_jax.report import Column, Section, cell, section, table_of
 from lm_jax.report.prose import Prose
 from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.report.findings import by_recipe
@@ -12,37 +12,23 @@ def cost(summary: AuditSummary) -> Section | None:
     """What every recipe costs as linear attention; None without recipes."""
     if not summary.linear:
         return None
-    lines = [
-        [
-            entry.recipe,
-            "yes" if entry.finite else cell("no", note=entry.reason),
-            *map(
-                cell,
-                (
-                    entry.degree,
-                    entry.features,
-                    entry.tensor_features,
-                    entry.state,
-                    entry.cache_tokens,
-                ),
-            ),
-        ]
-        for entry in by_recipe(summary.linear)
-    ]
     return section(
         "Linear attention: what would a state cost?",
         _PROSE("linear"),
-        table(
+        table_of(
+            by_recipe(summary.linear),
             [
-                "Recipe",
-                "Finite feature map",
-                "Degree",
-                "Features",
-                "without symmetry",
-                "Numbers in the state",
-                "Tokens of KV cache",
+                Column("Recipe", value=lambda e: e.recipe),
+                Column(
+                    "Finite feature map",
+                    value=lambda e: "yes" if e.finite else cell("no", note=e.reason),
+                ),
+                Column("Degree", value=lambda e: e.degree),
+                Column("Features", value=lambda e: e.features),
+                Column("without symmetry", value=lambda e: e.tensor_features),
+                Column("Numbers in the state", value=lambda e: e.state),
+                Column("Tokens of KV cache", value=lambda e: e.cache_tokens),
             ],
-            lines,
             caption=_PROSE("linear_caption"),
         ),
     )

@@ -1,9 +1,8 @@
 """The section of a report on the rows of the needle prompts themselves (Tables 5, 12 and 14)."""
 
-from lm_jax.report import Cell, Section, cell, section, table
+from lm_jax.report import Cell, Column, Section, cell, section, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from lm_jax.statistics import Interval
 from polyattn_jax.audit.results import AuditSummary, MatchedSafety
 from polyattn_jax.report.findings import suite_label
 from polyattn_jax.report.recipes import stacked
@@ -12,60 +11,42 @@ _PROSE = Prose("polyattn_jax.report")
 
 
 def answered_rows(summary: AuditSummary) -> Section | None:
-    """Measured and predicted safety on the rows of the needle prompts, by target and head set."""
+    """Safety on the rows of the needle prompts, measured and predicted, by target and head set."""
     entries, config = summary.matched, summary.config
     if not entries:
         return None
     top = f"top {config.top_heads}"
     n = f"{number(config.niah_n)} prompts"
-    where = suite_label(f"niah_{config.sweep_length}", config)
+    where = suite_label(config.probe, config)
     return section(
         "The rows of the answered prompts: is the answer's key reached?",
         _PROSE("answered_rows", where=where),
-        table(
+        table_of(
+            entries,
             [
-                "Recipe",
-                "All, %",
-                "pred., %",
-                f"{top}, %",
-                "pred., %",
-                f"own {top}, %",
-                "FN",
-                "Dead, %",
-            ],
-            [
-                [
-                    e.recipe,
-                    *map(_cell, (e.all.measured, e.all.predicted, e.top.measured)),
-                    *map(_cell, (e.top.predicted, e.own_top.measured)),
-                    e.top_false_negative,
-                    _dead(e),
-                ]
-                for e in entries
+                Column("Recipe", value=lambda e: e.recipe),
+                Column("All, %", value=lambda e: stacked(e.all.measured)),
+                Column("pred., %", value=lambda e: stacked(e.all.predicted)),
+                Column(f"{top}, %", value=lambda e: stacked(e.top.measured)),
+                Column("pred., %", value=lambda e: stacked(e.top.predicted)),
+                Column(f"own {top}, %", value=lambda e: stacked(e.own_top.measured)),
+                Column("FN", value=lambda e: e.top_false_negative),
+                Column("Dead, %", value=_dead),
             ],
             caption=_PROSE("matched_caption", top=number(config.top_heads)),
             n=n,
         ),
-        table(
+        table_of(
+            entries,
             [
-                "Recipe",
-                "Best key, %",
-                "Dead, %",
-                "Safe, %",
-                "pred., %",
-                "if best, %",
-                "pred., %",
-                f"if best, {top}, %",
-            ],
-            [
-                [
-                    e.recipe,
-                    *map(_cell, (e.answer_is_argmax, e.answer_dead)),
-                    *map(_cell, (e.answer.measured, e.answer.predicted)),
-                    *map(_cell, (e.answer_argmax.measured, e.answer_argmax.predicted)),
-                    _cell(e.answer_argmax_top.measured),
-                ]
-                for e in entries
+                Column("Recipe", value=lambda e: e.recipe),
+                Column("Best key, %", value=lambda e: stacked(e.answer_is_argmax)),
+                Column("Dead, %", value=lambda e: stacked(e.answer_dead)),
+                Column("Safe, %", value=lambda e: stacked(e.answer.measured)),
+                Column("pred., %", value=lambda e: stacked(e.answer.predicted)),
+                Column("if best, %", value=lambda e: stacked(e.answer_argmax.measured)),
+                Column("pred., %", value=lambda e: stacked(e.answer_argmax.predicted)),
+                Column(f"if best, {top}, %", value=lambda e: stacked(e.answer_argmax_top.measured)),
             ],
             caption=_PROSE("answer_caption"),
             n=n,
@@ -77,7 +58,3 @@ def _dead(e: MatchedSafety) -> Cell:
     """Shares of dead rows over all heads, the top ones and the recipe's own top ones."""
     shares = (part.dead for part in (e.all, e.top, e.own_top))
     return cell(", ".join(f"{100 * dead.estimate:.1f}" if dead else "–" for dead in shares))
-
-
-def _cell(share: Interval | None) -> Cell:
-    return stacked(share) if share else cell(None)

@@ -2,13 +2,13 @@
 
 from lm_jax import report
 from lm_jax.evaluate.multiple_choice.results import MetricResult
-from lm_jax.report import Cell, Section, cell, section, table
+from lm_jax.report import Column, Section, cell, section, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report.findings import in_order
-from polyattn_jax.report.recipes import stacked
+from polyattn_jax.report.recipes import p_value, stacked
 
 _PROSE = Prose("polyattn_jax.report")
 
@@ -21,18 +21,15 @@ def comparison(summary: AuditSummary) -> Section | None:
     for name, task in summary.choices.items():
         cut = max(task.cut.values())
         parts.append(
-            table(
-                ["Recipe", "acc, %", "Change, pts", "p", "acc_norm, %", "Change, pts", "p"],
+            table_of(
+                in_order(task.metrics["acc"].accuracy),
                 [
-                    [
-                        recipe,
-                        *(
-                            one
-                            for metric in task.metrics.values()
-                            for one in _cells(metric, recipe)
-                        ),
-                    ]
-                    for recipe in in_order(task.metrics["acc"].accuracy)
+                    Column("Recipe", value=lambda recipe: recipe),
+                    *(
+                        column
+                        for metric, of_metric in task.metrics.items()
+                        for column in _columns(metric, of_metric)
+                    ),
                 ],
                 caption=_PROSE(
                     "choices_caption",
@@ -50,14 +47,23 @@ def comparison(summary: AuditSummary) -> Section | None:
     )
 
 
-def _cells(metric: MetricResult, recipe: str) -> tuple[Cell, Cell, Cell]:
-    accuracy = stacked(metric.accuracy[recipe])
-    if recipe == SOFTMAX.name:
-        return accuracy, cell(None), cell(None)
-    paired = metric.paired[recipe]
-    note = f"{number(paired.lost)} lost, {number(paired.gained)} won"
-    return (
-        accuracy,
-        stacked(paired.change, signed=True),
-        cell(paired.p_value, spec=".2g", note=note),
-    )
+def _columns(name: str, metric: MetricResult) -> list[Column]:
+    """Columns of a metric: accuracy, and the change against softmax of each recipe but itself."""
+    paired = metric.paired
+    return [
+        Column(f"{name}, %", value=lambda recipe: stacked(metric.accuracy[recipe])),
+        Column(
+            "Change, pts",
+            value=lambda recipe: stacked(
+                None if recipe == SOFTMAX.name else paired[recipe].change, "+.1f"
+            ),
+        ),
+        Column(
+            "p",
+            value=lambda recipe: (
+                cell(None)
+                if recipe == SOFTMAX.name
+                else p_value(paired[recipe].p_value, paired[recipe].lost, paired[recipe].gained)
+            ),
+        ),
+    ]

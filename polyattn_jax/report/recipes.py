@@ -4,12 +4,14 @@ Each takes the summary and returns a section of the page; `page.build` puts them
 on rows and heads (`score_rows`).
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from lm_jax import report
-from lm_jax.report import Cell, Column, Section, cell, rate, section, table
+from lm_jax.report import Cell, Column, Section, cell, rate, section, table, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval, wilson
@@ -21,10 +23,11 @@ from polyattn_jax.audit.results import (
     ConditionResult,
     Decisiveness,
     Prevalence,
-    RecipeVerdict,
     SoftmaxComparison,
     SuiteAblation,
+    TextLoss,
 )
+from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report import figures, findings, paper, sharpness
 from polyattn_jax.report.findings import suite_label
 from polyattn_jax.suites import named
@@ -33,47 +36,44 @@ _PROSE = Prose("polyattn_jax.report")
 
 # Intervals over fewer prompts are Student's (`lm_jax.statistics.clustered_bootstrap`).
 FEW_PROMPTS = 30
-_OF_SETS = ("K", "Highest S₂", "Lowest S₂", "Random, worst to best", "Worse than", "Decisive")
 
 
 def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Section:
     """The sweep: every recipe in all heads, on the same prompts as softmax."""
     config, sweep = summary.config, findings.by_recipe(summary.sweep)
-    base = findings.softmax_of(sweep)
-    n = f"{number(base.accuracy.n)} prompts"
-    total = summary.layers * summary.heads * config.sweep_length
+    n = f"{number(findings.softmax_of(sweep).accuracy.n)} prompts"
     verdicts = {v.recipe: v for v in summary.verdicts}
     control = sharpness.softmax_safe(summary)
-    lines = [_sweep_row(entry, verdicts.get(entry.recipe), control) for entry in sweep]
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for entry in sweep:
         if v := verdicts.get(entry.recipe):
             why = "; ".join(filter(None, (v.finding, v.reading)))
             reasons.setdefault((v.verdict, why, v.next), []).append(v.recipe)
+
+    def share(name: str, of_softmax: Interval | None = None) -> Callable[[ConditionResult], Cell]:
+        return lambda e: stacked(getattr(verdicts.get(e.recipe), name, of_softmax))
+
     return section(
         "Substitution: which recipes keep retrieval?",
         _PROSE("substitution", points=f"{100 * config.tolerance:g}"),
-        table(
+        table_of(
+            sweep,
             [
-                "Recipe",
-                "Verdict",
-                "Accuracy, %",
-                "Change, pts",
-                "McNemar p",
-                Column("Loss, nats", ".2f"),
-                "Rank",
-                Column("Dead rows", ",.1f"),
-                "Safe, %",
-                "Dead, %",
-                f"Top {config.top_heads}, %",
-                "Dead, %",
+                Column("Recipe", value=_recipe_cell),
+                *answer_columns(),
+                Column("Loss, nats", ".2f", lambda e: e.loss),
+                Column("Rank", value=_rank),
+                Column("Dead rows", ",.1f", lambda e: e.dead_rows_per_prompt),
+                Column("Safe, %", value=share("safe", control)),
+                Column("Dead, %", value=share("dead")),
+                Column(f"Top {config.top_heads}, %", value=share("top_safe")),
+                Column("Dead, %", value=share("top_dead")),
             ],
-            lines,
             caption=_PROSE(
                 "substitution_caption",
                 length=number(config.sweep_length),
-                comparisons=number(len(lines) - 1),
-                rows=number(total),
+                comparisons=number(len(sweep) - 1),
+                rows=number(summary.layers * summary.heads * config.sweep_length),
                 top=number(config.top_heads),
             ),
             n=n,
@@ -82,71 +82,73 @@ def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Secti
         table(
             ["Recipes", "Verdict", "Because, and next step"],
             [
-                [
-                    ", ".join(names),
-                    verdict_cell(verdict),
-                    cell(f"{reason}.", note=f"Next: {step}."),
-                ]
-                for (verdict, reason, step), names in reasons.items()
+                [", ".join(names), verdict_cell(verdict), cell(f"{why}.", note=f"Next: {step}.")]
+                for (verdict, why, step), names in reasons.items()
             ],
             caption="Reasons and next steps.",
         ),
     )
 
 
-def _sweep_row(
-    entry: ConditionResult, verdict: RecipeVerdict | None, control: Interval | None
-) -> list[object]:
-    rank = entry.median_rank
-    numbers = (
-        entry.loss,
-        int(rank) if rank.is_integer() else cell(rank, spec=",.1f"),
-        entry.dead_rows_per_prompt,
-    )
-    accuracy, dash = stacked(entry.accuracy), cell(None)
-    if verdict is None:
-        safe = stacked(control) if control else dash
-        return [entry.recipe, "baseline", accuracy, dash, dash, *numbers, safe, *[dash] * 3]
-    shares = (verdict.safe, verdict.dead, verdict.top_safe, verdict.top_dead)
-    counts = f"{number(entry.lost)} lost, {number(entry.won)} won"
+def answer_columns(of: Callable[[Any], ConditionResult] = lambda row: row) -> list[Column]:
+    """Columns of the verdict on a recipe, its accuracy and the change against softmax.
+
+    Args:
+      of: function of a row that gives the result.
+    """
+
+    def change(value: Callable[[ConditionResult], Cell]) -> Callable[[Any], Cell]:
+        """The value, and a dash for softmax."""
+        return lambda row: cell(None) if _is_softmax(of(row)) else value(of(row))
+
     return [
-        cell(entry.recipe, note=findings.bias_text(entry.bias)),
-        verdict_cell(verdict.verdict),
-        accuracy,
-        stacked(entry.delta, signed=True),
-        cell(entry.p_value, spec=".2g", note=counts),
-        *numbers,
-        *(stacked(share) if share else dash for share in shares),
+        Column(
+            "Verdict",
+            value=lambda row: "baseline" if _is_softmax(of(row)) else verdict_cell(of(row).verdict),
+        ),
+        Column("Accuracy, %", value=lambda row: stacked(of(row).accuracy)),
+        Column("Change, pts", value=change(lambda e: stacked(e.delta, "+.1f"))),
+        Column("McNemar p", value=change(lambda e: p_value(e.p_value, e.lost, e.won))),
     ]
+
+
+def p_value(value: float, lost: int, won: int) -> Cell:
+    """The p-value of McNemar's test, with the counts that it compares."""
+    return cell(value, spec=".2g", note=f"{number(lost)} lost, {number(won)} won")
+
+
+def _is_softmax(entry: ConditionResult | TextLoss) -> bool:
+    return entry.cell == SOFTMAX.name
+
+
+def _recipe_cell(entry: ConditionResult) -> Cell:
+    note = "" if _is_softmax(entry) else findings.bias_text(entry.bias)
+    return cell(entry.recipe, note=note)
+
+
+def _rank(entry: ConditionResult) -> int | Cell:
+    rank = entry.median_rank
+    return int(rank) if rank.is_integer() else cell(rank, spec=",.1f")
 
 
 def own_prompts(summary: AuditSummary) -> Section | None:
     """The prompts of the user: every recipe in all heads, each with its own verdict."""
     if not summary.prompts:
         return None
-    cells = findings.by_recipe(summary.prompts)
-    base = findings.softmax_of(cells)
-    lines = []
-    for entry in cells:
-        accuracy = stacked(entry.accuracy)
-        loss = cell(entry.loss, spec=".2f")
-        if entry is base:
-            lines.append([entry.recipe, "baseline", accuracy, cell(None), cell(None), loss])
-            continue
-        counts = f"{number(entry.lost)} lost, {number(entry.won)} won"
-        change = stacked(entry.delta, signed=True)
-        p_value = cell(entry.p_value, spec=".2g", note=counts)
-        verdict = verdict_cell(entry.verdict)
-        lines.append([entry.recipe, verdict, accuracy, change, p_value, loss])
+    entries = findings.by_recipe(summary.prompts)
     return section(
         "Your prompts: do they keep their answers?",
         _PROSE("own_prompts", file=Path(summary.config.prompts).name),
-        table(
-            ["Recipe", "Verdict", "Accuracy, %", "Change, pts", "McNemar p", "Loss, nats"],
-            lines,
+        table_of(
+            entries,
+            [
+                Column("Recipe", value=lambda e: e.recipe),
+                *answer_columns(),
+                Column("Loss, nats", ".2f", lambda e: e.loss),
+            ],
             caption="Your prompts. Brackets: 95 % intervals (accuracy: Wilson; change against "
             "softmax: paired, Tango). Loss is of the answer's first token.",
-            n=f"{number(base.accuracy.n)} prompts",
+            n=f"{number(findings.softmax_of(entries).accuracy.n)} prompts",
         ),
     )
 
@@ -157,31 +159,24 @@ def own_texts(summary: AuditSummary) -> Section | None:
         return None
     entries = findings.by_recipe(summary.texts)
     base = findings.softmax_of(entries)
-    lines = [
-        [
-            entry.recipe,
-            nats(entry.loss),
-            cell(None) if entry is base else nats(entry.change, signed=True),
-            _perplexity(entry.perplexity),
-            cell(None) if entry is base else _perplexity(entry.perplexity_ratio),
-            entry.dead_rows_per_text,
-        ]
-        for entry in entries
-    ]
+
+    def against(name: str, spec: str) -> Callable[[TextLoss], Cell]:
+        return lambda e: stacked(None if e is base else getattr(e, name), spec, scale=1.0)
+
     few = FEW_PROMPTS if base.loss.n < FEW_PROMPTS else None
     return section(
         "Your texts: does the model still predict them?",
         _PROSE("own_texts", file=Path(summary.config.text).name),
-        table(
+        table_of(
+            entries,
             [
-                "Recipe",
-                "Loss, nats per token",
-                "Change, nats per token",
-                "Perplexity",
-                "Times softmax",
-                Column("Dead rows", ",.1f"),
+                Column("Recipe", value=lambda e: e.recipe),
+                Column("Loss, nats per token", value=lambda e: stacked(e.loss, ".3f", scale=1.0)),
+                Column("Change, nats per token", value=against("change", "+.3f")),
+                Column("Perplexity", value=lambda e: stacked(e.perplexity, ".4g", scale=1.0)),
+                Column("Times softmax", value=against("perplexity_ratio", ".4g")),
+                Column("Dead rows", ",.1f", lambda e: e.dead_rows_per_text),
             ],
-            lines,
             caption=_PROSE("own_texts_caption", few=few),
             n=f"{number(base.loss.n)} texts, {number(base.tokens)} predicted tokens",
         ),
@@ -192,27 +187,14 @@ def ablation(summary: AuditSummary) -> Section | None:
     """One recipe in some heads: those of highest, of lowest and of random median S_2."""
     if not summary.ablation:
         return None
-    config = summary.config
-    rows = [_ablation_row(findings.softmax_of(summary.ablation), "none: softmax everywhere", 0)]
-    for kind, cells in head_sets.groups(summary.ablation).items():
-        for size, entries in cells.items():
-            for draw, entry in enumerate(entries):
-                which = f"random, seed {draw}" if kind == "random" else f"{kind} of the ranking"
-                rows.append(_ablation_row(entry, which, size))
-    for entry in findings.single_conditions(summary):
-        layer, head = head_sets.layer_and_head(entry.cell)
-        rows.append(_ablation_row(entry, f"layer {layer}, head {head} alone", 1))
-    draws = config.ablation_draws
-    suite = suite_label(summary.ranking_suite, config)
+    config, draws = summary.config, summary.config.ablation_draws
+    n, suite = summary.ablation[0].accuracy.n, suite_label(summary.ranking_suite, config)
     return section(
         "Ablation: which heads need softmax?",
         _PROSE("ablation", recipe=config.ablation_recipe),
         findings.in_part(summary),
-        table(
-            _OF_SETS,
-            [_decisive_row(entry) for entry in summary.decisiveness],
-            caption=_PROSE("decisive_caption", draws=head_sets.FEWEST_DRAWS),
-            n=f"{number(summary.ablation[0].accuracy.n)} prompts per set",
+        _decisiveness(
+            summary.decisiveness, _PROSE("decisive_caption", draws=head_sets.FEWEST_DRAWS), n
         ),
         figures.ablation_curves(
             summary.ablation,
@@ -224,79 +206,86 @@ def ablation(summary: AuditSummary) -> Section | None:
         findings.single_heads(summary),
         report.details(
             "Every head set, with intervals",
-            table(
-                ["Heads", "K", "Accuracy, %", "Change, points", "Lost, won", "Loss, nats"],
-                rows,
+            table_of(
+                _head_sets(summary),
+                [
+                    Column("Heads", value=lambda row: row.name),
+                    Column("K", value=lambda row: row.size),
+                    Column("Accuracy, %", value=lambda row: in_line(row.result.accuracy)),
+                    Column("Change, points", value=lambda row: in_line(row.result.delta, "+.1f")),
+                    Column("Lost, won", value=lambda row: f"{row.result.lost}, {row.result.won}"),
+                    Column("Loss, nats", ".2f", lambda row: row.result.loss),
+                ],
                 caption="Group ablation; 95 % intervals (Wilson, and paired for the change).",
-                n=f"{number(summary.ablation[0].accuracy.n)} prompts per row",
+                n=f"{number(n)} prompts per row",
             ),
         ),
     )
 
 
+class _HeadSet(NamedTuple):
+    """A head set of the ablation in words, its size, and its result."""
+
+    name: str
+    size: int
+    result: ConditionResult
+
+
+def _head_sets(summary: AuditSummary) -> Iterator[_HeadSet]:
+    yield _HeadSet("none: softmax everywhere", 0, findings.softmax_of(summary.ablation))
+    for kind, cells in head_sets.groups(summary.ablation).items():
+        for size, entries in cells.items():
+            for draw, entry in enumerate(entries):
+                which = f"random, seed {draw}" if kind == "random" else f"{kind} of the ranking"
+                yield _HeadSet(which, size, entry)
+    for entry in findings.single_conditions(summary):
+        layer, head = head_sets.layer_and_head(entry.cell)
+        yield _HeadSet(f"layer {layer}, head {head} alone", 1, entry)
+
+
 def _suite_ablation(entry: SuiteAblation, config: AuditConfig) -> Markup:
     base = findings.softmax_of(entry.conditions).accuracy
-    return table(
-        _OF_SETS,
-        [_decisive_row(one) for one in entry.decisiveness],
-        caption=f"The same head sets on {suite_label(named.key(entry.suite, entry.length), config)}"
-        f": prompts that stay right; softmax {findings.counted(base)}.",
-        n=f"{number(base.n)} prompts per set",
+    where = suite_label(named.key(entry.suite, entry.length), config)
+    caption = (
+        f"The same head sets on {where}: prompts that stay right; softmax {findings.counted(base)}."
+    )
+    return _decisiveness(entry.decisiveness, caption, base.n)
+
+
+def _decisiveness(entries: Sequence[Decisiveness], caption: str, n: int) -> Markup:
+    """Whether the heads of highest S_2 do worse than random ones, by their number K."""
+
+    def right(e: Decisiveness, count: int) -> Cell:
+        return cell(count, note=findings.ends(wilson(count, e.n)))
+
+    flags = {None: "too few draws", True: "yes", False: "no"}
+    return table_of(
+        entries,
+        [
+            Column("K", value=lambda e: e.size),
+            Column("Highest S₂", value=lambda e: right(e, e.top)),
+            Column("Lowest S₂", value=lambda e: right(e, e.bottom)),
+            Column("Random, worst to best", value=lambda e: f"{min(e.random)} to {max(e.random)}"),
+            Column("Worse than", value=lambda e: f"{e.beaten} of {len(e.random)}"),
+            Column("Decisive", value=lambda e: flags[e.decisive]),
+        ],
+        caption=caption,
+        n=f"{number(n)} prompts per set",
     )
 
 
-def _decisive_row(entry: Decisiveness) -> list[object]:
-    n, drawn = entry.n, sorted(entry.random)
-    flag = {None: "too few draws", True: "yes", False: "no"}[entry.decisive]
-    ends = [
-        cell(right, note=findings.ends(wilson(right, n))) for right in (entry.top, entry.bottom)
-    ]
-    return [
-        entry.size,
-        *ends,
-        f"{drawn[0]} to {drawn[-1]}",
-        f"{entry.beaten} of {len(drawn)}",
-        flag,
-    ]
+def in_line(result: Interval, spec: str = ".1f", *, scale: float = 100.0) -> Cell:
+    """A number with its interval in one line, without n: by default in percent."""
+    return rate(result, spec=spec, scale=scale)._replace(note="")
 
 
-def _ablation_row(entry: ConditionResult, which: str, size: int) -> list[object]:
-    return [
-        which,
-        size,
-        percent(entry.accuracy),
-        percent(entry.delta, signed=True),
-        f"{entry.lost}, {entry.won}",
-        cell(entry.loss, spec=".2f"),
-    ]
-
-
-def percent(result: Interval, *, signed: bool = False) -> Cell:
-    """A share with its interval in one line, in percent, without n."""
-    return Cell(rate(result, spec="+.1f" if signed else ".1f").text, numeric=True)
-
-
-def stacked(result: Interval, *, signed: bool = False) -> Cell:
-    """A share in percent with its interval under it, for tables of many columns."""
-    spec = "+.1f" if signed else ".1f"
-    low, high = (number(100 * end, spec) for end in (result.low, result.high))
+def stacked(result: Interval | None, spec: str = ".1f", *, scale: float = 100.0) -> Cell:
+    """A number with its interval under it, for tables of many columns: by default in percent."""
+    if result is None:
+        return cell(None)
+    low, high = (number(scale * end, spec) for end in (result.low, result.high))
     note = findings.NO_INTERVAL if findings.unknown_ends(result) else f"[{low}, {high}]"
-    return cell(100 * result.estimate, spec=spec, note=note)
-
-
-def nats(result: Interval, *, signed: bool = False) -> Cell:
-    """A loss or its change with its interval under it."""
-    spec = "+.3f" if signed else ".3f"
-    low, high = (number(end, spec) for end in (result.low, result.high))
-    note = findings.NO_INTERVAL if findings.unknown_ends(result) else f"[{low}, {high}]"
-    return cell(result.estimate, spec=spec, note=note)
-
-
-def _perplexity(result: Interval) -> Cell:
-    """A perplexity or a ratio of two with its interval under it."""
-    low, high = (number(end, ".4g") for end in (result.low, result.high))
-    note = findings.NO_INTERVAL if findings.unknown_ends(result) else f"[{low}, {high}]"
-    return cell(result.estimate, spec=".4g", note=note)
+    return cell(scale * result.estimate, spec=spec, note=note)
 
 
 def suite_cell(entry: Prevalence | SoftmaxComparison | BoundAgreement, config: AuditConfig) -> Cell:

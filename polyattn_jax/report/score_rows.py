@@ -4,18 +4,20 @@ Each takes the summary, and the rows or heads that its figures draw, and returns
 page; `page.build` puts them together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 import numpy as np
 import pyarrow as pa
 
 from lm_jax import report
-from lm_jax.report import Section, cell, section, table
+from lm_jax.report import Column, Section, cell, section, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.columns import Columns
+from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.head_types import TYPES
 from polyattn_jax.audit.results import AuditSummary, BoundAgreement, Prevalence, SoftmaxComparison
 from polyattn_jax.audit.schema import BIASES
@@ -29,22 +31,6 @@ _PROSE = Prose("polyattn_jax.report")
 def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
     """Shares of unsafe rows by suite and bias, and maps of the heads."""
     config, entries = summary.config, findings.by_suite(summary.prevalence)
-    lines = []
-    for entry in entries:
-        middle = entry.median
-        rates = [entry.unsafe.get(str(p)) for p in summary.degrees]
-        lines.append(
-            [
-                suite_cell(entry, config),
-                stacked(entry.softmax) if entry.softmax else cell(None),
-                *(stacked(result) if result else cell(None) for result in rates),
-                cell(middle.s_2 if middle else None),
-                cell(middle.relative_margin if middle else None, spec=".3f"),
-                cell(middle.active if middle else None, spec=",.0f"),
-                stacked(entry.dead),
-                cell(entry.active_rows, note=f"of {number(entry.rows)}"),
-            ]
-        )
     few = any(e.n < FEW_PROMPTS for entry in entries for e in entry.unsafe.values())
     suite = suite_label(summary.ranking_suite, config)
     # Softmax has no bias, so its rows are counted once.
@@ -61,18 +47,17 @@ def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
     return section(
         "Unsafe rows: how often is the target outvoted?",
         _PROSE("unsafe_rows", least=_with_ends(answers[0]), most=_with_ends(answers[-1])),
-        table(
+        table_of(
+            entries,
             [
-                "Suite",
-                "Softmax, %",
-                *(f"p = {p}, %" for p in summary.degrees),
-                "Median S₂",
-                "Median ρ",
-                "Median A",
-                "Dead, %",
-                "Active",
+                _suites(config),
+                *_by_map(summary, lambda e: {"softmax": e.softmax, **e.unsafe}),
+                Column("Median S₂", value=lambda e: getattr(e.median, "s_2", None)),
+                Column("Median ρ", ".3f", lambda e: getattr(e.median, "relative_margin", None)),
+                Column("Median A", ",.0f", lambda e: getattr(e.median, "active", None)),
+                Column("Dead, %", value=lambda e: stacked(e.dead)),
+                Column("Active", value=lambda e: cell(e.active_rows, note=f"of {number(e.rows)}")),
             ],
-            lines,
             caption=_PROSE(
                 "unsafe_caption",
                 b_auto=findings.b_auto(summary.calibration),
@@ -102,26 +87,32 @@ def unsafe_rows(summary: AuditSummary, by_head: Columns) -> Section:
     )
 
 
+def _suites(config: AuditConfig) -> Column:
+    return Column("Suite", value=lambda entry: suite_cell(entry, config))
+
+
+def _by_map(
+    summary: AuditSummary, shares: Callable[[Any], Mapping[str, Interval | None]]
+) -> list[Column]:
+    """Columns of a share under softmax and at each degree, by the names of summary.json."""
+    names = {"softmax": "Softmax, %"} | {str(p): f"p = {p}, %" for p in summary.degrees}
+    return [
+        Column(title, value=lambda row, name=name: stacked(shares(row).get(name)))
+        for name, title in names.items()
+    ]
+
+
 def _of_active(summary: AuditSummary, entries: Sequence[Prevalence]) -> Markup:
     """The shares of active rows alone, which the paper's tables have, folded away."""
-    names = [*map(str, summary.degrees)]
-    lines = [
-        [
-            suite_cell(entry, summary.config),
-            stacked(entry.softmax_active) if entry.softmax_active else cell(None),
-            *(
-                stacked(entry.unsafe_active[name]) if name in entry.unsafe_active else cell(None)
-                for name in names
-            ),
-            stacked(entry.dead),
-        ]
-        for entry in entries
-    ]
     return report.details(
         "The same of active rows alone, as in the paper",
-        table(
-            ["Suite", "Softmax, %", *(f"p = {name}, %" for name in names), "Dead, %"],
-            lines,
+        table_of(
+            entries,
+            [
+                _suites(summary.config),
+                *_by_map(summary, lambda e: {"softmax": e.softmax_active, **e.unsafe_active}),
+                Column("Dead, %", value=lambda e: stacked(e.dead)),
+            ],
             caption="Of active rows: dead rows, whose share is in the last column, are left out.",
             n=f"{_prompts(entries)} per line",
         ),
@@ -130,22 +121,18 @@ def _of_active(summary: AuditSummary, entries: Sequence[Prevalence]) -> Markup:
 
 def _by_window(summary: AuditSummary, entries: Sequence[Prevalence]) -> list[Markup]:
     """Unsafe rows of layers with a sliding window apart from those of full ones, if it has both."""
-    columns = ["softmax", *map(str, summary.degrees)]
-    lines = [
-        [
-            suite_cell(entry, summary.config),
-            {"window": "with a window", "full": "full"}[kind],
-            *(stacked(rates[name]) if name in rates else cell(None) for name in columns),
-        ]
-        for entry in entries
-        for kind, rates in entry.by_window.items()
-    ]
-    if not lines:
+    rows = [(entry, *own) for entry in entries for own in entry.by_window.items()]
+    if not rows:
         return []
+    kinds = {"window": "with a window", "full": "full"}
     return [
-        table(
-            ["Suite", "Layers", "Softmax, %", *(f"p = {p}, %" for p in summary.degrees)],
-            lines,
+        table_of(
+            rows,
+            [
+                Column("Suite", value=lambda row: suite_cell(row[0], summary.config)),
+                Column("Layers", value=lambda row: kinds[row[1]]),
+                *_by_map(summary, lambda row: row[2]),
+            ],
             caption="Unsafe rows of layers with a sliding window and of full ones, dead ones among "
             "them.",
             n=f"{_prompts(entries)} per line",
@@ -168,7 +155,7 @@ def _values_lie(count: int) -> str:
 def against_softmax(summary: AuditSummary, by_head: Columns) -> Section | None:
     """What r^p loses and sharpens where it replaces softmax, and how much it moves each head."""
     entries, config = findings.by_suite(summary.against_softmax), summary.config
-    suite = f"niah_{config.sweep_length}"
+    suite = config.probe
     own = [entry for entry in entries if entry.suite == suite]
     if not own:
         return None
@@ -208,35 +195,20 @@ def _highest(entry: SoftmaxComparison) -> float:
 
 
 def _against_table(summary: AuditSummary, entries: Sequence[SoftmaxComparison]) -> Markup:
-    lines = [
+    return table_of(
+        entries,
         [
-            suite_cell(entry, summary.config),
-            entry.p,
-            stacked(entry.lost),
-            stacked(entry.lost_of_concentrated) if entry.lost_of_concentrated else cell(None),
-            stacked(entry.sharpened),
-            stacked(entry.balance, signed=True),
-            stacked(entry.change),
-            cell(100 * entry.change_90, spec=",.0f"),
-            entry.undecided,
-            cell(entry.rows, note=f"{number(entry.concentrated)} conc."),
-        ]
-        for entry in entries
-    ]
-    return table(
-        [
-            "Suite",
-            "p",
-            "Lost, %",
-            "of conc., %",
-            "Sharpened, %",
-            "Difference, pts",
-            "Change, %",
-            "90th pct., %",
-            "Open",
-            "Rows",
+            _suites(summary.config),
+            Column("p", value=lambda e: e.p),
+            Column("Lost, %", value=lambda e: stacked(e.lost)),
+            Column("of conc., %", value=lambda e: stacked(e.lost_of_concentrated)),
+            Column("Sharpened, %", value=lambda e: stacked(e.sharpened)),
+            Column("Difference, pts", value=lambda e: stacked(e.balance, "+.1f")),
+            Column("Change, %", value=lambda e: stacked(e.change)),
+            Column("90th pct., %", ",.0f", lambda e: 100 * e.change_90),
+            Column("Open", value=lambda e: e.undecided),
+            Column("Rows", value=lambda e: cell(e.rows, note=f"{number(e.concentrated)} conc.")),
         ],
-        lines,
         caption=_PROSE("against_caption"),
         n=f"{number(entries[0].lost.n)} prompts per row" if entries else None,
     )
@@ -277,33 +249,19 @@ def degrees(summary: AuditSummary, rows: pa.Table) -> Section:
 
 def _bound_table(summary: AuditSummary, entries: Sequence[BoundAgreement]) -> Markup:
     ties = {(e.suite, e.bias_kind): e.ties for e in summary.prevalence}
-    lines = [
+    return table_of(
+        findings.by_suite(entries),
         [
-            suite_cell(entry, summary.config),
-            entry.p,
-            stacked(entry.agree) if entry.agree else cell(None),
-            entry.false_negative,
-            entry.false_negative_eps,
-            ties[entry.suite, entry.bias_kind].get(str(entry.p), 0),
-            entry.false_positive,
-            entry.undecided,
-            entry.n,
-        ]
-        for entry in findings.by_suite(entries)
-    ]
-    return table(
-        [
-            "Suite",
-            "p",
-            "Agree, %",
-            "False negatives",
-            "beyond 10⁻⁶",
-            "Ties",
-            "False positives",
-            "Open",
-            "Rows (n)",
+            _suites(summary.config),
+            Column("p", value=lambda e: e.p),
+            Column("Agree, %", value=lambda e: stacked(e.agree)),
+            Column("False negatives", value=lambda e: e.false_negative),
+            Column("beyond 10⁻⁶", value=lambda e: e.false_negative_eps),
+            Column("Ties", value=lambda e: ties[e.suite, e.bias_kind].get(str(e.p), 0)),
+            Column("False positives", value=lambda e: e.false_positive),
+            Column("Open", value=lambda e: e.undecided),
+            Column("Rows (n)", value=lambda e: e.n),
         ],
-        lines,
         caption=_PROSE("bound_caption"),
     )
 
@@ -314,17 +272,23 @@ def head_types(summary: AuditSummary, by_head: Columns) -> Section | None:
     if result is None:
         return None
     size, top, bottom = result.size, result.top, result.bottom
-    lines = []
-    for kind in TYPES:
+
+    def median(kind: str) -> float | None:
         own = by_head["s_2"][by_head["type"] == kind]
-        median = cell(float(np.median(own)) if own.size else None)
-        lines.append([kind, result.all[kind], top[kind], bottom[kind], median])
+        return float(np.median(own)) if own.size else None
+
     return section(
         "Head types: what kind of heads are unsafe?",
         _PROSE("head_types", diffuse=top["diffuse"], sinks=bottom["sink"], size=size),
-        table(
-            ["Type", "Heads", f"in the top {size}", f"in the bottom {size}", "Median S₂ of heads"],
-            lines,
+        table_of(
+            TYPES,
+            [
+                Column("Type", value=lambda kind: kind),
+                Column("Heads", value=lambda kind: result.all[kind]),
+                Column(f"in the top {size}", value=lambda kind: top[kind]),
+                Column(f"in the bottom {size}", value=lambda kind: bottom[kind]),
+                Column("Median S₂ of heads", value=median),
+            ],
             caption=_PROSE(
                 "head_types_caption",
                 prompts=number(int(by_head["prompts"][0])),

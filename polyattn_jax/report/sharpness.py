@@ -8,8 +8,8 @@ from polyattn_jax.report import findings
 
 def entries(summary: AuditSummary, kind: str) -> list[SoftmaxComparison]:
     """The comparisons with softmax on the needle rows of the sweep, ascending by degree."""
-    suite = f"niah_{summary.config.sweep_length}"
-    own = [e for e in summary.against_softmax if (e.suite, e.bias_kind) == (suite, kind)]
+    place = (summary.config.probe, kind)
+    own = [e for e in summary.against_softmax if (e.suite, e.bias_kind) == place]
     return sorted(own, key=lambda entry: entry.p)
 
 
@@ -25,7 +25,7 @@ def of_recipe(summary: AuditSummary, recipe: str) -> SoftmaxComparison | None:
 
 def softmax_safe(summary: AuditSummary) -> Interval | None:
     """The share of safe rows under softmax itself."""
-    probe = f"niah_{summary.config.sweep_length}", "auto"
+    probe = summary.config.probe, "auto"
     for entry in summary.prevalence:
         if (entry.suite, entry.bias_kind) == probe and entry.softmax:
             unsafe = entry.softmax

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_jax import report
-from lm_jax.report import Cell, Column, Section, cell, section, table
+from lm_jax.report import Cell, Column, Section, cell, section, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
-from polyattn_jax.audit.results import AuditSummary, ConditionResult, SuiteResult
+from polyattn_jax.audit.results import AuditSummary, SuiteResult
 from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report import figures, findings
-from polyattn_jax.report.recipes import stacked, verdict_cell
+from polyattn_jax.report.recipes import answer_columns, stacked
 
 _PROSE = Prose("polyattn_jax.report")
 
@@ -22,26 +22,22 @@ def named_suites(summary: AuditSummary) -> Section | None:
         return None
     parts = []
     for name, entries in by_suite(summary).items():
-        lines = [
-            _line(entry, condition)
-            for entry in entries
-            for condition in findings.by_recipe(entry.conditions)
-        ]
+        rows = [(entry, one) for entry in entries for one in findings.by_recipe(entry.conditions)]
         parts.append(
             report.details(
                 f"Answers to {findings.suite_name(name)}",
-                table(
+                table_of(
+                    rows,
                     [
-                        "Recipe",
-                        "Tokens",
-                        "Verdict",
-                        "Accuracy, %",
-                        "Change, pts",
-                        "McNemar p",
-                        Column("Loss, nats", ".2f"),
-                        "Wrong answers",
+                        Column("Recipe", value=lambda row: row[1].recipe),
+                        Column("Tokens", value=lambda row: row[0].length),
+                        *answer_columns(lambda row: row[1]),
+                        Column("Loss, nats", ".2f", lambda row: row[1].loss),
+                        Column(
+                            "Wrong answers",
+                            value=lambda row: wrong_answers(row[0].failures[row[1].cell]),
+                        ),
                     ],
-                    lines,
                     caption=_PROSE("suite_caption", suite=findings.suite_name(name)),
                     n=f"{number(summary.config.suite_n)} prompts per row",
                 ),
@@ -62,23 +58,24 @@ def by_length(entries: Sequence[SuiteResult], summary: AuditSummary) -> list[Any
     """
     name = findings.suite_name(entries[0].suite)
     n = f"{number(summary.config.suite_n)} prompts per cell"
-    lengths = [number(entry.length) for entry in entries]
-    lines = []
-    for condition in findings.by_recipe(entries[0].conditions):
-        cells = {
-            e.length: next(c for c in e.conditions if c.cell == condition.cell) for e in entries
-        }
-        safe = [(entry.safe[condition.cell], entry.dead[condition.cell]) for entry in entries]
-        lines.append(
-            [
-                condition.recipe,
-                *(stacked(cells[entry.length].accuracy) for entry in entries),
-                *(_safe(*shares) for shares in safe),
-            ]
+    cells = {(entry.length, one.cell): one for entry in entries for one in entry.conditions}
+    columns = [Column("Recipe", value=lambda one: one.recipe)]
+    columns += [
+        Column(
+            f"{number(entry.length)} tokens, right %",
+            value=lambda one, entry=entry: stacked(cells[entry.length, one.cell].accuracy),
         )
-    columns = ["Recipe", *(f"{length} tokens, right %" for length in lengths)]
-    columns += [f"{length} tokens, safe %" for length in lengths]
-    parts = [table(columns, lines, caption=_PROSE("length_caption", suite=name), n=n)]
+        for entry in entries
+    ]
+    columns += [
+        Column(
+            f"{number(entry.length)} tokens, safe %",
+            value=lambda one, entry=entry: _safe(entry.safe[one.cell], entry.dead[one.cell]),
+        )
+        for entry in entries
+    ]
+    rows = findings.by_recipe(entries[0].conditions)
+    parts = [table_of(rows, columns, caption=_PROSE("length_caption", suite=name), n=n)]
     if len(entries) > 1:
         curves = [figures.accuracy_by_length(entries, name=name, n=n)]
         if all(entry.safe[SOFTMAX.name] for entry in entries):
@@ -111,20 +108,3 @@ def wrong_answers(failures: Mapping[str, int]) -> str:
     """Counts of wrong answers, those that copy a needle first: "4 fake, 1 other"."""
     kinds = sorted(failures, key=lambda kind: (kind == "other", kind))
     return ", ".join(f"{number(failures[kind])} {kind}" for kind in kinds)
-
-
-def _line(entry: SuiteResult, condition: ConditionResult) -> Sequence[object]:
-    base = findings.softmax_of(entry.conditions)
-    wrong = wrong_answers(entry.failures[condition.cell])
-    accuracy = stacked(condition.accuracy)
-    if condition is base:
-        change = "baseline", accuracy, cell(None), cell(None)
-    else:
-        note = f"{number(condition.lost)} lost, {number(condition.won)} won"
-        change = (
-            verdict_cell(condition.verdict),
-            accuracy,
-            stacked(condition.delta, signed=True),
-            cell(condition.p_value, spec=".2g", note=note),
-        )
-    return [condition.recipe, entry.length, *change, condition.loss, wrong]

@@ -1,7 +1,7 @@
 """Audits beside a model of the paper, of the numbers in a synthetic summary."""
 
 from polyattn_jax.report import paper
-from polyattn_jax.studies.paper.beside import Audit
+from polyattn_jax.report.beside import Audit
 
 LLAMA = paper.MODELS[0]
 

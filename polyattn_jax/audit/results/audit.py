@@ -25,7 +25,7 @@ class CopyResult:
     """Softmax on one of the two copies of random tokens.
 
     Attributes:
-      loss: per token.
+      loss: loss per token.
       top_1: share of tokens that are the most likely one.
       tokens: how many were predicted, over all prompts.
     """
@@ -134,7 +134,7 @@ class SuiteAblation:
       suite: name of the suite, one of `suites.named.NAMES`.
       length: tokens that are read of each prompt.
       conditions: one recipe in no head and in each head set.
-      decisiveness: by size of the head sets.
+      decisiveness: what the ranking decides, by size of the head sets.
     """
 
     suite: str
@@ -151,9 +151,9 @@ class AuditSummary:
       layers: number of layers of the model.
       heads: query heads of each layer.
       degrees: degrees p of S_p.
-      prevalence: by suite and bias.
-      against_softmax: by suite, bias and degree.
-      bound: by suite, bias and degree.
+      prevalence: unsafe rows by suite and bias.
+      against_softmax: rows lost and sharpened, by suite, bias and degree.
+      bound: agreement of bound and measure, by suite, bias and degree.
       sweep: softmax and every recipe in all heads, on the needle prompts.
       prompts: the same on prompts of the user; empty without them.
       texts: softmax and every recipe in all heads, on texts of the user; empty without them.
@@ -161,13 +161,13 @@ class AuditSummary:
         with softmax on the same questions; empty without tasks.
       suites: softmax and every recipe in all heads, by suite and length of `config.suites`; empty
         without them.
-      linear: by recipe, what it costs as linear attention.
-      verdicts: by recipe, on the needle prompts.
+      linear: what each recipe costs as linear attention.
+      verdicts: verdict on each recipe, on the needle prompts.
       matched: S_p on the rows of these prompts, by recipe that is a normalised power.
       ranking_suite: the suite whose rows rank the heads.
       head_types: null without induction prompts.
       ablation: one recipe in no head and in each head set; empty without ablation.
-      decisiveness: by size of the head sets.
+      decisiveness: what the ranking decides, by size of the head sets.
       suite_ablation: the same on the suites of `config.ablation_suites`; empty without them.
       single_heads: the recipe of the ablation in no head, and in single heads at both ends of the
         ranking; empty without `config.single_heads`.

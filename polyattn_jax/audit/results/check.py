@@ -40,8 +40,8 @@ class CheckResult:
 
     Attributes:
       recipe: spec of the recipe.
-      degree: of its row map; null where it has none.
-      bias: of all heads, or by layer and head.
+      degree: degree of its row map; null where it has none.
+      bias: b of all heads, or by layer and head.
       calibration: null where no b_auto was needed.
       measured: whether S_p is defined for the recipe and was measured.
       length: tokens of a needle prompt.

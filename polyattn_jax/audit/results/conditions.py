@@ -27,15 +27,15 @@ class ConditionResult:
 
     Attributes:
       cell: the recipe, or the head set of an ablation, as in `answers.parquet`.
-      bias: of all heads; null where each head has its own.
+      bias: b of all heads; null where each head has its own.
       heads: number of heads that it replaces softmax in.
-      verdict: "undecided" where a control is not met.
+      verdict: verdict on the recipe; "undecided" where a control is not met.
       delta: accuracy less that of softmax.
-      p_value: of the exact two-sided McNemar test.
+      p_value: p-value of the exact two-sided McNemar test.
       lost: number of prompts that only softmax gets right.
       won: number of prompts that only the recipe gets right.
       loss: mean, of the target token.
-      median_rank: of the target among the logits, 0 for the prediction.
+      median_rank: rank of the target among the logits, 0 for the prediction.
       dead_rows_per_prompt: mean over prompts, summed over layers, heads and queries.
     """
 
@@ -62,12 +62,12 @@ class TextLoss:
 
     Attributes:
       cell: the recipe, or a head set.
-      bias: of all heads; null where each head has its own.
+      bias: b of all heads; null where each head has its own.
       heads: number of heads that it replaces softmax in.
       loss: nats per token.
       change: `loss` less that of softmax, paired by text.
       perplexity: exp of `loss`, and of the ends of its interval.
-      perplexity_ratio: over that of softmax, exp of `change`.
+      perplexity_ratio: ratio to that of softmax, exp of `change`.
       tokens: how many were predicted.
       dead_rows_per_text: mean over texts, summed over layers, heads and queries.
     """

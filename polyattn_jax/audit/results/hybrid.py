@@ -33,7 +33,7 @@ class SingleHead:
     """The recipe in one head alone.
 
     Attributes:
-      change: of the loss on the texts of the search, nats per token.
+      change: change of the loss on the texts of the search, nats per token.
       rank: 0 for the head that costs most.
     """
 
@@ -49,7 +49,7 @@ class HeadSet:
 
     Attributes:
       kept: number of heads that keep softmax.
-      seed: of the random heads that keep it; null where they are those that cost most.
+      seed: seed of the random heads that keep it; null for the heads that cost most.
       text: loss on the texts of the measurement.
       needle: accuracy on the needle prompts.
       accepted: whether both hold.
@@ -68,13 +68,13 @@ class HybridResult:
 
     Attributes:
       search: what was tried.
-      bias: of all heads, or by layer and head.
+      bias: b of all heads, or by layer and head.
       layers: number of layers of the model.
       heads: query heads of each layer.
       search_texts: number of texts that ranked the heads.
       documents: number of documents that all texts come from; fewer than texts where they are
         windows of a document, which are not independent.
-      singles: by layer and head.
+      singles: results of single heads, by layer and head.
       softmax: loss of softmax on the texts of the measurement.
       softmax_needle: accuracy of softmax on the needle prompts.
       frontier: ranked sets by the number of heads kept, each followed by the random ones.

@@ -28,14 +28,14 @@ class MatchedSafety:
     """One recipe on the rows of the needle prompts of the sweep (Tables 5, 12 and 14).
 
     Attributes:
-      p: its degree.
-      all: over all heads, the target being the argmax.
-      top: over the `config.top_heads` heads of highest median S_2 at b_auto.
-      own_top: over as many of highest median S_p at the recipe's own degree and bias.
+      p: degree of the recipe.
+      all: shares over all heads, the target being the argmax.
+      top: shares over the `config.top_heads` heads of highest median S_2 at b_auto.
+      own_top: shares over as many of highest median S_p at the recipe's degree and bias.
       top_false_negative: rows of `top` predicted safe and measured unsafe.
       answer_is_argmax: share of rows whose best key holds the answer.
       answer_dead: share of rows whose answer key has no weight.
-      answer: over all heads, the target being the answer's key.
+      answer: shares over all heads, the target being the answer's key.
       answer_argmax: those of `answer` whose best key holds the answer.
       answer_argmax_top: those of `answer_argmax` in the heads of `top`.
     """

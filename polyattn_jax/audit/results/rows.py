@@ -36,8 +36,8 @@ class Prevalence:
       argmax_is_answer: share of all rows whose best key holds the answer; null where no key does.
       softmax: unsafe rate of softmax on the rows of `unsafe`; null without such rows.
       unsafe: unsafe rate by degree, of all rows that have a target; empty without such rows.
-      softmax_active: as `softmax`, of active rows; null without active rows.
-      unsafe_active: as `unsafe`, of active rows; empty without active rows.
+      softmax_active: the same as `softmax`, of active rows; null without active rows.
+      unsafe_active: the same as `unsafe`, of active rows; empty without active rows.
       ties: number of active rows with S_p = 1, by degree.
       undecided: number of rows of `unsafe` that the error bound leaves open, by degree and for
         `softmax`.
@@ -101,7 +101,7 @@ class SoftmaxComparison:
 
 @dataclasses.dataclass(frozen=True)
 class BoundAgreement:
-    """Predicted (p >= p*) against measured (S_p < 1) safety of active rows (Table 8).
+    """Safety of active rows, predicted (p >= p*) against measured (S_p < 1) (Table 8).
 
     Attributes:
       p: the degree.
@@ -131,10 +131,10 @@ class RowShares:
     Dead rows count in each share, and are not safe.
 
     Attributes:
-      recipe: under the recipe, over all heads.
-      recipe_top: under the recipe, over the heads of highest median S_2.
-      softmax: under softmax, on the same rows as `recipe`.
-      softmax_top: under softmax, on the same rows as `recipe_top`.
+      recipe: rows under the recipe, over all heads.
+      recipe_top: rows under the recipe, over the heads of highest median S_2.
+      softmax: rows under softmax, the same rows as `recipe`.
+      softmax_top: rows under softmax, the same rows as `recipe_top`.
       dead: rows that are dead under the recipe, over all heads.
       dead_top: the same over the heads of `recipe_top`.
     """

@@ -17,10 +17,10 @@ class SuiteResult:
       conditions: softmax and every recipe in all heads. An answer is right if greedy decoding
         writes all of it; the loss is per token of the answer. A verdict has the accuracy of
         softmax on this suite as its only control.
-      failures: by recipe, wrong answers by the name of the needle that they copy, or "other".
-      safe: by recipe, share of rows with S_p < 1, of softmax S < 1; a dead row is not safe. Null
+      failures: wrong answers by recipe and by the name of the needle that they copy, or "other".
+      safe: share of rows with S_p < 1 by recipe, of softmax S < 1; a dead row is not safe. Null
         where it is not measured.
-      dead: by recipe, share of the same rows that are dead; null likewise.
+      dead: share of the same rows that are dead, by recipe; null likewise.
     """
 
     suite: str

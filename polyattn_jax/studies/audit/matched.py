@@ -29,10 +29,10 @@ def matched(
     """The matched diagnostic of every recipe of the sweep that is a normalised power.
 
     Args:
-      rows: of `rows.parquet`.
+      rows: columns of `rows.parquet`.
       top: flat numbers of the heads of highest median S_2.
       ranking_suite: the suite whose rows rank the heads.
-      config: of the audit.
+      config: settings of the audit.
     """
     width = int(rows["head"].max()) + 1
     results = []
@@ -40,7 +40,7 @@ def matched(
         p, kind = recipe.degree, recipe.bias_kind
         if p is None:
             continue
-        own = where(rows, suite=f"niah_{config.sweep_length}", bias_kind=kind)
+        own = where(rows, suite=config.probe, bias_kind=kind)
         best = where(own, target="argmax")
         ranked = where(rows, suite=ranking_suite, bias_kind=kind, target="argmax")
         own_top = head_ranking(ranked, p, width)[: config.top_heads]
@@ -88,7 +88,7 @@ def head_ranking(c: Columns, p: float, width: int) -> np.ndarray:
 
 
 def safe_shares(c: Columns, p: int | float, config: AuditConfig) -> SafeShares:
-    """Measured and predicted safety of the active rows of `c`, and its share of dead rows."""
+    """Safety of the active rows of `c`, measured and predicted, and the share of dead rows."""
     dead = dead_share(with_target(c), config)
     active = where(c, status=int(Status.ACTIVE))
     if not len(active["status"]):

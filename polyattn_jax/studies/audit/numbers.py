@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lm_jax import statistics
 from lm_jax.evaluate.multiple_choice.results import ChoiceTask
 from polyattn_jax.audit import decision, head_sets, head_types
 from polyattn_jax.audit.columns import Columns, columns, degrees, where
@@ -21,10 +20,9 @@ from polyattn_jax.audit.concentration import (
     against_softmax,
     cells,
     clusters,
-    dead_fraction,
     decided_share,
     prevalence,
-    safe_fraction,
+    row_shares,
     share,
     unsafe,
 )
@@ -60,7 +58,7 @@ EPSILON = 1e-6
 
 
 def bound(rows: Columns, config: AuditConfig) -> tuple[BoundAgreement, ...]:
-    """Predicted (p >= p*) against measured (S_p < 1) safety per suite, bias and degree (Table 8).
+    """Safety by suite, bias and degree: predicted (p >= p*) against measured (S_p < 1) (Table 8).
 
     False negatives are rows that the bound calls safe and the measure does not. In exact arithmetic
     they are ties (S_p = 1), which `false_negative_eps` leaves out. Rows of which rounding leaves
@@ -100,7 +98,7 @@ def controls(answers: Columns, losses: Columns, config: AuditConfig) -> Controls
     by_suite = {suite: accuracy(where(c, suite=suite)) for suite in dict.fromkeys(c["suite"])}
     first, second = (_copy_result(where(losses, copy=copy), config) for copy in (1, 2))
     unmet = decision.unmet_controls(
-        by_suite[f"niah_{config.sweep_length}"],
+        by_suite[config.probe],
         by_suite.get("control"),
         first.loss.estimate,
         second.loss.estimate,
@@ -127,34 +125,25 @@ def verdicts(
 ) -> tuple[RecipeVerdict, ...]:
     """One verdict per recipe of the sweep; `own` holds the safe shares of `recipe_rows`."""
     base = next(entry for entry in swept if entry.cell == SOFTMAX.name)
-    top, suite = ranking(by_head)[: config.top_heads], f"niah_{config.sweep_length}"
+    top, suite = ranking(by_head)[: config.top_heads], config.probe
     results = []
     for entry in swept:
         if entry is base:
             continue
         recipe = config.by_name[entry.recipe]
-        safe, top_safe, unmeasured = None, None, recipe.unmeasured
-        dead: tuple[statistics.Interval | None, ...] = (None, None)
+        shares, unmeasured = own.get(recipe.name, RowShares()), recipe.unmeasured
         if recipe.degree is not None:
-            args = (rows, suite, recipe.degree, recipe.bias_kind, config)
-            safe, top_safe = safe_fraction(*args, None), safe_fraction(*args, top)
-            place = (rows, suite, recipe.bias_kind, config)
-            dead = (dead_fraction(*place, None), dead_fraction(*place, top))
-            unmeasured = "no row has a target"
-        elif recipe.name in own:
-            safe, top_safe = own[recipe.name].recipe, own[recipe.name].recipe_top
-            dead = (own[recipe.name].dead, own[recipe.name].dead_top)
+            place = (rows, suite, recipe.degree, recipe.bias_kind, config)
+            shares, unmeasured = row_shares(*place, top), "no row has a target"
         results.append(
             decision.explain(
                 entry,
                 base,
-                safe,
-                top_safe,
+                shares,
                 unmeasured=unmeasured,
                 tolerance=config.tolerance,
                 ablated=bool(config.ablation_heads),
                 unmet=unmet,
-                dead=dead,
             )
         )
     return decision.corrected(results)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Cell, Report, Section, section, table
+from lm_jax.report import Cell, Column, Report, Section, section, table, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
@@ -32,6 +32,7 @@ from polyattn_jax.report import (
     suites,
 )
 from polyattn_jax.report.findings import suite_label
+from polyattn_jax.report.recipes import in_line
 from polyattn_jax.studies.audit import terminal
 
 _PROSE = Prose("polyattn_jax.studies.audit")
@@ -104,7 +105,7 @@ def sections(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> list[Se
         matched.answered_rows(summary),
         score_rows.degrees(summary, rows),
         score_rows.head_types(summary, by_head),
-        paper_comparison.paper_comparison(summary, model),
+        paper_comparison.paper_comparison(summary, by_head),
         paper_comparison.differences(summary),
         terms(),
     )
@@ -114,41 +115,31 @@ def sections(summary: AuditSummary, rows: pa.Table, by_head: Columns) -> list[Se
 def controls(summary: AuditSummary) -> Section:
     """Softmax with and without the needle, and the loss on the second copy of random tokens."""
     result, config = summary.controls, summary.config
-    probes = [
-        [
-            suite_label(suite, config),
-            findings.counted(accuracy),
-            recipes.percent(accuracy),
-        ]
-        for suite, accuracy in sorted(result.accuracy.items(), key=_control_place)
-    ]
-    copies = [
-        [
-            name,
-            Cell(report.rate(own.loss, spec=".2f", scale=1.0).text, numeric=True),
-            recipes.percent(own.top_1),
-            own.tokens,
-        ]
-        for name, own in (("first", result.first_copy), ("second", result.second_copy))
-    ]
     return section(
         "Controls: does the model do the task at all?",
         _PROSE("controls"),
         report.grid(
-            table(
-                ["Probe", "Right", "Accuracy, % [95 % interval]"],
-                probes,
+            table_of(
+                sorted(result.accuracy.items(), key=_control_place),
+                [
+                    Column("Probe", value=lambda item: suite_label(item[0], config)),
+                    Column("Right", value=lambda item: findings.counted(item[1])),
+                    Column("Accuracy, % [95 % interval]", value=lambda item: in_line(item[1])),
+                ],
                 caption="Needle probe with softmax; Wilson intervals.",
                 n=_each(entry.n for entry in result.accuracy.values()),
             ),
-            table(
+            table_of(
+                [("first", result.first_copy), ("second", result.second_copy)],
                 [
-                    "Copy",
-                    "Loss, nats per token",
-                    "Top-1 accuracy, %",
-                    "Tokens (n)",
+                    Column("Copy", value=lambda item: item[0]),
+                    Column(
+                        "Loss, nats per token",
+                        value=lambda item: in_line(item[1].loss, ".2f", scale=1.0),
+                    ),
+                    Column("Top-1 accuracy, %", value=lambda item: in_line(item[1].top_1)),
+                    Column("Tokens (n)", value=lambda item: item[1].tokens),
                 ],
-                copies,
                 caption="Random tokens written twice; 95 % bootstrap over prompts.",
                 n=_each([result.first_copy.loss.n]).removesuffix(" per row"),
             ),
@@ -158,7 +149,7 @@ def controls(summary: AuditSummary) -> Section:
 
 def _intervals(summary: AuditSummary) -> str:
     accuracy = summary.controls.accuracy
-    needle, without = accuracy[f"niah_{summary.config.sweep_length}"], accuracy.get("control")
+    needle, without = accuracy[summary.config.probe], accuracy.get("control")
     text = f"95 % Wilson intervals: {findings.ends(needle)} with the needle"
     if without is not None:
         text += f", {findings.ends(without)} without"

@@ -14,7 +14,6 @@ Besides what every study has, the work folder holds
 
 from collections.abc import Sequence
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +25,7 @@ from lm_jax.run.tables import write_table
 from lm_jax.study import Opened, Work
 from polyattn_jax.audit import (
     audit_suites,
-    bias_tables,
     head_sets,
-    model_calibration,
     multiple_choice,
     opening,
     recipe_rows,
@@ -39,7 +36,6 @@ from polyattn_jax.audit import (
 )
 from polyattn_jax.audit.audit_suites import PROMPTS, TEXTS, first_prompts
 from polyattn_jax.audit.columns import columns
-from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.opening import OpenAudit, open_audit
 from polyattn_jax.audit.results import AuditSummary
 from polyattn_jax.audit.results.provenance import read_provenance
@@ -79,18 +75,17 @@ def measure(config: AuditSettings, work: Work) -> AuditSummary:
     with open_audit(config, work) as opened:
         manifests = {name: dict(suite.manifest) for name, suite in opened.suites.items()}
         processes.on_first(lambda: write_json(work.path / "suites.json", manifests))
-        beside = _run_stages(opened, work.path)
-        return _conclude(opened, beside, work.path)
+        return _conclude(opened, _run_stages(opened))
 
 
-def _run_stages(opened: OpenAudit, folder: Path) -> BesideStores:
+def _run_stages(opened: OpenAudit) -> BesideStores:
     audited, stores, suites = opened.model, opened.stores, opened.suites
     config = audited.config
-    calibration = model_calibration.calibrated(audited, folder)
-    calibrated = bias_tables.calibrated(audited, folder, config.with_ablation, calibration.bias)
+    calibration = opened.calibrate()
+    calibrated = opened.biases(config.with_ablation, calibration.bias)
     stages.control(audited, stores, suites)
     _diagnose(opened, calibration, calibrated)
-    answered = _sweep(opened, calibrated, folder)
+    answered = _sweep(opened, calibrated)
     sets = _ablate(opened, calibrated) if config.ablation_heads else {}
     return BesideStores(calibration, calibrated, answered, sets)
 
@@ -109,7 +104,7 @@ def _diagnose(opened: OpenAudit, calibration: Calibration, calibrated: Calibrate
     stages.head_features(audited, stores, suites)
 
 
-def _sweep(opened: OpenAudit, calibrated: Calibrated, folder: Path) -> dict[str, ChoiceTask]:
+def _sweep(opened: OpenAudit, calibrated: Calibrated) -> dict[str, ChoiceTask]:
     """Every recipe in all heads: needles, prompts and texts of the user, tasks, named suites."""
     audited, stores, suites = opened.model, opened.stores, opened.suites
     config = audited.config
@@ -117,15 +112,14 @@ def _sweep(opened: OpenAudit, calibrated: Calibrated, folder: Path) -> dict[str,
     def conditions(stage: str, chosen: Sequence[str] = ()) -> list[Condition]:
         return stages.sweep_conditions(audited, calibrated, stage, chosen)
 
-    probe = _probe(config)
-    stages.evaluate(audited, stores, conditions("sweep"), {probe: suites[probe]})
+    stages.evaluate(audited, stores, conditions("sweep"), {config.probe: suites[config.probe]})
     if PROMPTS in suites:
         stages.evaluate(audited, stores, conditions(PROMPTS), {PROMPTS: suites[PROMPTS]})
     if TEXTS in suites:
         stages.text_losses(audited, stores, conditions(TEXTS), suites[TEXTS])
     answered = multiple_choice.evaluate(
         audited,
-        folder,
+        opened.folder,
         conditions(multiple_choice.SCORES),
         multiple_choice.read_questions(config),
     )
@@ -142,12 +136,11 @@ def _sweep(opened: OpenAudit, calibrated: Calibrated, folder: Path) -> dict[str,
 def _ablate(opened: OpenAudit, calibrated: Calibrated) -> dict[str, np.ndarray]:
     """One recipe in sets of heads, and in single heads; the sets by name."""
     audited, stores, suites = opened.model, opened.stores, opened.suites
-    config, probe = audited.config, _probe(audited.config)
-    shape = audited.model.cfg.num_layers, audited.model.cfg.num_heads
+    config, shape = audited.config, audited.shape
     ranking = summary.ranking(summary.heads(columns(stores.rows.read()), shape))
     sets = head_sets.draw(ranking, config.ablation_heads, config.ablation_draws)
     conditions = stages.ablation_conditions(audited, calibrated, sets)
-    short = {probe: first_prompts(suites[probe], config.ablation_n)}
+    short = {config.probe: first_prompts(suites[config.probe], config.ablation_n)}
     stages.evaluate(audited, stores, conditions, short)
     if further := suite_answers.ablated(suites, config):
         suite_answers.evaluate(audited, stores, conditions, further)
@@ -159,11 +152,10 @@ def _ablate(opened: OpenAudit, calibrated: Calibrated) -> dict[str, np.ndarray]:
     return sets
 
 
-def _conclude(opened: OpenAudit, beside: BesideStores, folder: Path) -> AuditSummary:
+def _conclude(opened: OpenAudit, beside: BesideStores) -> AuditSummary:
     """Writes the tables, and returns the summary of what the stages measured."""
     audited, stores = opened.model, opened.stores
-    config, sets = audited.config, beside.sets
-    shape = (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
+    config, sets, shape = audited.config, beside.sets, audited.shape
     measured = numbers.Tables(
         stores.rows.read(),
         stores.answers.read(),
@@ -176,7 +168,7 @@ def _conclude(opened: OpenAudit, beside: BesideStores, folder: Path) -> AuditSum
         audited.model.sha256,
         audited.model.cfg.family,
         tuple(path.name for path in audited.model.files),
-        read_provenance(folder, config),
+        read_provenance(opened.folder, config),
     )
     linear = [
         linear_state(recipe, resolve_bias(recipe, beside.calibrated), audited.model.cfg)
@@ -191,7 +183,7 @@ def _conclude(opened: OpenAudit, beside: BesideStores, folder: Path) -> AuditSum
         beside.answered,
         suite_answers.results(columns(of_suites), columns(measured.rows), config),
         linear,
-        recipe_rows.shares_of_all(columns(own_rows), audited, _probe(config)),
+        recipe_rows.shares_of_all(columns(own_rows), audited, config.probe),
         suite_answers.ablations(columns(of_suites), config),
     )
     tables = {
@@ -211,12 +203,7 @@ def _conclude(opened: OpenAudit, beside: BesideStores, folder: Path) -> AuditSum
     def write() -> None:
         for name, table in tables.items():
             named = schema.with_model(table, findings.model_name(result))
-            write_table(folder / f"{name}.parquet", named, source.provenance)
+            write_table(opened.folder / f"{name}.parquet", named, source.provenance)
 
     processes.on_first(write)
     return result
-
-
-def _probe(config: AuditConfig) -> str:
-    """The needle suite on which recipes are tried."""
-    return f"niah_{config.sweep_length}"

@@ -3,7 +3,6 @@
 Plain text of at most 100 columns; no text of a run is read as markup.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 import io
 
@@ -144,8 +143,7 @@ def _suite_rows(summary: AuditSummary) -> list[Sequence[str]]:
         if others:
             result = findings.best_of(others)
             best, right = result.recipe, f"{100 * result.accuracy.estimate:.1f}"
-        counts: Counter[str] = Counter(one.verdict for one in others)
-        verdicts = ", ".join(f"{counts[name]} {name}" for name in findings.TONES if counts[name])
+        verdicts = findings.verdict_counts(others)
         name, softmax = findings.suite_name(entry.suite), f"{100 * base.accuracy.estimate:.1f}"
         rows.append((name, f"{entry.length:,}", softmax, best, right, verdicts))
     return rows

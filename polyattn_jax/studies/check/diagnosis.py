@@ -10,7 +10,7 @@ only `check` without `--diagnose` substitutes.
 """
 
 from lm_jax.study import Work
-from polyattn_jax.audit import audit_suites, concentration, model_calibration, stages
+from polyattn_jax.audit import audit_suites, concentration, stages
 from polyattn_jax.audit.audit_suites import TEXTS
 from polyattn_jax.audit.columns import columns, degrees
 from polyattn_jax.audit.opening import open_audit
@@ -29,7 +29,7 @@ def measure(check: CheckConfig, work: Work) -> DiagnosisResult:
         audited, suite = opened.model, opened.suites[TEXTS]
         config = audited.config
         if recipe.bias == "auto":
-            calibration = model_calibration.calibrated(audited, work.path)
+            calibration = opened.calibrate()
             biases["auto"] = calibration.bias
         elif not isinstance(recipe.bias, str):
             biases[recipe.bias_kind] = recipe.bias

@@ -105,7 +105,7 @@ def _remarks(result: DiagnosisResult) -> Iterator[str]:
 
 
 def _bias(entry: Prevalence, result: DiagnosisResult) -> str:
-    """At which bias the rows are read, and at which length it was calibrated."""
+    """The bias at which the rows are read, and the length at which it was calibrated."""
     label, calibration = findings.bias_label(entry.bias_kind), result.calibration
     if entry.bias_kind != "auto" or calibration is None:
         return label

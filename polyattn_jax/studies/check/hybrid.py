@@ -26,27 +26,11 @@ import numpy as np
 from lm_jax.errors import BadInputError
 from lm_jax.run.files import write_json
 from lm_jax.study import Work
-from polyattn_jax.audit import (
-    audit_suites,
-    bias_tables,
-    decision,
-    head_sets,
-    model_calibration,
-    stages,
-    summary,
-)
+from polyattn_jax.audit import audit_suites, bias_tables, decision, head_sets
 from polyattn_jax.audit.audit_suites import TEXTS
 from polyattn_jax.audit.audited_model import AuditedModel
-from polyattn_jax.audit.columns import columns
 from polyattn_jax.audit.opening import OpenAudit, Suites, open_audit
-from polyattn_jax.audit.results import (
-    ConditionResult,
-    HeadSet,
-    HybridResult,
-    Search,
-    SingleHead,
-    TextLoss,
-)
+from polyattn_jax.audit.results import HeadSet, HybridResult, Search, SingleHead
 from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.audit.stages import Condition
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, replaced_heads
@@ -71,7 +55,7 @@ def search(config: CheckConfig, work: Work) -> HybridResult:
     target = Path(config.hybrid)
     check_target(target, work.path / HEADS)
     with open_audit(config.audit, work, suites) as opened:
-        found = _search(opened, config.search, work.path)
+        found = _search(opened, config.search)
     if found.best is not None:
         # The first tells a resumed search that the second is its own.
         write_json(work.path / HEADS, found.best)
@@ -101,13 +85,9 @@ def check_target(target: Path, own: Path) -> None:
 
 def suites(audited: AuditedModel) -> Suites:
     """The needle suite, and the two halves of the texts."""
-    probe = _probe(audited)
-    needles = {name: s for name, s in audit_suites.build_suites(audited).items() if name == probe}
+    probe = audited.config.probe
+    needles = {probe: audit_suites.build_suites(audited)[probe]}
     return needles | split(audit_suites.texts(audited))
-
-
-def _probe(audited: AuditedModel) -> str:
-    return f"niah_{audited.config.sweep_length}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,19 +105,18 @@ class _Conditions:
         ]
 
 
-def _search(opened: OpenAudit, search: Search, folder: Path) -> HybridResult:
+def _search(opened: OpenAudit, search: Search) -> HybridResult:
     audited = opened.model
-    config, shape = audited.config, (audited.model.cfg.num_layers, audited.model.cfg.num_heads)
+    config, shape = audited.config, audited.shape
     recipe = parse_recipe(config.recipes[0])
-    b_auto = None
-    if recipe.bias == "auto":
-        b_auto = model_calibration.calibrated(audited, folder).bias
-    calibrated = bias_tables.calibrated(audited, folder, config.by_name, b_auto)
+    b_auto = opened.calibrate().bias if recipe.bias == "auto" else None
+    calibrated = opened.biases(config.by_name, b_auto)
     conditions = _Conditions(recipe, resolve_bias(recipe, calibrated), shape)
     singles, ranking = _rank_heads(opened, conditions)
     sets = head_sets_of(ranking, search)
     masks = {name: ~head_sets.mask(kept, shape) for name, (_, kept) in sets.items()}
-    text_of, needle_of = _try_sets(opened, conditions(FRONTIER, masks))
+    tried = conditions(FRONTIER, masks)
+    text_of, needle_of = opened.text_losses(tried, MEASURED), opened.evaluate(tried, config.probe)
     frontier = tuple(
         HeadSet(
             kept=len(kept),
@@ -165,7 +144,7 @@ def _search(opened: OpenAudit, search: Search, folder: Path) -> HybridResult:
     texts = audit_suites.texts(audited)
     return HybridResult(
         model=config.model,
-        provenance=read_provenance(folder, config),
+        provenance=read_provenance(opened.folder, config),
         search=search,
         recipe=recipe.spec,
         bias=bias_tables.plain(conditions.bias),
@@ -185,34 +164,20 @@ def _rank_heads(
     opened: OpenAudit, conditions: _Conditions
 ) -> tuple[tuple[SingleHead, ...], np.ndarray]:
     """What each head costs alone on the texts of the search, and the heads by that, most first."""
-    audited, stores, shape = opened.model, opened.stores, conditions.shape
+    shape = conditions.shape
     single = {f"{i}": head_sets.mask(np.array([i]), shape) for i in range(shape[0] * shape[1])}
     alone = conditions(head_sets.SINGLE, single)
-    stages.text_losses(audited, stores, alone, opened.suites[SEARCH])
-    losses = summary.text_losses(columns(stores.text_losses.read()), head_sets.SINGLE)
-    by_cell = {entry.cell: entry.change for entry in losses}
-    change = np.array([by_cell[name].estimate for name in single])
+    losses = opened.text_losses(alone, SEARCH)
+    change = np.array([losses[name].change.estimate for name in single])
     # Ties, and what is not finite, by layer and head; the latter cost most.
     ranking = np.argsort(-np.nan_to_num(change, nan=np.inf), kind="stable")
     rank = np.empty(len(ranking), int)
     rank[ranking] = np.arange(len(ranking))
     singles = tuple(
-        SingleHead(i // shape[1], i % shape[1], by_cell[name], int(rank[i]))
+        SingleHead(i // shape[1], i % shape[1], losses[name].change, int(rank[i]))
         for i, name in enumerate(single)
     )
     return singles, ranking
-
-
-def _try_sets(
-    opened: OpenAudit, tried: list[Condition]
-) -> tuple[dict[str, TextLoss], dict[str, ConditionResult]]:
-    """Loss on the texts of the measurement and answers to needles, by condition."""
-    audited, stores, probe = opened.model, opened.stores, _probe(opened.model)
-    stages.text_losses(audited, stores, tried, opened.suites[MEASURED])
-    stages.evaluate(audited, stores, tried, {probe: opened.suites[probe]})
-    changes = summary.text_losses(columns(stores.text_losses.read()), FRONTIER)
-    needles = summary.behaviour(columns(stores.answers.read()), FRONTIER, audited.config)
-    return {e.cell: e for e in changes}, {e.cell: e for e in needles}
 
 
 def split(texts: Suite) -> dict[str, Suite]:

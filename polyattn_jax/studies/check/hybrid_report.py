@@ -7,11 +7,12 @@ import numpy as np
 
 from lm_jax import report
 from lm_jax.console.terminal import format_table
-from lm_jax.report import Column, Report, Section, Series, cell, section, table
+from lm_jax.report import Column, Report, Section, Series, section, table_of
 from lm_jax.report.tables import rate
 from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.bias_tables import describe
-from polyattn_jax.audit.results import HeadSet, HybridResult
+from polyattn_jax.audit.results import HeadSet, HybridResult, SingleHead
+from polyattn_jax.report.figures import banded
 from polyattn_jax.report.recipes import FEW_PROMPTS
 from polyattn_jax.studies.check.hybrid import HEADS
 
@@ -37,7 +38,7 @@ def build(result: HybridResult, target: Path, folder: Path) -> Report:
     return Report(
         f"Which heads may go: {Path(result.model).name}, {result.recipe}",
         lambda: sections(result),
-        lead=[report.verdict(conclusion(result), _softmax(result))],
+        lead=[report.verdict(conclusion(result), f"S{_softmax(result)[1:]}")],
         lines=[format_hybrid(result), *_saved(result, target, folder)],
         facts={"config_hash": result.provenance.config_hash},
     )
@@ -73,7 +74,7 @@ def conclusion(result: HybridResult) -> str:
 def _softmax(result: HybridResult) -> str:
     base, needle = result.softmax, result.softmax_needle
     return (
-        f"Softmax: {base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
+        f"softmax: {base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
         f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}.{_caution(result)}"
     )
 
@@ -98,31 +99,7 @@ def _frontier(result: HybridResult) -> Section:
     draws = [[e for e in result.frontier if e.seed == seed] for seed in range(result.search.draws)]
     lines = [_series("softmax in the heads that cost most", ranked)]
     lines += [_series(f"in random heads, {seed}", own) for seed, own in enumerate(draws) if own]
-    columns = [
-        Column("K", "d"),
-        Column("Replaced", "d"),
-        "Softmax in",
-        "Change, nats",
-        "Needle",
-        "Verdict",
-        "Accepted",
-    ]
     total = result.layers * result.heads
-    rows = [
-        [
-            entry.kept,
-            total - entry.kept,
-            "cost most" if entry.seed is None else f"random {entry.seed}",
-            rate(entry.text.change, spec="+.3f", scale=1.0),
-            rate(entry.needle.accuracy),
-            entry.needle.verdict,
-            "yes" if entry.accepted else "no",
-        ]
-        for entry in result.frontier
-    ]
-    caption = (
-        f"On {result.softmax.loss.n} texts and {result.softmax_needle.accuracy.n} needle prompts."
-    )
     return section(
         "Frontier",
         report.curves(
@@ -133,19 +110,31 @@ def _frontier(result: HybridResult) -> Section:
             n=result.softmax.loss.n,
             h_lines=[(result.search.max_loss, "limit"), (0.0, "softmax")],
         ),
-        table(columns, rows, caption=caption),
+        table_of(
+            result.frontier,
+            [
+                Column("K", "d", lambda e: e.kept),
+                Column("Replaced", "d", lambda e: total - e.kept),
+                Column("Softmax in", value=_kept),
+                Column("Change, nats", value=lambda e: rate(e.text.change, spec="+.3f", scale=1.0)),
+                Column("Needle", value=lambda e: rate(e.needle.accuracy)),
+                Column("Verdict", value=lambda e: e.needle.verdict),
+                Column("Accepted", value=lambda e: "yes" if e.accepted else "no"),
+            ],
+            caption=f"On {result.softmax.loss.n} texts and {result.softmax_needle.accuracy.n} "
+            "needle prompts.",
+        ),
     )
+
+
+def _kept(entry: HeadSet) -> str:
+    """Which heads keep softmax."""
+    return "cost most" if entry.seed is None else f"random {entry.seed}"
 
 
 def _series(label: str, entries: list[HeadSet]) -> Series:
     changes = [entry.text.change for entry in entries]
-    return Series(
-        label,
-        [entry.kept for entry in entries],
-        [change.estimate for change in changes],
-        [change.low for change in changes],
-        [change.high for change in changes],
-    )
+    return banded(label, [entry.kept for entry in entries], changes, scale=1.0)
 
 
 def _heads(result: HybridResult) -> Section:
@@ -156,16 +145,6 @@ def _heads(result: HybridResult) -> Section:
         cost_LN[head.layer, head.head] = head.change.estimate
         place = "recipe" if (head.layer, head.head) in replaced else "softmax"
         titles[head.layer][head.head] = place if replaced else f"rank {head.rank + 1}"
-    columns = ["Head", "Change, nats", "In the saved set"]
-    rows = [
-        [
-            f"{head.layer}.{head.head}",
-            rate(head.change, spec="+.4f", scale=1.0),
-            cell(None) if not replaced else titles[head.layer][head.head],
-        ]
-        for head in sorted(result.singles, key=lambda each: each.rank)
-    ]
-    caption = f"The recipe in one head alone, on {result.search_texts} texts; layer.head."
     return section(
         "Single heads",
         report.heat_map(
@@ -178,24 +157,42 @@ def _heads(result: HybridResult) -> Section:
             titles=titles,
             n=result.search_texts,
         ),
-        report.details("All heads", table(columns, rows, caption=caption)),
+        report.details(
+            "All heads",
+            table_of(
+                _by_cost(result),
+                [
+                    Column("Head", value=lambda h: f"{h.layer}.{h.head}"),
+                    Column("Change, nats", value=lambda h: rate(h.change, spec="+.4f", scale=1.0)),
+                    Column(
+                        "In the saved set",
+                        value=lambda h: titles[h.layer][h.head] if replaced else None,
+                    ),
+                ],
+                caption=f"The recipe in one head alone, on {result.search_texts} texts; "
+                "layer.head.",
+            ),
+        ),
     )
+
+
+def _by_cost(result: HybridResult) -> list[SingleHead]:
+    """The heads by what they cost alone, most first."""
+    return sorted(result.singles, key=lambda head: head.rank)
 
 
 def format_hybrid(result: HybridResult) -> str:
     """The frontier and the accepted heads as plain text of at most 80 columns."""
     total = result.layers * result.heads
-    base, needle = result.softmax, result.softmax_needle
     head = (
         f"{result.recipe} (b = {describe(result.bias)}) in all heads of {result.model} but K; "
-        f"softmax: {base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
-        f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}.{_caution(result)}"
+        f"{_softmax(result)}"
     )
     rows = [
         (
             f"{entry.kept}",
             f"{total - entry.kept}",
-            "cost most" if entry.seed is None else f"random {entry.seed}",
+            _kept(entry),
             f"{entry.text.change.estimate:+.3f} [{entry.text.change.low:+.3f}, "
             f"{entry.text.change.high:+.3f}]",
             f"{head_sets.right(entry.needle.accuracy)}",
@@ -205,9 +202,8 @@ def format_hybrid(result: HybridResult) -> str:
     ]
     heads = ("K", "replaced", "softmax in", "change, nats [95 %]", "needle", "verdict")
     lines = [*textwrap.wrap(head, 80), "", format_table(heads, rows, left=(2, 5)), ""]
-    worst = sorted(result.singles, key=lambda each: each.rank)[:10]
     text = "heads that cost most alone: " + ", ".join(
-        f"{h.layer}.{h.head} {h.change.estimate:+.3f}" for h in worst
+        f"{h.layer}.{h.head} {h.change.estimate:+.3f}" for h in _by_cost(result)[:10]
     )
     lines += textwrap.wrap(f"{text} (layer.head, nats, {result.search_texts} other texts)", 80)
     if result.best is None:

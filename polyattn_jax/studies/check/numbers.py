@@ -1,7 +1,6 @@
 """Rows in, shares and heads out: the numbers of a check that no audit has."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 
@@ -21,16 +20,18 @@ def row_findings(
     Rows were measured at b = 0 and at one other bias: the recipe's own, or b_auto where the recipe
     has b = 0 (`at_zero`). Heads are ranked at the other one.
     """
-    config, cfg = audited.config, audited.model.cfg
-    by_head = summary.heads(rows, (cfg.num_layers, cfg.num_heads))
+    config = audited.config
+    by_head = summary.heads(rows, audited.shape)
     top = summary.ranking(by_head)[: config.top_heads]
     kind = "zero" if at_zero else "auto"
-    maps = itertools.product((degree, None), (None, top))
-    safe = [concentration.safe_fraction(rows, suite, p, kind, config, k) for p, k in maps]
-    dead = [concentration.dead_fraction(rows, suite, kind, config, k) for k in (None, top)]
+    shares = concentration.row_shares(rows, suite, degree, kind, config, top)
+    softmax, softmax_top = (
+        concentration.safe_fraction(rows, suite, None, kind, config, heads) for heads in (None, top)
+    )
+    shares = dataclasses.replace(shares, softmax=softmax, softmax_top=softmax_top)
     compared = concentration.against_softmax(where(rows, suite=suite, bias_kind=kind), config)
     against = next((entry for entry in compared if entry.p == degree), None)
-    return RowShares(*safe, *dead), against
+    return shares, against
 
 
 def unsafe(safe: RowShares) -> RowShares:

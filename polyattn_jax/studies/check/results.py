@@ -40,13 +40,13 @@ class DiagnosisResult:
     Attributes:
       texts: how many were read, or windows of a plain text.
       documents: how many they are of; intervals are over these.
-      tokens: of all texts.
+      tokens: number of tokens of all texts.
       degrees: degrees p of S_p.
-      degree: of the recipe; null where S_p is not defined for it.
-      calibration: of b_auto; null where the recipe does not ask for it.
+      degree: degree of the recipe; null where S_p is not defined for it.
+      calibration: calibration of b_auto; null where the recipe does not ask for it.
       prevalence: unsafe rates by bias.
       against_softmax: rows lost and sharpened, by bias and degree.
-      heads: by bias, layer and head.
+      heads: rows of each head, by bias, layer and head.
     """
 
     model: str

@@ -17,6 +17,11 @@ from polyattn_jax.suites.texts import SHORTEST
 FOLDER = Path("runs/check")
 # Induction ranks the heads and decides nothing.
 MOST_INDUCTION = 20
+# The settings that an audit has by the same name.
+_OF_AUDIT = (
+    *("model", "dtype", "mesh", "seed", "batch_size", "prompts", "text", "text_length", "haystack"),
+    *("calibration_length", "top_heads"),
+)
 SHARES = Bound(
     "percentages from 0 to below 100",
     lambda values: bool(values) and all(0 <= share < 100 for share in values),
@@ -87,16 +92,7 @@ class CheckConfig(Settings):
     def audit(self) -> AuditConfig:
         """The same as an audit of one recipe, without ablation; rows depend on it."""
         recipe = parse_recipe(self.recipe).spec
-        settings: dict[str, Any] = {
-            "model": self.model,
-            "dtype": self.dtype,
-            "mesh": self.mesh,
-            "seed": self.seed,
-            "batch_size": self.batch_size,
-            "prompts": self.prompts,
-            "text": self.text,
-            "text_length": self.text_length,
-            "haystack": self.haystack,
+        settings: dict[str, Any] = {name: getattr(self, name) for name in _OF_AUDIT} | {
             "niah_lengths": [self.length],
             "niah_n": self.n,
             "control_n": 1,
@@ -104,11 +100,9 @@ class CheckConfig(Settings):
             "induction_n": min(self.n, MOST_INDUCTION),
             "mqar_n": 0,
             "repeated_n": 1,
-            "calibration_length": self.calibration_length,
             "recipes": [recipe],
             "sweep_length": self.length,
             "ablation_recipe": recipe,
-            "top_heads": self.top_heads,
         }
         return from_plain(settings, AuditConfig)
 

@@ -173,9 +173,9 @@ class HeadMatching:
     Attributes:
       cfg: the model.
       row_map: what replaces softmax.
-      bias: its b, of all heads or by layer and head.
+      bias: b of all heads, or by layer and head.
       replaced: (layer, head) of every replaced head.
-      adapters: of queries and keys; not read for a feature map with matrices of its own.
+      adapters: adapters of queries and keys; not read for a feature map with matrices of its own.
       make_batch: function from rows of ids to inputs, targets and masks.
     """
 

@@ -5,7 +5,7 @@ import textwrap
 
 from lm_jax import report
 from lm_jax.console.terminal import format_table
-from lm_jax.report import Column, Points, Report, Section, cell, section, table
+from lm_jax.report import Column, Points, Report, Section, cell, section, table, table_of
 from lm_jax.report.markup import Markup
 from lm_jax.report.tables import rate
 from lm_jax.statistics import Interval
@@ -103,17 +103,12 @@ def _prediction(summary: DistillSummary) -> Section:
     points = Points(
         "replaced heads", [h.safe_before for h in heads], [h.repaired for h in heads], titles
     )
-    ranks = [
-        ("error before", summary.error_rank),
-        ("repaired", summary.repair_rank),
-        ("error after", summary.after_rank),
-    ]
     return section(
         QUESTION,
         answer(summary),
         table(
             ["Safe share before, ranked against", "Spearman"],
-            [[name, _rank(rank)] for name, rank in ranks],
+            [[name, _rank(rank)] for name, rank in _ranks(summary).items()],
             caption="Rank correlation over the replaced heads; intervals resample heads.",
         ),
         report.scatter(
@@ -126,38 +121,36 @@ def _prediction(summary: DistillSummary) -> Section:
     )
 
 
+def _ranks(summary: DistillSummary) -> dict[str, Interval | None]:
+    """Rank correlations of the safe share before training, by what it is ranked against."""
+    return {
+        "error before": summary.error_rank,
+        "repaired": summary.repair_rank,
+        "error after": summary.after_rank,
+    }
+
+
 def _rank(rank: Interval | None) -> report.Cell:
     return cell(None) if rank is None else rate(rank, spec="+.2f", scale=1.0)
 
 
 def _heads(summary: DistillSummary) -> Section:
-    columns = [
-        "Head",
-        Column("Safe, softmax", ".2f"),
-        Column("Safe before", ".2f"),
-        Column("Safe after", ".2f"),
-        Column("S before", ".3g"),
-        Column("S after", ".3g"),
-        Column("Error before", ".3g"),
-        Column("Error after", ".3g"),
-        Column("Repaired", ".2f"),
-    ]
-    lines = [
+    shown = table_of(
+        summary.by_head,
         [
-            f"{head.layer}.{head.head}",
-            head.safe_softmax,
-            head.safe_before,
-            head.safe_after,
-            head.s_before,
-            head.s_after,
-            head.error_before,
-            head.error_after,
-            head.repaired,
-        ]
-        for head in summary.by_head
-    ]
-    caption = "Replaced heads, layer.head; S is the median over rows."
-    return section("Heads", report.details("All heads", table(columns, lines, caption=caption)))
+            Column("Head", value=lambda h: f"{h.layer}.{h.head}"),
+            Column("Safe, softmax", ".2f", lambda h: h.safe_softmax),
+            Column("Safe before", ".2f", lambda h: h.safe_before),
+            Column("Safe after", ".2f", lambda h: h.safe_after),
+            Column("S before", ".3g", lambda h: h.s_before),
+            Column("S after", ".3g", lambda h: h.s_after),
+            Column("Error before", ".3g", lambda h: h.error_before),
+            Column("Error after", ".3g", lambda h: h.error_after),
+            Column("Repaired", ".2f", lambda h: h.repaired),
+        ],
+        caption="Replaced heads, layer.head; S is the median over rows.",
+    )
+    return section("Heads", report.details("All heads", shown))
 
 
 def format_summary(summary: DistillSummary) -> str:
@@ -175,13 +168,9 @@ def format_summary(summary: DistillSummary) -> str:
         ("  after", *ends(summary.after, "+.3f")),
         ("  change (paired)", *ends(summary.change, "+.3f")),
     ]
-    for name, rank in (
-        ("safe share and error before", summary.error_rank),
-        ("safe share and repaired", summary.repair_rank),
-        ("safe share and error after", summary.after_rank),
-    ):
+    for name, rank in _ranks(summary).items():
         estimate, interval = ends(rank, "+.2f") if rank else ("none", "")
-        rows.append((name, estimate, interval))
+        rows.append((f"safe share and {name}", estimate, interval))
     lines = [*textwrap.wrap(conclusion(summary), 80), ""]
     lines += [format_table(("", "estimate", "95 % interval"), rows), ""]
     return "\n".join([*lines, *textwrap.wrap(answer(summary), 80)])

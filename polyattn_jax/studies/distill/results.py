@@ -74,7 +74,7 @@ class DistillSummary:
 
     Attributes:
       recipe: spec of the recipe.
-      bias: of all heads, or by layer and head.
+      bias: b of all heads, or by layer and head.
       trained: "matrices of the feature map" or "adapters of queries and keys".
       parameters: number of trained numbers.
       layers: number of layers of the model.
@@ -85,10 +85,10 @@ class DistillSummary:
       windows: number of windows measured.
       documents: number of documents that they are of.
       tokens: number of tokens predicted in them.
-      error_before, error_after: over all replaced heads, sum of |z' - z|^2 over that of |z|^2, each
-        head on the stream of the frozen model.
-      error_change: after less before, paired.
-      softmax_loss: of the frozen model, nats per token.
+      error_before, error_after: sum of |z' - z|^2 over that of |z|^2, over all replaced heads, each
+        on the stream of the frozen model.
+      error_change: difference, after less before, paired.
+      softmax_loss: loss of the frozen model, nats per token.
       before, after: loss of the hybrid less that of softmax, paired.
       change: loss after less before, paired.
       error_rank, repair_rank, after_rank: rank correlation (Spearman) over the replaced heads of

@@ -27,7 +27,7 @@ class DistillConfig(Training):
       budget: share of the softmax mass allowed below minus the calibrated bias.
       batch_size: windows of one update, on all devices together.
       steps: number of updates of a run.
-      learning_rate: at the peak; a cosine to a tenth follows.
+      learning_rate: learning rate at the peak; a cosine to a tenth follows.
       warmup: share of the steps in which the learning rate rises to its peak.
       clip_norm: largest norm of the gradient; 0 does not clip.
       eval_every: steps between evaluations.
@@ -35,7 +35,7 @@ class DistillConfig(Training):
       seed: random seed of adapters, order of the text and bootstrap.
       resamples: number of resamples of the bootstrap.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
+      allow_fallback: continue from the checkpoint before the newest where that is damaged.
     """
 
     model: str = "smollm2"

@@ -43,9 +43,9 @@ class TrainedFacts:
     """What is in the folder.
 
     Attributes:
-      version: of this format.
+      version: version of this format.
       hybrid: the recipe, its bias, its heads, and the weights that they belong to.
-      adapters: of queries and keys; not read for a feature map with matrices of its own.
+      adapters: adapters of queries and keys; not read for a feature map with matrices of its own.
       sha256: digest of the tensors' file.
     """
 

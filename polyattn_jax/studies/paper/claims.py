@@ -6,16 +6,15 @@ is no-go. Over models a claim fails if it fails on one of them, and holds if it 
 were measured, but for that of no single recipe for all models (`no_single_recipe`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import itertools
 
 from lm_jax.statistics import Interval, difference
 from polyattn_jax.audit import decision, head_types
 from polyattn_jax.audit.results import ConditionResult
 from polyattn_jax.recipes.row_maps import RECIPES, SOFTMAX
-from polyattn_jax.report import findings
-from polyattn_jax.studies.paper.beside import Audit
+from polyattn_jax.report import findings, paper
+from polyattn_jax.report.beside import Audit
 from polyattn_jax.studies.paper.results import ClaimFinding, ClaimResult, ClaimVerdict
 from polyattn_jax.suites import named
 
@@ -25,28 +24,13 @@ FLAT = 0.1
 ABSENT = ClaimFinding("not measured", "–")
 
 
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A claim of the paper, the function that judges it on one model, and what it is judged by.
-
-    `over` judges it over models; without it the worst verdict counts.
-    """
-
-    claim: str
-    where: str
-    paper: str
-    evidence: str
-    judge: Callable[[Audit], ClaimFinding]
-    over: Callable[[Sequence[Audit]], ClaimVerdict] | None = None
-
-
 def judge(audits: Sequence[Audit]) -> tuple[ClaimResult, ...]:
     """Every claim on every audit."""
     results = []
-    for claim in CLAIMS:
-        by_model = {audit.name: claim.judge(audit) for audit in audits}
+    for claim in paper.NUMBERS.judged_claim:
+        by_model = {audit.name: JUDGES[claim.judge](audit) for audit in audits}
         worst = overall(finding.verdict for finding in by_model.values())
-        verdict = claim.over(audits) if claim.over else worst
+        verdict = JUDGES_OVER_MODELS[claim.over](audits) if claim.over else worst
         results.append(
             ClaimResult(claim.claim, claim.where, claim.paper, claim.evidence, verdict, by_model)
         )
@@ -63,11 +47,6 @@ def overall(verdicts: Iterable[ClaimVerdict]) -> ClaimVerdict:
 def _recipes(audit: Audit) -> list[ConditionResult]:
     """The recipes of Table 2 in the needle sweep."""
     return [entry for entry in audit.summary.sweep if entry.recipe in RECIPES]
-
-
-def _counts(entries: Sequence[ConditionResult]) -> str:
-    names = [entry.verdict for entry in entries]
-    return ", ".join(f"{names.count(name)} {name}" for name in findings.TONES if name in names)
 
 
 def _collapse(entries: Sequence[ConditionResult]) -> ClaimVerdict:
@@ -91,7 +70,7 @@ def no_drop_in(audit: Audit) -> ClaimFinding:
     if not entries:
         return ABSENT
     best = findings.best_of(entries)
-    text = f"{_counts(entries)}; best {best.recipe}"
+    text = f"{findings.verdict_counts(entries)}; best {best.recipe}"
     collapsed = {entry.verdict for entry in entries} == {"no-go"}
     return ClaimFinding("holds" if collapsed else "undecided", text)
 
@@ -137,19 +116,20 @@ def mostly_unsafe(audit: Audit) -> ClaimFinding:
     ]
     if not shares:
         return ABSENT
-    verdict: ClaimVerdict = "undecided"
-    if any(share.high < UNSAFE for share in shares):
-        verdict = "fails"
-    elif all(share.low >= UNSAFE for share in shares):
-        verdict = "holds"
+    verdict = _judged(
+        shares,
+        fails=any(share.high < UNSAFE for share in shares),
+        holds=all(share.low >= UNSAFE for share in shares),
+    )
     least, most = (100 * end(share.estimate for share in shares) for end in (min, max))
-    verdict = _of_enough(verdict, shares)
     return ClaimFinding(verdict, f"{least:.0f} to {most:.0f} % over {len(shares)} suites")
 
 
-def _of_enough(verdict: ClaimVerdict, shares: Iterable[Interval]) -> ClaimVerdict:
-    """The verdict, if all shares are over enough prompts."""
-    return verdict if min(share.n for share in shares) >= decision.FEWEST else "undecided"
+def _judged(shares: Iterable[Interval], *, fails: bool, holds: bool) -> ClaimVerdict:
+    """The verdict of what shares contradict or satisfy, if all are over enough prompts."""
+    if min(share.n for share in shares) < decision.FEWEST:
+        return "undecided"
+    return "fails" if fails else "holds" if holds else "undecided"
 
 
 def _screened(audit: Audit, *, low: bool) -> list[ConditionResult]:
@@ -169,7 +149,7 @@ def screen(audit: Audit) -> ClaimFinding:
     entries = _screened(audit, low=True)
     if not entries:
         return ClaimFinding("not measured", "no recipe has so few")
-    return ClaimFinding(_collapse(entries), _counts(entries))
+    return ClaimFinding(_collapse(entries), findings.verdict_counts(entries))
 
 
 def no_promise(audit: Audit) -> ClaimFinding:
@@ -179,7 +159,9 @@ def no_promise(audit: Audit) -> ClaimFinding:
         return ClaimFinding("not measured", "no recipe has so many")
     verdicts = {entry.verdict for entry in entries}
     verdict: ClaimVerdict = "holds" if "no-go" in verdicts else "undecided"
-    return ClaimFinding("fails" if verdicts == {"preserve"} else verdict, _counts(entries))
+    return ClaimFinding(
+        "fails" if verdicts == {"preserve"} else verdict, findings.verdict_counts(entries)
+    )
 
 
 def sound_bound(audit: Audit) -> ClaimFinding:
@@ -208,10 +190,12 @@ def few_answers(audit: Audit) -> ClaimFinding:
         return ABSENT
     share = shares[0]
     text = f"{100 * share.estimate:.1f} [{100 * share.low:.1f}, {100 * share.high:.1f}] %"
-    inside, outside = share.low >= 0.03 and share.high <= 0.07, share.high < 0.03
-    outside = outside or share.low > 0.07
-    verdict: ClaimVerdict = "holds" if inside else "fails" if outside else "undecided"
-    return ClaimFinding(_of_enough(verdict, shares), text)
+    verdict = _judged(
+        shares,
+        fails=share.high < 0.03 or share.low > 0.07,
+        holds=share.low >= 0.03 and share.high <= 0.07,
+    )
+    return ClaimFinding(verdict, text)
 
 
 def decisive(audit: Audit) -> ClaimFinding:
@@ -268,12 +252,12 @@ def flat_over_length(audit: Audit) -> ClaimFinding:
         return ABSENT
     text = ", ".join(f"{100 * shares[n].estimate:.0f} % at {n:,}" for n in sorted(shares))
     changes = [difference(*pair) for pair in itertools.permutations(shares.values(), 2)]
-    verdict: ClaimVerdict = "undecided"
-    if any(change.low > FLAT for change in changes):
-        verdict = "fails"
-    elif all(change.high <= FLAT for change in changes):
-        verdict = "holds"
-    return ClaimFinding(_of_enough(verdict, shares.values()), text)
+    verdict = _judged(
+        shares.values(),
+        fails=any(change.low > FLAT for change in changes),
+        holds=all(change.high <= FLAT for change in changes),
+    )
+    return ClaimFinding(verdict, text)
 
 
 def solved(audit: Audit) -> ClaimFinding:
@@ -287,71 +271,14 @@ def solved(audit: Audit) -> ClaimFinding:
     return ClaimFinding("holds", text)
 
 
-_SWEEP = "answers.parquet, stage sweep"
-_ROWS = "rows.parquet, target argmax"
-CLAIMS = (
-    Claim("Softmax finds the needle", "5.5", "200 of 200 on each model", _SWEEP, solved),
-    Claim(
-        "No single normalised recipe replaces softmax on all models",
-        "5.3",
-        "none on all four",
-        _SWEEP,
-        no_drop_in,
-        no_single_recipe,
-    ),
-    Claim(
-        "Recipes without a normaliser collapse", "5.3", "−100 points each", _SWEEP, un_normalised
-    ),
-    Claim(
-        "At p = 2, b = 0 over 70 % of active rows are unsafe",
-        "5.2",
-        "in every suite of three of four models",
-        _ROWS,
-        mostly_unsafe,
-    ),
-    Claim(
-        "At most 3 % safe rows: collapse", "F (i)", "5 of 5 recipes", f"{_ROWS}; {_SWEEP}", screen
-    ),
-    Claim(
-        "More safe rows promise nothing",
-        "F (ii)",
-        "5 of 8 recipes lose accuracy",
-        f"{_ROWS}; {_SWEEP}",
-        no_promise,
-    ),
-    Claim(
-        "The bound p* misses no unsafe row but ties",
-        "P",
-        "14 ties, nothing else",
-        _ROWS,
-        sound_bound,
-    ),
-    Claim(
-        "The needle is the best key in 3 to 7 % of rows",
-        "S",
-        "2.9 to 6.4 %",
-        "rows.parquet, target answer",
-        few_answers,
-    ),
-    Claim(
-        "The ranking by S_2 is decisive at K = 20, 40",
-        "5.5, V",
-        "two of four",
-        "answers.parquet, stage ablation; head_sets.parquet",
-        decisive,
-    ),
-    Claim(
-        "Top heads are diffuse, bottom heads sinks",
-        "U",
-        "29 to 40; 16 to 40",
-        "heads.parquet",
-        diffuse_top,
-    ),
-    Claim(
-        "Unsafe rows change by 10 points or less over length",
-        "C",
-        "3 of 4",
-        _ROWS,
-        flat_over_length,
-    ),
-)
+# The functions that published/polyattn.toml names.
+JUDGES: Mapping[str, Callable[[Audit], ClaimFinding]] = {
+    each.__name__: each
+    for each in (
+        *(solved, no_drop_in, un_normalised, mostly_unsafe, screen, no_promise, sound_bound),
+        *(few_answers, decisive, diffuse_top, flat_over_length),
+    )
+}
+JUDGES_OVER_MODELS: Mapping[str, Callable[[Sequence[Audit]], ClaimVerdict]] = {
+    no_single_recipe.__name__: no_single_recipe
+}

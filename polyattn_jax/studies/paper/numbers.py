@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from polyattn_jax.studies.paper import answer_rows, diagnostic_rows
-from polyattn_jax.studies.paper.beside import Audit
-from polyattn_jax.studies.paper.results import ComparedNumber
+from polyattn_jax.report import answer_rows, diagnostic_rows
+from polyattn_jax.report.beside import Audit, ComparedNumber
 
 OF_ITEMS = (
     diagnostic_rows.prevalence,

@@ -14,21 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_jax import report
-from lm_jax.report import Cell, Report, Section, cell, section, table
-from lm_jax.report.markup import clean, element, number
+from lm_jax.report import Cell, Column, Report, Section, cell, section, table_of
+from lm_jax.report.markup import clean, element
 from lm_jax.report.prose import Prose
 from polyattn_jax.report import paper
+from polyattn_jax.report.beside import ComparedNumber
 from polyattn_jax.report.findings import Tone
-from polyattn_jax.report.paper_comparison import PAPER
+from polyattn_jax.report.paper_comparison import PAPER, comparison_table
 from polyattn_jax.studies.paper import claims
 from polyattn_jax.studies.paper.items import ITEMS
-from polyattn_jax.studies.paper.results import (
-    ClaimResult,
-    ClaimVerdict,
-    ComparedNumber,
-    PaperSummary,
-    StudiedModel,
-)
+from polyattn_jax.studies.paper.results import ClaimResult, ClaimVerdict, PaperSummary, StudiedModel
 from polyattn_jax.studies.paper.run import COMPARISON
 from polyattn_jax.studies.paper.settings import PaperConfig
 
@@ -91,13 +86,17 @@ def sections(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> list[Sect
     for name in summary.items:
         title = next(item.title for item in ITEMS if item.name == name)
         own = [one for one in rows if one.item == name]
-        parts.append(section(f"Paper's {name}: {title}", _numbers(name, own)))
+        parts.append(section(f"Paper's {name}: {title}", comparison_table(name, own)))
     parts.append(
         section(
             "What has no number here",
-            table(
-                ["Table or figure", "What it shows", "Why there is no number"],
-                [[one.item, one.title, one.reason] for one in summary.unmeasured],
+            table_of(
+                summary.unmeasured,
+                [
+                    Column("Table or figure", value=lambda one: one.item),
+                    Column("What it shows", value=lambda one: one.title),
+                    Column("Why there is no number", value=lambda one: one.reason),
+                ],
                 caption=f"Tables and figures of {PAPER} without a number of ours.",
             ),
         )
@@ -106,98 +105,50 @@ def sections(summary: PaperSummary, rows: Sequence[ComparedNumber]) -> list[Sect
 
 
 def _claims(results: Sequence[ClaimResult]) -> Markup:
-    names = list(results[0].by_model)
-    return table(
-        ["Claim of the paper", *names],
-        [
-            [
-                cell(
-                    claim.claim,
-                    note=f"the paper, {claim.where}: {claim.paper}; ours from {claim.evidence}",
-                ),
-                *(
-                    Cell(finding.text, finding.verdict, TONES.get(finding.verdict, "none"))
-                    for finding in claim.by_model.values()
-                ),
-            ]
-            for claim in results
-        ],
+    def of_model(name: str) -> Column:
+        def value(claim: ClaimResult) -> Cell:
+            finding = claim.by_model[name]
+            return Cell(finding.text, finding.verdict, TONES.get(finding.verdict, "none"))
+
+        return Column(name, value=value)
+
+    def evidence(claim: ClaimResult) -> Cell:
+        note = f"the paper, {claim.where}: {claim.paper}; ours from {claim.evidence}"
+        return cell(claim.claim, note=note)
+
+    return table_of(
+        results,
+        [Column("Claim of the paper", value=evidence), *map(of_model, results[0].by_model)],
         caption=f"Claims of {PAPER}, and what each model says of them.",
     )
 
 
 def _models(models: Sequence[StudiedModel]) -> Section:
-    lines = []
-    for model in models:
-        beside = model.beside or "none of its architecture"
-        if model.same or model.named:
-            beside += f" ({'the same weights' if model.same else paper.UNVERIFIED})"
-        report_at = Markup(element("a", {"href": f"{model.folder}/report.html"}, "its own report"))
-        lines.append(
-            [
-                model.name,
-                cell(report_at) if model.available else "not available",
-                model.family or "–",
-                beside if model.available else "–",
-                model.reason,
-            ]
-        )
+    def audit(model: StudiedModel) -> str | Cell:
+        link = element("a", {"href": f"{model.folder}/report.html"}, "its own report")
+        return cell(Markup(link)) if model.available else "not available"
+
+    def beside(model: StudiedModel) -> str:
+        if not model.available:
+            return "–"
+        known = "the same weights" if model.same else paper.UNVERIFIED if model.named else ""
+        return (model.beside or "none of its architecture") + (f" ({known})" if known else "")
+
     return section(
         "Models",
-        table(
-            ["Model", "Audit", "Family", "Stands beside the paper's", "Why not"],
-            lines,
+        table_of(
+            models,
+            [
+                Column("Model", value=lambda model: model.name),
+                Column("Audit", value=audit),
+                Column("Family", value=lambda model: model.family or "–"),
+                Column("Stands beside the paper's", value=beside),
+                Column("Why not", value=lambda model: model.reason),
+            ],
             caption="Models that were asked for. A model that the paper has not tested stands "
             "beside its model of the same architecture.",
         ),
     )
-
-
-def _numbers(item: str, rows: Sequence[ComparedNumber]) -> Markup:
-    place = {key: i for i, key in enumerate(dict.fromkeys(map(_key, rows)))}
-    lines = [
-        [
-            cell(one.cell, note=one.suite),
-            f"{one.quantity}, {one.unit}" if one.unit != "1" else one.quantity,
-            cell(one.model, note=f"beside {one.beside}" if one.beside else ""),
-            _theirs(one),
-            _ours(one),
-            "; ".join(one.causes),
-        ]
-        for one in sorted(rows, key=lambda one: place[_key(one)])
-    ]
-    return table(
-        ["Cell, suite", "Quantity", "Model", "Paper", "Ours [95 %]", "What differs"],
-        lines,
-        caption=f"The paper's {item} beside ours; n counts prompts.",
-    )
-
-
-def _key(one: ComparedNumber) -> tuple[str, str, str]:
-    """What a line is of, whatever the model: lines of several models stand together."""
-    return one.suite, one.cell, one.quantity
-
-
-def _spec(one: ComparedNumber) -> str:
-    if one.unit in ("rows", "heads", "sets", "keys"):
-        return ",.0f"
-    return ".3f" if one.unit == "1" else "+.1f" if one.unit == "points" else ".1f"
-
-
-def _ours(one: ComparedNumber) -> Cell:
-    spec, text = _spec(one), number(one.ours, _spec(one))
-    if one.low is not None:
-        text += f" [{number(one.low, spec)}, {number(one.high, spec)}]"
-    return Cell(text, f"n = {number(one.n)}", numeric=True)
-
-
-def _theirs(one: ComparedNumber) -> Cell:
-    spec = _spec(one)
-    ends = f"{number(one.paper_low, spec)} to {number(one.paper_high, spec)}"
-    if one.paper is None:
-        return Cell(number(None) if one.paper_low is None else ends, numeric=True)
-    text = number(one.paper, spec)
-    return Cell(text if one.paper_low is None else f"{text} [{ends}]", numeric=True)
 
 
 def lines(summary: PaperSummary) -> list[str]:

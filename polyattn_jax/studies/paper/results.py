@@ -4,50 +4,10 @@ import dataclasses
 from typing import Literal
 
 from lm_jax.run.provenance import Provenance
-from lm_jax.run.results import Count, Real
+from lm_jax.run.results import Count
 from polyattn_jax.audit.config import AuditConfig
 
 ClaimVerdict = Literal["holds", "fails", "undecided", "not measured"]
-
-
-@dataclasses.dataclass(frozen=True)
-class ComparedNumber:
-    """A number of the paper beside ours.
-
-    Attributes:
-      item: the table, figure or appendix.
-      model: ours.
-      beside: the paper's model whose number it is: that of the same weights, or else of the same
-        architecture; null if there is none.
-      suite: as in the files of the audit.
-      cell: what the number is of: a recipe, a degree, a set of heads.
-      quantity: what was measured.
-      unit: of all numbers here.
-      paper: null where the paper prints none.
-      paper_low: end of the interval or range that the paper prints; null if it prints none.
-      paper_high: the other end.
-      ours: our number.
-      low: end of its 95 % interval; null where it has none.
-      high: the other end.
-      n: number of our prompts; 0 for what was not measured on prompts.
-      causes: what differs between the two, and may be why the numbers do.
-    """
-
-    item: str
-    model: str
-    beside: str | None
-    suite: str
-    cell: str
-    quantity: str
-    unit: str
-    paper: float | None
-    paper_low: float | None
-    paper_high: float | None
-    ours: Real
-    low: Real | None
-    high: Real | None
-    n: Count
-    causes: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +30,12 @@ class StudiedModel:
     """A model that was asked for.
 
     Attributes:
-      model: as it was asked for.
-      name: its own name.
+      model: the model as it was asked for.
+      name: name of the model.
       available: whether it was audited.
       reason: why not; empty where it was.
-      folder: of its audit, in the work folder; empty without one.
-      family: of its architecture; empty without an audit.
+      folder: folder of its audit, in the work folder; empty without one.
+      family: family of its architecture; empty without an audit.
       beside: the paper's model of the same name, or else of the same architecture; null if there
         is none.
       same: whether that has the same weights, by their digest.
@@ -106,12 +66,12 @@ class ClaimResult:
     """A claim of the paper, and whether it holds on our models.
 
     Attributes:
-      claim: in one sentence.
-      where: in the paper.
+      claim: the claim in one sentence.
+      where: section of the paper.
       paper: the paper's own numbers.
       evidence: the files of each audit, and what of them, that it is judged by.
-      verdict: over all models that were measured.
-      by_model: by the name of the model.
+      verdict: verdict over all models that were measured.
+      by_model: findings by the name of the model.
     """
 
     claim: str
@@ -129,7 +89,7 @@ class PaperSummary:
     Attributes:
       models: those that were asked for.
       config: settings of each audit, but for its model.
-      claims: in the order of the paper.
+      claims: judged claims, in the order of the paper.
       rows: number of lines of comparison.parquet.
       compared: how many of them stand beside a number of the paper.
       items: tables, figures and appendices with a number of ours.

@@ -19,9 +19,9 @@ from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import Resume
 from lm_jax.study import Work, frame
 from polyattn_jax.audit import opening
+from polyattn_jax.report.beside import Audit, read_audit
 from polyattn_jax.studies import audit
 from polyattn_jax.studies.paper import claims, items
-from polyattn_jax.studies.paper.beside import Audit, read_audit
 from polyattn_jax.studies.paper.numbers import compare
 from polyattn_jax.studies.paper.results import PaperSummary, StudiedModel
 from polyattn_jax.studies.paper.settings import PaperConfig

@@ -188,6 +188,7 @@ def test_a_perplexity_of_one_text_has_no_interval_as_its_loss_has_none(ends):
     """It is the exponential of a loss, whose ends are 0 and inf, or of a change of it."""
     loss = Interval(1.0, *ends, 1)
     perplexity = Interval(math.e, *map(math.exp, ends), 1)
-    for shown in (recipes.nats(loss), recipes._perplexity(perplexity)):
-        assert shown.note == findings.NO_INTERVAL
-    assert recipes._perplexity(Interval(2.0, 1.0, math.inf, 2)).note != findings.NO_INTERVAL
+    for shown in (loss, perplexity):
+        assert recipes.stacked(shown, ".3f", scale=1.0).note == findings.NO_INTERVAL
+    two = recipes.stacked(Interval(2.0, 1.0, math.inf, 2), ".4g", scale=1.0)
+    assert two.note != findings.NO_INTERVAL
