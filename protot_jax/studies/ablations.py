@@ -133,11 +133,11 @@ def run(
     """Trains the variants in an open work folder and returns the table.
 
     Args:
-      config: of the study.
+      config: settings of the study.
       folder: the work folder.
       only: names of the variants to train now; None trains all.
-      resume: of the run of each variant and rate, as `open_workdir` takes it. "force" also resumes
-        those of other settings, as with more seeds; what is trained already is not trained again.
+      resume: rule of resuming the run of each variant and rate (`open_workdir`). "force" also
+        resumes those of other settings, as with more seeds; what is trained already is kept.
 
     Raises:
       UsageError: a name in `only` is no variant, or a run is of other settings.

@@ -23,7 +23,7 @@ MODE = "zero_read"
 def measured_effects(
     model: TrainedModel, tokens: np.ndarray | list[int], targets: np.ndarray | list[int]
 ) -> np.ndarray:
-    """By how much each logit falls where a prototype is not read at any position, `[X, L, R]`.
+    """The fall of each logit where a prototype is not read at any position, `[X, L, R]`.
 
     Logits are those of `Decomposition.logit_X`. Gates, norms and MLPs above are computed anew, so
     that this differs from the sum of `through` by what they do in response.

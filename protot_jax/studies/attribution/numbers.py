@@ -53,9 +53,9 @@ def summarise(
     """Attributes the logits of a prompt, and measures the effects of prototypes on them.
 
     Args:
-      model: of prototypes.
+      model: a model with prototypes.
       prompt: text to be continued.
-      words: whose logits; without any, those of the `top` most probable tokens.
+      words: words whose logits are attributed; without any, the `top` most probable tokens.
       top: how many.
       pairs: how many of the strongest pairs of positions are listed.
 

@@ -87,7 +87,7 @@ class ReportTexts:
         """The words of some texts with the mean write gate of each word, as input of a judge.
 
         Args:
-          gates: for each text its index in `entries`, and the write gate of each of its tokens.
+          gates: pairs of a text's index in `entries` and the write gate of each of its tokens.
         """
         pairs = ((self._words[text], np.asarray(write)) for text, write in gates)
         return [(split.words, split.means(write_T)) for split, write_T in pairs]

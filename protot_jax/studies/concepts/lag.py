@@ -46,9 +46,9 @@ class LayerLag:
     """Cross-correlations of the gates of one layer; NaN where a gate never varies inside a text.
 
     Attributes:
-      correlation_RK: of each prototype's own gates, at all lags.
+      correlation_RK: correlation of each prototype's two gates, at all lags.
       lead_RR: c_-1 - c_0 of writes (rows) with reads.
-      sums_N6R: for each text, for lag -1 and then 0, the sums over pairs of the products of a
+      sums_N6R: sums over pairs for each text, for lag -1 and then 0: of the products of a
         prototype's own gates, of the squares of its write gate, and of those of its read gate.
     """
 
@@ -83,9 +83,9 @@ def tests(layers: Sequence[LayerLag], *, resamples: int, seed: int) -> LagTests:
     """The tests of all layers together; prototypes without a correlation are left out.
 
     Args:
-      layers: of one model over the same texts.
+      layers: layers of one model over the same texts.
       resamples: number of bootstrap samples, and of permutations.
-      seed: of both.
+      seed: seed of the samples and the permutations.
     """
     defined = [np.isfinite(np.diagonal(layer.lead_RR)) for layer in layers]
     leads = [

@@ -36,8 +36,9 @@ class Locality:
     """The relation of half-life and repetition.
 
     Attributes:
-      spearman, cohens_d: within layers, tested.
-      overall_spearman, overall_cohens_d: over all prototypes, as in the paper, depth included.
+      spearman, cohens_d: tested relations within layers.
+      overall_spearman, overall_cohens_d: relations over all prototypes, as in the paper; depth
+        counts.
       quartiles: mean repetition by quartile of half-life over all prototypes, short ones first, as
         Table 21; NaN for an empty one.
       edges: the half-lives between these quartiles.
@@ -63,12 +64,12 @@ def half_life_repetition(
     """Relates the half-lives of Q prototypes to their repetition scores.
 
     Args:
-      half_life_Q: in tokens.
-      repetition_Q: from all texts.
+      half_life_Q: half-lives in tokens.
+      repetition_Q: repetition scores from all texts.
       layer_Q: the layer of each.
       resampled_SQ: repetition in S samples of half of the texts; there are as many permutations.
-      texts: their number, for the report.
-      seed: of permutations and of samples of prototypes.
+      texts: number of texts, for the report.
+      seed: seed of permutations and of samples of prototypes.
     """
     if not len(half_life_Q):
         nothing = untested(0, texts)

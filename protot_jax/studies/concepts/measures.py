@@ -92,7 +92,7 @@ def of_layer(
     """Statistics of the write or read gates of a layer.
 
     Args:
-      gate_MR: of M tokens.
+      gate_MR: gates of M tokens.
       text_M: the index of each token's text.
       prototypes: the statistics of each prototype.
       counts_SN: how often each text is in each bootstrap sample.

@@ -62,7 +62,7 @@ def summarise(
       model: the model of the gates.
       texts: the analysed texts, from `collect`.
       activations: the parquet file that `collect` wrote.
-      settings: of the analysis.
+      settings: settings of the analysis.
       judge: names themes; a null judge is given no random texts either.
       compared: other units on the same texts.
 

@@ -74,9 +74,9 @@ def means(
     """Means per token of F quantities, each with its bootstrap interval over texts.
 
     Args:
-      sums_NF: of each quantity over the tokens of each text.
-      tokens_N: of each text.
-      counts_SN: from `bootstrap_counts`.
+      sums_NF: sums of each quantity over the tokens of each text.
+      tokens_N: number of tokens of each text.
+      counts_SN: counts from `bootstrap_counts`.
     """
     means_F = sums_NF.sum(0) / tokens_N.sum()
     means_SF = counts_SN @ sums_NF / (counts_SN @ tokens_N)[:, None]

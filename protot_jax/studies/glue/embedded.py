@@ -133,9 +133,9 @@ def film_data(films: Sequence[Film], reported: Split, *, sha256: str) -> TaskDat
     """The task `films`: sentences rated above or below 0, reported on another split.
 
     Args:
-      films: as from `parse_films`.
+      films: films, as `parse_films` gives them.
       reported: the labelled split to report on; films that overlap with it are left out.
-      sha256: of the file of the films.
+      sha256: digest of the file of films.
     """
     rated = [film for film in films if film.rating]
     overlap = overlaps(text for text, *_ in reported.texts)

@@ -68,7 +68,7 @@ class Cell:
 
     @property
     def place(self) -> str:
-        """Its folder below the work folder."""
+        """The folder of the fine-tuning, relative to the work folder."""
         settings = f"lr_{self.learning_rate:g}_warmup_{self.warmup:g}_seed_{self.seed}"
         return f"{self.model}/{self.task}/{settings}"
 

@@ -27,7 +27,7 @@ class GlueConfig(Training):
     Attributes:
       runs: work folders of pretraining runs, each as FOLDER or NAME=FOLDER.
       run_seed: seed of the pretrained models; -1 for the first of each run.
-      checkpoint: which weights are fine-tuned: the "best" by validation perplexity, or the "last".
+      checkpoint: weights to fine-tune: the "best" by validation perplexity, or the "last"
       tasks: tasks to fine-tune on, official ones of GLUE or embedded ones
         (`protot_jax.studies.glue.tasks.TASKS`).
       folder: folder of the official GLUE files (CoLA, SST-2 and so on below it); unused by embedded
@@ -54,7 +54,7 @@ class GlueConfig(Training):
       dtype: dtype of the computation; weights and moments are float32.
       resamples: bootstrap samples of an interval.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
+      allow_fallback: whether to continue from the checkpoint before where the newest is damaged.
     """
 
     runs: tuple[str, ...] = ()

@@ -155,7 +155,7 @@ def interval(
     0.05.
 
     Args:
-      values: of each pair.
+      values: value of each pair.
       sentences: the cluster of each pair, its sentence or frame.
       within: the values that a mean may have, which the ends do not leave.
     """

@@ -80,7 +80,7 @@ def slices(wordnet: lists.WordNet | None = None) -> dict[str, Perturbation]:
     """All perturbations by name.
 
     Args:
-      wordnet: for synonyms; None leaves that slice out.
+      wordnet: source of synonyms; None leaves that slice out.
 
     Raises:
       BadInputError: the inflections are not in the cache.

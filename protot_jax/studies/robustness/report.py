@@ -130,7 +130,7 @@ def difference(comparison: Comparison, m: int) -> Literal["less", "more", ""]:
 
 
 def trained(result: RobustnessReport) -> list[str]:
-    """Of each model, how many sentences it was trained on, and that their pairs are left out."""
+    """Sentences of how much each model was trained on, and that those pairs are left out."""
     lines = []
     for name, model in zip(names(result), result.models, strict=True):
         if model.trained.unknown:
