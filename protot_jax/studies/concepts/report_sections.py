@@ -15,6 +15,7 @@ from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.report import Bar, Column, Points, Section, Series, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
+from lm_jax.report.published import published
 from lm_jax.statistics import Interval
 from protot_jax.studies.concepts import scores
 from protot_jax.studies.concepts.results import (
@@ -42,7 +43,7 @@ def half_lives(result: ConceptReport) -> Section:
         )
         for one in result.layers
     ]
-    locality = result.half_life_repetition
+    locality, printed = result.half_life_repetition, published("protot")["table_21"]
     names = ("shortest quarter", "second", "third", "longest quarter")
     edges = (*locality.edges, *[None] * (4 - len(locality.edges)))
     quartiles = [
@@ -73,8 +74,7 @@ def half_lives(result: ConceptReport) -> Section:
         table(
             ["Half-life", Column("Mean repetition", ".3f")],
             quartiles,
-            caption="Mean repetition by quartile of half-life. Paper: 0.406 up to a half-life of "
-            "7.8 tokens, 0.343, 0.402, and 0.270 above 13.4.",
+            caption=_PROSE("quartiles", *printed["quartiles"], *printed["edges"]),
         ),
         table(
             ["All prototypes", "Ours", "Paper"],
@@ -82,9 +82,9 @@ def half_lives(result: ConceptReport) -> Section:
                 [
                     "Spearman",
                     locality.overall_spearman,
-                    "−0.219 (p 8 × 10⁻¹⁰)",
+                    f"{number(printed['spearman'])} (p {printed['p']})",
                 ],
-                ["Cohen's d", locality.overall_cohens_d, "0.825"],
+                ["Cohen's d", locality.overall_cohens_d, number(printed["cohens_d"])],
             ],
             caption=_PROSE("overall_locality"),
             align=["left", "right", "right"],

@@ -1,7 +1,7 @@
 """The page of fine-tuning: results beside constant predictions, the paper's tables, the text.
 
-Every number is from `summary.json` (the paper's from `paper.py`), the prose from `report.html.j2`.
-Metrics are printed in percent, as in the paper.
+Every number is from `summary.json` (the paper's from `published/protot.toml`), the prose from
+`report.html.j2`. Metrics are printed in percent, as in the paper.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lm_jax import report
 from lm_jax.console import terminal
 from lm_jax.report import Bar, Cell, Report, Section, cell, section, table
 from lm_jax.report.prose import Prose
-from protot_jax.studies.glue import paper, paper_comparison
+from protot_jax.studies.glue import paper_comparison
 from protot_jax.studies.glue.report_text import (
     ALL_DIVERGED,
     NAMES,
@@ -22,6 +22,7 @@ from protot_jax.studies.glue.report_text import (
     over_examples,
     over_seeds,
     percent,
+    rate_and_warmup,
     result_rows,
     without_result,
 )
@@ -160,8 +161,8 @@ def diverged(result: GlueSummary) -> Section | None:
         return None
     rows = [
         [
-            *(one.model, one.task, f"{one.learning_rate:g}, {100 * one.warmup:g} %", one.seed),
-            one.reason,
+            *(one.model, one.task, rate_and_warmup(one.learning_rate, one.warmup)),
+            *(one.seed, one.reason),
         ]
         for one in result.diverged
     ]
@@ -217,8 +218,8 @@ def settings(result: GlueSummary) -> Section:
                 model.row_length,
                 model.cut_texts,
                 model.step,
-                cell(f"{model.learning_rate:g}, {100 * model.warmup:g} %", note=_tried(model)),
-                _chosen_by_paper(model.kind),
+                cell(rate_and_warmup(model.learning_rate, model.warmup), note=_tried(model)),
+                paper_comparison.chosen(model.kind),
             ]
         )
     heads = [
@@ -239,14 +240,6 @@ def settings(result: GlueSummary) -> Section:
         chosen,
         *grids,
     )
-
-
-def _chosen_by_paper(kind: str) -> str | None:
-    name = paper.MODEL.get(kind)
-    if name is None:
-        return None
-    rate, warmup = paper.CHOSEN[name]
-    return f"{rate:g}, {100 * warmup:g} %"
 
 
 def _tried(model: ModelSummary) -> str:

@@ -1,6 +1,6 @@
 """The report of an intervention: the conclusion, every sentence, the controls and the paper.
 
-Every number is from `summary.json` (the paper's from `paper.py`), the prose from
+Every number is from `summary.json` (the paper's from `published/protot.toml`), the prose from
 `report.html.j2`.
 """
 
@@ -329,10 +329,8 @@ def _seed_row(seed: SeedResult, run: str) -> list[object]:
 
 def paper_comparison(result: InterventionReport) -> Section | None:
     """The paper's numbers for the same concept, and the differences in its setting."""
-    settings = result.settings
-    concept = settings.concept or ""
-    columns = paper.TABLES.get(concept)
-    if columns is None:
+    printed = paper.tables().get(result.settings.concept or "")
+    if printed is None:
         return None
     seed = result.seeds[0]
     modes = report_text.by_mode(seed)
@@ -350,11 +348,11 @@ def paper_comparison(result: InterventionReport) -> Section | None:
             _span([row.baseline for row in column.rows]),
             *(_percent(column.mean(mode), _extremes(column, mode)) for mode in paper.MODES),
         ]
-        for column in columns
+        for column in printed.columns
     ]
     return section(
         "Comparison with the paper",
-        _PROSE("paper_comparison", table=columns[0].table, remark=paper.REMARKS.get(concept, "")),
+        _PROSE("paper_comparison", table=printed.number, remark=printed.remark),
         table(
             [
                 "Model and prototype",
@@ -386,5 +384,5 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _extremes(column: paper.Column, mode: str) -> str:
-    values = [getattr(row, mode) for row in column.rows]
+    values = column.changes(mode)
     return f"{report_text.signed(min(values))} to {report_text.signed(max(values))}"

@@ -12,8 +12,8 @@ from lm_jax.evaluate.verdicts import DECISIVE, failed
 from lm_jax.report import Bar, Cell, Column, Report, Section, cell, rate, section, table
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
+from lm_jax.report.published import published
 from lm_jax.statistics import Interval
-from protot_jax.studies.judging import paper
 from protot_jax.studies.judging.numbers import why_not
 from protot_jax.studies.judging.results import Judged, JudgeResult, JudgingSummary, Sample
 from protot_jax.studies.judging.settings import JudgingConfig
@@ -254,7 +254,7 @@ def _paper(result: JudgingSummary) -> Section:
     heads += [f"{name}, {one.decoding}" for name, one in judged]
     kinds = {one.name: one.kind for one in result.models}
     rows = []
-    for kind, elo in paper.ELO.items():
+    for kind, elo in published("protot")["table_22"].items():
         ours = []
         for _, one in judged:
             rated = [each for each in one.ratings or () if kinds[each.model] == kind]
@@ -266,7 +266,7 @@ def _paper(result: JudgingSummary) -> Section:
             one.decoding,
             _best(one, smoothed=True),
             _best(one, smoothed=False),
-            cell(paper.BEST_BLEU.get(kinds[one.model]), spec=".4f"),
+            cell(published("protot")["appendix_b3"].get(kinds[one.model]), spec=".4f"),
         ]
         for one in result.samples
     ]

@@ -257,8 +257,9 @@ def _printed(value: float | None, spec: str = ".3f") -> list[str]:
     return [] if value is None else [f"paper {number(value, spec)}"]
 
 
-def _field(printed: paper.Mediated | paper.Flipped | None, name: str) -> float | None:
-    return None if printed is None else getattr(printed, name)
+def _beside(value: float | None, printed: float | None, spec: str = ".3f") -> Cell:
+    """Our value with the paper's in small print."""
+    return cell(value, spec=spec, note=" ".join(_printed(printed, spec)))
 
 
 def _interval(value: Interval, *notes: str, digits: int = 4) -> Cell:
@@ -341,8 +342,8 @@ def _held_row(one: SliceResult, own: Measured) -> list[Cell]:
     if clamp is None:
         return []
     return [
-        _interval(own.js, *_printed(_field(printed, "js_base"))),
-        _interval(clamp.js, *_printed(_field(printed, "js_clamped"))),
+        _interval(own.js, *_printed(printed.get("js_base"))),
+        _interval(clamp.js, *_printed(printed.get("js_clamped"))),
         _interval(clamp.control_js),
         _interval(clamp.gain),
     ]
@@ -362,17 +363,13 @@ def _pmr_row(one: SliceResult, own: Measured) -> list[Cell]:
 def _ratios(one: SliceResult, pmr: Mediation) -> list[Cell]:
     """The cells of `_PMR`, with those of Table 4 in small print."""
     printed = paper.mediated(one.name)
-
-    def beside(value: float | None, name: str) -> Cell:
-        return cell(value, spec=".3f", note=" ".join(_printed(_field(printed, name))))
-
     return [
         cell(pmr.pairs),
-        _interval(pmr.ratio_of_means, *_printed(_field(printed, "ratio_of_means")), digits=3),
-        beside(pmr.mean_of_ratios, "mean"),
-        beside(pmr.deviation, "deviation"),
+        _interval(pmr.ratio_of_means, *_printed(printed.get("ratio_of_means")), digits=3),
+        _beside(pmr.mean_of_ratios, printed.get("mean")),
+        _beside(pmr.deviation, printed.get("deviation")),
         cell(pmr.median, spec=".3f"),
-        beside(pmr.positive, "positive"),
+        _beside(pmr.positive, printed.get("positive")),
         cell(pmr.below_floor, spec=".1%"),
     ]
 
@@ -389,17 +386,12 @@ def _meaning(result: RobustnessReport) -> Section | None:
                 [
                     one.name.replace("_tag", ", tag"),
                     name,
-                    _interval(own.js, *_printed(_field(printed, "js"))),
+                    _interval(own.js, *_printed(printed.get("js"))),
                     cell(own.ag, spec=".4f"),
-                    *(
-                        cell(value, spec=".3f", note=" ".join(_printed(theirs)))
-                        for value, theirs in (
-                            (own.overlap, _field(printed, "overlap")),
-                            (own.spearman, _field(printed, "spearman")),
-                            (own.same_top, _field(printed, "same_top")),
-                            (own.mass, None),
-                        )
-                    ),
+                    _beside(own.overlap, printed.get("overlap")),
+                    _beside(own.spearman, printed.get("spearman")),
+                    _beside(own.same_top, printed.get("same_top")),
+                    _beside(own.mass, None),
                 ]
             )
     return section(
@@ -420,15 +412,15 @@ def _meaning(result: RobustnessReport) -> Section | None:
 def _perturbations(result: RobustnessReport) -> Section:
     rows = []
     for one in result.slices:
-        similarity, distance = paper.strength(one.name) or (None, None)
+        printed = paper.strength(one.name)
         rows.append(
             [
                 one.name,
                 one.pairs,
                 one.sentences,
                 one.frames or "–",
-                cell(one.distance, spec=".2f", note=" ".join(_printed(distance, ".2f"))),
-                cell(one.similarity, spec=".3f", note=" ".join(_printed(similarity))),
+                _beside(one.distance, printed.get("distance"), ".2f"),
+                _beside(one.similarity, printed.get("similarity")),
                 one.dissimilar,
                 one.trained,
                 Cell(one.example[0], one.example[1]),
