@@ -3,9 +3,9 @@
 A tone is a colour and a sign, so that it survives grey print; the reason is in the cell.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from markupsafe import Markup
 
@@ -66,10 +66,18 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column head with its unit, and the format of its numbers (".1f", ".0%")."""
+    """A column of a table.
+
+    Attributes:
+      title: heading, with the unit.
+      spec: format of its numbers (".1f", ".0%").
+      value: function of a row that gives its value or cell; `table_of` needs it, `table` does not
+        read it.
+    """
 
     title: str
     spec: str = ""
+    value: Callable[[Any], object] | None = None
 
 
 def cell(
@@ -163,6 +171,23 @@ def table(
             n="" if n is None else number(n),
         )
     )
+
+
+def table_of(
+    rows: Iterable[object],
+    columns: Sequence[Column],
+    *,
+    caption: str,
+    n: int | str | None = None,
+) -> Markup:
+    """Returns a table with one line for each of `rows`: what each column's function makes of it.
+
+    A heading and its cells stand in one `Column`, so that they cannot disagree.
+    """
+    if missing := [column.title for column in columns if column.value is None]:
+        raise UsageError(f"table_of: the column {missing[0]!r} has no function of a row")
+    cells = [[column.value(row) for column in columns if column.value] for row in rows]
+    return table(columns, cells, caption=caption, n=n)
 
 
 def _side(cells: Sequence[Cell]) -> str:
