@@ -11,7 +11,7 @@ from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.results import ConditionResult, Decisiveness
 from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report import findings, paper
-from polyattn_jax.studies.paper import tables
+from polyattn_jax.report.paper import SETTINGS
 from polyattn_jax.studies.paper.beside import (
     Audit,
     at_b_auto,
@@ -21,10 +21,6 @@ from polyattn_jax.studies.paper.beside import (
 )
 from polyattn_jax.studies.paper.results import ComparedNumber
 from polyattn_jax.suites import named
-
-ABLATED = "relu_p2_bauto"
-COPYING_LENGTH = 500
-DRAWS = 20
 
 
 def _change(
@@ -56,14 +52,14 @@ def literary(audit: Audit) -> Iterator[ComparedNumber]:
     for result in audit.summary.suites:
         if result.suite != "copying":
             continue
-        lengths = (result.length, COPYING_LENGTH)
+        lengths = (result.length, SETTINGS.literary_length)
         for entry in findings.by_recipe(result.conditions):
             theirs: float | tuple[float, float] | None = None
             if audit.beside:
                 theirs = audit.beside.literary.get(entry.recipe)
                 if entry.cell == SOFTMAX.name:
-                    theirs = paper.LITERARY_SOFTMAX
-            prompts = (entry.accuracy.n, paper.PROMPTS)
+                    theirs = SETTINGS.literary_softmax
+            prompts = (entry.accuracy.n, SETTINGS.prompts)
             causes = (
                 *differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe)),
                 *openings_differ(result.suite),
@@ -74,8 +70,8 @@ def literary(audit: Audit) -> Iterator[ComparedNumber]:
 
 def needle_differences(audit: Audit, entry: ConditionResult) -> tuple[str, ...]:
     """As `differences`, of a recipe on the needle prompts of the sweep."""
-    lengths = (audit.summary.config.sweep_length, paper.NEEDLE_LENGTH)
-    prompts = (entry.accuracy.n, paper.PROMPTS)
+    lengths = (audit.summary.config.sweep_length, SETTINGS.needle_length)
+    prompts = (entry.accuracy.n, SETTINGS.prompts)
     return differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe))
 
 
@@ -96,7 +92,7 @@ def suites(audit: Audit) -> Iterator[ComparedNumber]:
     beside = audit.beside.name if audit.beside else ""
     for result in audit.summary.suites:
         suite = named.key(result.suite, result.length)
-        for sweep in tables.SWEEPS:
+        for sweep in paper.SWEEPS:
             if sweep.suite != result.suite:
                 continue
             known = set().union(*sweep.accuracy.values())
@@ -117,7 +113,7 @@ def suites(audit: Audit) -> Iterator[ComparedNumber]:
                 )
         if result.suite == "induction":
             base = findings.softmax_of(result.conditions)
-            theirs = tables.INDUCTION.get(beside, {})
+            theirs = audit.beside.induction if audit.beside else {}
             length = min(theirs, key=lambda known: abs(known - result.length), default=0)
             yield row(
                 audit,
@@ -131,7 +127,7 @@ def suites(audit: Audit) -> Iterator[ComparedNumber]:
                 causes=differences(
                     audit,
                     (result.length, length or result.length),
-                    (base.accuracy.n, paper.PROMPTS),
+                    (base.accuracy.n, SETTINGS.prompts),
                     calibrated=False,
                 ),
             )
@@ -145,10 +141,10 @@ def fixed_bias(audit: Audit) -> Iterator[ComparedNumber]:
         if re.fullmatch(r"relu_p4_b\d+", entry.recipe):
             yield row(
                 audit,
-                tables.FIXED_BIAS.item,
+                paper.NUMBERS.fixed_bias.item,
                 "accuracy",
                 entry.accuracy,
-                tables.FIXED_BIAS.accuracy.get(beside, {}).get(entry.recipe),
+                paper.NUMBERS.fixed_bias.accuracy.get(beside, {}).get(entry.recipe),
                 suite=suite,
                 cell=entry.recipe,
                 n=entry.accuracy.n,
@@ -158,11 +154,11 @@ def fixed_bias(audit: Audit) -> Iterator[ComparedNumber]:
 
 def ablation(audit: Audit) -> Iterator[ComparedNumber]:
     """Figure 4 and Table 17: one recipe in K heads, by their rank, on needles."""
-    summary, beside = audit.summary, audit.beside.name if audit.beside else ""
+    summary, beside = audit.summary, audit.beside
     if not summary.ablation:
         return
-    same = 0.0 if beside in tables.NO_CHANGE else None
-    draws = tables.DRAWS.get(beside, {})
+    same = beside.head_sets_change if beside else None
+    draws = beside.draws if beside else {}
     causes = needle_differences(audit, findings.softmax_of(summary.ablation))
     suite = named.key("niah", summary.config.sweep_length)
     of_sets = (suite, summary.ablation, summary.decisiveness)
@@ -174,7 +170,7 @@ def single_heads(audit: Audit) -> Iterator[ComparedNumber]:
     entries = findings.single_conditions(audit.summary)
     if not entries:
         return
-    config, beside = audit.summary.config, audit.beside.name if audit.beside else ""
+    config = audit.summary.config
     places = [head_sets.layer_and_head(entry.cell) for entry in entries]
     changes = np.array([entry.delta.estimate for entry in entries])
     of_heads = functools.partial(
@@ -186,9 +182,9 @@ def single_heads(audit: Audit) -> Iterator[ComparedNumber]:
         n=entries[0].accuracy.n,
         scale=1.0,
     )
-    theirs = tables.SINGLE_HEADS.get(beside)
-    of_recipe = [f"{config.ablation_recipe} (paper: {ABLATED})"] * (
-        config.ablation_recipe != ABLATED
+    theirs = audit.beside.single_heads if audit.beside else None
+    of_recipe = [f"{config.ablation_recipe} (paper: {SETTINGS.ablation_recipe})"] * (
+        config.ablation_recipe != SETTINGS.ablation_recipe
     )
     of_count = [f"{len(entries)} heads (paper: 40)"] * (len(entries) != 40)
     causes = (*of_recipe, *of_count, *needle_differences(audit, entries[0]))
@@ -203,13 +199,16 @@ def single_heads(audit: Audit) -> Iterator[ComparedNumber]:
 
 def literary_ablation(audit: Audit) -> Iterator[ComparedNumber]:
     """Figure 3 and Table 27: the same on literary openings."""
-    beside = audit.beside.name if audit.beside else ""
-    within, draws = tables.WITHIN.get(beside), tables.LITERARY_DRAWS.get(beside, {})
+    within = audit.beside.literary_head_sets_change if audit.beside else None
+    draws = audit.beside.literary_draws if audit.beside else {}
     for result in audit.summary.suite_ablation:
         if result.suite != "copying":
             continue
         n = findings.softmax_of(result.conditions).accuracy.n
-        lengths, prompts = (result.length, COPYING_LENGTH), (n, paper.PROMPTS)
+        lengths, prompts = (
+            (result.length, SETTINGS.literary_length),
+            (n, SETTINGS.prompts),
+        )
         causes = (
             *differences(audit, lengths, prompts, calibrated=True),
             *openings_differ(result.suite),
@@ -222,7 +221,7 @@ def _head_sets(
     audit: Audit,
     items: tuple[str, str],
     of_sets: tuple[str, Sequence[ConditionResult], Sequence[Decisiveness]],
-    draws: Mapping[int, tables.Draws],
+    draws: Mapping[int, paper.Draws],
     within: float | tuple[float, float] | None,
     causes: tuple[str, ...],
 ) -> Iterator[ComparedNumber]:
@@ -239,7 +238,10 @@ def _head_sets(
     suite, conditions, decisiveness = of_sets
     by_group = head_sets.groups(conditions)
     recipe = audit.summary.config.ablation_recipe
-    causes = (*[f"{recipe} (paper: {ABLATED})"] * (recipe != ABLATED), *causes)
+    causes = (
+        *[f"{recipe} (paper: {SETTINGS.ablation_recipe})"] * (recipe != SETTINGS.ablation_recipe),
+        *causes,
+    )
     base = head_sets.right(findings.softmax_of(conditions).accuracy)
     for result in decisiveness:
         theirs = draws.get(result.size)
@@ -260,7 +262,10 @@ def _head_sets(
         if not result.random:
             continue
         count = len(result.random)
-        of_random = (*causes, *[f"{count} random sets (paper: {DRAWS})"] * (count != DRAWS))
+        of_random = (
+            *causes,
+            *[f"{count} random sets (paper: {SETTINGS.draws})"] * (count != SETTINGS.draws),
+        )
         changes = [(right - base) / result.n for right in result.random]
         for quantity, ours, name, unit, scale in (
             ("random sets that do better", result.beaten, "beaten", "sets", 1.0),

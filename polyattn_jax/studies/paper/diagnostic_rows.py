@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 import functools
+import itertools
 
 from lm_jax.statistics import Interval
 from polyattn_jax.audit import head_types
 from polyattn_jax.audit.results import MatchedSafety
 from polyattn_jax.audit.schema import BIASES
 from polyattn_jax.report import comparability, findings, paper
-from polyattn_jax.studies.paper import tables
+from polyattn_jax.report.paper import PaperModel
 from polyattn_jax.studies.paper.answer_rows import needle_differences
 from polyattn_jax.studies.paper.beside import Audit, differences, openings_differ, row
 from polyattn_jax.studies.paper.results import ComparedNumber
@@ -27,7 +28,7 @@ def prevalence(audit: Audit) -> Iterator[ComparedNumber]:
         if length is None or kind not in BIASES:
             continue
         if base == "ruler_paper_single" and kind == "auto":
-            theirs = tables.RULER_UNSAFE.get(beside.name, {}) if beside else {}
+            theirs = beside.ruler_unsafe if beside else {}
             for p in paper.DEGREES:
                 if str(p) in entry.unsafe_active:
                     yield row(
@@ -48,7 +49,7 @@ def prevalence(audit: Audit) -> Iterator[ComparedNumber]:
         published = beside.prevalence_at(base, kind, length) if beside else None
         causes = ()
         if published is not None:
-            lengths, prompts = (length, published.length), (entry.prompts, paper.PROMPTS)
+            lengths, prompts = (length, published.length), (entry.prompts, paper.SETTINGS.prompts)
             causes = (
                 *differences(audit, lengths, prompts, calibrated=kind == "auto"),
                 *openings_differ(base),
@@ -114,7 +115,7 @@ def over_length(audit: Audit) -> Iterator[ComparedNumber]:
             continue
         theirs, causes = None, ()
         if beside is not None:
-            theirs = tables.OVER_LENGTH.get(beside.name)
+            theirs = beside.over_length
             published = beside.prevalence_at("induction", "zero", length)
             if (
                 theirs is None
@@ -123,7 +124,7 @@ def over_length(audit: Audit) -> Iterator[ComparedNumber]:
             ):
                 theirs = published.unsafe[2]
             nearest = min(max(length, 256), 4096)
-            prompts = (entry.prompts, paper.PROMPTS)
+            prompts = (entry.prompts, paper.SETTINGS.prompts)
             causes = differences(audit, (length, nearest), prompts, calibrated=False)
         yield row(
             audit,
@@ -158,10 +159,10 @@ def calibration(audit: Audit) -> Iterator[ComparedNumber]:
 
 def matched(audit: Audit) -> Iterator[ComparedNumber]:
     """Tables 5 (with the intervals of 13), 12 and 14: rows of the needle prompts."""
-    summary, beside = audit.summary, audit.beside.name if audit.beside else ""
+    summary, beside = audit.summary, audit.beside
     suite = named.key("niah", summary.config.sweep_length)
     by_recipe = {entry.recipe: entry for entry in summary.sweep}
-    known = set().union(*tables.MATCHED.values())
+    known = set().union(*(model.matched for model in paper.MODELS))
     for entry in summary.matched:
         if entry.recipe not in known:
             continue
@@ -180,7 +181,7 @@ def matched(audit: Audit) -> Iterator[ComparedNumber]:
                     ends=ends,
                     causes=causes,
                 )
-        theirs = tables.MATCHED.get(beside, {}).get(entry.recipe)
+        theirs = beside.matched.get(entry.recipe) if beside else None
         of_rows = (suite, entry.bias_kind, entry.p)
         for one in summary.bound:
             if (one.suite, one.bias_kind, one.p) == of_rows:
@@ -200,12 +201,12 @@ def matched(audit: Audit) -> Iterator[ComparedNumber]:
 
 
 def _matched_numbers(
-    entry: MatchedSafety, beside: str
+    entry: MatchedSafety, beside: PaperModel | None
 ) -> Iterator[tuple[str, str, Interval | None, float | None, tuple[float, float] | None]]:
     """Table, quantity, our share, the paper's and its interval."""
-    theirs = tables.MATCHED.get(beside, {}).get(entry.recipe)
-    ends = tables.ENDS.get(beside, {}).get(entry.recipe)
-    answer = tables.ANSWER_KEY.get(beside, {}).get(entry.recipe)
+    theirs = beside.matched.get(entry.recipe) if beside else None
+    ends = beside.matched_ends.get(entry.recipe) if beside else None
+    answer = beside.answer_key.get(entry.recipe) if beside else None
     for item, what, name, ours in (
         ("Table 5", "safe rows", "measured", entry.all.measured),
         ("Table 5", "rows predicted safe", "predicted", entry.all.predicted),
@@ -238,9 +239,9 @@ def _matched_numbers(
 
 def sigmoid(audit: Audit) -> Iterator[ComparedNumber]:
     """Table 15: rows of the needle prompts that the sigmoid concentrates."""
-    summary, beside = audit.summary, audit.beside.name if audit.beside else ""
+    summary, beside = audit.summary, audit.beside
     by_recipe = {entry.recipe: entry for entry in summary.sweep}
-    known = set().union(*tables.SIGMOID_SAFE.values())
+    known = set().union(*(model.sigmoid_safe for model in paper.MODELS))
     for entry in summary.verdicts:
         if entry.recipe in known and entry.safe is not None:
             yield row(
@@ -248,7 +249,7 @@ def sigmoid(audit: Audit) -> Iterator[ComparedNumber]:
                 "Table 15",
                 "safe rows",
                 entry.safe,
-                tables.SIGMOID_SAFE.get(beside, {}).get(entry.recipe),
+                beside.sigmoid_safe.get(entry.recipe) if beside else None,
                 suite=named.key("niah", summary.config.sweep_length),
                 cell=entry.recipe,
                 n=summary.config.niah_n,
@@ -261,7 +262,7 @@ def bound(audit: Audit) -> Iterator[ComparedNumber]:
     config, theirs = audit.summary.config, audit.beside.bound if audit.beside else None
     published = audit.beside.prevalence_at("induction", "zero", 4096) if audit.beside else None
     rows = published.medians.rows if published and published.medians else 0
-    lengths, prompts = (config.induction_length, 4096), (config.induction_n, paper.PROMPTS)
+    lengths, prompts = (config.induction_length, 4096), (config.induction_n, paper.SETTINGS.prompts)
     causes = differences(audit, lengths, prompts, calibrated=False)
     for entry in audit.summary.bound:
         if (entry.suite, entry.bias_kind) != ("induction", "zero") or entry.agree is None:
@@ -295,20 +296,19 @@ def types_of_heads(audit: Audit) -> Iterator[ComparedNumber]:
         return
     config = audit.summary.config
     n = min(config.induction_n, head_types.PROMPTS)
-    theirs = tables.COMPOSITION.get(audit.beside.name, {}) if audit.beside else {}
+    theirs = audit.beside.head_types if audit.beside else {}
     for size in SIZES:
         if 2 * size > len(audit.by_head["type"]):
             continue
         ours = head_types.composition(audit.by_head, size)
-        kinds = [(group, kind) for group in ("top", "bottom") for kind in KINDS]
-        printed = theirs.get(size, (None,) * len(kinds))
-        for (group, kind), reference in zip(kinds, printed, strict=True):
+        printed = theirs.get(size, {})
+        for group, kind in itertools.product(("top", "bottom"), KINDS):
             yield row(
                 audit,
                 "Table 16",
                 f"{kind} heads",
                 getattr(ours, group)[kind],
-                reference,
+                printed.get(group, {}).get(kind),
                 suite="induction",
                 cell=f"{group} {size}",
                 n=n,
