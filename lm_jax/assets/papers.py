@@ -5,7 +5,9 @@
 The same files hold the claims of the papers with what our runs say of them, for docs/claims/.
 """
 
+from collections.abc import Mapping
 import dataclasses
+import functools
 from pathlib import Path
 import tomllib
 from typing import Any, TypeVar
@@ -26,15 +28,18 @@ def numbers(paper: str, cls: type[T]) -> T:
     Raises:
       InvalidError: entries are missing, unknown or of another type.
     """
-    text = (_folder() / f"{paper}.toml").read_text("utf-8")
     wanted: Any = cls
     names = {field.name for field in dataclasses.fields(wanted)}
-    tables = {name: table for name, table in tomllib.loads(text).items() if name in names}
-    return parse_result(tables, cls)
+    return parse_result({name: x for name, x in published(paper).items() if name in names}, cls)
 
 
-def _folder() -> Path:
-    """The folder of the files, which a wheel holds inside `lm_jax` and a checkout beside it."""
+@functools.cache
+def published(paper: str) -> Mapping[str, Any]:
+    """The content of a paper's file, which a wheel holds inside `lm_jax` and a checkout beside it.
+
+    A table is `table_N`, or `appendix_XN` where a number stands in the text.
+    """
     package = Path(__file__).parents[1]
     inside = package / FOLDER
-    return inside if inside.is_dir() else package.parent / FOLDER
+    folder = inside if inside.is_dir() else package.parent / FOLDER
+    return tomllib.loads((folder / f"{paper}.toml").read_text("utf-8"))

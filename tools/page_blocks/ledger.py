@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from lm_jax.report.published import published
+from lm_jax.assets.papers import published
 from lm_jax.statistics import student_interval
 from tools.bench.timing import ratio
 from tools.page_blocks import concepts, kernels, robustness

@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from lm_jax.report.published import published
+from lm_jax.assets.papers import published
 from tools.bench.timing import ratio
 from tools.page_blocks.sources import MODELS, summary, table
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from lm_jax.report.published import published
+from lm_jax.assets.papers import published
 from lm_jax.statistics import student_interval
 from tools.page_blocks.sources import MODELS, interval, summary, table
 

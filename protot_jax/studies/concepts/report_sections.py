@@ -11,11 +11,11 @@ from markupsafe import Markup
 import numpy as np
 
 from lm_jax import report
+from lm_jax.assets.papers import published
 from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.report import Bar, Column, Points, Section, Series, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from lm_jax.report.published import published
 from lm_jax.statistics import Interval
 from protot_jax.studies.concepts import scores
 from protot_jax.studies.concepts.results import (

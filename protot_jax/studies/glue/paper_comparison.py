@@ -7,9 +7,9 @@ FineWeb-Edu, and the numbers are means over three seeds; test numbers come from 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lm_jax.assets.papers import published
 from lm_jax.report import Cell, Column, Section, cell, section, table
 from lm_jax.report.prose import Prose
-from lm_jax.report.published import published
 from protot_jax.studies.glue.report_text import (
     each_split,
     over_examples,

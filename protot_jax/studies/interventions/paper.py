@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import NamedTuple
 
-from lm_jax.report.published import published
+from lm_jax.assets.papers import published
 
 MODES = ("reinitialise", "mask_write", "mask_read")
 _TABLES = (6, 7, 8, 9)

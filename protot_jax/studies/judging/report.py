@@ -7,12 +7,12 @@ import dataclasses
 from pathlib import Path
 
 from lm_jax import report
+from lm_jax.assets.papers import published
 from lm_jax.console import terminal
 from lm_jax.evaluate.verdicts import DECISIVE, failed
 from lm_jax.report import Bar, Cell, Column, Report, Section, cell, rate, section, table
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
-from lm_jax.report.published import published
 from lm_jax.statistics import Interval
 from protot_jax.studies.judging.numbers import why_not
 from protot_jax.studies.judging.results import Judged, JudgeResult, JudgingSummary, Sample

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from lm_jax.report.published import published
+from lm_jax.assets.papers import published
 
 # Two forms of a slice stand beside one column.
 _OTHER_FORMS = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm_jax.report.published import published
+from lm_jax.assets.papers import published
 from protot_jax.studies.glue import metrics
 from protot_jax.studies.glue.tasks import EMBEDDED, OFFICIAL
 

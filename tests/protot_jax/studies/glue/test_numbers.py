@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from lm_jax.report.published import published
+from lm_jax.assets.papers import published
 from lm_jax.run.files import write_json
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result

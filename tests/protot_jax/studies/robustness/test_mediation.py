@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lm_jax.assets.papers import published
 from lm_jax.errors import UsageError
-from lm_jax.report.published import published
 from protot_jax.studies.robustness import FLOOR, PMR, numbers, paper, pmr
 
 
