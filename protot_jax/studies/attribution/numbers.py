@@ -8,6 +8,7 @@ from scipy import stats
 
 from lm_jax.errors import UsageError
 from lm_jax.model.decoder import count_params
+from lm_jax.run.results import finite
 from lm_jax.text.tokenizer import Tokenizer
 from protot_jax.analysis.token_ids import prompt_tokens, word_ids
 from protot_jax.studies.attribution import results
@@ -163,5 +164,4 @@ def _spearman(first: np.ndarray, second: np.ndarray) -> float | None:
     with warnings.catch_warnings():
         # It warns where a side does not vary, and gives NaN.
         warnings.simplefilter("ignore", stats.ConstantInputWarning)
-        value = float(stats.spearmanr(first.ravel(), second.ravel()).statistic)
-    return value if np.isfinite(value) else None
+        return finite(stats.spearmanr(first.ravel(), second.ravel()).statistic)

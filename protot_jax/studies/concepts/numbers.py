@@ -6,7 +6,6 @@ the gates of the top texts are kept.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import math
 import os
 
 import numpy as np
@@ -16,6 +15,7 @@ from lm_jax.evaluate.answers import about
 from lm_jax.evaluate.judge import Judge, NullJudge
 from lm_jax.model.decoder import count_params
 from lm_jax.run import progress, stop
+from lm_jax.run.results import finite
 from protot_jax.studies.concepts import (
     ablations,
     lag,
@@ -271,7 +271,7 @@ def _with_lags(prototypes: Sequence[Prototype], of_layer: lag.LayerLag) -> list[
     return [
         dataclasses.replace(
             each,
-            cross_correlation=tuple(map(_known, correlation_K)),
+            cross_correlation=tuple(map(finite, correlation_K)),
             lag=lag.LAGS[int(correlation_K.argmax())] if np.isfinite(correlation_K).all() else None,
         )
         for each, correlation_K in zip(prototypes, of_layer.correlation_RK, strict=True)
@@ -317,10 +317,10 @@ def _locality(
     return results.Locality(
         spearman=_statistic(result.spearman),
         cohens_d=_statistic(result.cohens_d),
-        overall_spearman=_known(result.overall_spearman),
-        overall_cohens_d=_known(result.overall_cohens_d),
-        quartiles=tuple(map(_known, result.quartiles)),
-        edges=tuple(map(_known, result.edges)),
+        overall_spearman=finite(result.overall_spearman),
+        overall_cohens_d=finite(result.overall_cohens_d),
+        quartiles=tuple(map(finite, result.quartiles)),
+        edges=tuple(map(finite, result.edges)),
     )
 
 
@@ -341,18 +341,13 @@ def _lag(prototypes: Sequence[Prototype], result: lag.LagTests) -> results.Lag:
 
 def _statistic(result: resampling.Tested) -> Statistic:
     return Statistic(
-        value=_known(result.value),
-        low=_known(result.low),
-        high=_known(result.high),
-        p=_known(result.p),
+        value=finite(result.value),
+        low=finite(result.low),
+        high=finite(result.high),
+        p=finite(result.p),
         prototypes=result.prototypes,
         texts=result.texts,
     )
-
-
-def _known(value: float) -> float | None:
-    """The value, or None where it is not finite, which JSON cannot write."""
-    return float(value) if math.isfinite(value) else None
 
 
 def _rounded(gate_T: np.ndarray) -> tuple[float, ...]:

@@ -270,7 +270,7 @@ def _tests(rows: Sequence[tuple[str, Statistic]], caption: str) -> Markup:
 
 
 def _interval(interval: Interval | None) -> report.Cell:
-    return cell(None) if interval is None else rate(interval, spec=".2f", scale=1.0)
+    return rate(interval, spec=".2f", scale=1.0)
 
 
 def _point(p: Prototype) -> str:

@@ -38,28 +38,23 @@ def build(config: GlueConfig, result: GlueSummary, folder: Path) -> Report:
     heads, *rows = result_rows(result)
     return Report(
         "Fine-tuning on sentence tasks",
-        lambda: _sections(result),
+        lambda: [
+            results(result),
+            diverged(result),
+            all_metrics(result),
+            settings(result),
+            paper_comparison.tables(result),
+            paper_comparison.embedded(result),
+            text(result),
+            submissions(result),
+            section("Terms", _PROSE("terms")),
+        ],
         lead=[_verdict(result)],
         lines=[
             terminal.format_table(heads, rows, left=range(4)),
             *map(divergence, result.diverged),
         ],
     )
-
-
-def _sections(result: GlueSummary) -> list[Section]:
-    sections = [
-        results(result),
-        diverged(result),
-        all_metrics(result),
-        settings(result),
-        paper_comparison.tables(result),
-        paper_comparison.embedded(result),
-        text(result),
-        submissions(result),
-        section("Terms", _PROSE("terms")),
-    ]
-    return [one for one in sections if one is not None]
 
 
 def _place(task: TaskSummary, split: SplitResult, metric: str) -> Cell:

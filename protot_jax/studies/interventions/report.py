@@ -38,23 +38,18 @@ def build(
     text, tone = report_text.conclusion(summary)
     return Report(
         f"Effect of prototype {report_text.name(summary.seeds[0])} on {report_text.about(summary)}",
-        lambda: _sections(summary),
+        lambda: [
+            prototype(summary),
+            effects(summary),
+            sentences(summary),
+            controls(summary.seeds[0]),
+            seeds(summary),
+            paper_comparison(summary),
+            section("Terms", _PROSE("terms")),
+        ],
         lead=[report.verdict(text, *report_text.reasons(summary), tone=tone)],
         lines=findings(summary),
     )
-
-
-def _sections(result: InterventionReport) -> list[Section]:
-    parts = [
-        prototype(result),
-        effects(result),
-        sentences(result),
-        controls(result.seeds[0]),
-        seeds(result),
-        paper_comparison(result),
-        section("Terms", _PROSE("terms")),
-    ]
-    return [part for part in parts if part is not None]
 
 
 def findings(result: InterventionReport) -> list[str]:

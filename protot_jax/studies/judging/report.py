@@ -126,7 +126,7 @@ def _measures(result: JudgingSummary) -> Section:
                     _interval(one.repetition, ".3f"),
                     *one.distinct,
                     _interval(one.words, ".1f"),
-                    "–" if one.ended is None else rate(one.ended),
+                    rate(one.ended),
                 ]
                 for one in result.measured
             ],
@@ -146,7 +146,7 @@ def _judges(result: JudgingSummary) -> Section:
                 [
                     judge.name,
                     *(_control(judge, kind) for kind in DECISIVE),
-                    _share(judge.position),
+                    rate(judge.position),
                     cell("yes", tone="good") if judge.rates else _failure(judge),
                 ]
                 for judge in result.judges
@@ -160,11 +160,11 @@ def _judges(result: JudgingSummary) -> Section:
                 [
                     judge.name,
                     one.decoding,
-                    _share(one.consistency.flips),
+                    rate(one.consistency.flips),
                     cell(one.consistency.kappa, spec="+.2f"),
-                    _share(one.consistency.first),
-                    _share(one.consistency.ties),
-                    _share(one.consistency.longer),
+                    rate(one.consistency.first),
+                    rate(one.consistency.ties),
+                    rate(one.consistency.longer),
                     one.consistency.missing,
                 ]
                 for judge in result.judges
@@ -258,7 +258,7 @@ def _paper(result: JudgingSummary) -> Section:
         ours = []
         for _, one in judged:
             rated = [each for each in one.ratings or () if kinds[each.model] == kind]
-            ours.append(_interval(rated[0].strength, ".0f") if len(rated) == 1 else "–")
+            ours.append(_interval(rated[0].strength, ".0f") if len(rated) == 1 else None)
         rows.append([kind, elo, *ours])
     best = [
         [
@@ -310,11 +310,5 @@ def _samples(result: JudgingSummary) -> Section:
     )
 
 
-def _interval(interval: Interval | None, spec: str) -> Cell | str:
-    if interval is None:
-        return "–"
+def _interval(interval: Interval | None, spec: str) -> Cell:
     return rate(interval, spec=spec, scale=1.0)._replace(note="")
-
-
-def _share(interval: Interval | None) -> Cell | str:
-    return "–" if interval is None else rate(interval)

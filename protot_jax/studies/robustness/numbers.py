@@ -14,6 +14,7 @@ import pyarrow as pa
 from scipy import stats
 
 from lm_jax import statistics
+from lm_jax.run.results import finite
 from protot_jax.mixers.prototypes import PrototypeMixer
 from protot_jax.studies.interventions.models import SubjectModel
 from protot_jax.studies.interventions.results import Interval
@@ -174,11 +175,10 @@ def measured(rows: Columns, *, seed: int) -> Measured:
     if np.isfinite(rows["js_clamped"]).any():
         clamp = _clamp(rows, seed)
     spearman = rows["spearman"][np.isfinite(rows["spearman"])]
-    ag = float(rows["ag"].mean())
     return Measured(
         js=interval(rows["js"], sentences, _JS_RANGE),
         js_aligned=interval(rows["js_aligned"], sentences, _JS_RANGE),
-        ag=ag if math.isfinite(ag) else None,
+        ag=finite(rows["ag"].mean()),
         overlap=float(rows["overlap"].mean()),
         spearman=float(spearman.mean()) if spearman.size else None,
         same_top=float(rows["same_top"].mean()),
@@ -278,23 +278,21 @@ def mediated(base: np.ndarray, clamped: np.ndarray, sentences: np.ndarray, seed:
     each = mediation.ratios(base, clamped)
     each = each[np.isfinite(each)]
     n = len(np.unique(sentences))
-    ratio = Interval(_finite(found.ratio_of_means), None, None, n)
+    ratio = Interval(finite(found.ratio_of_means), None, None, n)
     above = base >= mediation.FLOOR
     # Otherwise a resample may hold nothing but pairs of equal tokens, whose ratio is 0 / 0.
     if n >= 2 and (above.all() or len(np.unique(sentences[above])) >= _ENOUGH):
         if n < _BOOTSTRAP:
             left = _student(clamped, base, sentences)
-            ratio = Interval(
-                _finite(found.ratio_of_means), _from_1(left.high), _from_1(left.low), n
-            )
+            ratio = Interval(finite(found.ratio_of_means), _from_1(left.high), _from_1(left.low), n)
         else:
             left = statistics.clustered_ratio(clamped, base, sentences, seed=seed)
             ratio = Interval(1 - left.estimate, 1 - left.high, 1 - left.low, n)
     return Mediation(
-        mean_of_ratios=_finite(found.mean_of_ratios),
+        mean_of_ratios=finite(found.mean_of_ratios),
         deviation=float(each.std(ddof=1)) if each.size > 1 else None,
         ratio_of_means=ratio,
-        median=_finite(found.median),
+        median=finite(found.median),
         positive=float((each > 0).mean()) if each.size else None,
         below_floor=found.below_floor,
         pairs=len(base),
@@ -336,7 +334,3 @@ def _linearised(above: np.ndarray, below: np.ndarray, sentences: np.ndarray) -> 
 
 def _from_1(value: float | None) -> float | None:
     return None if value is None else 1 - value
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

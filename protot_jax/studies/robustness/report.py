@@ -41,22 +41,17 @@ def build(config: RobustnessConfig, summary: RobustnessReport, folder: Path) -> 
     del config, folder
     return Report(
         "Robustness of predictions to perturbed sentences",
-        lambda: _sections(summary),
+        lambda: [
+            _divergence(summary),
+            _clamp(summary),
+            _meaning(summary),
+            _perturbations(summary),
+            section("Terms", _PROSE("terms")),
+        ],
         lead=[_verdict(summary)],
         lines=findings(summary),
         facts=_models(summary),
     )
-
-
-def _sections(result: RobustnessReport) -> list[Section]:
-    made = [
-        _divergence(result),
-        _clamp(result),
-        _meaning(result),
-        _perturbations(result),
-        section("Terms", _PROSE("terms")),
-    ]
-    return [one for one in made if one is not None]
 
 
 def findings(result: RobustnessReport) -> list[str]:

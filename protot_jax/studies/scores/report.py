@@ -8,7 +8,6 @@ from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.report import Cell, Report, Section, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from lm_jax.statistics import Interval
 from protot_jax.studies.scores.results import Difference, ScoreComparison
 from protot_jax.studies.scores.settings import ScoresConfig
 
@@ -33,7 +32,7 @@ def _sections(result: ScoreComparison) -> list[Section]:
         [
             cell(group.name, note=group.model),
             f"{number(len(group.scores[SCORES[0]]))} of {number(group.asked)}",
-            *(_mean(group.means[score]) for score in SCORES),
+            *(rate(group.means[score], spec=".2f", scale=1.0) for score in SCORES),
         ]
         for group in result.groups
     ]
@@ -62,10 +61,6 @@ def _sections(result: ScoreComparison) -> list[Section]:
         ]
         sections.append(section(score.capitalize(), report.grid(*charts)))
     return sections
-
-
-def _mean(interval: Interval | None) -> Cell:
-    return cell(None) if interval is None else rate(interval, spec=".2f", scale=1.0)
 
 
 def _tested(difference: Difference | None) -> Cell:
