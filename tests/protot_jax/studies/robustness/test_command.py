@@ -42,7 +42,7 @@ def launched(*flags):
 def sections(result):
     """The body of the page."""
     built = report.build(RobustnessConfig(), result, None)
-    return "\n".join(part.body for part in built.sections())
+    return "\n".join(part.body for part in built.sections() if part)
 
 
 def written(folder, lines):
