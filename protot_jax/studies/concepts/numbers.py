@@ -36,7 +36,6 @@ from protot_jax.studies.concepts.results import (
     RandomTexts,
     Settings,
     SpelledToken,
-    Statistic,
     TopText,
 )
 from protot_jax.studies.concepts.settings import ConceptConfig
@@ -306,21 +305,13 @@ def _locality(
         np.array([getattr(each, name) for each in prototypes if each.half_life is not None])
         for name in ("half_life", "repetition", "layer")
     )
-    result = locality.half_life_repetition(
+    return locality.half_life_repetition(
         half_life_Q,
         repetition_Q,
         layer_Q,
         resampled_SQ[:, known_Q],
         texts=texts,
         seed=settings.seed,
-    )
-    return results.Locality(
-        spearman=_statistic(result.spearman),
-        cohens_d=_statistic(result.cohens_d),
-        overall_spearman=finite(result.overall_spearman),
-        overall_cohens_d=finite(result.overall_cohens_d),
-        quartiles=tuple(map(finite, result.quartiles)),
-        edges=tuple(map(finite, result.edges)),
     )
 
 
@@ -333,20 +324,9 @@ def _lag(prototypes: Sequence[Prototype], result: lag.LagTests) -> results.Lag:
     return results.Lag(
         lags=lag.LAGS,
         mean=tuple(mean),
-        lead=_statistic(result.lead),
-        own_lead=_statistic(result.own_lead),
+        lead=result.lead,
+        own_lead=result.own_lead,
         peaks_one_before=peaks.count(-1) / len(peaks) if peaks else None,
-    )
-
-
-def _statistic(result: resampling.Tested) -> Statistic:
-    return Statistic(
-        value=finite(result.value),
-        low=finite(result.low),
-        high=finite(result.high),
-        p=finite(result.p),
-        prototypes=result.prototypes,
-        texts=result.texts,
     )
 
 

@@ -12,7 +12,7 @@ import dataclasses
 from typing import Literal
 
 from lm_jax.evaluate.judge import Label
-from lm_jax.run.results import Count, Share
+from lm_jax.run.results import Count, Share, finite
 from lm_jax.statistics import Interval
 from protot_jax.studies.concepts.ablation_results import Ablation, Carried
 from protot_jax.studies.concepts.ranking import RankBy
@@ -38,6 +38,18 @@ class Statistic:
     p: float | None
     prototypes: Count
     texts: Count
+
+    @classmethod
+    def none(cls, prototypes: int, texts: int) -> "Statistic":
+        """A statistic that cannot be computed."""
+        return cls(None, None, None, None, prototypes, texts)
+
+    @classmethod
+    def of(
+        cls, value: float, low: float, high: float, p: float, prototypes: int, texts: int
+    ) -> "Statistic":
+        """The statistic whose numbers may be NaN."""
+        return cls(finite(value), finite(low), finite(high), finite(p), prototypes, texts)
 
 
 @dataclasses.dataclass(frozen=True)
