@@ -8,7 +8,9 @@ from tokenizers.decoders import DecodeStream
 
 from lm_jax.text.tokenizer import Tokenizer
 from protot_jax.studies.concepts.collect import Texts
+from protot_jax.studies.concepts.ranking import TopToken
 from protot_jax.studies.concepts.results import Text
+from protot_jax.studies.concepts.unit_results import SpelledToken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,13 @@ def words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
 def spelled(tokenizer: Tokenizer, token: int) -> str:
     """The text of a single token, or its spelling in the vocabulary where it has no text."""
     return tokenizer.decode([token]).strip() or tokenizer.token(token)
+
+
+def spelled_tokens(tokenizer: Tokenizer, best: Sequence[TopToken]) -> tuple[SpelledToken, ...]:
+    """Tokens of a ranking with their texts."""
+    return tuple(
+        SpelledToken(token=spelled(tokenizer, one.id), **dataclasses.asdict(one)) for one in best
+    )
 
 
 class ReportTexts:

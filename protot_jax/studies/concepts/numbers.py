@@ -13,7 +13,6 @@ from scipy import special
 
 from lm_jax.evaluate.answers import about
 from lm_jax.evaluate.judge import Judge, NullJudge
-from lm_jax.model.decoder import count_params
 from lm_jax.run import progress, stop
 from lm_jax.run.results import finite
 from protot_jax.studies.concepts import (
@@ -27,7 +26,7 @@ from protot_jax.studies.concepts import (
     units,
 )
 from protot_jax.studies.concepts.collect import GATES, Texts, gates_of_layer
-from protot_jax.studies.concepts.examples import ReportTexts, spelled
+from protot_jax.studies.concepts.examples import ReportTexts, spelled_tokens
 from protot_jax.studies.concepts.results import (
     ConceptReport,
     Layer,
@@ -35,7 +34,6 @@ from protot_jax.studies.concepts.results import (
     PrototypeGate,
     RandomTexts,
     Settings,
-    SpelledToken,
     TopText,
 )
 from protot_jax.studies.concepts.settings import ConceptConfig
@@ -43,8 +41,6 @@ from protot_jax.training.saved_run import TrainedModel
 
 # Number of sets of random texts that are given to a judge for comparison.
 BASELINE_DRAWS = 10
-# Gates are stored in float16, which has no more digits.
-_DIGITS = 5
 
 
 def summarise(
@@ -128,7 +124,7 @@ def summarise(
     return ConceptReport(
         schema=results.NAME,
         version=results.VERSION,
-        model=_model(model, texts),
+        model=model.described(results.Model, perplexity=texts.perplexity(slice(None))),
         settings=Settings(
             split=settings.split,
             texts=N,
@@ -158,24 +154,6 @@ def _labelled(
     unit = f"L{prototype.layer} P{prototype.prototype}"
     with about(unit=unit, model=units.identity(model)):
         return dataclasses.replace(prototype, label=judge.label(marked))
-
-
-def _model(model: TrainedModel, texts: Texts) -> results.Model:
-    cfg, mixer = model.cfg, model.prototypes
-    return results.Model(
-        seed=model.seed,
-        step=model.step,
-        layers=cfg.num_layers,
-        prototypes=mixer.num_prototypes,
-        hidden_size=cfg.hidden_size,
-        context=cfg.max_length,
-        vocab_size=cfg.vocab_size,
-        parameters=count_params(cfg, mixer=mixer),
-        shared_routing=mixer.shared_routing,
-        corpus=model.config.corpus.source,
-        perplexity=texts.perplexity(slice(None)),
-        heads=mixer.heads,
-    )
 
 
 def _prototypes(
@@ -225,12 +203,7 @@ def _prototypes(
                 repetition=repeated,
                 lag=None,
                 cross_correlation=(None,) * len(lag.LAGS),
-                top_tokens=tuple(
-                    SpelledToken(
-                        token=spelled(model.tokenizer, token.id), **dataclasses.asdict(token)
-                    )
-                    for token in best_tokens[r]
-                ),
+                top_tokens=spelled_tokens(model.tokenizer, best_tokens[r]),
                 top_texts=_top_texts(best, r, float(decay_R[r]), gates, texts, report_texts),
                 label=None,
             )
@@ -258,9 +231,9 @@ def _top_texts(
                 text=report_texts.index(int(text)),
                 mean=float(write_T.mean(dtype=np.float64)),
                 sum=float(write_T.sum(dtype=np.float64)),
-                write=_rounded(write_T),
-                read=_rounded(read_T),
-                memory=_rounded(memory_T),
+                write=measures.rounded(write_T),
+                read=measures.rounded(read_T),
+                memory=measures.rounded(memory_T),
             )
         )
     return tuple(entries)
@@ -328,7 +301,3 @@ def _lag(prototypes: Sequence[Prototype], result: lag.LagTests) -> results.Lag:
         own_lead=result.own_lead,
         peaks_one_before=peaks.count(-1) / len(peaks) if peaks else None,
     )
-
-
-def _rounded(gate_T: np.ndarray) -> tuple[float, ...]:
-    return tuple(np.round(gate_T.astype(np.float64), _DIGITS).tolist())

@@ -15,15 +15,9 @@ from lm_jax.report import Cell, Column, Section, Series, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
-from protot_jax.studies.concepts.results import (
-    ConceptReport,
-    Layer,
-    Text,
-    Unit,
-    UnitComparison,
-    UnitLayer,
-)
+from protot_jax.studies.concepts.results import ConceptReport, Layer, Text
 from protot_jax.studies.concepts.scores import UNITS
+from protot_jax.studies.concepts.unit_results import Unit, UnitComparison, UnitLayer
 
 _PROSE = Prose("protot_jax.studies.concepts")
 # Of the top texts of a unit, those that are shown.

@@ -15,7 +15,6 @@ from scipy import stats
 
 from lm_jax import statistics
 from lm_jax.run.results import finite
-from protot_jax.mixers.prototypes import PrototypeMixer
 from protot_jax.studies.interventions.models import SubjectModel
 from protot_jax.studies.interventions.results import Interval
 from protot_jax.studies.robustness import divergence, meaning, mediation
@@ -33,7 +32,6 @@ from protot_jax.studies.robustness.results import (
     RobustnessReport,
     Settings,
     SliceResult,
-    TrainedOn,
 )
 from protot_jax.studies.robustness.settings import PERTURBATIONS, RobustnessConfig
 
@@ -88,26 +86,12 @@ def summarise(
             floor=mediation.FLOOR,
             too_long=too_long,
         ),
-        models=tuple(map(_model, subjects, made.models)),
+        models=tuple(
+            one.model.described(Model, run=one.run, trained=trained)
+            for one, trained in zip(subjects, made.models, strict=True)
+        ),
         slices=corrected(slices),
         skipped=made.skipped,
-    )
-
-
-def _model(subject: SubjectModel, trained: TrainedOn) -> Model:
-    model = subject.model
-    mixer = model.mixer if isinstance(model.mixer, PrototypeMixer) else None
-    return Model(
-        run=subject.run,
-        kind=model.config.model,
-        seed=model.seed,
-        step=model.step,
-        corpus=model.config.corpus.source,
-        layers=model.cfg.num_layers,
-        hidden_size=model.cfg.hidden_size,
-        vocab_size=model.cfg.vocab_size,
-        prototypes=None if mixer is None else mixer.num_prototypes,
-        trained=trained,
     )
 
 
