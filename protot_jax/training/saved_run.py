@@ -177,7 +177,7 @@ class TrainedModel:
           cls: a dataclass, whose fields may be any of `seed`, `step`, `sha256`, `kind`, `corpus`,
             `layers`, `hidden_size`, `vocab_size`, `context` and `parameters`, and `prototypes`,
             `shared_routing` and `heads` of a model that has prototypes.
-          **more: its other fields.
+          **more: values of its other fields.
         """
         cfg, mixer = self.cfg, self.mixer
         facts = {

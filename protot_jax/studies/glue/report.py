@@ -11,7 +11,7 @@ from typing import Any
 
 from lm_jax import report
 from lm_jax.console import terminal
-from lm_jax.report import Bar, Cell, Report, Section, cell, section, table
+from lm_jax.report import Bar, Cell, Column, Report, Section, cell, section, table, table_of
 from lm_jax.report.prose import Prose
 from protot_jax.studies.glue import paper_comparison
 from protot_jax.studies.glue.report_text import (
@@ -202,27 +202,21 @@ def all_metrics(result: GlueSummary) -> Section:
 
 def settings(result: GlueSummary) -> Section:
     """The pretrained models, and the learning rate and warm-up chosen for each."""
-    rows = []
-    for model in result.models:
-        rows.append(
-            [
-                model.name,
-                model.kind,
-                model.parameters,
-                model.context,
-                model.row_length,
-                model.cut_texts,
-                model.step,
-                cell(rate_and_warmup(model.learning_rate, model.warmup), note=_tried(model)),
-                paper_comparison.chosen(model.kind),
-            ]
-        )
-    heads = [
-        *("Model", "Kind", "Parameters", "Context", "Most ids of a row", "Texts cut"),
-        "Step of pretraining",
-        *("Rate, warm-up", "Paper's"),
-    ]
-    chosen = table(heads, rows, caption="Models and chosen settings.")
+    chosen = table_of(
+        result.models,
+        [
+            Column("Model", value=lambda model: model.name),
+            Column("Kind", value=lambda model: model.kind),
+            Column("Parameters", value=lambda model: model.parameters),
+            Column("Context", value=lambda model: model.context),
+            Column("Most ids of a row", value=lambda model: model.row_length),
+            Column("Texts cut", value=lambda model: model.cut_texts),
+            Column("Step of pretraining", value=lambda model: model.step),
+            Column("Rate, warm-up", value=_chosen),
+            Column("Paper's", value=lambda model: paper_comparison.chosen(model.kind)),
+        ],
+        caption="Models and chosen settings.",
+    )
     grids = [_grid(model, result.search_tasks) for model in result.models if model.grid]
     return section(
         "Models and settings",
@@ -237,8 +231,9 @@ def settings(result: GlueSummary) -> Section:
     )
 
 
-def _tried(model: ModelSummary) -> str:
-    return f"best of {len(model.grid)}" if model.grid else "given"
+def _chosen(model: ModelSummary) -> Cell:
+    tried = f"best of {len(model.grid)}" if model.grid else "given"
+    return cell(rate_and_warmup(model.learning_rate, model.warmup), note=tried)
 
 
 def _grid(model: ModelSummary, tasks: Sequence[str]) -> Any:
