@@ -33,6 +33,7 @@ from tokenizers.decoders import DecodeStream
 from lm_jax.console import cli, terminal
 from lm_jax.errors import UsageError
 from lm_jax.model.decode import Sampling, stream
+from lm_jax.report.markup import number
 from lm_jax.run import stop
 from lm_jax.run.settings import Flag, at_least
 from protot_jax.analysis.steering import (
@@ -259,14 +260,9 @@ def format_sweep(swept: Sequence[Steered]) -> str:
     rows = [
         [
             f"{one.by:g}",
-            *(
-                "–" if value is None else format(value, spec)
-                for value, spec in (
-                    (one.probability, ".4%"),
-                    (one.perplexity, ".1f"),
-                    (one.repetition, ".2f"),
-                )
-            ),
+            number(one.probability, ".4%"),
+            number(one.perplexity, ".1f"),
+            number(one.repetition, ".2f"),
         ]
         for one in swept
     ]

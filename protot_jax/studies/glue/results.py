@@ -33,7 +33,24 @@ ROWS = pa.schema(
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuneResult:
+class Cell:
+    """The settings of one fine-tuning."""
+
+    model: str
+    task: str
+    learning_rate: float
+    warmup: float
+    seed: Count
+
+    @property
+    def place(self) -> str:
+        """The folder of the fine-tuning, relative to the work folder."""
+        settings = f"lr_{self.learning_rate:g}_warmup_{self.warmup:g}_seed_{self.seed}"
+        return f"{self.model}/{self.task}/{settings}"
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuneResult(Cell):
     """One fine-tuning: `result.json` in its folder.
 
     Attributes:
@@ -46,11 +63,6 @@ class FineTuneResult:
       diverged: why it has no predictions, if its loss was no longer finite.
     """
 
-    model: str
-    task: str
-    learning_rate: float
-    warmup: float
-    seed: Count
     steps: Count
     best_step: Count
     stopped_early: bool
@@ -195,14 +207,9 @@ class Average:
 
 
 @dataclasses.dataclass(frozen=True)
-class DivergedTuning:
+class DivergedTuning(Cell):
     """A fine-tuning whose loss was no longer finite."""
 
-    model: str
-    task: str
-    learning_rate: float
-    warmup: float
-    seed: Count
     reason: str
 
 

@@ -197,7 +197,7 @@ def measure(config: GlueConfig, work: Work) -> GlueSummary:
         model, tuned = job.tune_all()
         lost += job.lost
         parts = [
-            pq.read_table(work.path / _cell(one).place / PREDICTIONS).cast(ROWS)
+            pq.read_table(work.path / one.place / PREDICTIONS).cast(ROWS)
             for of_task in tuned.values()
             for one in of_task
         ]
@@ -240,8 +240,3 @@ def measure(config: GlueConfig, work: Work) -> GlueSummary:
         device=jax.devices()[0].device_kind,
         diverged=tuple(lost),
     )
-
-
-def _cell(result: FineTuneResult) -> Cell:
-    fields = [field.name for field in dataclasses.fields(Cell)]
-    return Cell(**{name: getattr(result, name) for name in fields})

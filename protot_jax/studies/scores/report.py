@@ -79,9 +79,7 @@ def _table(result: ScoreComparison) -> str:
         cells = [group.name, str(len(group.scores[SCORES[0]]))]
         for score in SCORES:
             mean, difference = group.means[score], group.differences[score]
-            cells.append(
-                "–" if mean is None else f"{mean.estimate:.2f} [{mean.low:.2f}, {mean.high:.2f}]"
-            )
-            cells.append("–" if difference is None else f"{difference.p_holm:.2g}")
+            cells.append(rate(mean, spec=".2f", scale=1.0).text)
+            cells.append(number(difference and difference.p_holm, ".2g"))
         rows.append(cells)
     return terminal.format_table(heads, rows, left=(0,))
