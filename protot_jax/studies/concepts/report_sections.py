@@ -6,6 +6,7 @@ builds one section from a `ConceptReport`.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from markupsafe import Markup
 import numpy as np
@@ -16,7 +17,6 @@ from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.report import Bar, Column, Points, Section, Series, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from lm_jax.statistics import Interval
 from protot_jax.studies.concepts import scores
 from protot_jax.studies.concepts.results import (
     ConceptReport,
@@ -27,6 +27,8 @@ from protot_jax.studies.concepts.results import (
 )
 
 _PROSE = Prose("protot_jax.studies.concepts")
+# Of scores.
+_POINTS: Any = {"spec": ".2f", "scale": 1.0}
 
 
 def half_lives(result: ConceptReport) -> Section:
@@ -204,12 +206,14 @@ def _gate(layer: Layer, gate: str) -> LayerGate:
     return layer.write if gate == "write" else layer.read
 
 
-def _of_layer(gate: LayerGate, field: str) -> report.Cell:
+def bounded(value: float | None, ends: tuple[float | None, float | None] | None) -> report.Cell:
     """A value with its interval below, if it has one."""
-    ends = getattr(gate.intervals, field, None)
-    return cell(
-        getattr(gate, field), note=f"[{number(ends[0])}, {number(ends[1])}]" if ends else ""
-    )
+    shown = ends is not None and ends[0] is not None
+    return cell(value, note=f"[{number(ends[0])}, {number(ends[1])}]" if ends and shown else "")
+
+
+def _of_layer(gate: LayerGate, field: str) -> report.Cell:
+    return bounded(getattr(gate, field), getattr(gate.intervals, field, None))
 
 
 def labels(result: ConceptReport) -> Section:
@@ -223,11 +227,11 @@ def labels(result: ConceptReport) -> Section:
         [
             one.group,
             f"{number(one.labelled)} of {number(one.asked)}",
-            *(_interval(one.intervals[score]) for score in SCORES),
+            *(rate(one.intervals[score], **_POINTS) for score in SCORES),
         ]
         for one in scores.by_layer(result)
     ]
-    lead = [_interval(interval) for interval in scores.lead(result).values()]
+    lead = [rate(interval, **_POINTS) for interval in scores.lead(result).values()]
     rows.append(["layers less random", "", *lead])
     return section(
         title,
@@ -262,15 +266,10 @@ def labels(result: ConceptReport) -> Section:
 def _tests(rows: Sequence[tuple[str, Statistic]], caption: str) -> Markup:
     cells = []
     for name, result in rows:
-        ends = "" if result.low is None else f"[{number(result.low)}, {number(result.high)}]"
-        value = cell(result.value, note=ends)
+        value = bounded(result.value, (result.low, result.high))
         cells.append([name, value, number(result.p), result.prototypes, result.texts])
     heads = ["Test", "Value [95 %]", "p", "Prototypes", "Texts"]
     return table(heads, cells, caption=caption, align=["left", *["right"] * 4])
-
-
-def _interval(interval: Interval | None) -> report.Cell:
-    return rate(interval, spec=".2f", scale=1.0)
 
 
 def _point(p: Prototype) -> str:

@@ -152,23 +152,24 @@ def interval(
     return _student(values, np.ones(len(values)), sentences, within)
 
 
+def mean_js(rows: Columns, name: str) -> Interval:
+    """The mean of a column of JS."""
+    return interval(rows[name], clusters(rows), _JS_RANGE)
+
+
 def measured(rows: Columns, *, seed: int) -> Measured:
     """One model on one slice, whose rows are given by column."""
-    sentences = clusters(rows)
-    clamp = None
-    if np.isfinite(rows["js_clamped"]).any():
-        clamp = _clamp(rows, seed)
     spearman = rows["spearman"][np.isfinite(rows["spearman"])]
     return Measured(
-        js=interval(rows["js"], sentences, _JS_RANGE),
-        js_aligned=interval(rows["js_aligned"], sentences, _JS_RANGE),
+        js=mean_js(rows, "js"),
+        js_aligned=mean_js(rows, "js_aligned"),
         ag=finite(rows["ag"].mean()),
         overlap=float(rows["overlap"].mean()),
         spearman=float(spearman.mean()) if spearman.size else None,
         same_top=float(rows["same_top"].mean()),
         mass=float(rows["mass"].mean()),
         same_tokens=int(rows["same_tokens"].sum()),
-        clamp=clamp,
+        clamp=_clamp(rows, seed) if np.isfinite(rows["js_clamped"]).any() else None,
     )
 
 
@@ -232,10 +233,10 @@ def _clamp(rows: Columns, seed: int) -> Clamp:
     clamped, control = rows["js_clamped"], rows["js_control"]
     known = np.isfinite(control)
     return Clamp(
-        js=interval(clamped, sentences, _JS_RANGE),
-        js_aligned=interval(rows["js_aligned_clamped"], sentences, _JS_RANGE),
+        js=mean_js(rows, "js_clamped"),
+        js_aligned=mean_js(rows, "js_aligned_clamped"),
         pmr=mediated(base, clamped, sentences, seed),
-        control_js=interval(control, sentences, _JS_RANGE),
+        control_js=mean_js(rows, "js_control"),
         control_pmr=(
             mediated(base[known], control[known], sentences[known], seed) if known.any() else None
         ),
@@ -249,8 +250,8 @@ def _released(rows: Columns, seed: int) -> ReleasedClamp:
     write, read = rows["js_released_write"], rows["js_released_read"]
     smaller = np.minimum(write, read)
     return ReleasedClamp(
-        write_js=interval(write, sentences, _JS_RANGE),
-        read_js=interval(read, sentences, _JS_RANGE),
+        write_js=mean_js(rows, "js_released_write"),
+        read_js=mean_js(rows, "js_released_read"),
         js=interval(smaller, sentences, _JS_RANGE),
         pmr=mediated(rows["js"], smaller, sentences, seed),
     )
