@@ -39,8 +39,6 @@ from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.model.sites import keep
 from protot_jax.training.saved_run import TrainedModel
 
-# Products in float32 on every processor.
-
 
 @struct.dataclass
 class FrozenRun:
