@@ -20,7 +20,6 @@ from lm_jax.report.prose import Prose
 from protot_jax.studies.concepts import scores
 from protot_jax.studies.concepts.results import (
     ConceptReport,
-    Layer,
     LayerGate,
     Prototype,
     Statistic,
@@ -181,7 +180,7 @@ def layers(result: ConceptReport) -> Section:
             table(
                 ["Layer", *columns.values()],
                 [
-                    [one.layer, *(_of_layer(_gate(one, gate), field) for field in columns)]
+                    [one.layer, *(_of_layer(getattr(one, gate), field) for field in columns)]
                     for one in result.layers
                 ],
                 caption=f"{gate.capitalize()} gates.",
@@ -194,16 +193,12 @@ def layers(result: ConceptReport) -> Section:
 
 def _by_layer(result: ConceptReport, gate: str, field: str) -> Series:
     """One statistic of one kind of gate over depth, with its band where it has one."""
-    results = [_gate(one, gate) for one in result.layers]
+    results = [getattr(one, gate) for one in result.layers]
     ends = [getattr(one.intervals, field, (None, None)) for one in results]
     low, high = (_floats(end) for end in zip(*ends, strict=True))
     band = (low, high) if np.isfinite(low).all() else ()
     depth = [one.layer for one in result.layers]
     return Series(gate, depth, _floats([getattr(one, field) for one in results]), *band)
-
-
-def _gate(layer: Layer, gate: str) -> LayerGate:
-    return layer.write if gate == "write" else layer.read
 
 
 def bounded(value: float | None, ends: tuple[float | None, float | None] | None) -> report.Cell:

@@ -76,6 +76,12 @@ def apply(text: str, replacements: Sequence[Replacement]) -> str:
     return text
 
 
+def inputs(wordnet: lists.WordNet | None) -> dict[str, str]:
+    """What decides the pairs of given sentences: WordNet, and the version of the generators."""
+    data = {} if wordnet is None else {"wordnet": wordnet.sha256}
+    return data | {"perturbations": f"version_{VERSION}"}
+
+
 def slices(wordnet: lists.WordNet | None = None) -> dict[str, Perturbation]:
     """All perturbations by name.
 
