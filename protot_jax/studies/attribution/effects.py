@@ -37,9 +37,7 @@ def measured_effects(
 
     def logits(layer: int, prototype: int) -> np.ndarray:
         stop.check("while measuring effects")
-        # In no layer where it is -1; an array, so that a sweep compiles once.
-        (site, one), *_ = edits.edit(layer=0, prototype=prototype, mode=MODE).items()
-        edit = {site: one.replace(layer=np.int32(layer))}
+        edit = edits.edit_in(layer, prototype, MODE)
         logit_X = _logits(model.params, tokens_T, target_X, edit, model.cfg, model.mixer)
         return np.asarray(logit_X, np.float64)
 

@@ -141,8 +141,7 @@ def edits_for(mode: str | None, layer: int = 0, prototype: int = 0) -> dict[str,
     """The edits of all modes, with `mode` active in `layer` and the others in no layer."""
     result = {}
     for name in edits.MODES:
-        for site, one in edits.edit(layer=0, prototype=int(prototype), mode=name).items():
-            result[site] = one.replace(layer=np.int32(layer if name == mode else -1))
+        result |= edits.edit_in(layer if name == mode else -1, int(prototype), name)
     return result
 
 
