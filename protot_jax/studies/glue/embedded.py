@@ -1,4 +1,4 @@
-"""Three tasks of real text that pinned assets hold: none of them is a GLUE task, and none named so.
+"""Three tasks of real text from pinned assets, which are not GLUE tasks and not named like them.
 
     films          film sentences with people's mean ratings, above or below 0; reported on the
                    official validation split of SST-2

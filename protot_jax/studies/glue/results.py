@@ -218,7 +218,7 @@ class GlueSummary:
     """A run of fine-tuning: `summary.json`.
 
     Attributes:
-      results: results of the seeds that did not diverge; none of a model on a task where all did.
+      results: results of the seeds that did not diverge; a model has none on a task where all did.
     """
 
     models: tuple[ModelSummary, ...]

@@ -86,7 +86,8 @@ class RecallSummary:
     """Recall of models of equal memory, by task, length and number of pairs.
 
     Attributes:
-      results: none of a model on a task where every learning rate diverged.
+      results: results by task, model and condition; a model has none on a task where every
+        learning rate diverged.
       diverged: a rate is not chosen if it diverged with any seed.
     """
 
