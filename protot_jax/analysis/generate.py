@@ -99,13 +99,8 @@ class Options(RunOptions):
         Raises:
           UsageError: a setting out of range.
         """
-        return Sampling(
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.repetition_penalty,
-            self.no_repeat_ngram,
-        )
+        names = [field.name for field in dataclasses.fields(Sampling)]
+        return Sampling(**{name: getattr(self, name) for name in names})
 
 
 def text(
