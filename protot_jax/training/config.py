@@ -14,16 +14,11 @@ from ml_collections import ConfigDict
 from lm_jax.console.config_files import in_mode
 from lm_jax.errors import UsageError, nearest
 from lm_jax.run.config import from_plain, to_plain
-from lm_jax.run.settings import Bound, Settings, at_least
+from lm_jax.run.settings import Settings, at_least, different
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.train.config import Schedule, WeightsDtype
 from protot_jax.mixers.config import Prototypes
 from protot_jax.mixers.models import MODELS
-
-NUMBERS = Bound(
-    "different numbers from 0 on",
-    lambda values: 0 < len(values) == len(set(values)) and min(values) >= 0,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +99,7 @@ class PretrainConfig(Settings):
     weights_dtype: WeightsDtype = "float32"
     eval_every: int = 0
     early_stop: bool = True
-    seeds: Annotated[tuple[int, ...], NUMBERS] = (234, 124, 325)
+    seeds: Annotated[tuple[int, ...], different(at_least(0))] = (234, 124, 325)
     mesh: tuple[int, int, int] = (-1, 1, 1)
     allow_fallback: bool = False
 

@@ -25,7 +25,7 @@ from lm_jax.console.config_files import in_mode
 from lm_jax.errors import UsageError
 from lm_jax.model import flops
 from lm_jax.parallel import sharding
-from lm_jax.run.settings import Bound, Settings, at_least
+from lm_jax.run.settings import Settings, at_least, different
 from lm_jax.train.step import check_batch
 from protot_jax.training.config import PretrainConfig, smoke, with_fields
 from protot_jax.training.results import Trial
@@ -34,10 +34,6 @@ from protot_jax.training.saved_run import model
 # Perplexities on other tokens, or of other seeds, are not comparable.
 _SAME_IN_ALL = ("corpus", "context", "examples", "validation_documents", "seeds")
 _MOST_COMBINATIONS = 1_000
-_SIZES = Bound(
-    "different numbers from 1 on",
-    lambda sizes: 0 < len(sizes) == len(set(sizes)) and min(sizes) >= 1,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +54,7 @@ class SearchConfig(Settings):
 
     base: PretrainConfig = dataclasses.field(default_factory=PretrainConfig)
     learning_rate: tuple[float, float] = (3e-5, 3e-2)
-    batch_sizes: Annotated[tuple[int, ...], _SIZES] = (32, 64, 128)
+    batch_sizes: Annotated[tuple[int, ...], different(at_least(1))] = (32, 64, 128)
     choices: tuple[str, ...] = ()
     most_flops: Annotated[float, at_least(0)] = 0.0
     trials: Annotated[int, at_least(1)] = 50

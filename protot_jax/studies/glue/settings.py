@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from lm_jax.errors import UsageError
-from lm_jax.run.settings import Bound, at_least
+from lm_jax.run.settings import Bound, at_least, different
 from lm_jax.study import Training
 from lm_jax.train.config import MAY_CHANGE
 from protot_jax.studies.glue.objective import PoolingName
 from protot_jax.studies.glue.tasks import EMBEDDED, OFFICIAL, find
-from protot_jax.training.config import NUMBERS
 from protot_jax.training.saved_run import study_variant
 
 PAPER_RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-4, 1e-3)
@@ -88,7 +87,7 @@ class GlueConfig(Training):
     learning_rates: Annotated[tuple[float, ...], _RATES] = PAPER_RATES
     warmups: Annotated[tuple[float, ...], _SHARES] = (0.06, 0.1)
     search_tasks: tuple[str, ...] = ("sst2", "mnli")
-    seeds: Annotated[tuple[int, ...], NUMBERS] = (234, 124, 325)
+    seeds: Annotated[tuple[int, ...], different(at_least(0))] = (234, 124, 325)
     batch_size: Annotated[int, at_least(1)] = 16
     epochs: Annotated[int, at_least(1)] = 3
     max_steps: Annotated[int, at_least(0)] = 0
