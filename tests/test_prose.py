@@ -21,13 +21,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CLEAN = (
-    *("configs", "iaj", "kernels", "lm_jax", "polyattn_jax", "tools"),
-    *(f"protot_jax/{name}" for name in ("mixers", "training", "analysis")),
+    *("configs", "iaj", "kernels", "lm_jax", "polyattn_jax", "protot_jax", "tools"),
     *(f"sparse_jax/{name}" for name in ("gates", "circuits", "transcoders", "graphs")),
 )
 # Folder -> the violations in what of it is in no folder listed here or above.
 DEBT = {
-    "protot_jax": 199,
     "sparse_jax": 202,
 }
 

@@ -107,8 +107,8 @@ class Report(NamedTuple):
 
     Attributes:
       title: heading of the page.
-      sections: function that makes the sections of the page, in order; the terminal does without
-        them.
+      sections: function that makes the sections of the page, in order, None for one that there is
+        nothing to say in; the terminal does without them.
       lead: parts above them: the answer.
       lines: the text of the terminal.
       facts: facts of the models and settings that close the page, after the provenance.
@@ -118,7 +118,7 @@ class Report(NamedTuple):
     """
 
     title: str
-    sections: Callable[[], Sequence[Section]]
+    sections: Callable[[], Sequence[Section | None]]
     lead: Sequence[Part]
     lines: Sequence[str]
     facts: Mapping[str, object] = {}
@@ -134,7 +134,7 @@ def section(title: str, *parts: Part) -> Section:
 
 def page(
     title: str,
-    sections: Sequence[Section],
+    sections: Sequence[Section | None],
     *,
     provenance: Mapping[str, object],
     lead: Iterable[Part] = (),
@@ -143,24 +143,24 @@ def page(
 ) -> str:
     """Returns the HTML text of a whole page.
 
-    `lead` is above the table of contents: the verdict, a summary. `provenance` (commit,
-    versions, device, dtype, seeds, hashes) closes the page. `script` is our own JavaScript and
-    `style` our own CSS, which comes after the package's; neither is data, and they may not contain
-    "</" or "<!--".
+    `lead` is above the table of contents: the verdict, a summary. A section of None is left out.
+    `provenance` (commit, versions, device, dtype, seeds, hashes) closes the page. `script` is our
+    own JavaScript and `style` our own CSS, which comes after the package's; neither is data, and
+    they may not contain "</" or "<!--".
     """
     for name, code in (("script", script), ("style", style)):
         if "</" in code or "<!--" in code:
             raise UsageError(
                 f"page: {name} contains '</' or '<!--', which ends it early; escape it"
             )
-    opening = _flow(lead)
-    charted = any(figure.MARK in part for part in (opening, *(one.body for one in sections)))
+    opening, shown = _flow(lead), [one for one in sections if one is not None]
+    charted = any(figure.MARK in part for part in (opening, *(one.body for one in shown)))
     scripts = [Markup(one) for one in (*(figure.scripts() if charted else ()), script) if one]
-    ids = _ids(one.title for one in sections)
+    ids = _ids(one.title for one in shown)
     return _PAGE.render(
         title=title,
         lead=opening,
-        sections=list(zip(ids, sections, strict=True)),
+        sections=list(zip(ids, shown, strict=True)),
         provenance=key_values(provenance),
         policy=_policy(scripts),
         style=Markup(theme.css() + _asset("lm_jax.report", "report.css") + style),

@@ -92,8 +92,13 @@ def cell(
     return Cell(text, note, check_tone(tone), is_number(value))
 
 
-def rate(interval: Interval, *, spec: str = ".1f", scale: float = 100.0) -> Cell:
-    """Returns a cell "98.5 [95.2, 99.5]" with the n under it; rates are printed in percent."""
+def rate(interval: Interval | None, *, spec: str = ".1f", scale: float = 100.0) -> Cell:
+    """Returns a cell "98.5 [95.2, 99.5]" with the n under it; rates are printed in percent.
+
+    Without an interval the cell is a dash.
+    """
+    if interval is None:
+        return cell(None)
     return Cell(_interval(interval, spec, scale), f"n = {number(interval.n)}", numeric=True)
 
 

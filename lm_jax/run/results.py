@@ -48,6 +48,11 @@ class Between:
         return handler(source) | ends
 
 
+def finite(value: float) -> float | None:
+    """The value as a Python float, or None where it is not finite, which JSON cannot write."""
+    return float(value) if math.isfinite(value) else None
+
+
 class _NotFinite:
     """Marks a float that may be NaN, in JSON null, or infinite, in JSON "inf" or "-inf"."""
 

@@ -29,6 +29,8 @@ class Distributed(Settings):
 class Study:
     """A study; its functions are named as `module:function` of its package, loaded when needed.
 
+    Most have the names that are the defaults.
+
     Attributes:
       command: words after `iaj`; `configs/LIBRARY/NAME.py` of the same words is its default config.
       config: frozen dataclass of the settings; also of `Training` or `Distributed` where it is one.
@@ -48,9 +50,9 @@ class Study:
     config: type
     modes: Mapping[str, Callable[[Any], Any]]
     summary: type | types.UnionType
-    inputs: str | None
-    run: str
-    report: str
+    inputs: str | None = "run:inputs"
+    run: str = "run:measure"
+    report: str = "report:build"
 
     @property
     def config_name(self) -> str:

@@ -33,6 +33,7 @@ from tokenizers.decoders import DecodeStream
 from lm_jax.console import cli, terminal
 from lm_jax.errors import UsageError
 from lm_jax.model.decode import Sampling, stream
+from lm_jax.report.markup import number
 from lm_jax.run import stop
 from lm_jax.run.settings import Flag, at_least
 from protot_jax.analysis.steering import (
@@ -98,13 +99,8 @@ class Options(RunOptions):
         Raises:
           UsageError: a setting out of range.
         """
-        return Sampling(
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.repetition_penalty,
-            self.no_repeat_ngram,
-        )
+        names = [field.name for field in dataclasses.fields(Sampling)]
+        return Sampling(**{name: getattr(self, name) for name in names})
 
 
 def text(
@@ -259,14 +255,9 @@ def format_sweep(swept: Sequence[Steered]) -> str:
     rows = [
         [
             f"{one.by:g}",
-            *(
-                "–" if value is None else format(value, spec)
-                for value, spec in (
-                    (one.probability, ".4%"),
-                    (one.perplexity, ".1f"),
-                    (one.repetition, ".2f"),
-                )
-            ),
+            number(one.probability, ".4%"),
+            number(one.perplexity, ".1f"),
+            number(one.repetition, ".2f"),
         ]
         for one in swept
     ]

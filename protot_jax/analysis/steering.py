@@ -7,6 +7,7 @@ Any prototype moves a continuation if it is made strong enough. So other prototy
 layer get the same strengths (`others`), and the named one has its rank among them (`place`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
@@ -190,23 +191,18 @@ def others(
       UsageError: a layer has no other prototype.
     """
     named = {(one.layer, one.prototype) for one in chosen}
-    rng, varied = np.random.default_rng(seed), list(filter(_open, chosen))
+    rng, varied = np.random.default_rng(seed), Counter(one.layer for one in filter(_open, chosen))
     drawn: dict[int, list[int]] = {}
-    for layer in sorted({one.layer for one in varied}):
+    for layer in sorted(varied):
         known = range(model.prototypes.num_prototypes)
         free = [other for other in known if (layer, other) not in named]
         drawn[layer] = rng.permutation(free).tolist()
-    result = []
-    while len(result) < count:
-        left = {layer: iter(drawn[layer]) for layer in drawn}
-        edited = [
-            one._replace(prototype=next(left[one.layer], -1)) if _open(one) else one
-            for one in chosen
-        ]
-        if any(one.prototype < 0 for one in edited):
-            break
-        drawn = {layer: list(rest) for layer, rest in left.items()}
-        result.append(edited)
+    most = min((len(drawn[layer]) // times for layer, times in varied.items()), default=0)
+    left = {layer: iter(each) for layer, each in drawn.items()}
+    result = [
+        [one._replace(prototype=next(left[one.layer])) if _open(one) else one for one in chosen]
+        for _ in range(min(count, most))
+    ]
     if not result:
         raise UsageError(
             "strengths: the layer has no other prototype to compare with; name fewer prototypes"

@@ -85,9 +85,7 @@ class DeltaNetMixer:
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
         """Mixes any number of tokens; T = 1 with a cache decodes one token in constant time."""
-        before = cache
-        if before is None:
-            before = self.init_cache(cfg, x_BTD.shape[0], 0, x_BTD.dtype)
+        before = cache or self.init_cache(cfg, x_BTD.shape[0], 0, x_BTD.dtype)
         valid_BT, qkv, inputs = layer.valid_BT, {}, {}
         for name in "qkv":
             x_BTNH = project("BTD,DNH->BTNH", x_BTD, p[name])

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.edits import Chain, OneLayer, Replace
@@ -95,6 +96,15 @@ def edit(*, layer: int, prototype: int, mode: str, by: float | None = None) -> d
         return {"mixer.read": OneLayer(layer, ScaledColumn(at, factor))}
     site, value = MODES[mode]
     return {site: OneLayer(layer, Column(at, jnp.full((1, 1, 1), value, jnp.float32)))}
+
+
+def edit_in(layer: int, prototype: int, mode: str) -> dict[str, Any]:
+    """The edits of one prototype of a layer that is an array, so that a sweep compiles once.
+
+    In layer -1 they change nothing.
+    """
+    made = edit(layer=0, prototype=prototype, mode=mode)
+    return {site: one.replace(layer=np.int32(layer)) for site, one in made.items()}
 
 
 def parse(text: str) -> PrototypeEdit:

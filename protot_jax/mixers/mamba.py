@@ -99,9 +99,7 @@ class MambaMixer:
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
         """Mixes any number of tokens; T = 1 with a cache decodes one token in constant time."""
-        before = cache
-        if before is None:
-            before = self.init_cache(cfg, x_BTD.shape[0], 0, x_BTD.dtype)
+        before = cache or self.init_cache(cfg, x_BTD.shape[0], 0, x_BTD.dtype)
         a_BTI = project("BTD,DI->BTI", x_BTD, p["in"])
         z_BTI = project("BTD,DI->BTI", x_BTD, p["gate"])
         if layer.valid_BT is not None:

@@ -83,9 +83,7 @@ class SlotMixer(abc.ABC):
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
         """Mixes any number of tokens; T = 1 with a cache decodes one token in constant time."""
-        before = cache
-        if before is None:
-            before = self.init_cache(cfg, x_BTD.shape[0], 0, x_BTD.dtype)
+        before = cache or self.init_cache(cfg, x_BTD.shape[0], 0, x_BTD.dtype)
         heads = self.heads(p, x_BTD, cfg)
         log_decay_BTNM = self.log_decay(p, x_BTD)
         if layer.valid_BT is not None:

@@ -21,11 +21,12 @@ more seeds and `--resume=force` a finished study trains those that it lacks. A s
 settings than the study's is refused.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import math
 from pathlib import Path
 import statistics
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,37 +62,22 @@ from protot_jax.training.seeds import over_seeds
 from protot_jax.training.study_config import SPLITS, StudyConfig, each_run
 
 TABLE, ROWS = "study.json", "study.parquet"
-SCHEMA = pa.schema(
-    {
-        "variant": pa.string(),
-        "learning_rate": pa.float64(),
-        "seed": pa.int64(),
-        "steps": pa.int64(),
-        "tokens_seen": pa.int64(),
-        # Used, of each split.
-        "train_documents": pa.int64(),
-        "validation_documents": pa.int64(),
-        "test_documents": pa.int64(),
-        # Of the weights of lowest validation perplexity, and of the last weights.
-        "best_step": pa.int64(),
-        "validation_perplexity": pa.float64(),
-        "test_perplexity": pa.float64(),
-        "last_validation_perplexity": pa.float64(),
-        "last_test_perplexity": pa.float64(),
-        # Training alone, without evaluations.
-        "steps_per_second": pa.float64(),
-        # Of the first layer and the same weights; null for a model without prototypes.
-        "alpha": pa.float64(),
-        "write_gini": pa.float64(),
-        "write_top_1": pa.float64(),
-    }
-)
 _ROUTING = ("alpha", "write_gini", "write_top_1")
 
 
 @dataclasses.dataclass(frozen=True)
 class SeedRow:
-    """One seed of one run, the fields of `SCHEMA`."""
+    """One seed of one run.
+
+    Attributes:
+      train_documents, validation_documents, test_documents: number of documents used.
+      validation_perplexity, test_perplexity: those of the weights of lowest validation perplexity,
+        which `best_step` updates made.
+      last_validation_perplexity, last_test_perplexity: those of the last weights.
+      steps_per_second: rate of training alone, without evaluations.
+      alpha, write_gini, write_top_1: numbers of the first layer of the weights of `best_step`; null
+        for a model without prototypes.
+    """
 
     variant: str
     learning_rate: float
@@ -110,6 +96,15 @@ class SeedRow:
     alpha: float | None = None
     write_gini: float | None = None
     write_top_1: float | None = None
+
+
+_COLUMNS: Mapping[Any, pa.DataType] = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    float | None: pa.float64(),
+}
+SCHEMA = pa.schema({field.name: _COLUMNS[field.type] for field in dataclasses.fields(SeedRow)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,11 +128,11 @@ def run(
     """Trains the variants in an open work folder and returns the table.
 
     Args:
-      config: of the study.
+      config: settings of the study.
       folder: the work folder.
       only: names of the variants to train now; None trains all.
-      resume: of the run of each variant and rate, as `open_workdir` takes it. "force" also resumes
-        those of other settings, as with more seeds; what is trained already is not trained again.
+      resume: rule of resuming the run of each variant and rate (`open_workdir`). "force" also
+        resumes those of other settings, as with more seeds; what is trained already is kept.
 
     Raises:
       UsageError: a name in `only` is no variant, or a run is of other settings.

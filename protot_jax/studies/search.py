@@ -89,7 +89,7 @@ def run(config: SearchConfig, folder: Path, measure: Measure = train) -> SearchS
     """Runs or resumes a search in an open work folder and returns its trials and the best one.
 
     Args:
-      config: of the search, which has passed `check`.
+      config: settings of the search, which `check` has passed.
       folder: the work folder.
       measure: trains a trial and returns the perplexity of each seed.
 

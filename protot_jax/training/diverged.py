@@ -1,6 +1,6 @@
 """Runs whose loss was no longer finite, as a study, a search and fine-tuning record them.
 
-One such run ends none of them: its learning rate is worse than all others.
+A run that diverges does not end them: its learning rate counts as worse than all others.
 """
 
 import os

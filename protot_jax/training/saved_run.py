@@ -11,7 +11,7 @@ import functools
 import os
 from pathlib import Path
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import logging
 import jax
@@ -22,7 +22,7 @@ from lm_jax.errors import BadInputError, UsageError
 from lm_jax.inspect.run import Run, Subject
 from lm_jax.inspect.run import run as run_subject
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.decoder import param_spec
+from lm_jax.model.decoder import count_params, param_spec
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.sites import Reducer
 from lm_jax.parallel import sharding
@@ -44,6 +44,7 @@ from protot_jax.training.config import PretrainConfig
 from protot_jax.training.exported import FORMAT, is_exported, read_manifest, read_weights
 
 DATA = "data"
+T = TypeVar("T")
 
 
 def model(config: PretrainConfig, vocab_size: int) -> tuple[DecoderConfig, Mixer]:
@@ -178,6 +179,39 @@ class TrainedModel:
                 "'protot'"
             )
         return self.mixer
+
+    def described(self, cls: type[T], **more: Any) -> T:
+        """The model as one of the dataclasses of the studies' results.
+
+        Args:
+          cls: a dataclass, whose fields may be any of `seed`, `step`, `sha256`, `kind`, `corpus`,
+            `layers`, `hidden_size`, `vocab_size`, `context` and `parameters`, and `prototypes`,
+            `shared_routing` and `heads` of a model that has prototypes.
+          **more: values of its other fields.
+        """
+        cfg, mixer = self.cfg, self.mixer
+        facts = {
+            "seed": self.seed,
+            "step": self.step,
+            "sha256": self.sha256,
+            "kind": self.config.model,
+            "corpus": self.config.corpus.source,
+            "layers": cfg.num_layers,
+            "hidden_size": cfg.hidden_size,
+            "vocab_size": cfg.vocab_size,
+            "context": cfg.max_length,
+            "parameters": count_params(cfg, mixer=mixer),
+            "prototypes": None,
+        }
+        if isinstance(mixer, PrototypeMixer):
+            facts |= {
+                "prototypes": mixer.num_prototypes,
+                "shared_routing": mixer.shared_routing,
+                "heads": mixer.heads,
+            }
+        own: Any = cls
+        named = [field.name for field in dataclasses.fields(own) if field.name not in more]
+        return cls(**{name: facts[name] for name in named if name in facts}, **more)
 
     def warn_of_joining(self) -> None:
         """Logs a warning if the model was trained on joined rows, and few beginnings of texts."""

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 import functools
 from pathlib import Path
 import re
-import tomllib
 from typing import Any
 
 from lm_jax.run.files import read_json
@@ -27,13 +26,6 @@ def conditions(name: str) -> str:
     named = {"date": "", "commit": "commit ", "device": "", "cores": "cores: ", "jax": "jax "}
     facts = ", ".join(f"{label}{found[key]}" for key, label in named.items() if key in found)
     return f"(`results/{name}`: {facts}.)\n"
-
-
-@functools.cache
-def published(paper: str) -> dict[str, Any]:
-    """The numbers of a paper: `published/<paper>.toml`."""
-    with (ROOT / "published" / f"{paper}.toml").open("rb") as file:
-        return tomllib.load(file)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

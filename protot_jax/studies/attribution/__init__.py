@@ -29,7 +29,4 @@ STUDY = Study(
     config=AttributionConfig,
     modes={"smoke": smoke},
     summary=AttributionReport,
-    inputs="run:inputs",
-    run="run:measure",
-    report="report:build",
 )

@@ -39,8 +39,6 @@ from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.model.sites import keep
 from protot_jax.training.saved_run import TrainedModel
 
-# Products in float32 on every processor.
-
 
 @struct.dataclass
 class FrozenRun:
@@ -52,9 +50,9 @@ class FrozenRun:
       mlp_LTD: outputs of the MLPs.
       constant_LTD: what mixers add because of biases alone.
       final_TD, final_bias_D: factor at each position, and bias, of the last norm.
-      unembedding_VD: of the logits.
-      logits_V: at the last position, before a soft cap, of the forward pass.
-      probability_V: of the next token.
+      unembedding_VD: weights that give the logits.
+      logits_V: logits of the forward pass at the last position, before a soft cap.
+      probability_V: probability of each next token.
     """
 
     layers: FrozenLayers
@@ -73,7 +71,7 @@ class Decomposition:
     """Parts of X logits; see the head of this file.
 
     Attributes:
-      logit_X: of the forward pass, minus the mean over the vocabulary.
+      logit_X: logits of the forward pass, minus their mean over the vocabulary.
       token_XT, mlp_XLT, constant_X: `sources`.
       through_XLNTS, bypass_XL, later_XL: `through`.
       direct_XLNS, direct_token_X, direct_mlp_XL, direct_constant_X: `direct`.
@@ -136,7 +134,7 @@ def attribute(
     The array of `through` holds X L N T T numbers.
 
     Args:
-      model: of prototypes.
+      model: a model with prototypes.
       tokens: ids of the prompt.
       targets: ids of the logits.
 

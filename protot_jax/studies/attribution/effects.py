@@ -23,7 +23,7 @@ MODE = "zero_read"
 def measured_effects(
     model: TrainedModel, tokens: np.ndarray | list[int], targets: np.ndarray | list[int]
 ) -> np.ndarray:
-    """By how much each logit falls where a prototype is not read at any position, `[X, L, R]`.
+    """The fall of each logit where a prototype is not read at any position, `[X, L, R]`.
 
     Logits are those of `Decomposition.logit_X`. Gates, norms and MLPs above are computed anew, so
     that this differs from the sum of `through` by what they do in response.
@@ -37,9 +37,7 @@ def measured_effects(
 
     def logits(layer: int, prototype: int) -> np.ndarray:
         stop.check("while measuring effects")
-        # In no layer where it is -1; an array, so that a sweep compiles once.
-        (site, one), *_ = edits.edit(layer=0, prototype=prototype, mode=MODE).items()
-        edit = {site: one.replace(layer=np.int32(layer))}
+        edit = edits.edit_in(layer, prototype, MODE)
         logit_X = _logits(model.params, tokens_T, target_X, edit, model.cfg, model.mixer)
         return np.asarray(logit_X, np.float64)
 

@@ -7,7 +7,7 @@ import numpy as np
 from scipy import stats
 
 from lm_jax.errors import UsageError
-from lm_jax.model.decoder import count_params
+from lm_jax.run.results import finite
 from lm_jax.text.tokenizer import Tokenizer
 from protot_jax.analysis.token_ids import prompt_tokens, word_ids
 from protot_jax.studies.attribution import results
@@ -53,9 +53,9 @@ def summarise(
     """Attributes the logits of a prompt, and measures the effects of prototypes on them.
 
     Args:
-      model: of prototypes.
+      model: a model with prototypes.
       prompt: text to be continued.
-      words: whose logits; without any, those of the `top` most probable tokens.
+      words: words whose logits are attributed; without any, the `top` most probable tokens.
       top: how many.
       pairs: how many of the strongest pairs of positions are listed.
 
@@ -64,7 +64,7 @@ def summarise(
       BadInputError: a word is not in the vocabulary.
     """
     # A model without prototypes is refused before any work.
-    mixer, tokenizer = model.prototypes, model.tokenizer
+    _, tokenizer = model.prototypes, model.tokenizer
     tokens, targets = prompt_tokens(tokenizer, prompt), target_ids(tokenizer, words)
     run = frozen_run(model, tokens)
     probability_V = np.asarray(run.probability_V)
@@ -81,15 +81,7 @@ def summarise(
     return results.AttributionReport(
         schema=results.SCHEMA,
         version=results.VERSION,
-        model=results.Model(
-            seed=model.seed,
-            step=model.step,
-            layers=model.cfg.num_layers,
-            prototypes=mixer.num_prototypes,
-            hidden_size=model.cfg.hidden_size,
-            parameters=count_params(model.cfg, mixer=mixer),
-            corpus=model.config.corpus.source,
-        ),
+        model=model.described(results.Model),
         prompt=prompt,
         tokens=tuple(results.Token(i, spelled(tokenizer, i)) for i in tokens),
         targets=tuple(reports),
@@ -163,5 +155,4 @@ def _spearman(first: np.ndarray, second: np.ndarray) -> float | None:
     with warnings.catch_warnings():
         # It warns where a side does not vary, and gives NaN.
         warnings.simplefilter("ignore", stats.ConstantInputWarning)
-        value = float(stats.spearmanr(first.ravel(), second.ravel()).statistic)
-    return value if np.isfinite(value) else None
+        return finite(stats.spearmanr(first.ravel(), second.ravel()).statistic)

@@ -3,6 +3,7 @@
 Maps, strongest pairs, sums and their errors; the prose is in `report.html.j2`.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from lm_jax.console import terminal
 from lm_jax.report import Column, Report, Section, cell, section, table
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
-from protot_jax.studies.attribution.results import AttributionReport, Target
+from protot_jax.studies.attribution.results import AttributionReport, Pair, Target
 from protot_jax.studies.attribution.settings import AttributionConfig
 
 _PROSE = Prose("protot_jax.studies.attribution")
@@ -19,6 +20,7 @@ _PROSE = Prose("protot_jax.studies.attribution")
 BAR = 1e-5
 # Name and unit of what a logit is the sum of.
 PART = "part of the logit (nats)"
+_HEADS = ("prototype", "from", "to", "weight", PART)
 # Pairs of a target that the terminal shows.
 PRINTED = 5
 
@@ -45,21 +47,10 @@ def _lines(result: AttributionReport) -> list[str]:
             f"{target.entries:,} pairs have 90 % of the sum of all absolute parts; sums agree to "
             f"{target.certificate.largest:.1e}"
         )
-        heads = ["prototype", "from", "to", "weight", PART]
-        lines.append(terminal.format_table(heads, _rows(result, target), left=(0, 1, 2)))
+        rows = _rows(result, target.pairs[:PRINTED])
+        numbers = [[*row[:3], f"{row[3]:.3f}", f"{row[4]:+.4f}"] for row in rows]
+        lines.append(terminal.format_table(_HEADS, numbers, left=(0, 1, 2)))
     return lines
-
-
-def _rows(result: AttributionReport, target: Target) -> list[list[str]]:
-    return [
-        [
-            f"L{pair.layer}P{pair.prototype}",
-            *(f"{i} {result.tokens[i].text}" for i in (pair.key, pair.query)),
-            f"{pair.weight:.3f}",
-            f"{pair.share:+.4f}",
-        ]
-        for pair in target.pairs[:PRINTED]
-    ]
 
 
 def _verdict(result: AttributionReport) -> Part:
@@ -131,20 +122,19 @@ def _sources(result: AttributionReport, target: Target) -> Part:
     )
 
 
-def _pairs(result: AttributionReport, target: Target) -> Part:
+def _rows(result: AttributionReport, pairs: Sequence[Pair]) -> list[tuple]:
+    """The pairs under `_HEADS`."""
     names = _names(result)
+    return [
+        (f"L{one.layer}P{one.prototype}", names[one.key], names[one.query], one.weight, one.share)
+        for one in pairs
+    ]
+
+
+def _pairs(result: AttributionReport, target: Target) -> Part:
     return table(
-        ["prototype", "from", "to", Column("weight", ".3f"), Column(PART, "+.4f")],
-        [
-            [
-                f"L{pair.layer}P{pair.prototype}",
-                names[pair.key],
-                names[pair.query],
-                pair.weight,
-                pair.share,
-            ]
-            for pair in target.pairs
-        ],
+        [*_HEADS[:3], Column(_HEADS[3], ".3f"), Column(_HEADS[4], "+.4f")],
+        _rows(result, target.pairs),
         caption=_PROSE("pairs", target.pairs_for_90_percent, target.entries),
         align=["left", "left", "left", "right", "right"],
         n=len(target.pairs),

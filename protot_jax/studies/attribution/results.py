@@ -40,9 +40,9 @@ class Sources:
     """What tokens, MLPs and constants add over all paths; the three sum to the logit.
 
     Attributes:
-      tokens: by position.
-      mlps: by layer and position.
-      constant: of everything that depends on no token.
+      tokens: part of each position.
+      mlps: part of each layer and position.
+      constant: part of everything that depends on no token.
     """
 
     tokens: tuple[float, ...]
@@ -55,10 +55,10 @@ class Through:
     """Paths through the mixer of each layer; for every layer the three sum to the logit.
 
     Attributes:
-      prototypes: by layer and prototype, all pairs of positions together: the logit minus that of
-        the frozen model without the prototype.
-      bypass: by layer, paths past the mixer.
-      later: by layer, paths that begin above its mixer.
+      prototypes: part of each layer and prototype, all pairs of positions together: the logit minus
+        that of the frozen model without the prototype.
+      bypass: paths past the mixer of each layer.
+      later: paths that begin above the mixer of each layer.
       over_count: sum of `prototypes` over all layers, as a multiple of the logit; null for a logit
         of 0.
     """
@@ -74,10 +74,10 @@ class Direct:
     """What the last position is given and the logit reads there; all together are the logit.
 
     Attributes:
-      prototypes: by layer and prototype, all positions together.
-      mlps: by layer.
+      prototypes: part of each layer and prototype, over all positions.
+      mlps: part of each layer.
       token: the embedding of the last token.
-      constant: of everything that depends on no token.
+      constant: part of everything that depends on no token.
     """
 
     prototypes: tuple[tuple[float, ...], ...]
@@ -91,7 +91,7 @@ class Measured:
     """Effects in the model itself, with everything above computed anew.
 
     Attributes:
-      prototypes: by layer and prototype, by how much the logit falls if it is never read.
+      prototypes: fall of the logit if the prototype is never read, by layer and prototype.
       spearman: rank correlation with `Through.prototypes`; null where one does not vary.
     """
 
@@ -104,8 +104,8 @@ class Pair:
     """One entry of the frozen gates: prototype `prototype` carries token `key` to `query`.
 
     Attributes:
-      share: of the logit, all paths through the entry.
-      weight: of the entry, read gate times the share of the key in the memory.
+      share: share of the logit, all paths through the entry.
+      weight: value of the entry: read gate times the share of the key in the memory.
     """
 
     layer: Count
@@ -138,7 +138,7 @@ class Target:
     """The attribution of one logit.
 
     Attributes:
-      probability: of the token after the prompt.
+      probability: probability that the token follows the prompt.
       logit: minus the mean over the vocabulary, before a soft cap.
       pairs: those of the largest absolute share, in order.
       pairs_for_90_percent: how many pairs, strongest first, have 90 % of all absolute shares.
@@ -163,7 +163,7 @@ class AttributionReport:
     """The attribution of the next token of one prompt.
 
     Attributes:
-      tokens: of the prompt, the mark at its beginning included.
+      tokens: tokens of the prompt, with the mark at its beginning.
     """
 
     schema: Literal["protot_jax.attribution"]

@@ -27,7 +27,4 @@ STUDY = Study(
     config=ConceptConfig,
     modes={"smoke": smoke},
     summary=ConceptReport,
-    inputs="run:inputs",
-    run="run:measure",
-    report="report:build",
 )

@@ -32,10 +32,10 @@ class Carried:
     over source tokens. All fields have one row per token, empty where nothing was predicted.
 
     Attributes:
-      layer, prototype: which one.
-      logit: its part of the token's logit, summed over source tokens.
+      layer, prototype: indices of the prototype.
+      logit: what it adds to the token's logit, summed over source tokens.
       source: index of the token from which most of it comes; -1 for the mark of the beginning.
-      part: of `logit`, what comes from there.
+      part: what comes from there, a part of `logit`.
     """
 
     layer: tuple[tuple[Count, ...], ...]

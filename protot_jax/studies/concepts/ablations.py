@@ -77,9 +77,7 @@ def with_ablations(
 
 def _losses(model: TrainedModel, tokens_NT: np.ndarray, layer: int, prototype: int) -> np.ndarray:
     """Losses `[N, T]` without a prototype; NaN where nothing is predicted."""
-    ((site, one),) = edits.edit(layer=0, prototype=prototype, mode=MODE).items()
-    # An array, so that a sweep compiles once.
-    changes = {site: one.replace(layer=np.int32(layer))}
+    changes = edits.edit_in(layer, prototype, MODE)
     losses_NT = np.full(tokens_NT.shape, np.nan)
     for start in range(0, len(tokens_NT), _ROWS):
         rows_NT = tokens_NT[start : start + _ROWS]

@@ -91,10 +91,10 @@ def collect(
     """Writes the gates of the first `texts` texts that are long enough, or of all if fewer.
 
     Args:
-      model: with prototypes.
+      model: a model with prototypes.
       examples: beginnings of documents, `mode="truncate"`.
-      path: of the parquet file, which is written whole or not.
-      texts: their maximum number.
+      path: the parquet file, which is written whole or not at all.
+      texts: maximum number of texts.
       batch_size: texts of one forward pass.
 
     Raises:

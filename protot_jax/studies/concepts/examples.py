@@ -8,7 +8,9 @@ from tokenizers.decoders import DecodeStream
 
 from lm_jax.text.tokenizer import Tokenizer
 from protot_jax.studies.concepts.collect import Texts
+from protot_jax.studies.concepts.ranking import TopToken
 from protot_jax.studies.concepts.results import Text
+from protot_jax.studies.concepts.unit_results import SpelledToken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,13 @@ def spelled(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.decode([token]).strip() or tokenizer.token(token)
 
 
+def spelled_tokens(tokenizer: Tokenizer, best: Sequence[TopToken]) -> tuple[SpelledToken, ...]:
+    """Tokens of a ranking with their texts."""
+    return tuple(
+        SpelledToken(token=spelled(tokenizer, one.id), **dataclasses.asdict(one)) for one in best
+    )
+
+
 class ReportTexts:
     """The `texts` of a report, each once, in the order in which `index` first asked for them."""
 
@@ -87,7 +96,7 @@ class ReportTexts:
         """The words of some texts with the mean write gate of each word, as input of a judge.
 
         Args:
-          gates: for each text its index in `entries`, and the write gate of each of its tokens.
+          gates: pairs of a text's index in `entries` and the write gate of each of its tokens.
         """
         pairs = ((self._words[text], np.asarray(write)) for text, write in gates)
         return [(split.words, split.means(write_T)) for split, write_T in pairs]

@@ -30,13 +30,12 @@ import numpy as np
 
 from protot_jax.studies.concepts.resampling import (
     TAIL,
-    Tested,
     bootstrap_counts,
     bootstrap_p,
     percentiles,
     permutation_p,
-    untested,
 )
+from protot_jax.studies.concepts.results import Statistic
 
 LAGS = tuple(range(-5, 6))
 
@@ -46,9 +45,9 @@ class LayerLag:
     """Cross-correlations of the gates of one layer; NaN where a gate never varies inside a text.
 
     Attributes:
-      correlation_RK: of each prototype's own gates, at all lags.
+      correlation_RK: correlation of each prototype's two gates, at all lags.
       lead_RR: c_-1 - c_0 of writes (rows) with reads.
-      sums_N6R: for each text, for lag -1 and then 0, the sums over pairs of the products of a
+      sums_N6R: sums over pairs for each text, for lag -1 and then 0: of the products of a
         prototype's own gates, of the squares of its write gate, and of those of its read gate.
     """
 
@@ -61,8 +60,8 @@ class LayerLag:
 class LagTests:
     """The lead and the own lead, as defined in the docstring of this module."""
 
-    lead: Tested
-    own_lead: Tested
+    lead: Statistic
+    own_lead: Statistic
 
 
 def of_layer(write_NTR: np.ndarray, read_NTR: np.ndarray, token_mask_NT: np.ndarray) -> LayerLag:
@@ -83,9 +82,9 @@ def tests(layers: Sequence[LayerLag], *, resamples: int, seed: int) -> LagTests:
     """The tests of all layers together; prototypes without a correlation are left out.
 
     Args:
-      layers: of one model over the same texts.
+      layers: layers of one model over the same texts.
       resamples: number of bootstrap samples, and of permutations.
-      seed: of both.
+      seed: seed of the samples and the permutations.
     """
     defined = [np.isfinite(np.diagonal(layer.lead_RR)) for layer in layers]
     leads = [
@@ -95,7 +94,7 @@ def tests(layers: Sequence[LayerLag], *, resamples: int, seed: int) -> LagTests:
     prototypes = sum(map(len, leads))
     texts = len(layers[0].sums_N6R) if layers else 0
     if not prototypes:
-        return LagTests(untested(0, texts), untested(0, texts))
+        return LagTests(Statistic.none(0, texts), Statistic.none(0, texts))
     value = float(np.concatenate([np.diagonal(lead_RR) for lead_RR in leads]).mean())
     replicates_S = _resampled(
         [
@@ -105,7 +104,8 @@ def tests(layers: Sequence[LayerLag], *, resamples: int, seed: int) -> LagTests:
         ],
         bootstrap_counts(texts, resamples, seed),
     )
-    lead = Tested(value, *percentiles(replicates_S), bootstrap_p(replicates_S), prototypes, texts)
+    p = bootstrap_p(replicates_S)
+    lead = Statistic.of(value, *percentiles(replicates_S), p, prototypes, texts)
     # A prototype alone in its layer has no others to compare with.
     leads = [lead_RR for lead_RR in leads if len(lead_RR) > 1]
     return LagTests(lead, _own_lead(leads, texts, resamples, seed))
@@ -129,7 +129,7 @@ def _resampled(sums: Sequence[np.ndarray], counts_SN: np.ndarray) -> np.ndarray:
     return total_S / np.maximum(known_SQ.sum(1), 1)
 
 
-def _own_lead(leads: Sequence[np.ndarray], texts: int, permutations: int, seed: int) -> Tested:
+def _own_lead(leads: Sequence[np.ndarray], texts: int, permutations: int, seed: int) -> Statistic:
     """Permutation test of the own lead, and the interval of the values that it does not reject.
 
     The hypothesis that every prototype's own lead is greater by d than those of the others is
@@ -139,7 +139,7 @@ def _own_lead(leads: Sequence[np.ndarray], texts: int, permutations: int, seed: 
     """
     Q = sum(map(len, leads))
     if not Q:
-        return untested(0, texts)
+        return Statistic.none(0, texts)
     rng = np.random.default_rng(seed)
     total_S, moved_S, value = np.zeros(permutations), np.zeros(permutations), 0.0
     for lead_RR in leads:
@@ -158,8 +158,8 @@ def _own_lead(leads: Sequence[np.ndarray], texts: int, permutations: int, seed: 
     inside = TAIL * (permutations + 1) - 1 - np.count_nonzero(~changed)
     at = int(np.floor(inside))
     if at < 0 or 2 * at >= len(quotients):
-        return Tested(value, float("nan"), float("nan"), p, Q, texts)
-    return Tested(value, float(quotients[at]), float(quotients[-1 - at]), p, Q, texts)
+        return Statistic(value, None, None, p, Q, texts)
+    return Statistic.of(value, quotients[at], quotients[-1 - at], p, Q, texts)
 
 
 def _centred(gate_NTR: np.ndarray, token_mask_NT: np.ndarray) -> np.ndarray:

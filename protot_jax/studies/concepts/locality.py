@@ -13,42 +13,24 @@ tested, and the tests compare the prototypes of one layer:
 4. Interval: each resample draws half of the texts, which changes the repetition scores, and then
    prototypes of each layer with replacement.
 
-A value that cannot be computed, such as a correlation with a constant, is NaN.
+A value that cannot be computed, such as a correlation with a constant, is None.
 """
 
 from collections.abc import Callable, Iterator
-import dataclasses
 
 import numpy as np
 from scipy import stats as scipy_stats
 
-from protot_jax.studies.concepts.resampling import Tested, percentiles, permutation_p, untested
+from lm_jax.run.results import finite
+from protot_jax.studies.concepts import results
+from protot_jax.studies.concepts.resampling import percentiles, permutation_p
+from protot_jax.studies.concepts.results import Locality
 
 _NAN = float("nan")
 _QUARTERS = (0.25, 0.5, 0.75)
 
 # From half-lives and repetition scores `[S, Q]` of prototypes in layers to S values.
 Statistic = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Locality:
-    """The relation of half-life and repetition.
-
-    Attributes:
-      spearman, cohens_d: within layers, tested.
-      overall_spearman, overall_cohens_d: over all prototypes, as in the paper, depth included.
-      quartiles: mean repetition by quartile of half-life over all prototypes, short ones first, as
-        Table 21; NaN for an empty one.
-      edges: the half-lives between these quartiles.
-    """
-
-    spearman: Tested
-    cohens_d: Tested
-    overall_spearman: float
-    overall_cohens_d: float
-    quartiles: list[float]
-    edges: list[float]
 
 
 def half_life_repetition(
@@ -63,35 +45,35 @@ def half_life_repetition(
     """Relates the half-lives of Q prototypes to their repetition scores.
 
     Args:
-      half_life_Q: in tokens.
-      repetition_Q: from all texts.
+      half_life_Q: half-lives in tokens.
+      repetition_Q: repetition scores from all texts.
       layer_Q: the layer of each.
       resampled_SQ: repetition in S samples of half of the texts; there are as many permutations.
-      texts: their number, for the report.
-      seed: of permutations and of samples of prototypes.
+      texts: number of texts, for the report.
+      seed: seed of permutations and of samples of prototypes.
     """
     if not len(half_life_Q):
-        nothing = untested(0, texts)
-        return Locality(nothing, nothing, _NAN, _NAN, [_NAN] * 4, [_NAN] * 3)
+        nothing = results.Statistic.none(0, texts)
+        return Locality(nothing, nothing, None, None, (None,) * 4, (None,) * 3)
     one_layer_Q = np.zeros_like(layer_Q)
     quartile_Q = _quartiles(half_life_Q[None])[0]
     groups = [repetition_Q[quartile_Q == q] for q in range(4)]
 
-    def tested(statistic: Statistic) -> Tested:
+    def tested(statistic: Statistic) -> results.Statistic:
         return _tested(
             statistic, half_life_Q, repetition_Q, layer_Q, resampled_SQ, texts=texts, seed=seed
         )
 
-    def overall(statistic: Statistic) -> float:
-        return float(statistic(half_life_Q[None], repetition_Q[None], one_layer_Q)[0])
+    def overall(statistic: Statistic) -> float | None:
+        return finite(statistic(half_life_Q[None], repetition_Q[None], one_layer_Q)[0])
 
     return Locality(
         spearman=tested(_spearman),
         cohens_d=tested(_cohens_d),
         overall_spearman=overall(_spearman),
         overall_cohens_d=overall(_cohens_d),
-        quartiles=[float(group.mean()) if len(group) else _NAN for group in groups],
-        edges=np.quantile(half_life_Q, _QUARTERS).tolist(),
+        quartiles=tuple(float(group.mean()) if len(group) else None for group in groups),
+        edges=tuple(np.quantile(half_life_Q, _QUARTERS).tolist()),
     )
 
 
@@ -104,11 +86,11 @@ def _tested(
     *,
     texts: int,
     seed: int,
-) -> Tested:
+) -> results.Statistic:
     S, Q = resampled_SQ.shape
     value = float(statistic(half_life_Q[None], repetition_Q[None], layer_Q)[0])
     if not np.isfinite(value):
-        return untested(Q, texts)
+        return results.Statistic.none(Q, texts)
     rng = np.random.default_rng(seed)
     half_life_SQ = np.broadcast_to(half_life_Q, (S, Q))
     owner_SQ, drawn_SQ = (np.tile(np.arange(Q), (S, 1)) for _ in range(2))
@@ -121,7 +103,7 @@ def _tested(
     # A sample may repeat one prototype only; where layers are small, most samples do.
     known_S = replicates_S[np.isfinite(replicates_S)]
     low, high = percentiles(known_S) if len(known_S) > S / 2 else (_NAN, _NAN)
-    return Tested(value, low, high, permutation_p(null_S, value), Q, texts)
+    return results.Statistic.of(value, low, high, permutation_p(null_S, value), Q, texts)
 
 
 def _spearman(

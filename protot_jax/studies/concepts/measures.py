@@ -14,6 +14,7 @@ from protot_jax.studies.concepts import resampling
 from protot_jax.studies.concepts.results import LayerGate, LayerIntervals, PrototypeGate
 
 BINS = 10
+_DIGITS = 5
 
 __all__ = [
     "ACTIVE",
@@ -26,6 +27,7 @@ __all__ = [
     "mutual_information",
     "of_layer",
     "of_prototypes",
+    "rounded",
 ]
 
 
@@ -92,7 +94,7 @@ def of_layer(
     """Statistics of the write or read gates of a layer.
 
     Args:
-      gate_MR: of M tokens.
+      gate_MR: gates of M tokens.
       text_M: the index of each token's text.
       prototypes: the statistics of each prototype.
       counts_SN: how often each text is in each bootstrap sample.
@@ -128,6 +130,11 @@ def of_layer(
         },
         dead=sum(each.active == 0 for each in prototypes),
     )
+
+
+def rounded(gate_T: np.ndarray) -> tuple[float, ...]:
+    """Gates as they are stored: in float16, which has no more digits."""
+    return tuple(np.round(gate_T.astype(np.float64), _DIGITS).tolist())
 
 
 def memory(write_NT: np.ndarray, decay: float) -> np.ndarray:

@@ -6,7 +6,6 @@ the gates of the top texts are kept.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import math
 import os
 
 import numpy as np
@@ -14,8 +13,8 @@ from scipy import special
 
 from lm_jax.evaluate.answers import about
 from lm_jax.evaluate.judge import Judge, NullJudge
-from lm_jax.model.decoder import count_params
 from lm_jax.run import progress, stop
+from lm_jax.run.results import finite
 from protot_jax.studies.concepts import (
     ablations,
     lag,
@@ -27,7 +26,7 @@ from protot_jax.studies.concepts import (
     units,
 )
 from protot_jax.studies.concepts.collect import GATES, Texts, gates_of_layer
-from protot_jax.studies.concepts.examples import ReportTexts, spelled
+from protot_jax.studies.concepts.examples import ReportTexts, spelled_tokens
 from protot_jax.studies.concepts.results import (
     ConceptReport,
     Layer,
@@ -35,8 +34,6 @@ from protot_jax.studies.concepts.results import (
     PrototypeGate,
     RandomTexts,
     Settings,
-    SpelledToken,
-    Statistic,
     TopText,
 )
 from protot_jax.studies.concepts.settings import ConceptConfig
@@ -44,8 +41,6 @@ from protot_jax.training.saved_run import TrainedModel
 
 # Number of sets of random texts that are given to a judge for comparison.
 BASELINE_DRAWS = 10
-# Gates are stored in float16, which has no more digits.
-_DIGITS = 5
 
 
 def summarise(
@@ -62,7 +57,7 @@ def summarise(
       model: the model of the gates.
       texts: the analysed texts, from `collect`.
       activations: the parquet file that `collect` wrote.
-      settings: of the analysis.
+      settings: settings of the analysis.
       judge: names themes; a null judge is given no random texts either.
       compared: other units on the same texts.
 
@@ -129,7 +124,7 @@ def summarise(
     return ConceptReport(
         schema=results.NAME,
         version=results.VERSION,
-        model=_model(model, texts),
+        model=model.described(results.Model, perplexity=texts.perplexity(slice(None))),
         settings=Settings(
             split=settings.split,
             texts=N,
@@ -159,24 +154,6 @@ def _labelled(
     unit = f"L{prototype.layer} P{prototype.prototype}"
     with about(unit=unit, model=units.identity(model)):
         return dataclasses.replace(prototype, label=judge.label(marked))
-
-
-def _model(model: TrainedModel, texts: Texts) -> results.Model:
-    cfg, mixer = model.cfg, model.prototypes
-    return results.Model(
-        seed=model.seed,
-        step=model.step,
-        layers=cfg.num_layers,
-        prototypes=mixer.num_prototypes,
-        hidden_size=cfg.hidden_size,
-        context=cfg.max_length,
-        vocab_size=cfg.vocab_size,
-        parameters=count_params(cfg, mixer=mixer),
-        shared_routing=mixer.shared_routing,
-        corpus=model.config.corpus.source,
-        perplexity=texts.perplexity(slice(None)),
-        heads=mixer.heads,
-    )
 
 
 def _prototypes(
@@ -226,12 +203,7 @@ def _prototypes(
                 repetition=repeated,
                 lag=None,
                 cross_correlation=(None,) * len(lag.LAGS),
-                top_tokens=tuple(
-                    SpelledToken(
-                        token=spelled(model.tokenizer, token.id), **dataclasses.asdict(token)
-                    )
-                    for token in best_tokens[r]
-                ),
+                top_tokens=spelled_tokens(model.tokenizer, best_tokens[r]),
                 top_texts=_top_texts(best, r, float(decay_R[r]), gates, texts, report_texts),
                 label=None,
             )
@@ -259,9 +231,9 @@ def _top_texts(
                 text=report_texts.index(int(text)),
                 mean=float(write_T.mean(dtype=np.float64)),
                 sum=float(write_T.sum(dtype=np.float64)),
-                write=_rounded(write_T),
-                read=_rounded(read_T),
-                memory=_rounded(memory_T),
+                write=measures.rounded(write_T),
+                read=measures.rounded(read_T),
+                memory=measures.rounded(memory_T),
             )
         )
     return tuple(entries)
@@ -271,7 +243,7 @@ def _with_lags(prototypes: Sequence[Prototype], of_layer: lag.LayerLag) -> list[
     return [
         dataclasses.replace(
             each,
-            cross_correlation=tuple(map(_known, correlation_K)),
+            cross_correlation=tuple(map(finite, correlation_K)),
             lag=lag.LAGS[int(correlation_K.argmax())] if np.isfinite(correlation_K).all() else None,
         )
         for each, correlation_K in zip(prototypes, of_layer.correlation_RK, strict=True)
@@ -306,21 +278,13 @@ def _locality(
         np.array([getattr(each, name) for each in prototypes if each.half_life is not None])
         for name in ("half_life", "repetition", "layer")
     )
-    result = locality.half_life_repetition(
+    return locality.half_life_repetition(
         half_life_Q,
         repetition_Q,
         layer_Q,
         resampled_SQ[:, known_Q],
         texts=texts,
         seed=settings.seed,
-    )
-    return results.Locality(
-        spearman=_statistic(result.spearman),
-        cohens_d=_statistic(result.cohens_d),
-        overall_spearman=_known(result.overall_spearman),
-        overall_cohens_d=_known(result.overall_cohens_d),
-        quartiles=tuple(map(_known, result.quartiles)),
-        edges=tuple(map(_known, result.edges)),
     )
 
 
@@ -333,27 +297,7 @@ def _lag(prototypes: Sequence[Prototype], result: lag.LagTests) -> results.Lag:
     return results.Lag(
         lags=lag.LAGS,
         mean=tuple(mean),
-        lead=_statistic(result.lead),
-        own_lead=_statistic(result.own_lead),
+        lead=result.lead,
+        own_lead=result.own_lead,
         peaks_one_before=peaks.count(-1) / len(peaks) if peaks else None,
     )
-
-
-def _statistic(result: resampling.Tested) -> Statistic:
-    return Statistic(
-        value=_known(result.value),
-        low=_known(result.low),
-        high=_known(result.high),
-        p=_known(result.p),
-        prototypes=result.prototypes,
-        texts=result.texts,
-    )
-
-
-def _known(value: float) -> float | None:
-    """The value, or None where it is not finite, which JSON cannot write."""
-    return float(value) if math.isfinite(value) else None
-
-
-def _rounded(gate_T: np.ndarray) -> tuple[float, ...]:
-    return tuple(np.round(gate_T.astype(np.float64), _DIGITS).tolist())

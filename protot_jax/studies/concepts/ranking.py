@@ -44,7 +44,7 @@ def top_texts(score_N: np.ndarray, top: int) -> np.ndarray:
 def top_tokens(
     token_M: np.ndarray, gate_MR: np.ndarray, top: int, rank_by: RankBy
 ) -> list[list[TopToken]]:
-    """For each prototype, its `top` tokens among those that occur often enough."""
+    """The `top` tokens of each prototype, among those that occur often enough."""
     id_U, place_M, count_U = np.unique(token_M, return_inverse=True, return_counts=True)
     often_U = np.flatnonzero(count_U >= LEAST_OCCURRENCES)
     result = []
@@ -86,9 +86,9 @@ def repetition_of_samples(
       token_NT: ids.
       gate_NT: the prototype's write gate.
       token_mask_NT: tokens that count.
-      score_N: of each text, by which top texts are chosen.
+      score_N: score of each text, by which top texts are chosen.
       top: how many.
-      included_SN: which texts are in each sample; at least one.
+      included_SN: whether a text is in a sample; at least one is.
     """
     order_N = top_texts(score_N, len(score_N))
     # A sample has half of the texts, so that its top texts are nearly always among these.

@@ -33,7 +33,15 @@ def build(config: ConceptConfig, summary: ConceptReport, folder: Path) -> Report
     del config, folder
     return Report(
         "What the prototypes of a language model hold",
-        lambda: _sections(summary),
+        lambda: [
+            explorer(summary),
+            report_sections.half_lives(summary),
+            report_sections.reading_first(summary),
+            report_sections.layers(summary),
+            units_section.compared_units(summary),
+            report_sections.labels(summary),
+            section("Terms", _PROSE("terms")),
+        ],
         lead=[_lead(summary)],
         lines=format_lines(summary),
         facts={
@@ -43,19 +51,6 @@ def build(config: ConceptConfig, summary: ConceptReport, folder: Path) -> Report
         script=report.script("protot_jax.studies.concepts", *_SCRIPTS),
         style=_asset("page.css"),
     )
-
-
-def _sections(result: ConceptReport) -> list[Section]:
-    parts = [
-        explorer(result),
-        report_sections.half_lives(result),
-        report_sections.reading_first(result),
-        report_sections.layers(result),
-        units_section.compared_units(result),
-        report_sections.labels(result),
-        section("Terms", _PROSE("terms")),
-    ]
-    return [one for one in parts if one is not None]
 
 
 def format_lines(result: ConceptReport) -> list[str]:

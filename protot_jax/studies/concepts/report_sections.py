@@ -6,26 +6,28 @@ builds one section from a `ConceptReport`.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from markupsafe import Markup
 import numpy as np
 
 from lm_jax import report
+from lm_jax.assets.papers import published
 from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.report import Bar, Column, Points, Section, Series, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from lm_jax.statistics import Interval
 from protot_jax.studies.concepts import scores
 from protot_jax.studies.concepts.results import (
     ConceptReport,
-    Layer,
     LayerGate,
     Prototype,
     Statistic,
 )
 
 _PROSE = Prose("protot_jax.studies.concepts")
+# Of scores.
+_POINTS: Any = {"spec": ".2f", "scale": 1.0}
 
 
 def half_lives(result: ConceptReport) -> Section:
@@ -42,7 +44,7 @@ def half_lives(result: ConceptReport) -> Section:
         )
         for one in result.layers
     ]
-    locality = result.half_life_repetition
+    locality, printed = result.half_life_repetition, published("protot")["table_21"]
     names = ("shortest quarter", "second", "third", "longest quarter")
     edges = (*locality.edges, *[None] * (4 - len(locality.edges)))
     quartiles = [
@@ -73,8 +75,7 @@ def half_lives(result: ConceptReport) -> Section:
         table(
             ["Half-life", Column("Mean repetition", ".3f")],
             quartiles,
-            caption="Mean repetition by quartile of half-life. Paper: 0.406 up to a half-life of "
-            "7.8 tokens, 0.343, 0.402, and 0.270 above 13.4.",
+            caption=_PROSE("quartiles", *printed["quartiles"], *printed["edges"]),
         ),
         table(
             ["All prototypes", "Ours", "Paper"],
@@ -82,9 +83,9 @@ def half_lives(result: ConceptReport) -> Section:
                 [
                     "Spearman",
                     locality.overall_spearman,
-                    "−0.219 (p 8 × 10⁻¹⁰)",
+                    f"{number(printed['spearman'])} (p {printed['p']})",
                 ],
-                ["Cohen's d", locality.overall_cohens_d, "0.825"],
+                ["Cohen's d", locality.overall_cohens_d, number(printed["cohens_d"])],
             ],
             caption=_PROSE("overall_locality"),
             align=["left", "right", "right"],
@@ -179,7 +180,7 @@ def layers(result: ConceptReport) -> Section:
             table(
                 ["Layer", *columns.values()],
                 [
-                    [one.layer, *(_of_layer(_gate(one, gate), field) for field in columns)]
+                    [one.layer, *(_of_layer(getattr(one, gate), field) for field in columns)]
                     for one in result.layers
                 ],
                 caption=f"{gate.capitalize()} gates.",
@@ -192,7 +193,7 @@ def layers(result: ConceptReport) -> Section:
 
 def _by_layer(result: ConceptReport, gate: str, field: str) -> Series:
     """One statistic of one kind of gate over depth, with its band where it has one."""
-    results = [_gate(one, gate) for one in result.layers]
+    results = [getattr(one, gate) for one in result.layers]
     ends = [getattr(one.intervals, field, (None, None)) for one in results]
     low, high = (_floats(end) for end in zip(*ends, strict=True))
     band = (low, high) if np.isfinite(low).all() else ()
@@ -200,16 +201,14 @@ def _by_layer(result: ConceptReport, gate: str, field: str) -> Series:
     return Series(gate, depth, _floats([getattr(one, field) for one in results]), *band)
 
 
-def _gate(layer: Layer, gate: str) -> LayerGate:
-    return layer.write if gate == "write" else layer.read
+def bounded(value: float | None, ends: tuple[float | None, float | None] | None) -> report.Cell:
+    """A value with its interval below, if it has one."""
+    shown = ends is not None and ends[0] is not None
+    return cell(value, note=f"[{number(ends[0])}, {number(ends[1])}]" if ends and shown else "")
 
 
 def _of_layer(gate: LayerGate, field: str) -> report.Cell:
-    """A value with its interval below, if it has one."""
-    ends = getattr(gate.intervals, field, None)
-    return cell(
-        getattr(gate, field), note=f"[{number(ends[0])}, {number(ends[1])}]" if ends else ""
-    )
+    return bounded(getattr(gate, field), getattr(gate.intervals, field, None))
 
 
 def labels(result: ConceptReport) -> Section:
@@ -223,11 +222,11 @@ def labels(result: ConceptReport) -> Section:
         [
             one.group,
             f"{number(one.labelled)} of {number(one.asked)}",
-            *(_interval(one.intervals[score]) for score in SCORES),
+            *(rate(one.intervals[score], **_POINTS) for score in SCORES),
         ]
         for one in scores.by_layer(result)
     ]
-    lead = [_interval(interval) for interval in scores.lead(result).values()]
+    lead = [rate(interval, **_POINTS) for interval in scores.lead(result).values()]
     rows.append(["layers less random", "", *lead])
     return section(
         title,
@@ -262,15 +261,10 @@ def labels(result: ConceptReport) -> Section:
 def _tests(rows: Sequence[tuple[str, Statistic]], caption: str) -> Markup:
     cells = []
     for name, result in rows:
-        ends = "" if result.low is None else f"[{number(result.low)}, {number(result.high)}]"
-        value = cell(result.value, note=ends)
+        value = bounded(result.value, (result.low, result.high))
         cells.append([name, value, number(result.p), result.prototypes, result.texts])
     heads = ["Test", "Value [95 %]", "p", "Prototypes", "Texts"]
     return table(heads, cells, caption=caption, align=["left", *["right"] * 4])
-
-
-def _interval(interval: Interval | None) -> report.Cell:
-    return cell(None) if interval is None else rate(interval, spec=".2f", scale=1.0)
 
 
 def _point(p: Prototype) -> str:

@@ -9,33 +9,10 @@ same texts.
    would change if a text were counted twice, such as the repetition of tokens in the top texts.
 """
 
-import dataclasses
-
 import numpy as np
 
 # 95 %, both tails together.
 TAIL = 0.025
-
-
-@dataclasses.dataclass(frozen=True)
-class Tested:
-    """A statistic with the 95 % interval and the two-sided p of one and the same hypothesis.
-
-    NaN where it cannot be computed; `prototypes` and `texts` are the sample sizes.
-    """
-
-    value: float
-    low: float
-    high: float
-    p: float
-    prototypes: int
-    texts: int
-
-
-def untested(prototypes: int, texts: int) -> Tested:
-    """A statistic of NaN, where there is nothing to test."""
-    nan = float("nan")
-    return Tested(nan, nan, nan, nan, prototypes, texts)
 
 
 def bootstrap_counts(N: int, draws: int, seed: int) -> np.ndarray:
@@ -74,9 +51,9 @@ def means(
     """Means per token of F quantities, each with its bootstrap interval over texts.
 
     Args:
-      sums_NF: of each quantity over the tokens of each text.
-      tokens_N: of each text.
-      counts_SN: from `bootstrap_counts`.
+      sums_NF: sums of each quantity over the tokens of each text.
+      tokens_N: number of tokens of each text.
+      counts_SN: counts from `bootstrap_counts`.
     """
     means_F = sums_NF.sum(0) / tokens_N.sum()
     means_SF = counts_SN @ sums_NF / (counts_SN @ tokens_N)[:, None]

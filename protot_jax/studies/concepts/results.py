@@ -12,10 +12,10 @@ import dataclasses
 from typing import Literal
 
 from lm_jax.evaluate.judge import Label
-from lm_jax.run.results import Count, Share
-from lm_jax.statistics import Interval
+from lm_jax.run.results import Count, Share, finite
 from protot_jax.studies.concepts.ablation_results import Ablation, Carried
 from protot_jax.studies.concepts.ranking import RankBy
+from protot_jax.studies.concepts.unit_results import SpelledToken, UnitComparison
 
 NAME = "protot_jax.concepts"
 VERSION = 2
@@ -39,6 +39,18 @@ class Statistic:
     prototypes: Count
     texts: Count
 
+    @classmethod
+    def none(cls, prototypes: int, texts: int) -> "Statistic":
+        """A statistic that cannot be computed."""
+        return cls(None, None, None, None, prototypes, texts)
+
+    @classmethod
+    def of(
+        cls, value: float, low: float, high: float, p: float, prototypes: int, texts: int
+    ) -> "Statistic":
+        """The statistic whose numbers may be NaN."""
+        return cls(finite(value), finite(low), finite(high), finite(p), prototypes, texts)
+
 
 @dataclasses.dataclass(frozen=True)
 class PrototypeGate:
@@ -47,7 +59,7 @@ class PrototypeGate:
     Attributes:
       peak_over_mean: largest over mean across tokens, unlike Eq. 3, which is across prototypes;
         null where the gate is always 0.
-      mutual_information: between token and gate in quantile bins, in nats, Miller-Madow.
+      mutual_information: information of token and gate in quantile bins, in nats, Miller-Madow.
       mutual_information_by_chance: the same with the tokens shuffled.
       top_1: share of tokens where this prototype has the largest gate.
       active: share of tokens where its gate is >= 0.01.
@@ -118,17 +130,6 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True)
-class SpelledToken:
-    """A token with the mean and the sum of a write gate over its occurrences."""
-
-    token: str
-    id: Count
-    mean: float
-    sum: float
-    count: Count
-
-
-@dataclasses.dataclass(frozen=True)
 class TopText:
     """A text that a prototype writes, with the prototype's gates by token.
 
@@ -136,11 +137,11 @@ class TopText:
 
     Attributes:
       text: an index into `texts`.
-      mean: of the write gate.
-      sum: of the write gate.
+      mean: mean of the write gate.
+      sum: sum of the write gate.
       memory: the discounted mean of the prototype's write gate before a token, (1 - beta)
         sum_{j<i} beta^(i-1-j) write_j: how much recent writing a read at that token finds.
-      ablated: by token, change of its log probability in nats where the prototype is not read;
+      ablated: change of each token's log probability in nats where the prototype is not read;
         null where nothing was predicted, empty where it was not measured.
     """
 
@@ -158,11 +159,11 @@ class Prototype:
     """One prototype: its decay, gate statistics, lag, top tokens and texts, and label.
 
     Attributes:
-      half_life: in tokens; null where the decay has rounded to 1.
+      half_life: half-life in tokens; null where the decay has rounded to 1.
       repetition: 1 - unique / all of the tokens it writes most.
-      lag: where the cross-correlation peaks; below 0 if reading comes before writing. Null in a
+      lag: lag at which the cross-correlation peaks; below 0 if reading precedes writing. Null in a
         first layer with shared routing, and where a gate does not vary.
-      cross_correlation: of read with write at lags -5..5.
+      cross_correlation: correlation of read with write at lags -5..5.
       label: null without a judge, or if its answer cannot be read.
       ablation: null where it was not measured.
     """
@@ -187,8 +188,8 @@ class Text:
     """A text of the report, in tokens and in words.
 
     Attributes:
-      document: its number in the split.
-      words: their concatenation is the text.
+      document: number of its document in the split.
+      words: words whose concatenation is the text.
       word_of: index of each token's word.
       carried: null where it was not computed.
     """
@@ -206,10 +207,10 @@ class Locality:
     """The relation of half-life and repetition.
 
     Attributes:
-      spearman: within layers, correlation of the ranks of half-life and repetition.
-      cohens_d: within layers, of the shortest against the longest quarter of half-lives.
-      overall_spearman: over all prototypes of all layers, as in Table 21, depth included.
-      overall_cohens_d: likewise.
+      spearman: rank correlation of half-life and repetition within layers.
+      cohens_d: effect within layers, of the shortest against the longest quarter of half-lives.
+      overall_spearman: rank correlation over all prototypes of all layers, as in Table 21.
+      overall_cohens_d: effect over the same.
       quartiles: mean repetition by quartile of half-life, short first.
       edges: half-lives between the quartiles, in tokens; each is in the lower one.
     """
@@ -246,8 +247,8 @@ class Model:
     """The analysed model.
 
     Attributes:
-      perplexity: of the analysed texts themselves.
-      heads: of the mixer; of several, nothing that prototypes carry is computed.
+      perplexity: perplexity of the analysed texts.
+      heads: heads of the mixer; with several, nothing that prototypes carry is computed.
     """
 
     seed: Count
@@ -289,103 +290,6 @@ class RandomTexts:
 
     texts: tuple[Count, ...]
     label: Label | None
-
-
-@dataclasses.dataclass(frozen=True)
-class UnitLayer:
-    """Statistics of the units of one layer: Eq. 3 to 6, in the place of write gates.
-
-    Attributes:
-      units: how many.
-      l1_ratio, gini, entropy: means over the tokens at which a unit is active, Eq. 3 to 5, with
-        95 % bootstrap intervals over texts.
-      mutual_information: Eq. 6, mean over the units.
-      mutual_information_by_chance: the same with the tokens shuffled.
-      dead: how many are 0 at every token.
-    """
-
-    layer: Count
-    units: Count
-    l1_ratio: Interval
-    gini: Interval
-    entropy: Interval
-    mutual_information: float
-    mutual_information_by_chance: float
-    dead: Count
-
-
-@dataclasses.dataclass(frozen=True)
-class UnitText:
-    """A text that a unit answers to: an index into `texts`, and the activation at each token."""
-
-    text: Count
-    mean: float
-    activation: tuple[float, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Unit:
-    """A head or a feature, read as a prototype is.
-
-    Attributes:
-      active: share of tokens at which it is above 0.
-      repetition: 1 - unique / all of the tokens at which it is strongest.
-      label: null without a judge, or if its answer cannot be read.
-    """
-
-    layer: Count
-    unit: Count
-    mean: float
-    max: float
-    active: Share
-    mutual_information: float
-    mutual_information_by_chance: float
-    repetition: float
-    top_tokens: tuple[SpelledToken, ...]
-    top_texts: tuple[UnitText, ...]
-    label: Label | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Autoencoder:
-    """The sparse autoencoder of a comparison.
-
-    Attributes:
-      features: how many.
-      active: the most of a token.
-      steps: updates.
-      tokens: of the training split that it was trained on.
-      unexplained: share of the variance of the residual stream at the analysed tokens.
-    """
-
-    features: Count
-    active: Count
-    steps: Count
-    tokens: Count
-    unexplained: float
-
-
-@dataclasses.dataclass(frozen=True)
-class UnitComparison:
-    """Units of another model on the same texts.
-
-    Attributes:
-      kind: heads by the norm of their values, or features of the residual stream.
-      run: name and seed of the model (`saved_run.run_names`).
-      model: its kind.
-      perplexity: of the analysed texts.
-      autoencoder: null for heads.
-    """
-
-    kind: Literal["heads", "sae"]
-    run: str
-    model: str
-    step: Count
-    sha256: str
-    perplexity: float
-    layers: tuple[UnitLayer, ...]
-    units: tuple[Unit, ...]
-    autoencoder: Autoencoder | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,7 +76,7 @@ def train(
     Args:
       x_MD: activations.
       features: how many.
-      seed: of the start and of the batches.
+      seed: seed of the initial weights and of the batches.
       active: the most features of a token.
       steps: updates of `BATCH` activations.
 

@@ -16,7 +16,8 @@ from scipy import stats
 from lm_jax.evaluate.judge import Label
 from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.statistics import Interval, clustered_bootstrap
-from protot_jax.studies.concepts.results import ConceptReport, Prototype, RandomTexts, Unit
+from protot_jax.studies.concepts.results import ConceptReport, Prototype, RandomTexts
+from protot_jax.studies.concepts.unit_results import Unit
 
 RESAMPLES = 2000
 # Of every score (`lm_jax.evaluate.judge.Label`).

@@ -28,11 +28,11 @@ from lm_jax.run import progress, stop
 from lm_jax.statistics import Interval
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import open_prepared
-from protot_jax.studies.concepts import collect, measures, ranking, resampling, results, sae
+from protot_jax.studies.concepts import collect, measures, ranking, resampling, sae
 from protot_jax.studies.concepts.collect import Texts
-from protot_jax.studies.concepts.examples import ReportTexts, spelled
-from protot_jax.studies.concepts.results import (
-    SpelledToken,
+from protot_jax.studies.concepts.examples import ReportTexts, spelled_tokens
+from protot_jax.studies.concepts.unit_results import (
+    Autoencoder,
     Unit,
     UnitComparison,
     UnitLayer,
@@ -44,7 +44,6 @@ from protot_jax.training.saved_run import DATA, TrainedModel, load_run, run_name
 Kind = Literal["heads", "sae"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BATCH = 64
-_DIGITS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +129,7 @@ def compare(
         activation_NTU = np.zeros((*mask_NT.shape, features), np.float32)
         activation_NTU[mask_NT] = trained.encode(jnp.asarray(resid_MD))
         layers = {layer: activation_NTU}
-        fit = results.Autoencoder(
+        fit = Autoencoder(
             features, trained.active, sae.STEPS, tokens, sae.unexplained(trained, resid_MD)
         )
     described, units = [], []
@@ -231,7 +230,7 @@ def _units(
             UnitText(
                 report_texts.index(int(text)),
                 float(mean_NU[text, u]),
-                tuple(np.round(own[mask_NT[text]].astype(np.float64), _DIGITS).tolist()),
+                measures.rounded(own[mask_NT[text]]),
             )
             for text, own in ((text, activation_NTU[text, :, u]) for text in best)
         )
@@ -249,10 +248,7 @@ def _units(
                 repetition=ranking.repetition(
                     texts.token_NT, activation_NTU[..., u], mask_NT, best
                 ),
-                top_tokens=tuple(
-                    SpelledToken(token=spelled(model.tokenizer, one.id), **dataclasses.asdict(one))
-                    for one in best_tokens[u]
-                ),
+                top_tokens=spelled_tokens(model.tokenizer, best_tokens[u]),
                 top_texts=top_texts,
                 label=label,
             )

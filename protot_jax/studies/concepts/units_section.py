@@ -11,19 +11,13 @@ from markupsafe import Markup
 import numpy as np
 
 from lm_jax import report
-from lm_jax.report import Cell, Column, Section, Series, cell, section, table
+from lm_jax.report import Cell, Column, Section, Series, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from lm_jax.statistics import Interval
-from protot_jax.studies.concepts.results import (
-    ConceptReport,
-    Layer,
-    Text,
-    Unit,
-    UnitComparison,
-    UnitLayer,
-)
+from protot_jax.studies.concepts.report_sections import bounded
+from protot_jax.studies.concepts.results import ConceptReport, Layer, Text
 from protot_jax.studies.concepts.scores import UNITS
+from protot_jax.studies.concepts.unit_results import Unit, UnitComparison
 
 _PROSE = Prose("protot_jax.studies.concepts")
 # Of the top texts of a unit, those that are shown.
@@ -107,8 +101,7 @@ def _prototypes(result: ConceptReport) -> Iterator[list[object]]:
 
 
 def _gate(one: Layer, field: str) -> Cell:
-    low, high = getattr(one.write.intervals, field)
-    return cell(getattr(one.write, field), note=f"[{number(low)}, {number(high)}]")
+    return bounded(getattr(one.write, field), getattr(one.write.intervals, field))
 
 
 def _rows(one: UnitComparison) -> Iterator[list[object]]:
@@ -116,18 +109,10 @@ def _rows(one: UnitComparison) -> Iterator[list[object]]:
         repeated = [unit.repetition for unit in one.units if unit.layer == own.layer]
         yield [
             *(_name(one), own.layer, own.units),
-            *map(_interval, _concentration(own)),
+            *(bounded(x.estimate, (x.low, x.high)) for x in (own.l1_ratio, own.gini, own.entropy)),
             *(own.mutual_information, own.mutual_information_by_chance),
             *(float(np.mean(repeated)), own.dead),
         ]
-
-
-def _concentration(own: UnitLayer) -> tuple[Interval, Interval, Interval]:
-    return own.l1_ratio, own.gini, own.entropy
-
-
-def _interval(one: Interval) -> Cell:
-    return cell(one.estimate, note=f"[{number(one.low)}, {number(one.high)}]")
 
 
 def _one_by_one(one: UnitComparison, texts: tuple[Text, ...]) -> Markup:

@@ -28,7 +28,4 @@ STUDY = Study(
     config=GlueConfig,
     modes={"smoke": smoke, "official": official},
     summary=GlueSummary,
-    inputs="run:inputs",
-    run="run:measure",
-    report="report:build",
 )

@@ -1,4 +1,4 @@
-"""Three tasks of real text that pinned assets hold: none of them is a GLUE task, and none named so.
+"""Three tasks of real text from pinned assets, which are not GLUE tasks and not named like them.
 
     films          film sentences with people's mean ratings, above or below 0; reported on the
                    official validation split of SST-2
@@ -133,9 +133,9 @@ def film_data(films: Sequence[Film], reported: Split, *, sha256: str) -> TaskDat
     """The task `films`: sentences rated above or below 0, reported on another split.
 
     Args:
-      films: as from `parse_films`.
+      films: films, as `parse_films` gives them.
       reported: the labelled split to report on; films that overlap with it are left out.
-      sha256: of the file of the films.
+      sha256: digest of the file of films.
     """
     rated = [film for film in films if film.rating]
     overlap = overlaps(text for text, *_ in reported.texts)
@@ -169,9 +169,9 @@ def rating_data(films: Sequence[Film], *, sha256: str) -> TaskData:
     clean = _without(train, [*selection, *reported])
     clean_selection = _without(selection, reported)
     return TaskData(
-        _ratings(clean, sha256),
-        _ratings(clean_selection, sha256),
-        {"held-out films": _ratings(reported, sha256)},
+        _split(clean, sha256),
+        _split(clean_selection, sha256),
+        {"held-out films": _split(reported, sha256)},
         {},
         "Film sentences with the mean rating of people from -4 to 4 (Hutto and Gilbert, 2014), in "
         f"blocks of {BLOCK} neighbours of the file. It takes the place of STS-B, of which no "
@@ -196,14 +196,14 @@ def _without(films: Sequence[Film], others: Sequence[Film]) -> list[Film]:
     return [film for film in films if not overlap(film.text)]
 
 
+def _split(films: Sequence[Film], sha256: str, target: Callable[[float], float] = float) -> Split:
+    """Films as examples, whose targets are of their ratings."""
+    targets = np.array([target(film.rating) for film in films], np.float64)
+    return Split([(film.text,) for film in films], targets, sha256=sha256)
+
+
 def _sentiment(films: Sequence[Film], sha256: str) -> Split:
-    targets = np.array([film.rating > 0 for film in films], np.float64)
-    return Split([(film.text,) for film in films], targets, sha256=sha256)
-
-
-def _ratings(films: Sequence[Film], sha256: str) -> Split:
-    targets = np.array([film.rating for film in films], np.float64)
-    return Split([(film.text,) for film in films], targets, sha256=sha256)
+    return _split(films, sha256, lambda rating: rating > 0)
 
 
 def question_data(squad: Mapping, *, sha256: str) -> TaskData:

@@ -69,8 +69,8 @@ def encode_task(
 
     Args:
       data: the texts and targets.
-      task: its kind of target.
-      tokenizer: of the model.
+      task: task whose kind of target is used.
+      tokenizer: tokenizer of the model.
       length: most ids of a row.
       pads: whether rows have this length even if all texts are shorter.
 

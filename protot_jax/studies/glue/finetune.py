@@ -44,7 +44,7 @@ from protot_jax.studies.glue import metrics
 from protot_jax.studies.glue.encoding import Encoded, EvalBatches, Rows, TrainBatches
 from protot_jax.studies.glue.objective import HEAD, MODEL, POOLINGS, TextPrediction
 from protot_jax.studies.glue.readers import TaskData
-from protot_jax.studies.glue.results import ROWS, FineTuneResult
+from protot_jax.studies.glue.results import ROWS, Cell, FineTuneResult
 from protot_jax.studies.glue.settings import GlueConfig
 from protot_jax.studies.glue.tasks import Task, find
 from protot_jax.training import diverged
@@ -54,23 +54,6 @@ from protot_jax.training.saved_run import TrainedModel
 RESULT, PREDICTIONS = "result.json", "predictions.parquet"
 # The criterion of an undefined metric, which is never the best: others are in -1..1.
 _WORST = 2.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """The settings of one fine-tuning."""
-
-    model: str
-    task: str
-    learning_rate: float
-    warmup: float
-    seed: int
-
-    @property
-    def place(self) -> str:
-        """Its folder below the work folder."""
-        settings = f"lr_{self.learning_rate:g}_warmup_{self.warmup:g}_seed_{self.seed}"
-        return f"{self.model}/{self.task}/{settings}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,7 +144,8 @@ def fine_tune(
         try:
             result = _tune(cell, subject, config, own, mesh)
         except DivergedError as error:
-            result = _diverged(cell, subject, diverged.reason(error, own))
+            none = {"steps": 0, "best_step": 0, "stopped_early": False, "selection": math.nan}
+            result = _result(cell, subject, diverged=diverged.reason(error, own), **none)
             print(f"{cell.place} diverged: {result.diverged}", flush=True)
         write_json(own / RESULT, result)
     stored = load_result(own / RESULT, FineTuneResult)
@@ -214,7 +198,16 @@ def _tune(
         params = manager.load_params(result.checkpoints, best, wanted)
     run = functools.partial(_outputs, params, objective, mesh, config.batch_size)
     write_table(own / PREDICTIONS, _predictions(cell, task, subject, run))
-    return _result(cell, subject, result, best, task)
+    compared = result.history.best
+    undefined = compared is None or compared == _WORST
+    return _result(
+        cell,
+        subject,
+        steps=int(result.state.step),
+        best_step=best,
+        stopped_early=result.history.stopped_early,
+        selection=math.nan if undefined else -compared,
+    )
 
 
 def _train(
@@ -335,32 +328,11 @@ def _predictions(
     return pa.concat_tables(tables)
 
 
-def _result(
-    cell: Cell, subject: Subject, result: TrainResult, best: int, task: Task
-) -> FineTuneResult:
-    compared = result.history.best
-    undefined = compared is None or compared == _WORST
+def _result(cell: Cell, subject: Subject, **outcome: Any) -> FineTuneResult:
     return FineTuneResult(
         **dataclasses.asdict(cell),
-        steps=int(result.state.step),
-        best_step=best,
-        stopped_early=result.history.stopped_early,
-        selection=math.nan if undefined else -compared,
         truncated=subject.encoded.train.truncated,
         length=subject.length,
         inputs=subject.sha256,
-    )
-
-
-def _diverged(cell: Cell, subject: Subject, reason: str) -> FineTuneResult:
-    return FineTuneResult(
-        **dataclasses.asdict(cell),
-        steps=0,
-        best_step=0,
-        stopped_early=False,
-        selection=math.nan,
-        truncated=subject.encoded.train.truncated,
-        length=subject.length,
-        inputs=subject.sha256,
-        diverged=reason,
+        **outcome,
     )

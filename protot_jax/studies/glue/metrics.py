@@ -100,9 +100,9 @@ def constant_prediction(task: Task, targets: Sequence[float] | np.ndarray, metri
     """What a model that ignores its input would best predict: one class, or the mean score.
 
     Args:
-      task: its classes.
-      targets: of the training split, on which the class has the best value of the metric; of equal
-        ones the most frequent class is taken.
+      task: task whose classes are compared.
+      targets: targets of the training split, on which the class has the best value of the metric;
+        of equal ones the most frequent class is taken.
       metric: accuracy gives the most frequent class, F1 class 1.
     """
     targets = np.asarray(targets)

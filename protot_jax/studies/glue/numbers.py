@@ -1,4 +1,4 @@
-"""From stored predictions to a summary: metrics over seeds, intervals, and constant predictions.
+"""Summary of stored predictions: metrics over seeds, intervals, and constant predictions.
 
 A score says little alone: on MRPC the most frequent class has an F1 of 81.2 on the development
 split, and the paper's models 81.4 to 84.9. So every number is set beside the prediction that
@@ -76,11 +76,11 @@ def summarise_result(
 
     Args:
       rows: `results.ROWS` of the run.
-      model: its name.
-      name: of the task.
-      task: its classes and metrics.
-      data: its splits.
-      steps, best_steps: of each fine-tuning, by seed.
+      model: name of the model.
+      name: name of the task.
+      task: classes and metrics of the task.
+      data: splits of the task.
+      steps, best_steps: steps of each fine-tuning, by seed.
       resamples: bootstrap samples.
     """
     constants = metrics.constant_predictions(task, np.asarray(data.train.targets))
@@ -110,10 +110,10 @@ def split_result(
     """Metrics over seeds and examples, beside constant predictions.
 
     Args:
-      split: its name.
-      task: its classes and metrics.
+      split: name of the split.
+      task: classes and metrics of the task.
       targets_n: classes or scores of n examples.
-      predictions_Sn: of S seeds.
+      predictions_Sn: predictions of S seeds.
       constants: the constant prediction by metric (`metrics.constant_predictions`).
       resamples: bootstrap samples.
     """
@@ -200,11 +200,11 @@ def submit(
     Returns None where no task has a test split.
 
     Args:
-      folder: of the files.
-      model: its name.
+      folder: folder of the files.
+      model: name of the model.
       rows: `results.ROWS` of the run.
       data: the tasks by name.
-      best_seeds: by task.
+      best_seeds: seed to submit, by task.
 
     Raises:
       StorageError: a file cannot be written.

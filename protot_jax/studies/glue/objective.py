@@ -110,7 +110,7 @@ class TextPrediction:
       cfg, mixer: the pretrained model.
       outputs: the number of classes; 1 for a score.
       pooling: a name of `POOLINGS`.
-      dtype: of the model's computation; the head is float32.
+      dtype: dtype of the model's computation; the head is float32.
       head_dropout: rate of dropout before the head.
       casts: the model's parameters that are cast to `dtype`.
 
@@ -178,7 +178,7 @@ class TextPrediction:
         """The outputs of the head, float32 `[B, Y]`: logits of classes, or standardised scores.
 
         Args:
-          params: as `spec` declares.
+          params: parameters, as `spec` declares them.
           rows_BS: encoded rows, whose targets are not read.
           rng: key of the head's dropout; None drops nothing.
         """

@@ -24,10 +24,10 @@ class Split:
     """Examples of one split, in the order of their file.
 
     Attributes:
-      texts: of each example one text or a pair.
+      texts: one text or a pair of each example.
       targets: float64 `[n]`, class indices or scores; None where the labels are not public.
       broken: lines that were left out (`Layout.skips_broken`).
-      sha256: of the file, or of what the examples were built from.
+      sha256: digest of the file, or of what the examples were built from.
     """
 
     texts: Sequence[tuple[str, ...]]
@@ -72,7 +72,7 @@ class TaskData:
         return {**self.evaluated, **self.submitted}
 
     def limited(self, limit: int) -> "TaskData":
-        """At most `limit` examples of every split, evenly spaced; 0 for all."""
+        """The task with `limit` examples of every split or fewer, evenly spaced; 0 for all."""
         if not limit:
             return self
 

@@ -1,7 +1,7 @@
 """The page of fine-tuning: results beside constant predictions, the paper's tables, the text.
 
-Every number is from `summary.json` (the paper's from `paper.py`), the prose from `report.html.j2`.
-Metrics are printed in percent, as in the paper.
+Every number is from `summary.json` (the paper's from `published/protot.toml`), the prose from
+`report.html.j2`. Metrics are printed in percent, as in the paper.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from typing import Any
 
 from lm_jax import report
 from lm_jax.console import terminal
-from lm_jax.report import Bar, Cell, Report, Section, cell, section, table
+from lm_jax.report import Bar, Cell, Column, Report, Section, cell, section, table, table_of
 from lm_jax.report.prose import Prose
-from protot_jax.studies.glue import paper, paper_comparison
+from protot_jax.studies.glue import paper_comparison
 from protot_jax.studies.glue.report_text import (
     ALL_DIVERGED,
     NAMES,
@@ -22,6 +22,7 @@ from protot_jax.studies.glue.report_text import (
     over_examples,
     over_seeds,
     percent,
+    rate_and_warmup,
     result_rows,
     without_result,
 )
@@ -37,28 +38,23 @@ def build(config: GlueConfig, result: GlueSummary, folder: Path) -> Report:
     heads, *rows = result_rows(result)
     return Report(
         "Fine-tuning on sentence tasks",
-        lambda: _sections(result),
+        lambda: [
+            results(result),
+            diverged(result),
+            all_metrics(result),
+            settings(result),
+            paper_comparison.tables(result),
+            paper_comparison.embedded(result),
+            text(result),
+            submissions(result),
+            section("Terms", _PROSE("terms")),
+        ],
         lead=[_verdict(result)],
         lines=[
             terminal.format_table(heads, rows, left=range(4)),
             *map(divergence, result.diverged),
         ],
     )
-
-
-def _sections(result: GlueSummary) -> list[Section]:
-    sections = [
-        results(result),
-        diverged(result),
-        all_metrics(result),
-        settings(result),
-        paper_comparison.tables(result),
-        paper_comparison.embedded(result),
-        text(result),
-        submissions(result),
-        section("Terms", _PROSE("terms")),
-    ]
-    return [one for one in sections if one is not None]
 
 
 def _place(task: TaskSummary, split: SplitResult, metric: str) -> Cell:
@@ -160,8 +156,8 @@ def diverged(result: GlueSummary) -> Section | None:
         return None
     rows = [
         [
-            *(one.model, one.task, f"{one.learning_rate:g}, {100 * one.warmup:g} %", one.seed),
-            one.reason,
+            *(one.model, one.task, rate_and_warmup(one.learning_rate, one.warmup)),
+            *(one.seed, one.reason),
         ]
         for one in result.diverged
     ]
@@ -206,27 +202,21 @@ def all_metrics(result: GlueSummary) -> Section:
 
 def settings(result: GlueSummary) -> Section:
     """The pretrained models, and the learning rate and warm-up chosen for each."""
-    rows = []
-    for model in result.models:
-        rows.append(
-            [
-                model.name,
-                model.kind,
-                model.parameters,
-                model.context,
-                model.row_length,
-                model.cut_texts,
-                model.step,
-                cell(f"{model.learning_rate:g}, {100 * model.warmup:g} %", note=_tried(model)),
-                _chosen_by_paper(model.kind),
-            ]
-        )
-    heads = [
-        *("Model", "Kind", "Parameters", "Context", "Most ids of a row", "Texts cut"),
-        "Step of pretraining",
-        *("Rate, warm-up", "Paper's"),
-    ]
-    chosen = table(heads, rows, caption="Models and chosen settings.")
+    chosen = table_of(
+        result.models,
+        [
+            Column("Model", value=lambda model: model.name),
+            Column("Kind", value=lambda model: model.kind),
+            Column("Parameters", value=lambda model: model.parameters),
+            Column("Context", value=lambda model: model.context),
+            Column("Most ids of a row", value=lambda model: model.row_length),
+            Column("Texts cut", value=lambda model: model.cut_texts),
+            Column("Step of pretraining", value=lambda model: model.step),
+            Column("Rate, warm-up", value=_chosen),
+            Column("Paper's", value=lambda model: paper_comparison.chosen(model.kind)),
+        ],
+        caption="Models and chosen settings.",
+    )
     grids = [_grid(model, result.search_tasks) for model in result.models if model.grid]
     return section(
         "Models and settings",
@@ -241,16 +231,9 @@ def settings(result: GlueSummary) -> Section:
     )
 
 
-def _chosen_by_paper(kind: str) -> str | None:
-    name = paper.MODEL.get(kind)
-    if name is None:
-        return None
-    rate, warmup = paper.CHOSEN[name]
-    return f"{rate:g}, {100 * warmup:g} %"
-
-
-def _tried(model: ModelSummary) -> str:
-    return f"best of {len(model.grid)}" if model.grid else "given"
+def _chosen(model: ModelSummary) -> Cell:
+    tried = f"best of {len(model.grid)}" if model.grid else "given"
+    return cell(rate_and_warmup(model.learning_rate, model.warmup), note=tried)
 
 
 def _grid(model: ModelSummary, tasks: Sequence[str]) -> Any:

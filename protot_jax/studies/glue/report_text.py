@@ -43,6 +43,11 @@ def over_examples(split: SplitResult, main: str) -> str:
     return f"{mean} [{percent(split.interval.low)}, {percent(split.interval.high)}]"
 
 
+def rate_and_warmup(learning_rate: float, warmup: float) -> str:
+    """A learning rate and the share of the steps in which it rises."""
+    return f"{learning_rate:g}, {100 * warmup:g} %"
+
+
 def over_seeds(values: OverSeeds) -> str:
     """The range over seeds in percent, or that there is one."""
     if values.n == 1:

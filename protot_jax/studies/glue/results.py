@@ -33,7 +33,24 @@ ROWS = pa.schema(
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuneResult:
+class Cell:
+    """The settings of one fine-tuning."""
+
+    model: str
+    task: str
+    learning_rate: float
+    warmup: float
+    seed: Count
+
+    @property
+    def place(self) -> str:
+        """The folder of the fine-tuning, relative to the work folder."""
+        settings = f"lr_{self.learning_rate:g}_warmup_{self.warmup:g}_seed_{self.seed}"
+        return f"{self.model}/{self.task}/{settings}"
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuneResult(Cell):
     """One fine-tuning: `result.json` in its folder.
 
     Attributes:
@@ -46,11 +63,6 @@ class FineTuneResult:
       diverged: why it has no predictions, if its loss was no longer finite.
     """
 
-    model: str
-    task: str
-    learning_rate: float
-    warmup: float
-    seed: Count
     steps: Count
     best_step: Count
     stopped_early: bool
@@ -81,11 +93,11 @@ class ModelSummary:
     """A pretrained model and the rate and warm-up chosen for it.
 
     Attributes:
-      name: in this run.
+      name: name of the model in this run.
       kind: the model's name in pretraining.
-      parameters: of the model without the head.
+      parameters: number of the model's parameters, without the head.
       step: updates of pretraining.
-      sha256: of the checkpoint's manifest.
+      sha256: digest of the checkpoint's manifest.
       grid: every rate and warm-up that was tried, empty where there was nothing to choose.
       row_length: the most ids of a row, which are those of attention's context at most; null in
         files of earlier versions.
@@ -111,12 +123,12 @@ class SplitResult:
 
     Attributes:
       metrics: each metric over seeds, the main one first.
-      interval: of the main metric's mean over seeds, 95 % by a bootstrap over examples.
+      interval: interval of the main metric's mean over seeds, 95 % by a bootstrap over examples.
       constant: each metric of the best constant prediction (the class that has its best value on
         the training split, or the mean score).
       gain: the main metric less the constant prediction's, or for scores the squared error that the
         model saves, as a share of the constant prediction's; paired bootstrap over examples.
-      mcnemar: of each seed, right answers against those of the most frequent class; none for
+      mcnemar: test of each seed's right answers against those of the most frequent class; none for
         scores.
     """
 
@@ -154,7 +166,7 @@ class TaskSummary:
       shares: share of each class in the training split; empty for scores.
       counts: how the splits came about.
       selected_on_evaluated: whether the main reported split also selects.
-      sha256: of the file of each split.
+      sha256: digest of each split's file.
     """
 
     task: str
@@ -185,7 +197,7 @@ class Average:
       of_pairs: accuracy with F1, Pearson with Spearman and the two splits of MNLI are averaged
         first.
       of_main: the mean of main metrics, with the two splits of MNLI averaged.
-      without_three: as `of_pairs`, without MRPC, RTE and WNLI.
+      without_three: the mean `of_pairs` without MRPC, RTE and WNLI.
     """
 
     model: str
@@ -195,14 +207,9 @@ class Average:
 
 
 @dataclasses.dataclass(frozen=True)
-class DivergedTuning:
+class DivergedTuning(Cell):
     """A fine-tuning whose loss was no longer finite."""
 
-    model: str
-    task: str
-    learning_rate: float
-    warmup: float
-    seed: Count
     reason: str
 
 
@@ -211,7 +218,7 @@ class GlueSummary:
     """A run of fine-tuning: `summary.json`.
 
     Attributes:
-      results: of the seeds that did not diverge; none of a model on a task where all did.
+      results: results of the seeds that did not diverge; a model has none on a task where all did.
     """
 
     models: tuple[ModelSummary, ...]

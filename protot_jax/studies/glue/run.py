@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_jax.model.decoder import count_params
 from lm_jax.parallel import sharding
 from lm_jax.run.finished import Inputs, file_inputs
 from lm_jax.run.tables import write_table
@@ -154,13 +153,9 @@ class Job:
             ]
             if ended := [one for one in every if one.diverged is None]:
                 results[task] = ended
-        model = ModelSummary(
+        model = base.described(
+            ModelSummary,
             name=self.name,
-            kind=base.config.model,
-            parameters=count_params(base.cfg, mixer=base.mixer),
-            context=base.cfg.max_length,
-            step=base.step,
-            sha256=base.sha256,
             learning_rate=rate,
             warmup=warmup,
             grid=grid,
@@ -202,7 +197,7 @@ def measure(config: GlueConfig, work: Work) -> GlueSummary:
         model, tuned = job.tune_all()
         lost += job.lost
         parts = [
-            pq.read_table(work.path / _cell(one).place / PREDICTIONS).cast(ROWS)
+            pq.read_table(work.path / one.place / PREDICTIONS).cast(ROWS)
             for of_task in tuned.values()
             for one in of_task
         ]
@@ -245,8 +240,3 @@ def measure(config: GlueConfig, work: Work) -> GlueSummary:
         device=jax.devices()[0].device_kind,
         diverged=tuple(lost),
     )
-
-
-def _cell(result: FineTuneResult) -> Cell:
-    fields = [field.name for field in dataclasses.fields(Cell)]
-    return Cell(**{name: getattr(result, name) for name in fields})

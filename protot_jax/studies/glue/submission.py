@@ -32,8 +32,8 @@ def write_submission(
     """Writes the files, and the archive if all eleven are there; returns the written and missing.
 
     Args:
-      folder: of one model, created if needed.
-      predictions: by file name, as `tasks.SUBMISSION` lists them.
+      folder: folder of one model, created if needed.
+      predictions: predictions by file name, as `tasks.SUBMISSION` lists them.
 
     Raises:
       StorageError: a file cannot be written.

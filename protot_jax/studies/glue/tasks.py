@@ -23,7 +23,7 @@ class Layout:
     """One official TSV file: its path in the user's folder, and where texts and labels are.
 
     Attributes:
-      path: below the folder that the user names.
+      path: path in the folder that the user names.
       texts: the columns of the one or two texts.
       label: the column of the label; "" in a file without labels.
       header: names of the columns of a file that has no header line; () if it has one.
@@ -43,7 +43,7 @@ class Task:
     """A task on sentences or pairs of sentences.
 
     Attributes:
-      title: its name in reports.
+      title: name of the task in reports.
       labels: the classes as files spell them, in the order of their indices; () for a score.
       metrics: what is reported, the main one first.
       train, dev: the official files; `dev` by the name of the split, the first one selects.

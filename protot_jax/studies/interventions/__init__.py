@@ -59,7 +59,5 @@ STUDY = Study(
     config=InterventionConfig,
     modes={"smoke": smoke},
     summary=Summary,
-    inputs="run:inputs",
     run="run:perform",
-    report="report:build",
 )

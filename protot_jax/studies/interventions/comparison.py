@@ -11,6 +11,7 @@ import dataclasses
 from lm_jax import report
 from lm_jax.console import terminal
 from lm_jax.report import Report, cell, section, table
+from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import holm
 from protot_jax.studies.interventions import numbers, report_text, results
@@ -59,7 +60,7 @@ def format_rows(result: Comparison) -> list[list[str]]:
             report_text.name(one),
             report_text.percent(one.effect),
             report_text.cases(one.effect),
-            *("–" if p is None else f"{p:.3f}" for p in (one.p, one.p_holm)),
+            *(number(p, ".3f") for p in (one.p, one.p_holm)),
             {True: "yes", False: "no", None: "–" if one.p is None else "undecided"}[one.specific],
         ]
         for one in result.concepts

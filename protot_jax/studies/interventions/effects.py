@@ -69,8 +69,8 @@ class Measured:
       layer, prototype: the chosen one.
       cases: the sentences.
       least: sentences with a lower baseline are excluded.
-      baseline_N, baseline_loss_N: of the trained model.
-      probability, loss: by mode `[L, R, draws, N]`, with one draw except for `reinitialise`; NaN
+      baseline_N, baseline_loss_N: probability and loss of the trained model.
+      probability, loss: results by mode `[L, R, draws, N]`, one draw except for `reinitialise`; NaN
         where nothing was measured.
       control_draws: number of draws of the other prototypes.
       text: None without a sample of text.
@@ -141,8 +141,7 @@ def edits_for(mode: str | None, layer: int = 0, prototype: int = 0) -> dict[str,
     """The edits of all modes, with `mode` active in `layer` and the others in no layer."""
     result = {}
     for name in edits.MODES:
-        for site, one in edits.edit(layer=0, prototype=int(prototype), mode=name).items():
-            result[site] = one.replace(layer=np.int32(layer if name == mode else -1))
+        result |= edits.edit_in(layer if name == mode else -1, int(prototype), name)
     return result
 
 
@@ -164,18 +163,18 @@ def measure(
     """Measures every intervention on one prototype, and then on all others.
 
     Args:
-      model: from `load_run`; computed in the dtype of its parameters.
-      sentences: with their targets.
-      layer: of the chosen prototype.
-      prototype: its index in the layer.
+      model: a model that `load_run` gave; computed in the dtype of its parameters.
+      sentences: sentences with their targets.
+      layer: layer of the chosen prototype.
+      prototype: index of the chosen prototype in its layer.
       draws: re-initialisations of the chosen prototype.
       controls: whether the others are measured as well; they are not if no sentence is kept.
       control_draws: re-initialisations of each of them, compared with as many of the chosen one.
       least: the lowest baseline probability that is kept.
       all_subtokens: the probability is that of all tokens of the target, not of the first only.
-      seed: of the draws.
-      text_NS: at least two rows of ids, padded with 0, whose perplexity is measured.
-      advance: called with the number of evaluations done since the last call (`count_steps`).
+      seed: seed of the draws.
+      text_NS: two rows of ids or more, padded with 0, whose perplexity is measured.
+      advance: function of the number of evaluations done since its last call (`count_steps`).
 
     Raises:
       UsageError: the model has no prototypes, or not this one, or an argument is out of range.

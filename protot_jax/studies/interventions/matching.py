@@ -34,14 +34,14 @@ class Match:
     """The match of one prototype in another seed.
 
     Attributes:
-      layer, prototype: of the match.
+      layer, prototype: indices of the match.
       similarity: correlation of the two.
       best: the highest correlation with any prototype of the other seed, which may be assigned to
         another one.
-      median: of all assigned pairs.
+      median: median similarity of all assigned pairs.
       null_median, null_95: median of the `others` similarities of different prototypes (step 4),
         and the value that 5 % of them exceed.
-      percentile: of `similarity` among them, ties counted half.
+      percentile: rank of `similarity` among them, ties counted half.
       p_value: share of them that are at least `similarity`, itself included.
       others: number of prototypes of both seeds.
       tokens: number of entries of the vectors.
@@ -124,7 +124,7 @@ def match(
 
 
 def _best_other(vectors_MQ: np.ndarray) -> np.ndarray:
-    """For each prototype, the highest similarity with another one of the same model."""
+    """The highest similarity of each prototype with another one of the same model."""
     similarity_MM = vectors_MQ @ vectors_MQ.T
     np.fill_diagonal(similarity_MM, -np.inf)
     return similarity_MM.max(1)

@@ -30,9 +30,9 @@ def load_subject_models(
     """Loads the model to intervene on, then those to match it with.
 
     Args:
-      run: its work folder.
+      run: work folder of the run.
       other_runs: work folders of further runs, all seeds.
-      seed: of the model to intervene on; None for the first seed of the run.
+      seed: seed of the model to intervene on; None for the first seed of the run.
       best: the checkpoints of lowest validation perplexity; false for the last ones.
       match_seeds: whether to load the run's other seeds.
 

@@ -185,12 +185,12 @@ def of_seed(
     """Everything measured on one model.
 
     Args:
-      measured: on its prototype.
-      run: its name (`saved_run.run_names`).
-      seed: of the model.
-      step: of the model.
-      match: with the prototype of the first model; None for the first model.
-      ranking: of all prototypes by the words; empty without words.
+      measured: measurements on its prototype.
+      run: name of the run (`saved_run.run_names`).
+      seed: seed of the model.
+      step: training step of the model.
+      match: match with the prototype of the first model; None for the first model.
+      ranking: ranks of all prototypes by the words; empty without words.
     """
     kept_N = measured.kept_N
     tokens_N = measured.cases.target_NT.sum(1)

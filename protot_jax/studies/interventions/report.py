@@ -1,25 +1,27 @@
 """The report of an intervention: the conclusion, every sentence, the controls and the paper.
 
-Every number is from `summary.json` (the paper's from `paper.py`), the prose from
+Every number is from `summary.json` (the paper's from `published/protot.toml`), the prose from
 `report.html.j2`.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 import textwrap
-from typing import cast
 
 from lm_jax import report
-from lm_jax.report import Cell, Column, Report, Section, cell, section, table
+from lm_jax.console import terminal
+from lm_jax.report import Cell, Column, Report, Section, cell, section, table, table_of
+from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from protot_jax.studies.interventions import comparison, paper, report_text
-from protot_jax.studies.interventions.matching import Match
 from protot_jax.studies.interventions.numbers import ABLATION
 from protot_jax.studies.interventions.results import (
     Comparison,
+    Control,
     Interval,
     InterventionReport,
     SeedResult,
+    SentenceResult,
 )
 from protot_jax.studies.interventions.settings import InterventionConfig
 
@@ -38,23 +40,18 @@ def build(
     text, tone = report_text.conclusion(summary)
     return Report(
         f"Effect of prototype {report_text.name(summary.seeds[0])} on {report_text.about(summary)}",
-        lambda: _sections(summary),
+        lambda: [
+            prototype(summary),
+            effects(summary),
+            sentences(summary),
+            controls(summary.seeds[0]),
+            seeds(summary),
+            paper_comparison(summary),
+            section("Terms", _PROSE("terms")),
+        ],
         lead=[report.verdict(text, *report_text.reasons(summary), tone=tone)],
         lines=findings(summary),
     )
-
-
-def _sections(result: InterventionReport) -> list[Section]:
-    parts = [
-        prototype(result),
-        effects(result),
-        sentences(result),
-        controls(result.seeds[0]),
-        seeds(result),
-        paper_comparison(result),
-        section("Terms", _PROSE("terms")),
-    ]
-    return [part for part in parts if part is not None]
 
 
 def findings(result: InterventionReport) -> list[str]:
@@ -71,26 +68,21 @@ def findings(result: InterventionReport) -> list[str]:
             )
         if seed.ranking:
             head += f", rank {seed.place} by the words"
-        lines += ["", head, _columns("", "targets [95 %]", "p", "validation perplexity")]
-        for one in seed.modes:
-            control = one.control
-            lines.append(
-                _columns(
-                    report_text.LABELS[one.mode],
-                    report_text.percent(one.effect),
-                    f"{control.p:.2g}" if control else "–",
-                    report_text.percent(one.text_perplexity),
-                )
-            )
+        heads = ["", "targets [95 %]", "p", "validation perplexity"]
+        rows = [
+            [
+                report_text.LABELS[one.mode],
+                report_text.percent(one.effect),
+                number(one.control and one.control.p, ".2g"),
+                report_text.percent(one.text_perplexity),
+            ]
+            for one in seed.modes
+        ]
+        lines += ["", head, terminal.format_table(heads, rows)]
     if skipped := result.skipped:
         lines += ["", f"{report_text.count(len(skipped), 'sentence')} skipped:"]
         lines += [f"  {one.where}: {one.reason}" for one in skipped[:5]]
     return lines
-
-
-def _columns(*cells: str) -> str:
-    first, second, third, fourth = cells
-    return f"  {first:<20}{second:>26}{third:>12}{fourth:>26}".rstrip()
 
 
 def prototype(result: InterventionReport) -> Section:
@@ -102,10 +94,6 @@ def prototype(result: InterventionReport) -> Section:
     occurrences = ", ".join(
         f"{word} {report_text.count(n, 'time')}" for word, n in settings.occurrences.items()
     )
-    rows = [
-        [report_text.name(one), one.score, 100 * one.on_words, 100 * one.elsewhere]
-        for one in seed.ranking
-    ]
     return section(
         "The prototype",
         _PROSE(
@@ -118,14 +106,14 @@ def prototype(result: InterventionReport) -> Section:
             place=seed.place,
             chosen_by_words=settings.found,
         ),
-        table(
+        table_of(
+            seed.ranking,
             [
-                "Prototype",
-                Column("d", ".2f"),
-                Column("On the words, %", ".1f"),
-                Column("Elsewhere, %", ".1f"),
+                Column("Prototype", value=report_text.name),
+                Column("d", ".2f", lambda one: one.score),
+                Column("On the words, %", ".1f", lambda one: 100 * one.on_words),
+                Column("Elsewhere, %", ".1f", lambda one: 100 * one.elsewhere),
             ],
-            rows,
             caption="Prototypes by how specifically they write the words, and their mean write "
             "gates.",
         ),
@@ -135,32 +123,24 @@ def prototype(result: InterventionReport) -> Section:
 def effects(result: InterventionReport) -> Section:
     """Effect on targets, rank among controls, and change of perplexities, by intervention."""
     seed, settings = result.seeds[0], result.settings
-    rows = []
-    for one in seed.modes:
-        control = one.control
-        rows.append(
-            [
-                report_text.LABELS[one.mode],
-                _change(one.effect),
-                cell(control and control.percentile, spec=".0f"),
-                cell(control and control.p, spec=".3f"),
-                _change(one.sentence_perplexity),
-                _change(one.text_perplexity),
-            ]
-        )
     return section(
         "Effect on the targets, and on other text",
         _PROSE("effects", text=seed.text),
-        table(
+        table_of(
+            seed.modes,
             [
-                "Intervention",
-                "Targets",
-                "Percentile",
-                "p, two-sided",
-                "Perplexity of the sentences",
-                "Perplexity of validation text",
+                Column("Intervention", value=lambda one: report_text.LABELS[one.mode]),
+                Column("Targets", value=lambda one: _change(one.effect)),
+                Column("Percentile", ".0f", lambda one: one.control and one.control.percentile),
+                Column("p, two-sided", ".3f", lambda one: one.control and one.control.p),
+                Column(
+                    "Perplexity of the sentences",
+                    value=lambda one: _change(one.sentence_perplexity),
+                ),
+                Column(
+                    "Perplexity of validation text", value=lambda one: _change(one.text_perplexity)
+                ),
             ],
-            rows,
             caption=_PROSE(
                 "effects_caption", draws=settings.draws, control_draws=settings.control_draws
             ),
@@ -173,28 +153,32 @@ def sentences(result: InterventionReport) -> Section:
     """The change of every target."""
     seed = result.seeds[0]
     modes = report_text.by_mode(seed)
-    rows = []
-    for i, sentence in enumerate(seed.sentences):
-        changes = [
-            _change(modes[mode].sentences[i] if sentence.kept else None)
-            for mode in report_text.LABELS
-        ]
-        note = "" if sentence.kept else "excluded"
-        rows.append(
-            [
-                report_text.bracketed(sentence.text, sentence.target),
-                cell(100 * sentence.baseline, spec=".2f", note=note),
-                *changes,
-            ]
-        )
+
+    def changes(mode: str) -> Column:
+        def change(row: tuple[int, SentenceResult]) -> Cell:
+            i, sentence = row
+            return _change(modes[mode].sentences[i] if sentence.kept else None)
+
+        return Column(report_text.LABELS[mode], value=change)
+
+    def baseline(row: tuple[int, SentenceResult]) -> Cell:
+        note = "" if row[1].kept else "excluded"
+        return cell(100 * row[1].baseline, spec=".2f", note=note)
+
     return section(
         "Sentence by sentence",
         "The target is in brackets. The interval of a new vector is over draws.",
-        table(
-            ["Sentence", "p, %", *report_text.LABELS.values()],
-            rows,
+        table_of(
+            enumerate(seed.sentences),
+            [
+                Column(
+                    "Sentence", value=lambda row: report_text.bracketed(row[1].text, row[1].target)
+                ),
+                Column("p, %", value=baseline),
+                *map(changes, report_text.LABELS),
+            ],
             caption="Probability p of the target under the trained model, and its relative change.",
-            n=len(rows),
+            n=len(seed.sentences),
         ),
     )
 
@@ -222,31 +206,18 @@ def controls(seed: SeedResult) -> Section | None:
                 markers=[(control.chosen, own)],
             )
         )
-    rows = [
-        [
-            report_text.LABELS[mode],
-            _percent(control.chosen),
-            _percent(control.mean),
-            " to ".join(map(report_text.signed, (control.low, control.high))),
-            ", ".join(
-                f"{report_text.name(other)} ({report_text.signed(other.effect)})"
-                for other in control.strongest[:3]
-            ),
-        ]
-        for mode, control in ranked
-    ]
     return section(
         "Controls: the same on every other prototype",
         _PROSE("controls"),
-        table(
+        table_of(
+            ranked,
             [
-                "Intervention",
-                report_text.name(seed),
-                "Others, mean",
-                "Middle 95 % of others",
-                "Greatest drops",
+                Column("Intervention", value=lambda row: report_text.LABELS[row[0]]),
+                Column(own, value=lambda row: _percent(row[1].chosen)),
+                Column("Others, mean", value=lambda row: _percent(row[1].mean)),
+                Column("Middle 95 % of others", value=lambda row: _ends(row[1].low, row[1].high)),
+                Column("Greatest drops", value=lambda row: _greatest(row[1])),
             ],
-            rows,
             caption="Change of the targets' geometric mean over kept sentences.",
             n=f"{ranked[0][1].n} other prototypes",
         ),
@@ -259,80 +230,55 @@ def seeds(result: InterventionReport) -> Section | None:
     first, *others = result.seeds
     if not others:
         return None
-    rows = [_seed_row(first, first.run)]
-    matches = []
-    for seed in others:
-        rows.append(_seed_row(seed, first.run))
-        match = cast(Match, seed.match)
-        matches.append(
-            [
-                report_text.model_name(seed, first.run),
-                report_text.name(seed),
-                _two(match.similarity),
-                _two(match.best),
-                _two(match.median),
-                _two(match.null_95),
-                cell(match.percentile, spec=".0f"),
-                cell(match.p_value, spec=".3f"),
-                cell(seed.place),
-            ]
-        )
+    model = Column("Model", value=lambda seed: report_text.model_name(seed, first.run))
+
+    def of_mode(mode: str) -> Column:
+        label = report_text.LABELS[mode]
+        return Column(label, value=lambda seed: _change(report_text.by_mode(seed)[mode].effect))
+
     return section(
         "The same prototype in other seeds",
         report_text.replication(result),
         _PROSE("seeds"),
-        table(
+        table_of(
+            others,
             [
-                "Model",
-                "Match",
-                "Correlation",
-                "Highest with any",
-                "Median of matches",
-                "Different ones, 95 %",
-                "Percentile",
-                "p",
-                "Rank by words",
+                model,
+                Column("Match", value=report_text.name),
+                Column("Correlation", ".2f", lambda seed: seed.match.similarity),
+                Column("Highest with any", ".2f", lambda seed: seed.match.best),
+                Column("Median of matches", ".2f", lambda seed: seed.match.median),
+                Column("Different ones, 95 %", ".2f", lambda seed: seed.match.null_95),
+                Column("Percentile", ".0f", lambda seed: seed.match.percentile),
+                Column("p", ".3f", lambda seed: seed.match.p_value),
+                Column("Rank by words", value=lambda seed: seed.place),
             ],
-            matches,
             caption=f"Matches of {report_text.name(first)} in other models.",
         ),
-        table(
+        table_of(
+            result.seeds,
             [
-                "Model",
-                "Prototype",
-                "Kept",
-                *report_text.LABELS.values(),
-                "Percentile, write zeroed",
+                model,
+                Column("Prototype", value=report_text.name),
+                Column("Kept", value=lambda seed: f"{seed.kept} of {seed.kept + seed.excluded}"),
+                *map(of_mode, report_text.LABELS),
+                Column("Percentile, write zeroed", ".0f", _ablation_percentile),
             ],
-            rows,
             caption="Change of the targets' geometric mean, with 95 % intervals over the "
             "sentences' texts.",
         ),
     )
 
 
-def _two(value: float) -> Cell:
-    return cell(value, spec=".2f")
-
-
-def _seed_row(seed: SeedResult, run: str) -> list[object]:
-    modes = report_text.by_mode(seed)
-    control = modes[ABLATION].control
-    return [
-        report_text.model_name(seed, run),
-        report_text.name(seed),
-        f"{seed.kept} of {seed.kept + seed.excluded}",
-        *(_change(modes[mode].effect) for mode in report_text.LABELS),
-        cell(control and control.percentile, spec=".0f"),
-    ]
+def _ablation_percentile(seed: SeedResult) -> float | None:
+    control = report_text.by_mode(seed)[ABLATION].control
+    return None if control is None else control.percentile
 
 
 def paper_comparison(result: InterventionReport) -> Section | None:
     """The paper's numbers for the same concept, and the differences in its setting."""
-    settings = result.settings
-    concept = settings.concept or ""
-    columns = paper.TABLES.get(concept)
-    if columns is None:
+    printed = paper.tables().get(result.settings.concept or "")
+    if printed is None:
         return None
     seed = result.seeds[0]
     modes = report_text.by_mode(seed)
@@ -350,11 +296,11 @@ def paper_comparison(result: InterventionReport) -> Section | None:
             _span([row.baseline for row in column.rows]),
             *(_percent(column.mean(mode), _extremes(column, mode)) for mode in paper.MODES),
         ]
-        for column in columns
+        for column in printed.columns
     ]
     return section(
         "Comparison with the paper",
-        _PROSE("paper_comparison", table=columns[0].table, remark=paper.REMARKS.get(concept, "")),
+        _PROSE("paper_comparison", table=printed.number, remark=printed.remark),
         table(
             [
                 "Model and prototype",
@@ -381,10 +327,21 @@ def _change(interval: Interval | None) -> Cell:
     return _percent(interval.mean, report_text.ends(interval))
 
 
+def _ends(low: float, high: float) -> str:
+    return f"{report_text.signed(low)} to {report_text.signed(high)}"
+
+
+def _greatest(control: Control) -> str:
+    return ", ".join(
+        f"{report_text.name(other)} ({report_text.signed(other.effect)})"
+        for other in control.strongest[:3]
+    )
+
+
 def _span(values: Sequence[float]) -> str:
     return f"{min(values):.1f} to {max(values):.1f}" if values else "–"
 
 
 def _extremes(column: paper.Column, mode: str) -> str:
-    values = [getattr(row, mode) for row in column.rows]
-    return f"{report_text.signed(min(values))} to {report_text.signed(max(values))}"
+    values = column.changes(mode)
+    return _ends(min(values), max(values))

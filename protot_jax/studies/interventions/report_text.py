@@ -3,15 +3,18 @@
 Every number is from `summary.json`.
 """
 
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 from lm_jax.report.markup import number
+from protot_jax.studies.interventions.gates import Ranked
 from protot_jax.studies.interventions.numbers import ABLATION, LEAST_TEXTS
 from protot_jax.studies.interventions.results import (
+    ComparedConcept,
     Effect,
     Interval,
     InterventionReport,
     ModeResult,
+    OtherPrototype,
     SeedResult,
 )
 from protot_jax.studies.interventions.sentences import occurrences
@@ -29,17 +32,7 @@ LABELS = {
 _CONTEXT = 5
 
 
-class Place(Protocol):
-    """Anything with a layer and a prototype index."""
-
-    @property
-    def layer(self) -> int: ...
-
-    @property
-    def prototype(self) -> int: ...
-
-
-def name(place: Place) -> str:
+def name(place: SeedResult | OtherPrototype | ComparedConcept | Ranked) -> str:
     """A prototype as the paper writes it: L9 P7."""
     return f"L{place.layer} P{place.prototype}"
 

@@ -58,8 +58,8 @@ class Control:
     """Rank of the chosen prototype's effect among those of all others.
 
     Attributes:
-      chosen: its effect, over `settings.control_draws` draws as that of the others.
-      percentile: of the chosen one among the others, ties counted half: 0 is the greatest drop.
+      chosen: effect of the chosen one, over `settings.control_draws` draws as for the others.
+      percentile: rank among the others in percent, ties counted half; 0 is the greatest drop.
       as_low: how many of the others have an equal or lower effect.
       p: two-sided, twice the share of prototypes, the chosen one included, that are as extreme on
         its side.
@@ -67,7 +67,7 @@ class Control:
       mean: geometric mean of the others.
       low: 2.5 % quantile of the others.
       high: 97.5 % quantile of the others.
-      effects: by layer and prototype, the chosen one included.
+      effects: effects by layer and prototype, the chosen one included.
       strongest: the others with the greatest drops.
     """
 
@@ -90,7 +90,7 @@ class ModeResult:
     Attributes:
       effect: mean change over kept sentences, each the mean of its draws; Student's interval over
         their texts.
-      sentences: by sentence, in the order of `sentences`; Student's interval over draws.
+      sentences: effects in the order of `sentences`; Student's interval over draws.
       sentence_perplexity: change of the perplexity of the sentences themselves, over kept ones.
       text_perplexity: change of the perplexity of validation text; bootstrap over its n rows.
       control: null without kept sentences or without other prototypes.
@@ -138,7 +138,7 @@ class SeedResult:
     """Everything measured on one model.
 
     Attributes:
-      match: of this prototype with that of the first model; null for the first.
+      match: match of this prototype with that of the first model; null for the first.
       place: rank of this prototype among all by the words, from 1.
       ranking: the first prototypes by the words.
       specific: whether `zero_write` has an interval without 0 and a p of at most 0.05; null,
@@ -213,7 +213,7 @@ class Replication:
 
     Attributes:
       models: number of other models.
-      p_holm: of each model's match, corrected for their number.
+      p_holm: p of each model's match, corrected for their number.
       matched: number with p_holm of at most 0.05.
       repeated: number of these in which the effect of `zero_write` is specific too, and of the sign
         that it has in the first model.
@@ -253,10 +253,10 @@ class ComparedConcept:
     """One of several concepts that were tested at once.
 
     Attributes:
-      effect: of `zero_write`.
+      effect: effect of `zero_write`.
       p: among controls; null without a test.
       least_p: the least p that a prototype of so many can have; null without a test.
-      p_holm: corrected for all concepts.
+      p_holm: p corrected for all concepts.
       specific: the verdict by the corrected p.
     """
 

@@ -13,7 +13,7 @@ With several concepts each has such a folder within it, and the summary compares
 (`comparison.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from pathlib import Path
 from typing import NamedTuple
@@ -145,7 +145,7 @@ def intervene(
       StoppedError: the command was asked to stop.
     """
     first = subjects[0].model
-    mixer, words = first.prototypes, config.words_of(sentences)
+    words = config.words_of(sentences)
     text_NS = _text(data, first, config.gate_rows, config.seed)
     perplexity_NS = None
     if config.perplexity_rows:
@@ -175,8 +175,19 @@ def intervene(
             if findings:
                 match = matching.match(read[0], own, layer=at[0], prototype=at[1])
             layer, prototype = at if match is None else (match.layer, match.prototype)
-            measured = _measure(
-                subject, sentences, config, layer, prototype, perplexity_NS, advance
+            measured = effects.measure(
+                subject.model,
+                sentences,
+                layer=layer,
+                prototype=prototype,
+                draws=config.reinit_draws,
+                controls=config.controls,
+                control_draws=config.used_control_draws,
+                least=config.least_probability,
+                all_subtokens=config.all_subtokens,
+                seed=config.seed,
+                text_NS=perplexity_NS,
+                advance=advance,
             )
             findings.append(
                 numbers.of_seed(
@@ -194,14 +205,7 @@ def intervene(
     result = InterventionReport(
         schema=results.NAME,
         version=results.VERSION,
-        model=results.Model(
-            corpus=first.config.corpus.source,
-            layers=first.cfg.num_layers,
-            prototypes=mixer.num_prototypes,
-            hidden_size=first.cfg.hidden_size,
-            vocab_size=first.cfg.vocab_size,
-            shared_routing=mixer.shared_routing,
-        ),
+        model=first.described(results.Model),
         settings=results.Settings(
             concept=concept,
             together=config.together,
@@ -221,28 +225,3 @@ def intervene(
         replication=numbers.replication(findings),
     )
     return result, pa.concat_tables(tables)
-
-
-def _measure(
-    subject: SubjectModel,
-    sentences: Sequence[Sentence],
-    config: InterventionConfig,
-    layer: int,
-    prototype: int,
-    text_NS: np.ndarray | None,
-    advance: Callable[[int], None],
-) -> effects.Measured:
-    return effects.measure(
-        subject.model,
-        sentences,
-        layer=layer,
-        prototype=prototype,
-        draws=config.reinit_draws,
-        controls=config.controls,
-        control_draws=config.used_control_draws,
-        least=config.least_probability,
-        all_subtokens=config.all_subtokens,
-        seed=config.seed,
-        text_NS=text_NS,
-        advance=advance,
-    )

@@ -193,8 +193,8 @@ def locate(
     its target, or if the vocabulary does not.
 
     Args:
-      sentences: at least one.
-      tokenizer: of the model.
+      sentences: one sentence or more.
+      tokenizer: tokenizer of the model.
       all_subtokens: the target is all tokens of the word, not only the first.
 
     Raises:

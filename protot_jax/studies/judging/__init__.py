@@ -30,7 +30,4 @@ STUDY = Study(
     config=JudgingConfig,
     modes={"smoke": smoke},
     summary=JudgingSummary,
-    inputs="run:inputs",
-    run="run:measure",
-    report="report:build",
 )

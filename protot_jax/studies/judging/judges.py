@@ -47,7 +47,7 @@ class Verdicts(NamedTuple):
     """What one judge said.
 
     Attributes:
-      judge: with its name and count of unreadable answers.
+      judge: name of the judge and count of its unreadable answers.
       models: scores of the left model by decoding, [Q, C, 2] (`lm_jax.evaluate.verdicts`).
       controls: scores of the real continuation by kind, [Q, 2].
       rows: one for each verdict, as `ROWS`.
@@ -88,7 +88,7 @@ def opened(
     """The judges of those names; a language model keeps its scores in the work folder.
 
     Args:
-      names: of the judges.
+      names: names of the judges.
       folder: an open work folder.
       judged: sha256 of the checkpoints that are judged.
 
@@ -144,9 +144,9 @@ def judge(
 
     Args:
       judged: the judge.
-      prompts: with their true continuations.
+      prompts: prompts with their true continuations.
       texts: continuations by decoding, then by model.
-      seed: of the controls.
+      seed: seed of the controls.
 
     Raises:
       StoppedError: the command was asked to stop; answers and scores are saved.

@@ -14,6 +14,7 @@ from lm_jax.evaluate import generation, ratings, verdicts
 from lm_jax.evaluate.generation import Bleu
 from lm_jax.evaluate.pairwise import AskedJudge
 from lm_jax.evaluate.ratings import DisconnectedError
+from lm_jax.run.results import finite
 from lm_jax.statistics import Interval, clustered_bootstrap, wilson
 from protot_jax.studies.judging import results
 from protot_jax.studies.judging.continuations import Continuation, Decoding
@@ -75,7 +76,7 @@ def rows(prompts: Prompts, texts: Texts, bleu: Scores, rouge: Rouge) -> pa.Table
             "bleu": bleu[decoding, model].sentences[number],
             "bleu_unsmoothed": bleu[decoding, model].unsmoothed[number],
             "rouge_l": rouge[decoding, model][number],
-            "repetition": _finite(generation.repetition(one.text)),
+            "repetition": finite(generation.repetition(one.text)),
         }
         for (decoding, model), each in texts.items()
         for number, one in enumerate(each)
@@ -150,7 +151,7 @@ def _measured(
         mean(bleu.unsmoothed) if bleu else None,
         bleu.corpus if bleu else None,
         mean([generation.repetition(text) for text in texts]),
-        tuple(_finite(generation.distinct(texts, n)) for n in generation.ORDERS),
+        tuple(finite(generation.distinct(texts, n)) for n in generation.ORDERS),
         words,
         wilson(sum(one.ended for one in continued), len(continued)) if continued else None,
         mean(rouge),
@@ -278,7 +279,3 @@ def _points(strength: Interval) -> Interval:
 
 def _point(strength: float) -> float:
     return ratings.START + ratings.POINTS * strength
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -29,7 +29,7 @@ class Prompts:
     """Prompts and their true continuations, of equal number.
 
     Attributes:
-      source: where they come from, in words.
+      source: origin of the prompts, in words.
       skipped: documents or lines that are too short.
     """
 

@@ -7,13 +7,14 @@ import dataclasses
 from pathlib import Path
 
 from lm_jax import report
+from lm_jax.assets.papers import published
 from lm_jax.console import terminal
+from lm_jax.evaluate.generation import ORDERS
 from lm_jax.evaluate.verdicts import DECISIVE, failed
-from lm_jax.report import Bar, Cell, Column, Report, Section, cell, rate, section, table
+from lm_jax.report import Bar, Cell, Column, Report, Section, cell, rate, section, table, table_of
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
-from protot_jax.studies.judging import paper
 from protot_jax.studies.judging.numbers import why_not
 from protot_jax.studies.judging.results import Judged, JudgeResult, JudgingSummary, Sample
 from protot_jax.studies.judging.settings import JudgingConfig
@@ -30,7 +31,7 @@ def build(config: JudgingConfig, summary: JudgingSummary, folder: Path) -> Repor
             _models(summary),
             _measures(summary),
             _judges(summary),
-            *_ratings(summary),
+            *(_rated(*each) for each in _with_ratings(summary)),
             _paper(summary),
             _samples(summary),
             section("Terms", _PROSE("terms", summary)),
@@ -108,27 +109,26 @@ def _models(result: JudgingSummary) -> Section:
 
 
 def _measures(result: JudgingSummary) -> Section:
-    heads = ["texts", "decoding", "BLEU", "unsmoothed", "corpus", "ROUGE-L"]
-    heads += ["repetition", "distinct-1", "distinct-2", "distinct-3", "words", "ended, %"]
+    distinct = [
+        Column(f"distinct-{n}", ".3f", lambda one, i=i: one.distinct[i])
+        for i, n in enumerate(ORDERS)
+    ]
     return section(
         "What the models write",
         _PROSE("measures"),
-        table(
-            [Column(head, ".3f") for head in heads],
+        table_of(
+            result.measured,
             [
-                [
-                    one.model,
-                    one.decoding or "–",
-                    _interval(one.bleu, ".3f"),
-                    _interval(one.bleu_unsmoothed, ".3f"),
-                    one.bleu_corpus,
-                    _interval(one.rouge_l, ".3f"),
-                    _interval(one.repetition, ".3f"),
-                    *one.distinct,
-                    _interval(one.words, ".1f"),
-                    "–" if one.ended is None else rate(one.ended),
-                ]
-                for one in result.measured
+                Column("texts", value=lambda one: one.model),
+                Column("decoding", value=lambda one: one.decoding or "–"),
+                _mean("BLEU", "bleu"),
+                _mean("unsmoothed", "bleu_unsmoothed"),
+                Column("corpus", ".3f", lambda one: one.bleu_corpus),
+                _mean("ROUGE-L", "rouge_l"),
+                _mean("repetition", "repetition"),
+                *distinct,
+                _mean("words", "words", ".1f"),
+                Column("ended, %", value=lambda one: rate(one.ended)),
             ],
             caption="Means over prompts with 95 % intervals over prompts.",
             n=result.settings.prompts,
@@ -136,7 +136,16 @@ def _measures(result: JudgingSummary) -> Section:
     )
 
 
+def _mean(title: str, field: str, spec: str = ".3f") -> Column:
+    return Column(title, value=lambda one: _interval(getattr(one, field), spec))
+
+
 def _judges(result: JudgingSummary) -> Section:
+    duels = [(judge.name, one) for judge in result.judges for one in judge.decodings if one.duels]
+
+    def share(title: str, field: str = "") -> Column:
+        return Column(title, value=lambda row: rate(getattr(row[1].consistency, field or title)))
+
     return section(
         "What the judges can tell",
         _PROSE("controls"),
@@ -146,7 +155,7 @@ def _judges(result: JudgingSummary) -> Section:
                 [
                     judge.name,
                     *(_control(judge, kind) for kind in DECISIVE),
-                    _share(judge.position),
+                    rate(judge.position),
                     cell("yes", tone="good") if judge.rates else _failure(judge),
                 ]
                 for judge in result.judges
@@ -154,22 +163,17 @@ def _judges(result: JudgingSummary) -> Section:
             caption="How often the real continuation is preferred, in percent.",
             n=result.settings.prompts,
         ),
-        table(
-            ["judge", "decoding", "flips", "kappa", "first named", "ties", "longer", "missing"],
+        table_of(
+            duels,
             [
-                [
-                    judge.name,
-                    one.decoding,
-                    _share(one.consistency.flips),
-                    cell(one.consistency.kappa, spec="+.2f"),
-                    _share(one.consistency.first),
-                    _share(one.consistency.ties),
-                    _share(one.consistency.longer),
-                    one.consistency.missing,
-                ]
-                for judge in result.judges
-                for one in judge.decodings
-                if one.duels
+                Column("judge", value=lambda row: row[0]),
+                Column("decoding", value=lambda row: row[1].decoding),
+                share("flips"),
+                Column("kappa", "+.2f", lambda row: row[1].consistency.kappa),
+                share("first named", "first"),
+                share("ties"),
+                share("longer"),
+                Column("missing", value=lambda row: row[1].consistency.missing),
             ],
             caption="Verdicts on the models, in both orders; shares in percent.",
         ),
@@ -188,16 +192,13 @@ def _control(judge: JudgeResult, kind: str) -> Cell:
     return shown._replace(tone="good" if one.passed else "bad")
 
 
-def _ratings(result: JudgingSummary) -> list[Section]:
-    return [
-        section(f"{judge.name}, {one.decoding}", *_rated(judge, one))
-        for judge in result.judges
-        for one in judge.decodings
-        if one.ratings is not None
-    ]
+def _with_ratings(result: JudgingSummary) -> list[tuple[str, Judged]]:
+    """Each judge's verdicts that have ratings, with the judge's name."""
+    verdicts = [(judge.name, one) for judge in result.judges for one in judge.decodings]
+    return [(name, one) for name, one in verdicts if one.ratings is not None]
 
 
-def _rated(judge: JudgeResult, judged: Judged) -> list[Part]:
+def _rated(judge: str, judged: Judged) -> Section:
     rows = judged.ratings or ()
     bars = report.bars(
         [
@@ -209,7 +210,7 @@ def _rated(judge: JudgeResult, judged: Judged) -> list[Part]:
             )
             for one in rows
         ],
-        caption=f"Bradley-Terry ratings less their mean of 1000, by {judge.name}.",
+        caption=f"Bradley-Terry ratings less their mean of 1000, by {judge}.",
         x_label="points",
         spec="+.0f",
         n=rows[0].strength.n,
@@ -240,25 +241,23 @@ def _rated(judge: JudgeResult, judged: Judged) -> list[Part]:
         [[*dataclasses.astuple(one)] for one in judged.duels],
         caption="Verdicts, two for each prompt.",
     )
-    return [bars, _PROSE("ratings", judged), ratings, report.details("Pair by pair", duels)]
+    return section(
+        f"{judge}, {judged.decoding}",
+        *(bars, _PROSE("ratings", judged), ratings, report.details("Pair by pair", duels)),
+    )
 
 
 def _paper(result: JudgingSummary) -> Section:
-    judged = [
-        (judge.name, one)
-        for judge in result.judges
-        for one in judge.decodings
-        if one.ratings is not None
-    ]
+    judged = _with_ratings(result)
     heads = ["mixer", Column("paper, Table 22", ".2f")]
     heads += [f"{name}, {one.decoding}" for name, one in judged]
     kinds = {one.name: one.kind for one in result.models}
     rows = []
-    for kind, elo in paper.ELO.items():
+    for kind, elo in published("protot")["table_22"].items():
         ours = []
         for _, one in judged:
             rated = [each for each in one.ratings or () if kinds[each.model] == kind]
-            ours.append(_interval(rated[0].strength, ".0f") if len(rated) == 1 else "–")
+            ours.append(_interval(rated[0].strength, ".0f") if len(rated) == 1 else None)
         rows.append([kind, elo, *ours])
     best = [
         [
@@ -266,7 +265,7 @@ def _paper(result: JudgingSummary) -> Section:
             one.decoding,
             _best(one, smoothed=True),
             _best(one, smoothed=False),
-            cell(paper.BEST_BLEU.get(kinds[one.model]), spec=".4f"),
+            cell(published("protot")["appendix_b3"].get(kinds[one.model]), spec=".4f"),
         ]
         for one in result.samples
     ]
@@ -310,11 +309,5 @@ def _samples(result: JudgingSummary) -> Section:
     )
 
 
-def _interval(interval: Interval | None, spec: str) -> Cell | str:
-    if interval is None:
-        return "–"
+def _interval(interval: Interval | None, spec: str) -> Cell:
     return rate(interval, spec=spec, scale=1.0)._replace(note="")
-
-
-def _share(interval: Interval | None) -> Cell | str:
-    return "–" if interval is None else rate(interval)

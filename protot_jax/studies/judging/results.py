@@ -22,14 +22,14 @@ class Settings:
     """What was asked of the models.
 
     Attributes:
-      source: of the prompts.
+      source: origin of the prompts.
       prompts: how many.
       prompts_sha256: digest of prompts and references.
       skipped: documents that are too short.
       new_tokens: the most that a model generates.
-      sampler: of "sampled"; "greedy" has no penalties.
-      seed: of the sampler and the bootstrap.
-      resamples: of the bootstrap.
+      sampler: settings of "sampled"; "greedy" has no penalties.
+      seed: seed of the sampler and the bootstrap.
+      resamples: samples of the bootstrap.
       same_data: whether all runs were prepared from the same documents and tokenizer.
     """
 
@@ -49,8 +49,8 @@ class Model:
     """A trained model.
 
     Attributes:
-      name: of the run (`saved_run.run_names`) and of its seed.
-      run: its folder.
+      name: name of the run (`saved_run.run_names`) with its seed.
+      run: folder of the run.
       kind: the mixer, as the config of the run names it.
     """
 
@@ -68,11 +68,11 @@ class Measured:
     """Measures of one model's continuations, or of the references.
 
     Attributes:
-      model: its name; "reference" for the true continuations.
+      model: name of the model; "reference" for the true continuations.
       decoding: null for the references.
       bleu: mean of smoothed sentence BLEU; null for the references, like the other BLEUs.
       bleu_unsmoothed: mean of BLEU over four orders.
-      bleu_corpus: of all texts together.
+      bleu_corpus: BLEU of all texts together.
       repetition: mean share of 4-grams that a text had already; null without any.
       distinct: unique 1-, 2- and 3-grams over all; null without any.
       words: mean number of words.
@@ -152,7 +152,7 @@ class Judged:
 
     Attributes:
       ratings: null where the judge may not rate, or there is nothing to rate.
-      ridge: that shrank the strengths; above 0 where some model won, or lost, everything.
+      ridge: ridge that shrank the strengths; above 0 where some model won, or lost, everything.
       length_weight: log-odds that one standard unit of length adds; null without ratings.
       no_ratings: why there are none, else empty.
     """
@@ -188,7 +188,7 @@ class JudgingSummary:
     """Everything that the page shows.
 
     Attributes:
-      bleu_signature: of the smoothed BLEU; the other is `bleu_unsmoothed_signature`.
+      bleu_signature: signature of the smoothed BLEU; the other is `bleu_unsmoothed_signature`.
     """
 
     schema: Literal["protot_jax.judging"]

@@ -14,7 +14,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lm_jax
 from lm_jax.evaluate.pairwise import NULLS
 from lm_jax.model.decode import Sampling
 from lm_jax.run.config import config_hash
@@ -79,15 +78,7 @@ def inputs(config: JudgingConfig) -> Opened:
 
 def _described(task: Task) -> tuple[results.Model, ...]:
     return tuple(
-        results.Model(
-            name,
-            str(task.runs[name]),
-            model.config.model,
-            model.seed,
-            model.step,
-            model.sha256,
-            lm_jax.count_params(model.cfg, mixer=model.mixer),
-        )
+        model.described(results.Model, name=name, run=str(task.runs[name]))
         for name, model in task.models.items()
     )
 

@@ -71,13 +71,8 @@ class JudgingConfig(Settings):
         Raises:
           UsageError: no sampler can have these values.
         """
-        return Sampling(
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.repetition_penalty,
-            self.no_repeat_ngram,
-        )
+        names = [field.name for field in dataclasses.fields(Sampling)]
+        return Sampling(**{name: getattr(self, name) for name in names})
 
 
 def smoke(config: JudgingConfig) -> JudgingConfig:

@@ -32,7 +32,4 @@ STUDY = Study(
     config=PerturbationsConfig,
     modes={"smoke": smoke, "wikitext2": wikitext2},
     summary=Benchmark,
-    inputs="run:inputs",
-    run="run:measure",
-    report="report:build",
 )

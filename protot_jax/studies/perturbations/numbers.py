@@ -28,7 +28,7 @@ def of_slice(
 
     Args:
       name: name of the slice.
-      pairs: its pairs.
+      pairs: pairs of the slice.
       wanted: number of pairs that it was to have.
       rejected: number of candidates that were left out, by reason.
       encoder: encoder of the similarity; None leaves it out.

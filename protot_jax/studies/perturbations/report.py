@@ -48,8 +48,8 @@ def format_benchmark(record: Benchmark) -> str:
             one.name,
             *map(str, (one.pairs, one.unique_pairs, one.built, one.frames)),
             str(sum(one.rejected.values())),
-            "–" if one.similarity is None else f"{one.similarity:.3f}",
-            "–" if one.distance is None else f"{one.distance:.2f}",
+            number(one.similarity, ".3f"),
+            number(one.distance, ".2f"),
         ]
         for one in record.slices
     ]

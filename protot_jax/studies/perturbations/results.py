@@ -19,9 +19,9 @@ class Source:
     """A corpus of the benchmark.
 
     Attributes:
-      kind: of `sentences.KINDS`.
-      version: of the asset's package; null for files of the user's.
-      files_sha256: by file name.
+      kind: one of `sentences.KINDS`.
+      version: version of the asset's package; null for files of the user's.
+      files_sha256: digests by file name.
       sentences: number in the mix.
       fragments: number that were drawn and left out, as they are no whole sentences.
       cut: how the source is cut into documents and splits, as `CorpusConfig` has it.
@@ -79,7 +79,7 @@ class Benchmark:
       perturbations: version of the generators.
       wanted: pairs of a slice.
       splits: splits that sentences were drawn from.
-      similarity: "measured", or why not.
+      similarity: state of the similarity: "measured", or why it was not.
       files: size and sha256 by name.
     """
 

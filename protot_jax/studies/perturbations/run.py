@@ -10,13 +10,12 @@ Besides what every study has, the work folder holds
 from collections import Counter
 from collections.abc import Mapping, Sequence
 import dataclasses
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 from lm_jax.errors import BadInputError
 from lm_jax.run import stop
-from lm_jax.run.files import content_digest, file_digest, write_json, write_text
+from lm_jax.run.files import content_digest, file_digest, write_json
 from lm_jax.study import Opened, Work
 from lm_jax.text import corpora
 from protot_jax.studies.perturbations import backfill, numbers
@@ -72,11 +71,7 @@ def inputs(config: PerturbationsConfig) -> Opened:
     named = dict.fromkeys(parse_corpus(text)[1] for text in config.corpus)
     found = {f"corpus {name}": content_digest(corpora.hashes(name)) for name in named}
     wordnet = lists.WordNet(Path(config.wordnet)) if config.wordnet else None
-    if wordnet is not None:
-        found["wordnet"] = wordnet.sha256
-    # Another version makes other pairs of the same sentences.
-    found["perturbations"] = f"version_{perturb.VERSION}"
-    return Opened(found, load=lambda: opened(config, wordnet))
+    return Opened(found | perturb.inputs(wordnet), load=lambda: opened(config, wordnet))
 
 
 def opened(config: PerturbationsConfig, wordnet: lists.WordNet | None) -> Task:
@@ -99,8 +94,7 @@ def measure(config: PerturbationsConfig, work: Work) -> Benchmark:
     """
     noise, flips, record = make(config, work.loaded)
     for name, pairs in ((NOISE_FILE, noise), (MEANING_FILE, flips)):
-        lines = [json.dumps(pair.row(), ensure_ascii=False) for pair in pairs]
-        write_text(work.path / name, "".join(f"{line}\n" for line in lines))
+        sentences.write(work.path / name, pairs)
     files = {name: file_digest(work.path / name) for name in (NOISE_FILE, MEANING_FILE)}
     record = dataclasses.replace(record, files=files)
     write_json(work.path / RECORD, record)

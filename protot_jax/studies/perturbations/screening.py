@@ -41,10 +41,10 @@ class Screen:
     """The checks of a pair.
 
     Attributes:
-      counts: of words in lower case, of the corpora.
-      least_zipf: of each new word, in `WORD_SLICES`.
+      counts: counts of words in lower case in the corpora.
+      least_zipf: least frequency of each new word, in `WORD_SLICES`.
       encoder: None leaves the similarity out.
-      least_similarity: in the slices that are `similar`.
+      least_similarity: least similarity in the slices that are `similar`.
       similar: names of slices.
     """
 

@@ -29,7 +29,4 @@ STUDY = Study(
     config=PretrainSettings,
     modes={"smoke": smoke},
     summary=PretrainSummary,
-    inputs="run:inputs",
-    run="run:measure",
-    report="report:build",
 )

@@ -21,7 +21,7 @@ def build(config: PretrainSettings, summary: PretrainSummary, folder: Path) -> R
     lines = format_summary(summary)
     return Report(
         f"Pretraining of {summary.model}",
-        lambda: [seeds(summary), *course(summary, folder), text(summary)],
+        lambda: [seeds(summary), course(summary, folder), text(summary)],
         lead=[_verdict(summary)],
         lines=lines,
     )
@@ -88,25 +88,23 @@ def seeds(summary: PretrainSummary) -> Section:
     )
 
 
-def course(summary: PretrainSummary, folder: Path) -> list[Section]:
+def course(summary: PretrainSummary, folder: Path) -> Section | None:
     """The validation loss by update; nothing where a copy of the run has no evaluations."""
     curves = [_curve(one, seed_folder(folder, one.seed) / EVALUATIONS) for one in summary.seeds]
     known = [curve for curve in curves if curve]
     if not known:
-        return []
-    return [
-        section(
-            "Training",
-            report.curves(
-                known,
-                caption="Validation loss by update.",
-                x_label="update",
-                y_label="nats per token",
-                n=f"{summary.seeds[0].validation_tokens:,} tokens",
-                h_lines=[(math.log(summary.unigram_perplexity), "unigram")],
-            ),
-        )
-    ]
+        return None
+    return section(
+        "Training",
+        report.curves(
+            known,
+            caption="Validation loss by update.",
+            x_label="update",
+            y_label="nats per token",
+            n=f"{summary.seeds[0].validation_tokens:,} tokens",
+            h_lines=[(math.log(summary.unigram_perplexity), "unigram")],
+        ),
+    )
 
 
 def _curve(one: SeedSummary, file: Path) -> Series | None:

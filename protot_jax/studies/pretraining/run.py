@@ -64,7 +64,7 @@ def run_in(
     Args:
       config: a ConfigDict or dataclass of `PretrainConfig`.
       folder: the work folder, created if needed.
-      resume: when to resume, as `open_workdir` takes it.
+      resume: rule of resuming, which `open_workdir` explains.
       data: folder of a prepared corpus to share with other runs, prepared if needed; None prepares
         one in the work folder. The work folder links to it, so the two must be moved together.
 

@@ -17,7 +17,4 @@ STUDY = Study(
     config=RecallConfig,
     modes={"smoke": smoke, "quickstart": quickstart, "small": small},
     summary=RecallSummary,
-    inputs="run:inputs",
-    run="run:measure",
-    report="report:build",
 )

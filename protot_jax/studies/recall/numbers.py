@@ -33,10 +33,10 @@ def summarise(
     """The summary of all rows.
 
     Args:
-      config: of the suite.
-      table: of `results.ROWS`.
-      sizes: of the models.
-      device: that trained them.
+      config: settings of the suite.
+      table: rows, as `results.ROWS` declares them.
+      sizes: sizes of the models.
+      device: device that trained them.
       diverged: trainings without rows.
     """
     # A null is no pair.

@@ -38,7 +38,7 @@ def build(config: RecallConfig, summary: RecallSummary, folder: Path) -> Report:
         lambda: [
             sizes(summary),
             *(recall(summary, task) for task in tasks),
-            *([diverged(summary)] if summary.diverged else []),
+            diverged(summary),
             settings(summary),
         ],
         lead=[report.verdict(*findings(summary))],
@@ -198,8 +198,10 @@ def _chart(results: Sequence[ConditionResult], pairs: int | None, summary: Recal
     )
 
 
-def diverged(summary: RecallSummary) -> Section:
+def diverged(summary: RecallSummary) -> Section | None:
     """The trainings whose loss was no longer finite, and the models that have no result for it."""
+    if not summary.diverged:
+        return None
     return section(
         "Diverged",
         _PROSE("diverged"),

@@ -28,7 +28,7 @@ class ModelSize:
       memory: floats of a layer's memory; null for attention, which carries some for every token.
       memory_per_token: floats that each token adds; 0 for a recurrent model.
       other: further floats of a layer's state: inputs of convolutions, and masses.
-      parameters: of the whole model.
+      parameters: number of parameters of the whole model.
     """
 
     model: str
@@ -51,9 +51,9 @@ class ConditionResult:
     """One model in one condition.
 
     Attributes:
-      learning_rate: of the rates tried, that with the best recall of other sequences of the trained
+      learning_rate: rate, of those tried, with the best recall of other sequences of the trained
         length, over all seeds.
-      pairs: of MQAR; null for other tasks.
+      pairs: number of pairs of MQAR; null for other tasks.
       over_seeds: mean accuracy over seeds.
       chance: accuracy of a guess that knows the form of a sequence (`sequences.chance`).
       longer: whether sequences are longer than those trained on.
@@ -86,7 +86,8 @@ class RecallSummary:
     """Recall of models of equal memory, by task, length and number of pairs.
 
     Attributes:
-      results: none of a model on a task where every learning rate diverged.
+      results: results by task, model and condition; a model has none on a task where every
+        learning rate diverged.
       diverged: a rate is not chosen if it diverged with any seed.
     """
 

@@ -55,7 +55,7 @@ class Run(NamedTuple):
 
     @property
     def unit(self) -> tuple[str | int, ...]:
-        """Its id in the store of rows."""
+        """The id of the training in the store of rows."""
         return (self.model, self.task, f"{self.learning_rate:g}", self.seed)
 
     @property

@@ -61,7 +61,5 @@ STUDY = Study(
     config=RobustnessConfig,
     modes={"smoke": smoke},
     summary=RobustnessReport,
-    inputs="run:inputs",
     run="run:perform",
-    report="report:build",
 )

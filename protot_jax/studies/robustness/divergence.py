@@ -32,7 +32,7 @@ def jensen_shannon(logits_a: ArrayLike, logits_b: ArrayLike) -> jax.Array:
 
     Args:
       logits_a: `[..., V]`, of any float dtype.
-      logits_b: of the same shape.
+      logits_b: logits of the same shape.
 
     Returns:
       The divergences `[...]`.

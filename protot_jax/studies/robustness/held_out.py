@@ -24,7 +24,7 @@ _WHOLE = ("wiki", "wikitext2")
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a model has of the sentences in its training text.
+    """The sentences that stand in a model's training text.
 
     Attributes:
       texts: the sentences that stand there; none where it is not known.

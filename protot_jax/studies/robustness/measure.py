@@ -90,8 +90,8 @@ def measure(
     """Measures a batch of pairs: a list for each measured column of `results.rows`.
 
     Args:
-      model: from `load_run`.
-      encoded: of `encode`.
+      model: a model that `load_run` gave.
+      encoded: pairs that `encode` gave.
       shape: rows and tokens that the batch is padded to; batches of one shape are compiled once.
       chosen: the prototypes that are held, each `(layer, prototype)`; empty for all.
       released: measure the clamp of the released code too.

@@ -28,7 +28,7 @@ class PMR(NamedTuple):
       mean_of_ratios: mean of PMR over pairs, as in the paper; NaN without any.
       ratio_of_means: 1 - mean JS_clamped / mean JS_base, over all pairs; NaN if that is below the
         floor.
-      median: of PMR over pairs; NaN without any.
+      median: median of PMR over pairs; NaN without any.
       below_floor: share of pairs whose JS_base is below the numerical floor. Their PMR is a ratio
         of rounding errors, or 0 / 0, and is in neither the mean nor the median.
     """
@@ -44,8 +44,8 @@ def pmr(js_base: ArrayLike, js_clamped: ArrayLike, *, floor: float = FLOOR) -> P
 
     Args:
       js_base: divergences in nats without a clamp, `[n]`.
-      js_clamped: with it, `[n]`.
-      floor: in nats.
+      js_clamped: divergences with the clamp, `[n]`.
+      floor: numerical floor in nats.
 
     Raises:
       UsageError: the two are not of one length, are empty, or hold negative or infinite numbers.

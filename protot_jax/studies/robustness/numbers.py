@@ -14,7 +14,7 @@ import pyarrow as pa
 from scipy import stats
 
 from lm_jax import statistics
-from protot_jax.mixers.prototypes import PrototypeMixer
+from lm_jax.run.results import finite
 from protot_jax.studies.interventions.models import SubjectModel
 from protot_jax.studies.interventions.results import Interval
 from protot_jax.studies.robustness import divergence, meaning, mediation
@@ -32,7 +32,6 @@ from protot_jax.studies.robustness.results import (
     RobustnessReport,
     Settings,
     SliceResult,
-    TrainedOn,
 )
 from protot_jax.studies.robustness.settings import PERTURBATIONS, RobustnessConfig
 
@@ -87,26 +86,12 @@ def summarise(
             floor=mediation.FLOOR,
             too_long=too_long,
         ),
-        models=tuple(map(_model, subjects, made.models)),
+        models=tuple(
+            one.model.described(Model, run=one.run, trained=trained)
+            for one, trained in zip(subjects, made.models, strict=True)
+        ),
         slices=corrected(slices),
         skipped=made.skipped,
-    )
-
-
-def _model(subject: SubjectModel, trained: TrainedOn) -> Model:
-    model = subject.model
-    mixer = model.mixer if isinstance(model.mixer, PrototypeMixer) else None
-    return Model(
-        run=subject.run,
-        kind=model.config.model,
-        seed=model.seed,
-        step=model.step,
-        corpus=model.config.corpus.source,
-        layers=model.cfg.num_layers,
-        hidden_size=model.cfg.hidden_size,
-        vocab_size=model.cfg.vocab_size,
-        prototypes=None if mixer is None else mixer.num_prototypes,
-        trained=trained,
     )
 
 
@@ -155,7 +140,7 @@ def interval(
     0.05.
 
     Args:
-      values: of each pair.
+      values: value of each pair.
       sentences: the cluster of each pair, its sentence or frame.
       within: the values that a mean may have, which the ends do not leave.
     """
@@ -167,24 +152,24 @@ def interval(
     return _student(values, np.ones(len(values)), sentences, within)
 
 
+def mean_js(rows: Columns, name: str) -> Interval:
+    """The mean of a column of JS."""
+    return interval(rows[name], clusters(rows), _JS_RANGE)
+
+
 def measured(rows: Columns, *, seed: int) -> Measured:
     """One model on one slice, whose rows are given by column."""
-    sentences = clusters(rows)
-    clamp = None
-    if np.isfinite(rows["js_clamped"]).any():
-        clamp = _clamp(rows, seed)
     spearman = rows["spearman"][np.isfinite(rows["spearman"])]
-    ag = float(rows["ag"].mean())
     return Measured(
-        js=interval(rows["js"], sentences, _JS_RANGE),
-        js_aligned=interval(rows["js_aligned"], sentences, _JS_RANGE),
-        ag=ag if math.isfinite(ag) else None,
+        js=mean_js(rows, "js"),
+        js_aligned=mean_js(rows, "js_aligned"),
+        ag=finite(rows["ag"].mean()),
         overlap=float(rows["overlap"].mean()),
         spearman=float(spearman.mean()) if spearman.size else None,
         same_top=float(rows["same_top"].mean()),
         mass=float(rows["mass"].mean()),
         same_tokens=int(rows["same_tokens"].sum()),
-        clamp=clamp,
+        clamp=_clamp(rows, seed) if np.isfinite(rows["js_clamped"]).any() else None,
     )
 
 
@@ -248,10 +233,10 @@ def _clamp(rows: Columns, seed: int) -> Clamp:
     clamped, control = rows["js_clamped"], rows["js_control"]
     known = np.isfinite(control)
     return Clamp(
-        js=interval(clamped, sentences, _JS_RANGE),
-        js_aligned=interval(rows["js_aligned_clamped"], sentences, _JS_RANGE),
+        js=mean_js(rows, "js_clamped"),
+        js_aligned=mean_js(rows, "js_aligned_clamped"),
         pmr=mediated(base, clamped, sentences, seed),
-        control_js=interval(control, sentences, _JS_RANGE),
+        control_js=mean_js(rows, "js_control"),
         control_pmr=(
             mediated(base[known], control[known], sentences[known], seed) if known.any() else None
         ),
@@ -265,8 +250,8 @@ def _released(rows: Columns, seed: int) -> ReleasedClamp:
     write, read = rows["js_released_write"], rows["js_released_read"]
     smaller = np.minimum(write, read)
     return ReleasedClamp(
-        write_js=interval(write, sentences, _JS_RANGE),
-        read_js=interval(read, sentences, _JS_RANGE),
+        write_js=mean_js(rows, "js_released_write"),
+        read_js=mean_js(rows, "js_released_read"),
         js=interval(smaller, sentences, _JS_RANGE),
         pmr=mediated(rows["js"], smaller, sentences, seed),
     )
@@ -278,23 +263,21 @@ def mediated(base: np.ndarray, clamped: np.ndarray, sentences: np.ndarray, seed:
     each = mediation.ratios(base, clamped)
     each = each[np.isfinite(each)]
     n = len(np.unique(sentences))
-    ratio = Interval(_finite(found.ratio_of_means), None, None, n)
+    ratio = Interval(finite(found.ratio_of_means), None, None, n)
     above = base >= mediation.FLOOR
     # Otherwise a resample may hold nothing but pairs of equal tokens, whose ratio is 0 / 0.
     if n >= 2 and (above.all() or len(np.unique(sentences[above])) >= _ENOUGH):
         if n < _BOOTSTRAP:
             left = _student(clamped, base, sentences)
-            ratio = Interval(
-                _finite(found.ratio_of_means), _from_1(left.high), _from_1(left.low), n
-            )
+            ratio = Interval(finite(found.ratio_of_means), _from_1(left.high), _from_1(left.low), n)
         else:
             left = statistics.clustered_ratio(clamped, base, sentences, seed=seed)
             ratio = Interval(1 - left.estimate, 1 - left.high, 1 - left.low, n)
     return Mediation(
-        mean_of_ratios=_finite(found.mean_of_ratios),
+        mean_of_ratios=finite(found.mean_of_ratios),
         deviation=float(each.std(ddof=1)) if each.size > 1 else None,
         ratio_of_means=ratio,
-        median=_finite(found.median),
+        median=finite(found.median),
         positive=float((each > 0).mean()) if each.size else None,
         below_floor=found.below_floor,
         pairs=len(base),
@@ -336,7 +319,3 @@ def _linearised(above: np.ndarray, below: np.ndarray, sentences: np.ndarray) -> 
 
 def _from_1(value: float | None) -> float | None:
     return None if value is None else 1 - value
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -29,12 +29,12 @@ class Pairs:
 
     Attributes:
       pairs: those that are measured, slice by slice.
-      similarity: of each; None if it was not measured.
-      dissimilar: by slice, how many were left out.
+      similarity: similarity of each pair; None if it was not measured.
+      dissimilar: number of pairs left out as too dissimilar, by slice.
       skipped: slices without pairs.
-      trained: by slice, how many pairs were left out because a model was trained on one of their
-        sentences.
-      models: of each model, how many sentences stand in its training text, and why that is not
+      trained: number of pairs left out because a model was trained on one of their sentences, by
+        slice.
+      models: number of sentences in each model's training text, or the reason why it is not
         known.
     """
 

@@ -76,11 +76,17 @@ def apply(text: str, replacements: Sequence[Replacement]) -> str:
     return text
 
 
+def inputs(wordnet: lists.WordNet | None) -> dict[str, str]:
+    """What decides the pairs of given sentences: WordNet, and the version of the generators."""
+    data = {} if wordnet is None else {"wordnet": wordnet.sha256}
+    return data | {"perturbations": f"version_{VERSION}"}
+
+
 def slices(wordnet: lists.WordNet | None = None) -> dict[str, Perturbation]:
     """All perturbations by name.
 
     Args:
-      wordnet: for synonyms; None leaves that slice out.
+      wordnet: source of synonyms; None leaves that slice out.
 
     Raises:
       BadInputError: the inflections are not in the cache.
@@ -108,32 +114,33 @@ def of_wordnet(wordnet: lists.WordNet) -> dict[str, Perturbation]:
     """The slices of synonyms."""
     ignored = lists.function_words()
 
-    def propose(text: str, rng: np.random.Generator) -> list[Replacement]:
-        result = []
-        for match in _WORD.finditer(text):
-            word = match[0]
-            # Words with a capital may be names.
-            if word in ignored or not word.islower():
-                continue
-            if near := _of_like_length(word, wordnet(word)):
-                result.append(Replacement(*match.span(), near[rng.integers(len(near))]))
-        return result
+    def of_dominant_sense(word: str) -> list[str]:
+        return _of_like_length(word, wordnet(word))
 
-    def propose_of_one_part(text: str, rng: np.random.Generator) -> list[Replacement]:
-        result = []
-        for match in _WORD.finditer(text):
-            word = match[0]
-            senses = wordnet.senses(word)
-            if word in ignored or not word.islower() or len({one.part for one in senses}) != 1:
-                continue
-            found = (_of_like_length(word, sense.synonyms) for sense in senses)
-            if near := next(filter(None, found), None):
-                result.append(Replacement(*match.span(), near[rng.integers(len(near))]))
-        return result
+    def of_one_part(word: str) -> list[str]:
+        senses = wordnet.senses(word)
+        if len({one.part for one in senses}) != 1:
+            return []
+        found = (_of_like_length(word, sense.synonyms) for sense in senses)
+        return next(filter(None, found), [])
+
+    def proposals(synonyms: Callable[[str], list[str]]) -> Proposals:
+        def propose(text: str, rng: np.random.Generator) -> list[Replacement]:
+            result = []
+            for match in _WORD.finditer(text):
+                word = match[0]
+                # Words with a capital may be names.
+                if word in ignored or not word.islower():
+                    continue
+                if near := synonyms(word):
+                    result.append(Replacement(*match.span(), near[rng.integers(len(near))]))
+            return result
+
+        return propose
 
     return {
-        "synonym": Perturbation(propose, SYNONYM_COUNTS),
-        "synonym_pos": Perturbation(propose_of_one_part, SYNONYM_COUNTS),
+        "synonym": Perturbation(proposals(of_dominant_sense), SYNONYM_COUNTS),
+        "synonym_pos": Perturbation(proposals(of_one_part), SYNONYM_COUNTS),
     }
 
 

@@ -3,37 +3,31 @@
 It shows a `results.RobustnessReport` and measures nothing; prose is in `report.html.j2`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, NamedTuple
 
 from lm_jax import report
-from lm_jax.console import terminal
-from lm_jax.report import Bar, Cell, Report, Section, cell, section, table
+from lm_jax.report import Bar, Cell, Column, Report, Section, cell, section, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from protot_jax.studies.interventions.results import Interval
 from protot_jax.studies.robustness import paper
+from protot_jax.studies.robustness.report_text import conclusion, findings, names, of_kind, trained
 from protot_jax.studies.robustness.results import (
+    Clamp,
     Comparison,
-    Kind,
     Measured,
-    Mediation,
     RobustnessReport,
     SliceResult,
 )
 from protot_jax.studies.robustness.settings import RobustnessConfig
 
-# Of corrected p-values.
-_LEVEL = 0.05
 _PROSE = Prose("protot_jax.studies.robustness")
-# Heads of the cells of `_ratios`.
-_PMR = (
-    *("Pairs", "Ratio of means", "Mean of ratios", "sd of ratios", "Median", "Above 0"),
-    "Below the floor",
-)
+_SLICE = Column("Slice", value=lambda one: one.name)
+_PAIRS = Column("Pairs", value=lambda one: one.pairs)
 
 
 def build(config: RobustnessConfig, summary: RobustnessReport, folder: Path) -> Report:
@@ -41,120 +35,17 @@ def build(config: RobustnessConfig, summary: RobustnessReport, folder: Path) -> 
     del config, folder
     return Report(
         "Robustness of predictions to perturbed sentences",
-        lambda: _sections(summary),
+        lambda: [
+            _divergence(summary),
+            _clamp(summary),
+            _meaning(summary),
+            _perturbations(summary),
+            section("Terms", _PROSE("terms")),
+        ],
         lead=[_verdict(summary)],
         lines=findings(summary),
         facts=_models(summary),
     )
-
-
-def _sections(result: RobustnessReport) -> list[Section]:
-    made = [
-        _divergence(result),
-        _clamp(result),
-        _meaning(result),
-        _perturbations(result),
-        section("Terms", _PROSE("terms")),
-    ]
-    return [one for one in made if one is not None]
-
-
-def findings(result: RobustnessReport) -> list[str]:
-    """The divergences by slice and model, and what holding the routing does, for a terminal."""
-    rows = [
-        [one.name, str(one.pairs), *map(_mean, (own.js.mean for own in one.models))]
-        for one in result.slices
-    ]
-    heads = ["JS, nats", "pairs", *names(result)]
-    lines = [terminal.format_table(heads, rows, left=(0,)), "", *conclusion(result)]
-    lines += [f"not measured: {one.name}; {one.reason}" for one in result.skipped]
-    lines += trained(result)
-    return lines
-
-
-def _mean(value: float | None) -> str:
-    return "no number" if value is None else f"{value:.4f}"
-
-
-def names(result: RobustnessReport) -> list[str]:
-    """Run and seed of each model."""
-    return [f"{model.run}, seed {model.seed}" for model in result.models]
-
-
-def conclusion(result: RobustnessReport) -> list[str]:
-    """The finding in sentences: which model moves least, and what holding the routing does.
-
-    Models are compared with the one that was named first, and by corrected p-values.
-    """
-    lines = []
-    noise = of_kind(result, "noise") or of_kind(result, "given")
-    own = names(result)
-    comparisons = [one.comparison for one in noise if one.comparison is not None]
-    for m, name in enumerate(own[1:] if comparisons else (), start=1):
-        found = [difference(one, m) for one in comparisons]
-        lines.append(
-            f"{name} against {own[0]}, of {len(found)} slices: less divergence on "
-            f"{found.count('less')}, more on {found.count('more')}, undecided on "
-            f"{found.count('')} (p below 0.05 after Holm's correction)."
-        )
-    for m, name in enumerate(own):
-        clamps = [one.models[m].clamp for one in noise]
-        clamps = [clamp for clamp in clamps if clamp is not None]
-        if clamps:
-            gains = sum(_above(clamp.gain) for clamp in clamps)
-            falls = sum(_above(clamp.pmr.ratio_of_means) for clamp in clamps)
-            lines.append(
-                f"{name}: holding the routing lowers the divergence on {falls} of {len(clamps)} "
-                f"slices; another sentence's routing leaves more divergence than the right one on "
-                f"{gains} (intervals above 0)."
-            )
-        forced = [clamp.released for clamp in clamps if clamp.released is not None]
-        if forced:
-            falls = sum(_above(clamp.pmr.ratio_of_means) for clamp in forced)
-            lines.append(
-                f"{name}: forced as in the released code, the routing of the last token lowers the "
-                f"divergence on {falls} of {len(forced)} slices (the smaller of two, intervals "
-                "above 0)."
-            )
-    if not lines:
-        lines.append(f"{len(result.slices)} slices were measured on {own[0]}.")
-    return lines
-
-
-def difference(comparison: Comparison, m: int) -> Literal["less", "more", ""]:
-    """Whether model m moves less or more than the first by its corrected p-value; "" if neither."""
-    p, excess = comparison.corrected[m], comparison.excess[m].mean
-    if p is None or excess is None or not p < _LEVEL:
-        return ""
-    return "less" if excess < 0 else "more"
-
-
-def trained(result: RobustnessReport) -> list[str]:
-    """Of each model, how many sentences it was trained on, and that their pairs are left out."""
-    lines = []
-    for name, model in zip(names(result), result.models, strict=True):
-        if model.trained.unknown:
-            lines.append(
-                f"{name}: whether it was trained on any of the sentences is not known "
-                f"({model.trained.unknown})."
-            )
-        elif model.trained.sentences:
-            lines.append(
-                f"{name}: {model.trained.sentences} of the sentences stand in its training text; "
-                "their pairs are left out for all models."
-            )
-    if left_out := sum(one.trained for one in result.slices):
-        lines.append(f"{left_out} pairs of the slices shown were left out for that.")
-    return lines
-
-
-def _above(value: Interval) -> bool:
-    return value.low is not None and value.low > 0
-
-
-def of_kind(result: RobustnessReport, kind: Kind) -> list[SliceResult]:
-    """The slices of one kind."""
-    return [one for one in result.slices if one.kind == kind]
 
 
 def _verdict(result: RobustnessReport) -> Part:
@@ -179,15 +70,16 @@ def _divergence(result: RobustnessReport) -> Section | None:
     if not shown:
         return None
     settings = result.settings
+
+    def beside_paper(one: SliceResult, m: int) -> Cell:
+        own, printed = one.models[m], paper.divergence(result.models[m].kind, one.name)
+        notes = [f"{own.same_tokens} of the same tokens"] * bool(own.same_tokens)
+        return _interval(own.js, *notes, *_printed(printed, ".4f"))
+
     return section(
         "Divergence under noise",
         _PROSE("divergence", settings.given, settings.sentences, settings.too_long),
-        _by_model(
-            result,
-            shown,
-            [[_beside_paper(result, one, m) for m in _range(result)] for one in shown],
-            _PROSE("js_caption"),
-        ),
+        _by_model(result, shown, beside_paper, _PROSE("js_caption")),
         report.grid(*(_bars(result, one) for one in shown)),
         _PROSE("differences"),
         _compared(result, shown),
@@ -196,13 +88,13 @@ def _divergence(result: RobustnessReport) -> Section | None:
             _by_model(
                 result,
                 shown,
-                [[_interval(one.models[m].js_aligned) for m in _range(result)] for one in shown],
+                lambda one, m: _interval(one.models[m].js_aligned),
                 "Mean JS at aligned tokens after the first change, nats; n sentences have any.",
             ),
             _by_model(
                 result,
                 shown,
-                [[cell(one.models[m].ag, spec=".4f") for m in _range(result)] for one in shown],
+                lambda one, m: cell(one.models[m].ag, spec=".4f"),
                 "Arithmetic-geometric divergence after the last token, nats.",
             ),
         ),
@@ -211,18 +103,16 @@ def _divergence(result: RobustnessReport) -> Section | None:
 
 def _compared(result: RobustnessReport, slices: Sequence[SliceResult]) -> Part:
     """What each model moves more than the first one, if models were compared."""
-    pairs = [(one, one.comparison) for one in slices if one.comparison is not None]
-    if not pairs:
+    compared = {one.name: one.comparison for one in slices if one.comparison is not None}
+    if not compared:
         return ""
-    return _by_model(
-        result,
-        [one for one, _ in pairs],
-        [
-            [Cell("reference", numeric=True) if m == 0 else _excess(own, m) for m in _range(result)]
-            for _, own in pairs
-        ],
-        _PROSE("compared_caption"),
-    )
+
+    def excess(one: SliceResult, m: int) -> Cell:
+        own = compared[one.name]
+        return _excess(own, m) if m else Cell("reference", numeric=True)
+
+    shown = [one for one in slices if one.name in compared]
+    return _by_model(result, shown, excess, _PROSE("compared_caption"))
 
 
 def _excess(own: Comparison, m: int) -> Cell:
@@ -230,35 +120,26 @@ def _excess(own: Comparison, m: int) -> Cell:
     return _interval(own.excess[m], *([] if p is None else [f"p = {number(p, '.2g')}"]))
 
 
-def _range(result: RobustnessReport) -> range:
-    return range(len(result.models))
-
-
 def _by_model(
     result: RobustnessReport,
-    slices: Sequence[SliceResult],
-    cells: Sequence[Sequence[Cell]],
+    slices: Iterable[SliceResult],
+    of_model: Callable[[SliceResult, int], Cell],
     caption: str,
 ) -> Part:
-    return table(
-        ["Slice", "Pairs", *names(result)],
-        [[one.name, one.pairs, *row] for one, row in zip(slices, cells, strict=True)],
-        caption=caption,
-    )
+    def column(m: int, name: str) -> Column:
+        return Column(name, value=lambda one: of_model(one, m))
 
-
-def _beside_paper(result: RobustnessReport, one: SliceResult, m: int) -> Cell:
-    printed = paper.divergence(result.models[m].kind, one.name)
-    notes = [f"{one.models[m].same_tokens} of the same tokens"] * bool(one.models[m].same_tokens)
-    return _interval(one.models[m].js, *notes, *_printed(printed, ".4f"))
+    models = [column(m, name) for m, name in enumerate(names(result))]
+    return table_of(slices, [_SLICE, _PAIRS, *models], caption=caption)
 
 
 def _printed(value: float | None, spec: str = ".3f") -> list[str]:
     return [] if value is None else [f"paper {number(value, spec)}"]
 
 
-def _field(printed: paper.Mediated | paper.Flipped | None, name: str) -> float | None:
-    return None if printed is None else getattr(printed, name)
+def _beside(value: float | None, printed: float | None, spec: str = ".3f") -> Cell:
+    """Our value with the paper's in small print."""
+    return cell(value, spec=spec, note=" ".join(_printed(printed, spec)))
 
 
 def _interval(value: Interval, *notes: str, digits: int = 4) -> Cell:
@@ -279,14 +160,12 @@ def _bars(result: RobustnessReport, one: SliceResult) -> Part:
         [
             Bar(
                 name,
-                math.nan if js.mean is None else js.mean,
-                js.low,
-                js.high,
+                math.nan if own.js.mean is None else own.js.mean,
+                own.js.low,
+                own.js.high,
                 paper.divergence(model.kind, one.name),
             )
-            for name, model, js in zip(
-                names(result), result.models, [each.js for each in one.models], strict=True
-            )
+            for name, model, own in zip(names(result), result.models, one.models, strict=True)
         ],
         caption=f"{one.name}: JS after the last token.",
         x_label="JS (nats)",
@@ -295,20 +174,43 @@ def _bars(result: RobustnessReport, one: SliceResult) -> Part:
     )
 
 
+class _Held(NamedTuple):
+    """A model on a slice, with its routing held."""
+
+    slice: SliceResult
+    own: Measured
+    clamp: Any
+
+    @property
+    def name(self) -> str:
+        return self.slice.name
+
+
 def _clamp(result: RobustnessReport) -> Section | None:
     tables = []
     for m, name in enumerate(names(result)):
-        held = [(one, one.models[m]) for one in result.slices if one.models[m].clamp is not None]
+        own = [(one, one.models[m]) for one in result.slices]
+        held = [_Held(one, each, each.clamp) for one, each in own if each.clamp is not None]
         if held:
             tables += [
-                table(
-                    ["Slice", "JS", "JS, held", "JS, control", "Gain"],
-                    [[one.name, *_held_row(one, own)] for one, own in held],
+                table_of(
+                    held,
+                    [
+                        _SLICE,
+                        Column("JS", value=lambda row: _js(row, row.own.js, "js_base")),
+                        Column("JS, held", value=lambda row: _js(row, row.clamp.js, "js_clamped")),
+                        Column("JS, control", value=lambda row: _interval(row.clamp.control_js)),
+                        Column("Gain", value=lambda row: _interval(row.clamp.gain)),
+                    ],
                     caption=_PROSE("clamp_caption", name),
                 ),
-                table(
-                    ["Slice", *_PMR, "Control, ratio of means"],
-                    [[one.name, *_pmr_row(one, own)] for one, own in held],
+                table_of(
+                    held,
+                    [
+                        _SLICE,
+                        *_PMR,
+                        Column("Control, ratio of means", value=lambda row: _control(row.clamp)),
+                    ],
                     caption=_PROSE("pmr_caption", name, f"{result.settings.floor:g}"),
                 ),
                 *_released(name, held),
@@ -318,99 +220,104 @@ def _clamp(result: RobustnessReport) -> Section | None:
     return section("Routing held", _PROSE("clamp", result.settings.held), *tables)
 
 
-def _released(name: str, held: Sequence[tuple[SliceResult, Measured]]) -> list[Part]:
+def _released(name: str, held: Sequence[_Held]) -> list[Part]:
     """The paragraph and the tables of the released code's clamp, if it was measured."""
-    forced, ratios = [], []
-    for one, own in held:
-        clamp = own.clamp.released if own.clamp else None
-        if clamp is not None:
-            forced.append([one.name, *map(_interval, (clamp.write_js, clamp.read_js, clamp.js))])
-            ratios.append([one.name, *_ratios(one, clamp.pmr)])
+    forced = [one._replace(clamp=one.clamp.released) for one in held if one.clamp.released]
     if not forced:
         return []
-    heads = ["Slice", "JS, write forced", "JS, read forced", "JS, the smaller"]
     return [
         _PROSE("released"),
-        table(heads, forced, caption=_PROSE("released_caption", name)),
-        table(["Slice", *_PMR], ratios, caption=_PROSE("released_pmr_caption", name)),
+        table_of(
+            forced,
+            [
+                _SLICE,
+                Column("JS, write forced", value=lambda row: _interval(row.clamp.write_js)),
+                Column("JS, read forced", value=lambda row: _interval(row.clamp.read_js)),
+                Column("JS, the smaller", value=lambda row: _interval(row.clamp.js)),
+            ],
+            caption=_PROSE("released_caption", name),
+        ),
+        table_of(forced, [_SLICE, *_PMR], caption=_PROSE("released_pmr_caption", name)),
     ]
 
 
-def _held_row(one: SliceResult, own: Measured) -> list[Cell]:
-    clamp, printed = own.clamp, paper.mediated(one.name)
-    if clamp is None:
-        return []
-    return [
-        _interval(own.js, *_printed(_field(printed, "js_base"))),
-        _interval(clamp.js, *_printed(_field(printed, "js_clamped"))),
-        _interval(clamp.control_js),
-        _interval(clamp.gain),
-    ]
+def _js(row: _Held, value: Interval, printed: str) -> Cell:
+    return _interval(value, *_printed(paper.mediated(row.name).get(printed)))
 
 
-def _pmr_row(one: SliceResult, own: Measured) -> list[Cell]:
-    clamp = own.clamp
-    if clamp is None:
-        return []
+def _control(clamp: Clamp) -> Cell:
     control = clamp.control_pmr
-    return [
-        *_ratios(one, clamp.pmr),
-        _interval(control.ratio_of_means, digits=3) if control else cell("–"),
-    ]
+    return _interval(control.ratio_of_means, digits=3) if control else cell("–")
 
 
-def _ratios(one: SliceResult, pmr: Mediation) -> list[Cell]:
-    """The cells of `_PMR`, with those of Table 4 in small print."""
-    printed = paper.mediated(one.name)
+def _ratio_of_means(row: _Held) -> Cell:
+    printed = _printed(paper.mediated(row.name).get("ratio_of_means"))
+    return _interval(row.clamp.pmr.ratio_of_means, *printed, digits=3)
 
-    def beside(value: float | None, name: str) -> Cell:
-        return cell(value, spec=".3f", note=" ".join(_printed(_field(printed, name))))
 
-    return [
-        cell(pmr.pairs),
-        _interval(pmr.ratio_of_means, *_printed(_field(printed, "ratio_of_means")), digits=3),
-        beside(pmr.mean_of_ratios, "mean"),
-        beside(pmr.deviation, "deviation"),
-        cell(pmr.median, spec=".3f"),
-        beside(pmr.positive, "positive"),
-        cell(pmr.below_floor, spec=".1%"),
-    ]
+def _ratio(title: str, field: str, printed: str) -> Column:
+    """A number of the PMR of a row, with that of Table 4 in small print."""
+
+    def beside(row: _Held) -> Cell:
+        return _beside(getattr(row.clamp.pmr, field), paper.mediated(row.name).get(printed))
+
+    return Column(title, value=beside)
+
+
+_PMR = (
+    Column("Pairs", value=lambda row: row.clamp.pmr.pairs),
+    Column("Ratio of means", value=_ratio_of_means),
+    _ratio("Mean of ratios", "mean_of_ratios", "mean"),
+    _ratio("sd of ratios", "deviation", "deviation"),
+    Column("Median", ".3f", lambda row: row.clamp.pmr.median),
+    _ratio("Above 0", "positive", "positive"),
+    Column("Below the floor", ".1%", lambda row: row.clamp.pmr.below_floor),
+)
+
+
+class _Flip(NamedTuple):
+    """A model on a slice of flipped meaning, and Table 5's entries of both."""
+
+    slice: str
+    model: str
+    own: Measured
+    printed: Mapping[str, float]
 
 
 def _meaning(result: RobustnessReport) -> Section | None:
     shown = of_kind(result, "meaning")
     if not shown:
         return None
-    rows = []
-    for one in shown:
-        for name, model, own in zip(names(result), result.models, one.models, strict=True):
-            printed = paper.flip(model.kind, one.name)
-            rows.append(
-                [
-                    one.name.replace("_tag", ", tag"),
-                    name,
-                    _interval(own.js, *_printed(_field(printed, "js"))),
-                    cell(own.ag, spec=".4f"),
-                    *(
-                        cell(value, spec=".3f", note=" ".join(_printed(theirs)))
-                        for value, theirs in (
-                            (own.overlap, _field(printed, "overlap")),
-                            (own.spearman, _field(printed, "spearman")),
-                            (own.same_top, _field(printed, "same_top")),
-                            (own.mass, None),
-                        )
-                    ),
-                ]
-            )
+    rows = [
+        _Flip(one.name.replace("_tag", ", tag"), name, own, paper.flip(model.kind, one.name))
+        for one in shown
+        for name, model, own in zip(names(result), result.models, one.models, strict=True)
+    ]
+
+    def share(title: str, field: str) -> Column:
+        def beside(row: _Flip) -> Cell:
+            return _beside(getattr(row.own, field), row.printed.get(field))
+
+        return Column(title, value=beside)
+
     return section(
         "Meaning flipped",
         _PROSE("meaning", min(one.frames for one in shown)),
-        table(
-            [
-                *("Flip", "Model", "JS, nats", "AG, nats", "Overlap", "Spearman", "Same first"),
-                "Mass of first ten",
-            ],
+        table_of(
             rows,
+            [
+                Column("Flip", value=lambda row: row.slice),
+                Column("Model", value=lambda row: row.model),
+                Column(
+                    "JS, nats",
+                    value=lambda row: _interval(row.own.js, *_printed(row.printed.get("js"))),
+                ),
+                Column("AG, nats", ".4f", lambda row: row.own.ag),
+                share("Overlap", "overlap"),
+                share("Spearman", "spearman"),
+                share("Same first", "same_top"),
+                share("Mass of first ten", "mass"),
+            ],
             caption="What is left of the predictions for the original sentence.",
             n=f"{shown[0].pairs} pairs of a flip",
         ),
@@ -418,31 +325,28 @@ def _meaning(result: RobustnessReport) -> Section | None:
 
 
 def _perturbations(result: RobustnessReport) -> Section:
-    rows = []
-    for one in result.slices:
-        similarity, distance = paper.strength(one.name) or (None, None)
-        rows.append(
-            [
-                one.name,
-                one.pairs,
-                one.sentences,
-                one.frames or "–",
-                cell(one.distance, spec=".2f", note=" ".join(_printed(distance, ".2f"))),
-                cell(one.similarity, spec=".3f", note=" ".join(_printed(similarity))),
-                one.dissimilar,
-                one.trained,
-                Cell(one.example[0], one.example[1]),
-            ]
-        )
+    def strength(title: str, field: str, spec: str) -> Column:
+        def beside(one: SliceResult) -> Cell:
+            return _beside(getattr(one, field), paper.strength(one.name).get(field), spec)
+
+        return Column(title, value=beside)
+
     return section(
         "The perturbations",
         _PROSE("perturbations", result.settings.least_similarity),
-        table(
+        table_of(
+            result.slices,
             [
-                *("Slice", "Pairs", "Sentences", "Frames", "Edit distance", "Similarity"),
-                *("Dissimilar", "Trained on", "First pair"),
+                _SLICE,
+                _PAIRS,
+                Column("Sentences", value=lambda one: one.sentences),
+                Column("Frames", value=lambda one: one.frames or "–"),
+                strength("Edit distance", "distance", ".2f"),
+                strength("Similarity", "similarity", ".3f"),
+                Column("Dissimilar", value=lambda one: one.dissimilar),
+                Column("Trained on", value=lambda one: one.trained),
+                Column("First pair", value=lambda one: Cell(*one.example)),
             ],
-            rows,
             caption="Strength of the slices: mean edit distance in characters, mean similarity.",
         ),
         _PROSE("sources"),

@@ -39,7 +39,7 @@ class Model:
     """One of the models.
 
     Attributes:
-      run: its name (`saved_run.run_names`).
+      run: name of the run (`saved_run.run_names`).
       prototypes: null for a model without any.
       trained: sentences that stand in its training text.
     """
@@ -61,10 +61,10 @@ class Mediation:
     """Prototype-mediated robustness over pairs (`mediation.PMR`).
 
     Attributes:
-      mean_of_ratios: as in the paper; null where no pair is above the floor.
+      mean_of_ratios: mean as in the paper; null where no pair is above the floor.
       deviation: standard deviation of the ratios over pairs; null for fewer than two.
       ratio_of_means: 1 - mean JS_clamped / mean JS_base; its mean is null below the floor.
-      median: of the ratios.
+      median: median of the ratios.
       positive: share of the ratios that are above 0; null without any.
       below_floor: share of pairs without a ratio.
       pairs: number of pairs.
@@ -86,8 +86,8 @@ class ReleasedClamp:
     Attributes:
       write_js: JS after the last token with the write gate forced (`edits.released_clamp`).
       read_js: the same with the read gate forced.
-      js: of the smaller of the two of each pair.
-      pmr: of the smaller of the two of each pair.
+      js: JS with the gate whose JS is smaller, pair by pair.
+      pmr: PMR with the gate whose JS is smaller, pair by pair.
     """
 
     write_js: Interval
@@ -101,14 +101,14 @@ class Clamp:
     """What holding the routing does to the JS after the last token.
 
     Attributes:
-      js: with the gates of the original sentence.
+      js: JS with the gates of the original sentence.
       js_aligned: the same, over aligned tokens.
-      pmr: of `js`.
-      control_js: with the gates of another sentence, over the pairs that have one.
-      control_pmr: of `control_js`.
+      pmr: PMR of `js`.
+      control_js: JS with the gates of another sentence, over the pairs that have one.
+      control_pmr: PMR of `control_js`.
       gain: mean of `control_js` minus `js` over the same pairs: above 0 where the routing of this
         sentence does more than that of any.
-      released: as in the released code; null where it was not asked for.
+      released: result of the released code's clamp; null where it was not asked for.
     """
 
     js: Interval
@@ -125,7 +125,7 @@ class Measured:
     """One model on one slice.
 
     Attributes:
-      js: after the last token.
+      js: JS after the last token.
       js_aligned: mean over aligned tokens after the first change, of pairs that have any.
       ag: arithmetic-geometric divergence after the last token; null where it is infinite.
       overlap, same_top, mass: means over pairs of `divergence.Agreement`.
@@ -152,7 +152,7 @@ class Comparison:
     The first model is the one that was named first, whatever the data are.
 
     Attributes:
-      excess: of each model, mean of its JS minus that of the first over the pairs that both have; 0
+      excess: mean of each model's JS minus that of the first over the pairs that both have; 0
         for the first itself.
       p: two-sided p-value of each excess, the t test over sentences or frames of its interval; 1
         for the first, null where the interval has no ends.
@@ -179,7 +179,7 @@ class SliceResult:
       dissimilar: pairs that the similarity filter left out.
       trained: pairs that were left out because a model was trained on one of their sentences.
       example: an original and its perturbed form.
-      comparison: of the models; null for one.
+      comparison: comparison of the models; null for one.
     """
 
     name: str
@@ -212,7 +212,7 @@ class Settings:
       sentences: name of the file, or of the corpus whose validation text was sampled.
       given: whether they are the user's.
       pairs: greatest number of pairs of a slice.
-      seed: of sentences, perturbations, controls and the bootstrap.
+      seed: seed of sentences, perturbations, controls and the bootstrap.
       least_similarity: pairs below it were left out; null where similarity was not measured.
       held: the prototypes that were held, such as "L2P5"; empty for all.
       floor: JS below it has no ratio.

@@ -9,12 +9,11 @@ Besides what every study has, the work folder holds
 
 from collections.abc import Sequence
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.run.files import content_digest, file_digest, write_text
+from lm_jax.run.files import content_digest, file_digest
 from lm_jax.run.finished import Inputs, file_inputs
 from lm_jax.run.rows import Unit
 from lm_jax.study import Opened, Work
@@ -61,11 +60,7 @@ def inputs(config: RobustnessConfig) -> Opened:
     check_clamps(subjects, held, released=config.released_clamp)
     found = {str(one): one.model.identity.text for one in subjects}
     found |= text_inputs(config, subjects[0])
-    if wordnet is not None:
-        found["wordnet"] = wordnet.sha256
-    # Another version makes other pairs of the same sentences.
-    found["perturbations"] = f"version_{perturb.VERSION}"
-    return Opened(found, Task(subjects, given, wordnet, held))
+    return Opened(found | perturb.inputs(wordnet), Task(subjects, given, wordnet, held))
 
 
 def text_inputs(config: RobustnessConfig, first: SubjectModel) -> Inputs:
@@ -132,8 +127,7 @@ def perform(config: RobustnessConfig, work: Work) -> RobustnessReport:
     for subject in task.subjects:
         subject.model.warn_of_joining()
     made = make_pairs(task.subjects, task.given, task.wordnet, config)
-    lines = [json.dumps(pair.row(), ensure_ascii=False) for pair in made.pairs]
-    write_text(work.path / PAIRS, "".join(f"{line}\n" for line in lines))
+    sentences.write(work.path / PAIRS, made.pairs)
     work.record(
         data={"pairs": file_digest(work.path / PAIRS)["sha256"]},
         tokenizer=task.subjects[0].model.tokenizer.sha256,

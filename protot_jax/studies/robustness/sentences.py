@@ -9,6 +9,7 @@ files also have a "source" and a "split" of the original, and a "frame" where bo
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 import re
 import zlib
@@ -16,6 +17,7 @@ import zlib
 import numpy as np
 
 from lm_jax.errors import BadInputError
+from lm_jax.run.files import write_text
 from lm_jax.text.preparation import CorpusConfig, split_documents
 from protot_jax.studies.interventions.sentences import json_objects
 from protot_jax.studies.robustness import meaning
@@ -96,6 +98,16 @@ def read(path: Path) -> Given:
     if not sentences and not pairs:
         raise BadInputError(f'{path} has no sentence; write {{"text": "..."}} on each line')
     return Given(tuple(dict.fromkeys(sentences)), tuple(dict.fromkeys(pairs)))
+
+
+def write(path: Path, pairs: Iterable[Pair]) -> None:
+    """Writes a file of pairs, which `read` reads.
+
+    Raises:
+      StorageError: the file cannot be written.
+    """
+    lines = [json.dumps(pair.row(), ensure_ascii=False) for pair in pairs]
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def _text(value: object, field: str, where: str) -> str:

@@ -17,7 +17,7 @@ NOISE = (
     *("abbreviation", "contraction", "morphology", "punctuation", "spelling", "synonym"),
     *("typo", "typo_any"),
 )
-# Made where they are asked for by name.
+# Only run when named explicitly.
 OPTIONAL = ("morphology_any", "synonym_pos")
 PERTURBATIONS = (*NOISE, *OPTIONAL)
 DEFAULT = (*NOISE, *meaning.SLICES)

@@ -25,7 +25,4 @@ STUDY = Study(
     config=ScoresConfig,
     modes={"smoke": smoke},
     summary=ScoreComparison,
-    inputs="run:inputs",
-    run="run:measure",
-    report="report:build",
 )

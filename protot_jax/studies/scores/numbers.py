@@ -24,7 +24,7 @@ def summarise(
 
     Args:
       reports: concept reports by name, all labelled by one judge.
-      seed: of bootstrap samples and permutations.
+      seed: seed of bootstrap samples and permutations.
       permutations: labels of two groups are permuted so many times.
     """
     groups: list[Group] = []

@@ -8,7 +8,6 @@ from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.report import Cell, Report, Section, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
-from lm_jax.statistics import Interval
 from protot_jax.studies.scores.results import Difference, ScoreComparison
 from protot_jax.studies.scores.settings import ScoresConfig
 
@@ -33,7 +32,7 @@ def _sections(result: ScoreComparison) -> list[Section]:
         [
             cell(group.name, note=group.model),
             f"{number(len(group.scores[SCORES[0]]))} of {number(group.asked)}",
-            *(_mean(group.means[score]) for score in SCORES),
+            *(rate(group.means[score], spec=".2f", scale=1.0) for score in SCORES),
         ]
         for group in result.groups
     ]
@@ -64,10 +63,6 @@ def _sections(result: ScoreComparison) -> list[Section]:
     return sections
 
 
-def _mean(interval: Interval | None) -> Cell:
-    return cell(None) if interval is None else rate(interval, spec=".2f", scale=1.0)
-
-
 def _tested(difference: Difference | None) -> Cell:
     if difference is None:
         return cell(None)
@@ -84,9 +79,7 @@ def _table(result: ScoreComparison) -> str:
         cells = [group.name, str(len(group.scores[SCORES[0]]))]
         for score in SCORES:
             mean, difference = group.means[score], group.differences[score]
-            cells.append(
-                "–" if mean is None else f"{mean.estimate:.2f} [{mean.low:.2f}, {mean.high:.2f}]"
-            )
-            cells.append("–" if difference is None else f"{difference.p_holm:.2g}")
+            cells.append(rate(mean, spec=".2f", scale=1.0).text)
+            cells.append(number(difference and difference.p_holm, ".2g"))
         rows.append(cells)
     return terminal.format_table(heads, rows, left=(0,))

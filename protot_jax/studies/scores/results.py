@@ -17,7 +17,7 @@ class Difference:
 
     Attributes:
       p: two-sided, of a permutation of labels between both groups.
-      p_holm: corrected for the number of groups that are compared in this score.
+      p_holm: p corrected for the number of groups that are compared in this score.
     """
 
     mean: Interval
@@ -33,7 +33,7 @@ class Group:
       units: prototypes, heads, features, or random texts.
       model: kind and size, for a reader.
       asked: number that the judge was asked about.
-      scores: of those with a label, by score.
+      scores: scores of units with a label, by score.
       means: null for fewer than two labels.
       differences: null in the first group, and for fewer than two labels in either.
     """

@@ -8,18 +8,21 @@ import zipfile
 import numpy as np
 import pytest
 
+from lm_jax.assets.papers import published
 from lm_jax.run.files import write_json
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.study import frame
 from protot_jax.mixers.models import MODELS
-from protot_jax.studies.glue import numbers, paper, report, report_text
+from protot_jax.studies.glue import numbers, report, report_text
 from protot_jax.studies.glue.results import GlueSummary
 from protot_jax.studies.glue.settings import GlueConfig
 from protot_jax.studies.glue.submission import file_text
 from protot_jax.studies.glue.tasks import EMBEDDED, OFFICIAL, SUBMISSION
 from tests.browser import drive, without_scripts
 from tests.protot_jax.studies.glue import synthetic_summary
+
+TITLES = {"llama": "LLaMA", "mamba": "Mamba", "deltanet": "DeltaNet", "protot": "ProtoT"}
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +168,14 @@ def test_a_model_that_the_paper_does_not_fine_tune_has_no_number_of_it(built, ki
         built[0], models=(model,), results=tuple(results), averages=(), submissions=()
     )
     text = re.sub(r"<[^>]+>", " ", without_scripts(page_of(result, tmp_path)))
-    name = paper.MODEL.get(kind)
-    rate = "–" if name is None else f"{paper.CHOSEN[name][0]:g}, "
-    title = paper.COLUMNS["sst2"]
-    note = title if name is None else f"{name}, {title}"
-    published = "–" if name is None else f"{paper.DEV[name]['sst2']:.1f}"
+    name = {"mamba_ffn": "mamba"}.get(kind, kind)
+    tables, rate, printed, note = published("protot"), "–", "–", "SST-2, accuracy"
+    if name in tables["table_1"]:
+        rate = f"{tables['appendix_a4'][name]['learning_rate']:g}, "
+        printed = f"{tables['table_10'][name]['sst2']:.1f}"
+        note = f"{TITLES[name]}, {note}"
     assert re.search(rf"best of 4\s+{re.escape(rate)}", text)
-    assert re.search(rf"{re.escape(published)}\s+{note}\s", text)
+    assert re.search(rf"{re.escape(printed)}\s+{note}\s", text)
 
 
 def test_an_undefined_metric_is_called_so(built):

@@ -30,7 +30,7 @@ from tests.protot_jax.studies.interventions import small_models
 def shown(compared):
     """What the page of a comparison says."""
     built = comparison.report_of(compared)
-    return "\n".join([*built.lead, *(part.body for part in built.sections())])
+    return "\n".join([*built.lead, *(part.body for part in built.sections() if part)])
 
 
 def test_one_value_per_cluster_gives_students_interval():

@@ -19,7 +19,7 @@ from lm_jax.study import command
 from lm_jax.text.preparation import CorpusConfig, split_documents
 from protot_jax.studies.interventions.models import SubjectModel
 from protot_jax.studies.interventions.results import Interval
-from protot_jax.studies.robustness import STUDY, held_out, pmr, report
+from protot_jax.studies.robustness import STUDY, held_out, pmr, report, report_text
 from protot_jax.studies.robustness import run as run_of_study
 from protot_jax.studies.robustness.results import ROWS, Comparison, RobustnessReport
 from protot_jax.studies.robustness.sentences import Pair, edit_distance, read, split_sentences
@@ -42,7 +42,7 @@ def launched(*flags):
 def sections(result):
     """The body of the page."""
     built = report.build(RobustnessConfig(), result, None)
-    return "\n".join(part.body for part in built.sections())
+    return "\n".join(part.body for part in built.sections() if part)
 
 
 def written(folder, lines):
@@ -202,7 +202,7 @@ def test_a_divergence_that_is_no_number_is_printed_as_such(measured):
     slices = (dataclasses.replace(first, models=(lost, *first.models[1:])), *result.slices[1:])
     line = next(
         line
-        for line in report.findings(dataclasses.replace(result, slices=slices))[0].splitlines()
+        for line in report_text.findings(dataclasses.replace(result, slices=slices))[0].splitlines()
         if line.startswith(first.name)
     )
     assert line.split()[:4] == [first.name, str(first.pairs), "no", "number"]
@@ -221,8 +221,8 @@ def test_models_are_counted_against_the_first_by_corrected_values(measured):
         for one, own in zip(result.slices, compared, strict=False)
     )
     result = dataclasses.replace(result, slices=slices)
-    first, second, other, *_ = report.conclusion(result)
-    zero, one, two = report.names(result)
+    first, second, other, *_ = report_text.conclusion(result)
+    zero, one, two = report_text.names(result)
     counts = "of 3 slices: less divergence on {}, more on {}, undecided on {} (p below 0.05"
     assert first.startswith(f"{one} against {zero}, {counts.format(2, 1, 0)}")
     assert second.startswith(f"{two} against {zero}, {counts.format(0, 1, 2)}")

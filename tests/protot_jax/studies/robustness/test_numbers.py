@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from protot_jax.studies.interventions.results import Interval
-from protot_jax.studies.robustness import divergence, numbers, report
+from protot_jax.studies.robustness import divergence, numbers, report_text
 from protot_jax.studies.robustness.results import Comparison, SliceResult
 
 
@@ -44,7 +44,7 @@ def test_one_frame_of_many_pairs_is_no_finding():
     assert (found.mean, found.low, found.high) == pytest.approx((mean, mean - reach, mean + reach))
     assert p == pytest.approx(2 * stats.t.sf(-mean / error, 424)) and p > 0.3
     compared = numbers.compared([np.zeros(500), excess], sentences)
-    assert report.difference(compared, 1) == ""
+    assert report_text.difference(compared, 1) == ""
 
 
 @pytest.mark.parametrize("n", [5, 12, 60])
@@ -85,7 +85,7 @@ def test_few_clusters_or_equal_ones_have_no_interval_and_no_p(values, sentences)
     assert found.low is found.high is None and found.n == len(set(sentences))
     assert numbers.p_value(values, sentences) is None
     compared = numbers.compared([np.zeros_like(values), values], sentences)
-    assert compared.p == (1, None) and report.difference(compared, 1) == ""
+    assert compared.p == (1, None) and report_text.difference(compared, 1) == ""
     assert numbers.interval(np.array([np.nan]), np.array(["a"])) == Interval(None, None, None, 0)
 
 
