@@ -55,8 +55,8 @@ def rows(
     Args:
       values: one value a row.
       axes: coordinates along each axis of the values, in their order, by column.
-      edges_EX: of each entry of an axis "edge" its layer, head, query and key, or its writer and
-        reader.
+      edges_EX: coordinates of each entry of an axis "edge": layer, head, query and key, or writer
+        and reader.
       **labels: columns with one text.
     """
     array = np.asarray(values, np.float64)

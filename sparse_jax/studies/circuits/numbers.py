@@ -169,7 +169,7 @@ def crossings(
     """Crossing of one curve, or that of the first over that of the second.
 
     Args:
-      config: of the study.
+      config: settings of the study.
       measured: sizes, metric, empty and whole of each curve, on the same prompts.
 
     Returns:
@@ -273,10 +273,10 @@ def _no_ratio(
     """Why no ratio of these curves is claimed; "" where one may be.
 
     Args:
-      config: of the study.
-      results: of the two models.
-      measured: of their curves, as of `crossings`.
-      random: of their curves of random orders.
+      config: settings of the study.
+      results: results of the two models.
+      measured: curves of the models, as `crossings` takes them.
+      random: curves of the models with components in random order.
     """
     prompts = len(measured[0][3])
     if prompts < FEWEST_CLUSTERS:

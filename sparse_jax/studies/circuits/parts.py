@@ -65,7 +65,7 @@ class Part:
 
     @property
     def unit(self) -> tuple[str, ...]:
-        """Its place in the stores, within model and task."""
+        """The key of the part in the stores, within a model and task."""
         return (self.component, self.measurement, *self.options)
 
     def __str__(self) -> str:
@@ -115,8 +115,8 @@ def plan(config: CircuitConfig, cfg: DecoderConfig, batch: Batch, *, transfer: b
     """The parts of one piece in the order of measurement: a part needs those before it.
 
     Args:
-      config: of the study.
-      cfg: of the model.
+      config: settings of the study.
+      cfg: configuration of the model.
       batch: the prompts of the task.
       transfer: whether the circuit of another wording is evaluated on this one.
     """

@@ -65,10 +65,10 @@ class Measurement:
     """Measures one model on one task, part by part.
 
     Args:
-      config: of the study.
+      config: settings of the study.
       names: the columns "task" and "model" of the rows.
       model: dense or sparse.
-      task: its prompts.
+      task: prompts on which the model is measured.
       stored: function that returns the table of another part of this piece.
     """
 
@@ -404,8 +404,9 @@ def _rank_values(
 ) -> np.ndarray:
     """Values by which components are ranked, -inf where there is none.
 
-    Of a task they are means over the prompts in which a component is. A ranking by the absolute
-    effect is by that of the mean: an effect of either sign in turn is none of the task's.
+    For a task they are means over the prompts that have the component. A ranking by the absolute
+    effect takes the absolute value of that mean: an effect whose sign varies between prompts is
+    not an effect of the task.
     """
     values = np.where(real, importance_LBX, 0.0)
     if scope == "task":

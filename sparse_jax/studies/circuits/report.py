@@ -318,7 +318,7 @@ def edges(
 
 
 def published(summary: CircuitSummary) -> Section:
-    """The paper's ratios beside ours; a user's file is none of its tasks, whatever its name."""
+    """The paper's ratios beside ours (a user's file is never one of the paper's tasks)."""
     generated = {task.name for task in summary.tasks if task.seed is not None}
     own: dict[tuple[str, str, str, str], dict[str, str]] = {}
     first = {

@@ -18,8 +18,8 @@ def curves(summary: CircuitSummary, task: str, *, introduced: bool = False) -> S
     """Explained effect by number of components kept, for all ablations.
 
     Args:
-      summary: of the study.
-      task: its name.
+      summary: summary of the study.
+      task: name of the task.
       introduced: whether a section before it says what is drawn.
     """
     config = summary.config

@@ -57,7 +57,7 @@ class Step:
 
     @property
     def unit(self) -> Unit:
-        """Its id in the store of rows."""
+        """The key of the step in the store of rows."""
         return (self.role, self.task, *self.part.unit)
 
     def __str__(self) -> str:

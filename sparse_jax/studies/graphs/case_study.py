@@ -27,9 +27,9 @@ class PaperStudy:
 
     Attributes:
       token, probability: the next token that it follows.
-      features, kept_features: before and after pruning.
+      features, kept_features: number of features before and after pruning.
       replacement: score.
-      heads, pairs: that have `FRACTION` of the score, as the paper writes it.
+      heads, pairs: number that carry `FRACTION` of the score, as the paper writes it.
     """
 
     token: str = "small"
@@ -82,7 +82,7 @@ def count_carriers(score_LNTS: np.ndarray, fractions: Iterable[float]) -> tuple[
 
 
 def chosen(summary: GraphSummary) -> dict[str, GraphResult]:
-    """By role, the graphs of the paper's prompt if it was asked for, else of the first prompt."""
+    """The graphs by role: of the paper's prompt if it was asked for, else of the first prompt."""
     slugs = [each.slug for each in summary.graphs if each.prompt.strip() == PROMPT]
     slug = slugs[0] if slugs else summary.graphs[0].slug
     return {each.role: each for each in summary.graphs if each.slug == slug}

@@ -58,8 +58,8 @@ def curves(table: pa.Table, roles: Sequence[str], kind: Kind) -> tuple[np.ndarra
 
     Args:
       table: rows of `run.SCHEMA`.
-      roles: of the models, R of them.
-      kind: of the rows.
+      roles: roles of the R models.
+      kind: kind of mass that is selected.
     """
     every = _rows(table, kind)
     rows = {(row["slug"], row["role"]): row for row in every if row["mass"]}

@@ -46,11 +46,11 @@ class Inputs:
     """Everything that a command reads.
 
     Attributes:
-      models: by role.
+      models: model of each role.
       prompts: the same for all models.
-      prompts_sha256: their digest.
-      compared: which of them count in the comparison of two models; those that do have one target.
-      labels: of features, by role.
+      prompts_sha256: digest of the prompts.
+      compared: prompts, with whether each counts in the comparison of two models.
+      labels: labels of features, by role.
     """
 
     models: Mapping[str, GraphModel]

@@ -82,7 +82,7 @@ class Mass:
 
     Attributes:
       component, sign, positions: see the head of this file.
-      edges: with a share of any component.
+      edges: number of edges of which any component has a share.
       unmediated: edges without.
       mass_C: mean cumulative mass; empty without edges.
       needed: mean number of components that have the fraction; NaN without edges.

@@ -51,8 +51,8 @@ class TopText:
     """A text on which a feature is active.
 
     Attributes:
-      tokens: as text.
-      activations: of the feature, one per token.
+      tokens: the tokens as text.
+      activations: activation of the feature on each token.
     """
 
     tokens: Sequence[str]
@@ -87,8 +87,8 @@ def build(
     """The HTML text of the page.
 
     Args:
-      document: of `graph_json`. `metadata.scores`, if there, is shown: by convention, such as
-        unpruned and pruned, a mapping of names to numbers.
+      document: graph as `graph_json` writes it. `metadata.scores`, a mapping of names to numbers,
+        is shown if it is there; by convention its names are such as unpruned and pruned.
       features: texts of features, by layer and index.
       proposals: supernodes, each a label and ids; those of `supernodes.propose` by default.
       provenance: commit, versions and the like.

@@ -129,7 +129,7 @@ def mediated_edges(graph: Graph, pruned: Pruned, most: int) -> np.ndarray:
 
     Args:
       graph, pruned: the graph.
-      most: at most so many; 0 for all.
+      most: largest number of edges; 0 for all.
     """
     row_X, source_X = np.nonzero(pruned.kept_RS & (graph.adjacency != 0))
     order_X = np.argsort(-pruned.score_RS[row_X, source_X], kind="stable")[: most or None]
@@ -200,7 +200,7 @@ def measure_mediation(
     Args:
       graph: the graph.
       edges: pairs of source and target.
-      fraction: of the masses.
+      fraction: share of an edge's mass for which components are counted.
       key: the key edge, all of whose shares are returned.
     """
     layers, D = graph.replacement.layers, graph.replacement.error_LTD.shape[-1]

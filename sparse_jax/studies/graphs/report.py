@@ -351,7 +351,7 @@ def _paper_logit(paper: case_study.PaperStudy) -> str:
 
 
 def _carriers(graph: GraphResult, component: Component, fraction: float) -> int | None:
-    """Of the key edge; None where the graph has none, or no head carries it."""
+    """Number of components that carry the key edge; None without such an edge or carrier."""
     carriers = graph.key_edge.carriers if graph.key_edge else ()
     counts = [c.needed for c in carriers if (c.component, c.fraction) == (component, fraction)]
     return counts[0] if counts else None

@@ -189,8 +189,8 @@ def _describe(
       folder: work folder.
       inputs: models and labels.
       role: role of the model.
-      documents: its graphs, by their files.
-      judge: who names what has no label.
+      documents: graphs of the model, by their files.
+      judge: judge that names features without a label.
     """
     corpus, data = collect_features(config, folder, inputs, role, list(documents.values()))
     shown = {key: text for key, text in inputs.labels[role].items() if key in data}

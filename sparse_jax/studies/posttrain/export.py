@@ -80,12 +80,12 @@ def export(
     """Writes the files of a run; every process calls it, and one writes.
 
     Args:
-      folder: of the run.
-      config: of the run.
+      folder: folder of the run.
+      config: settings of the run.
       merged: the evaluated model.
       adapters: those merged into it, or None if all weights were trained.
       result: the numbers.
-      evaluation: of both models, from which the numbers come.
+      evaluation: evaluation of both models, from which the numbers come.
       texts: attention patterns.
     """
     whole = dataclasses.replace(merged.base, params=sharding.fetch(merged.params))

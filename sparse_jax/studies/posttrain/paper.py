@@ -8,7 +8,7 @@ class PublishedModel:
     """A row of Table 1: losses in nats per token, and the share of open edges.
 
     Attributes:
-      model: with its context in tokens and its training text.
+      model: name of the model, with its context in tokens and its training text.
     """
 
     model: str

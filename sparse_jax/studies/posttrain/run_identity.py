@@ -34,7 +34,7 @@ def claim_folder(
     Where only `shown` has changed, the result is computed again from the last checkpoint.
 
     Args:
-      folder: of the run; created if need be.
+      folder: folder of the run; created if need be.
       trained: what decides the parameters.
       shown: what decides only the report and the export.
       result: name of the file that is written last, once the run is complete.
