@@ -21,7 +21,7 @@ from lm_jax.report.page import (
     verdict,
 )
 from lm_jax.report.prose import Prose
-from lm_jax.report.tables import Cell, Column, cell, compared, rate, table
+from lm_jax.report.tables import Cell, Column, cell, compared, rate, table, table_of
 from lm_jax.report.words import words
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "section",
     "slug",
     "table",
+    "table_of",
     "verdict",
     "words",
 ]

@@ -3,9 +3,9 @@
 A tone is a colour and a sign, so that it survives grey print; the reason is in the cell.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from markupsafe import Markup
 
@@ -66,10 +66,18 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column head with its unit, and the format of its numbers (".1f", ".0%")."""
+    """A column of a table.
+
+    Attributes:
+      title: heading, with the unit.
+      spec: format of its numbers (".1f", ".0%").
+      value: function of a row that gives its value or cell; `table_of` needs it, `table` does not
+        read it.
+    """
 
     title: str
     spec: str = ""
+    value: Callable[[Any], object] | None = None
 
 
 def cell(
@@ -86,7 +94,7 @@ def cell(
 
 def rate(interval: Interval, *, spec: str = ".1f", scale: float = 100.0) -> Cell:
     """Returns a cell "98.5 [95.2, 99.5]" with the n under it; rates are printed in percent."""
-    return Cell(_interval(interval, spec, scale), f"n = {number(interval.n)}", numeric=True)
+    return Cell(interval_text(interval, spec, scale), f"n = {number(interval.n)}", numeric=True)
 
 
 def compared(
@@ -108,7 +116,7 @@ def compared(
         raise UsageError(f"compared: tolerance={tolerance!r}; need 0 or more")
     interval = ours if isinstance(ours, Interval) else None
     value = ours.estimate if isinstance(ours, Interval) else ours
-    text = _interval(interval, spec, scale) if interval else number(_times(value, scale), spec)
+    text = interval_text(interval, spec, scale) if interval else number(_times(value, scale), spec)
     count = f" · n = {number(interval.n)}" if interval else ""
     if paper is None:
         return Cell(text, f"not in the paper{count}", numeric=True)
@@ -165,12 +173,32 @@ def table(
     )
 
 
+def table_of(
+    rows: Iterable[object],
+    columns: Sequence[Column],
+    *,
+    caption: str,
+    n: int | str | None = None,
+) -> Markup:
+    """Returns a table with one line for each of `rows`: what each column's function makes of it.
+
+    A heading and its cells stand in one `Column`, so that they cannot disagree.
+    """
+    if missing := [column.title for column in columns if column.value is None]:
+        raise UsageError(f"table_of: the column {missing[0]!r} has no function of a row")
+    cells = [[column.value(row) for column in columns if column.value] for row in rows]
+    return table(columns, cells, caption=caption, n=n)
+
+
 def _side(cells: Sequence[Cell]) -> str:
     filled = [one for one in cells if one.text != number(None)]
     return "right" if filled and all(one.numeric for one in filled) else "left"
 
 
-def _interval(interval: Interval, spec: str, scale: float) -> str:
+def interval_text(interval: Interval | None, spec: str = "", scale: float = 1.0) -> str:
+    """Returns "98.5 [95.2, 99.5]", or an estimate with its n where that allows no interval."""
+    if interval is None:
+        return number(None)
     if not interval.bounded:
         estimate = number(_times(interval.estimate, scale), spec)
         return f"{estimate} (n = {interval.n}: no interval)"

@@ -18,6 +18,7 @@ from lm_jax.run import progress
 from lm_jax.statistics import FEWEST_CLUSTERS, Interval, cluster_interval, wilson
 from sparse_jax.circuits import curves
 from sparse_jax.circuits.agreement import rank_correlation
+from sparse_jax.studies.circuits.kinds import KINDS
 from sparse_jax.studies.circuits.measurements import array, head_importance, select
 from sparse_jax.studies.circuits.results import (
     Agreement,
@@ -32,11 +33,6 @@ from sparse_jax.studies.circuits.results import (
 )
 from sparse_jax.studies.circuits.settings import CircuitConfig
 
-_PLACES = {
-    "heads": ["layer", "head"],
-    "token_edges": ["layer", "head", "query", "key"],
-    "component_edges": ["writer", "reader"],
-}
 _KEYS = ("component", "ablation", "ranking", "scope")
 
 
@@ -212,7 +208,7 @@ def agreements(table: pa.Table) -> Iterator[Agreement]:
     kinds = {tuple(row[name] for name in names) for row in effects.select(list(names)).to_pylist()}
     for component, direction, method, rules in sorted(each for each in kinds if each[3]):
         own = select(effects, component=component, direction=direction)
-        places = _PLACES[component]
+        places = list(KINDS[component].columns)
         sides = []
         for side in (select(own, method="exact"), select(own, method=method, rules=rules)):
             # In order of first appearance, which is the same for all of them.

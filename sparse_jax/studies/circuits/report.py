@@ -13,16 +13,16 @@ from lm_jax.report import Report, Section, cell, rate, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
+from lm_jax.report.tables import interval_text
 from lm_jax.run.results import load_result
 from sparse_jax.studies.circuits import paper, report_figures, report_text
-from sparse_jax.studies.circuits.parts import ranked_by
+from sparse_jax.studies.circuits.kinds import KINDS
 from sparse_jax.studies.circuits.report_curves import curves
-from sparse_jax.studies.circuits.report_lead import interval_cell, lead, ratio_cell
+from sparse_jax.studies.circuits.report_lead import lead, ratio_cell
 from sparse_jax.studies.circuits.report_text import (
     COMPONENT,
     SCOPE,
     count_spec,
-    format_interval,
     format_random,
     format_size,
 )
@@ -136,9 +136,9 @@ def solved(summary: CircuitSummary) -> Section:
             each.model,
             rate(each.accuracy, spec=".0f"),
             cell("yes" if each.solved else "no", tone="good" if each.solved else "bad"),
-            interval_cell(each.clean),
-            interval_cell(each.corrupt),
-            interval_cell(each.change),
+            interval_text(each.clean),
+            interval_text(each.corrupt),
+            interval_text(each.change),
         ]
         for each in summary.results
     ]
@@ -165,7 +165,7 @@ def sizes(summary: CircuitSummary) -> Section:
                     own.ablation,
                     _ranked(own.ranking, own.scope),
                     each.model,
-                    cell(format_size(own.crossing)),
+                    format_size(own.crossing),
                     each.components[own.component],
                     cell(each.open[own.component], spec=count_spec(each.open[own.component])),
                 ]
@@ -240,9 +240,9 @@ def agreement(summary: CircuitSummary) -> Section:
             each.direction,
             _METHOD[each.method],
             each.rules,
-            "yes" if (each.method, each.rules) == ranked_by(config, each.component) else "",
+            "yes" if (each.method, each.rules) == KINDS[each.component].ranked_by(config) else "",
             each.compared,
-            interval_cell(each.spearman, ".3f"),
+            interval_text(each.spearman, ".3f"),
         ]
         for result in summary.results
         for each in result.agreements
@@ -273,7 +273,7 @@ def transfers(summary: CircuitSummary) -> Section:
             rows.append([each.source, each.task, model, *[None] * 5])
             continue
         overlap = cell(each.jaccard, spec=".2f", note=f"by chance {each.jaccard_by_chance:.2f}")
-        explained = [interval_cell(value, ".2f") for value in (each.transferred, each.own)]
+        explained = [interval_text(value, ".2f") for value in (each.transferred, each.own)]
         numbers = [each.size, overlap, cell(each.spearman, spec=".2f"), *explained]
         rows.append([each.source, each.task, each.model, *numbers])
     heads = ["Found on", "Evaluated on", "Model", "Heads", "Jaccard", "Spearman"]
@@ -327,7 +327,7 @@ def published(summary: CircuitSummary) -> Section:
     for each in summary.ratios:
         if (each.model, each.ablation) == ("sparse", first[each.component]):
             by_reference = own.setdefault((each.task, each.component, each.ranking, each.scope), {})
-            ratio = format_interval(each.ratio, ".2f") if each.ratio else f"none: {each.why}"
+            ratio = interval_text(each.ratio, ".2f") if each.ratio else f"none: {each.why}"
             by_reference[each.reference] = f"{ratio} (random order: {format_random(each)})"
     known = set().union(*own.values())
     references = [name for name in ("dense", "control") if name in known]

@@ -6,12 +6,12 @@ import itertools
 from lm_jax import report
 from lm_jax.report import Cell, cell, table
 from lm_jax.report.markup import Markup
+from lm_jax.report.tables import interval_text
 from lm_jax.statistics import Interval
 from sparse_jax.studies.circuits.report_text import (
     COMPONENT,
     curve,
     format_count,
-    format_interval,
     format_random,
     format_size,
     unsolved,
@@ -67,7 +67,7 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
             COMPONENT[kind],
             _RANKINGS[ranking],
             *(
-                cell(format_size(sizes.get((task, kind, ranking, role))))
+                format_size(sizes.get((task, kind, ranking, role)))
                 if results[task, role].solved
                 else cell("–", note="not solved")
                 for role in roles
@@ -133,9 +133,4 @@ def ratio_cell(ratio: Ratio | None) -> Cell:
     chance = f"random order {format_random(ratio)}"
     if ratio.ratio is None:
         return cell("–", note=f"{ratio.why}; {chance}")
-    return cell(format_interval(ratio.ratio, ".2f"), note=chance)
-
-
-def interval_cell(interval: Interval | None, spec: str = "") -> Cell:
-    """An estimate with its interval."""
-    return cell(format_interval(interval, spec))
+    return cell(interval_text(ratio.ratio, ".2f"), note=chance)

@@ -239,6 +239,20 @@ def test_tables_align_numbers_and_say_when_they_are_empty():
         report.table(["a", "b"], [[1, 2], [1]], caption="c")
 
 
+def test_a_table_of_rows_is_what_its_columns_make_of_each():
+    rows = [Interval(0.5, 0.25, 0.75, 8), Interval(0.125, 0.0, 0.25, 9)]
+    columns = [
+        report.Column("rate", ".2f", lambda row: row.estimate),
+        report.Column("n", value=lambda row: report.cell(row.n, note="prompts")),
+    ]
+    part = report.table_of(rows, columns, caption="c", n=2)
+    cells = [[0.5, report.cell(8, note="prompts")], [0.125, report.cell(9, note="prompts")]]
+    assert part == report.table([report.Column("rate", ".2f"), "n"], cells, caption="c", n=2)
+    assert "no rows" in report.table_of([], columns, caption="c")
+    with pytest.raises(UsageError, match="column 'a' has no function"):
+        report.table_of(rows, [report.Column("a")], caption="c")
+
+
 def test_a_rate_prints_its_interval_and_n():
     cell = report.rate(Interval(0.985, 0.957, 0.995, 1200))
     assert (cell.text, cell.note) == ("98.5 [95.7, 99.5]", "n = 1,200")
