@@ -26,7 +26,7 @@ from lm_jax.model.layers import unembedding
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from lm_jax.run import stop
-from lm_jax.run.files import storage_error, write_json
+from lm_jax.run.files import make_folder, write_json
 from lm_jax.text.examples import Examples, OnePass
 from lm_jax.text.preparation import Prepared
 from lm_jax.text.tokenizer import Tokenizer
@@ -300,10 +300,7 @@ def write(folder: Path, data: Mapping[Feature, FeatureData], *, scan: str) -> No
       StorageError: it cannot be written.
     """
     own = folder / scan
-    try:
-        own.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(own, error) from error
+    make_folder(own, parents=True)
     for feature, each in data.items():
         file = own / f"{graph_json.pair_number(*feature)}.json"
         write_json(file, document(feature, each, scan=scan))
