@@ -24,8 +24,10 @@ from lm_jax.report import Column, Report, Section, section, table
 from lm_jax.report.markup import json_script
 from lm_jax.report.prose import Prose
 from lm_jax.run.files import read_json, write_text
-from sparse_jax.graphs import graph_json, influence, supernodes
-from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, TOKEN, Edges
+from sparse_jax.graphs import graph_json, supernodes
+from sparse_jax.graphs.features import Text
+from sparse_jax.graphs.graph_document import edge_shares
+from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, TOKEN
 from sparse_jax.graphs.neurons import NEURON
 from sparse_jax.studies.graphs.results import FEATURES, proposals_file
 
@@ -47,19 +49,6 @@ _SETTINGS = ("info", "generation_settings", "pruning_settings", "transcoder_list
 
 
 @dataclasses.dataclass(frozen=True)
-class TopText:
-    """A text on which a feature is active.
-
-    Attributes:
-      tokens: the tokens as text.
-      activations: activation of the feature on each token.
-    """
-
-    tokens: Sequence[str]
-    activations: Sequence[float]
-
-
-@dataclasses.dataclass(frozen=True)
 class FeatureExamples:
     """What the panel of a feature shows of a corpus.
 
@@ -71,10 +60,10 @@ class FeatureExamples:
       lowest: texts with the lowest activations, lowest first, for nodes with one below 0.
     """
 
-    texts: Sequence[TopText]
+    texts: Sequence[Text]
     top_logits: Sequence[str] = ()
     bottom_logits: Sequence[str] = ()
-    lowest: Sequence[TopText] = ()
+    lowest: Sequence[Text] = ()
 
 
 def build(
@@ -189,39 +178,10 @@ def _read_examples(
 
 def _examples(stored: Mapping[str, Any]) -> FeatureExamples:
     highest, *lowest = (
-        [TopText(each["tokens"], each["tokens_acts_list"]) for each in group["examples"]]
+        [Text(each["tokens"], each["tokens_acts_list"]) for each in group["examples"]]
         for group in stored["examples_quantiles"]
     )
     return FeatureExamples(highest, stored["top_logits"], stored["bottom_logits"], *lowest)
-
-
-def edge_shares(document: Mapping[str, Any]) -> np.ndarray:
-    """Cumulative share of each link in the logits' influence that passes through links.
-
-    As `influence.prune` ranks edges, among the links of the document: those with a share of at most
-    t are the strongest, and have t of the influence together.
-    """
-    nodes, links = document["nodes"], document["links"]
-    index = {node["node_id"]: i for i, node in enumerate(nodes)}
-    target_E = np.asarray([index[link["target"]] for link in links], np.int64)
-    source_E = np.asarray([index[link["source"]] for link in links], np.int64)
-    node_R, row_E = np.unique(target_E, return_inverse=True)
-    weight_RS = np.zeros((len(node_R), len(nodes)))
-    weight_RS[row_E, source_E] = [link["weight"] for link in links]
-    is_logit_R = np.asarray([graph_json.kind(nodes[i]) == LOGIT for i in node_R], bool)
-    start_R = np.asarray([nodes[i].get("token_prob") or 0.0 for i in node_R])
-    if not start_R[is_logit_R].any():
-        # A file without probabilities: logits count alike.
-        start_R = np.ones(len(node_R))
-    edges = Edges(
-        weight_RS=weight_RS,
-        node_R=np.where(is_logit_R, -1, node_R),
-        start_R=np.where(is_logit_R, start_R, 0.0),
-        kind_S=np.asarray([graph_json.kind(node) for node in nodes]),
-        error_S=np.full(len(nodes), -1),
-    )
-    _, share_E = influence.largest(influence.edge_scores(edges)[row_E, source_E], 1.0)
-    return share_E
 
 
 def _viewer(
@@ -252,7 +212,7 @@ def _viewer(
     return section("Explore the graph", _PROSE("viewer", json_script(data)))
 
 
-def _as_json(texts: Sequence[TopText]) -> list[dict[str, Any]]:
+def _as_json(texts: Sequence[Text]) -> list[dict[str, Any]]:
     return [
         {"tokens": list(text.tokens), "activations": [float(x) for x in text.activations]}
         for text in texts

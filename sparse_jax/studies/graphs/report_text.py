@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from lm_jax.report.markup import number
+from lm_jax.report.tables import interval_text
 from lm_jax.statistics import Interval
 from sparse_jax.studies.graphs.results import (
     EdgeCounts,
@@ -125,14 +126,7 @@ def format_left_out(edges: EdgeCounts) -> str:
 
 def format_interval(interval: Interval | None) -> str:
     """An estimate with its interval, or with its n where that allows none."""
-    if interval is None:
-        return "–"
-    if not interval.bounded:
-        return f"{number(interval.estimate, '.2f')} (n = {interval.n}: no interval)"
-    estimate, low, high = (
-        number(x, ".2f") for x in (interval.estimate, interval.low, interval.high)
-    )
-    return f"{estimate} [{low}, {high}]"
+    return interval_text(interval, ".2f")
 
 
 def strongest_supernode(graph: GraphResult) -> tuple[GroupIntervention, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from lm_jax.report import Cell, cell
 from lm_jax.statistics import Interval
 from sparse_jax.studies.posttrain.results import (
     BoundSummary,
@@ -100,6 +101,22 @@ def format_spread(spread: Spread) -> str:
 def format_signed(interval: Interval) -> str:
     """Text of a difference of losses with its interval."""
     return f"{interval.estimate:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
+
+
+def interval_cell(interval: Interval | None, spec: str, scale: float = 1.0) -> Cell:
+    """The estimate with its interval below it."""
+    if interval is None:
+        return cell(None)
+    low, high = (format(scale * x, spec) for x in (interval.low, interval.high))
+    return cell(scale * interval.estimate, note=f"[{low}, {high}]", spec=spec)
+
+
+def range_text(value: Spread | None, spec: str, scale: float = 1.0) -> str:
+    """Text of a mean over seeds with the least and the greatest."""
+    if value is None:
+        return "–"
+    mean, least, most = (format(scale * x, spec) for x in (value.mean, value.least, value.most))
+    return f"{mean} ({least} to {most})"
 
 
 def terms(config: PosttrainConfig) -> dict[str, str]:

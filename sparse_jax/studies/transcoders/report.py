@@ -14,15 +14,9 @@ from lm_jax.report.markup import Markup, number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.train.metrics import EVALUATIONS, METRICS
-from sparse_jax.graphs.influence import Scores
 from sparse_jax.studies.transcoders import numbers
 from sparse_jax.studies.transcoders.report_text import format_summary
-from sparse_jax.studies.transcoders.results import (
-    PromptScores,
-    Reconstruction,
-    Substitution,
-    TranscoderSummary,
-)
+from sparse_jax.studies.transcoders.results import Control, Reconstruction, TranscoderSummary
 from sparse_jax.studies.transcoders.settings import TranscoderTraining
 
 _PROSE = Prose("sparse_jax.studies.transcoders")
@@ -118,22 +112,8 @@ def _replacement_change(summary: TranscoderSummary) -> tuple[str, str]:
 
 def controls(summary: TranscoderSummary) -> Section:
     """The transcoder and what it is compared with, a row each."""
-    own = summary.reconstruction
-    rows = [
-        _row(
-            "this transcoder",
-            *(summary.features, summary.parameters, own.l0, own.unexplained),
-            *(summary.substitution, summary.graphs),
-        )
-    ]
-    rows += [
-        _row(
-            CONTROLS[each.name],
-            *(each.features, each.parameters, each.l0, each.unexplained),
-            *(each.substitution, each.graphs),
-        )
-        for each in summary.controls
-    ]
+    rows = [_row("this transcoder", numbers.as_control(summary))]
+    rows += [_row(CONTROLS[each.name], each) for each in summary.controls]
     graphs = summary.graphs
     return section(
         "Transcoder against controls",
@@ -200,15 +180,8 @@ CONTROLS = {
 }
 
 
-def _row(
-    label: str,
-    features: int,
-    parameters: int,
-    l0: float,
-    unexplained: float,
-    substitution: Substitution | None,
-    graphs: PromptScores | None,
-) -> list[Any]:
+def _row(label: str, each: Control) -> list[Any]:
+    substitution, graphs = each.substitution, each.graphs
     moved: list[Any] = ["none"] * 2
     scores: list[Any] = ["none"] * 4
     if graphs is None:
@@ -217,15 +190,11 @@ def _row(
     if substitution is not None:
         moved = [substitution.divergence, 100 * substitution.agreement]
     if graphs is not None and graphs.mean is not None:
-        both = graphs.mean.unpruned, graphs.mean.pruned
-        scores = [x for name in ("replacement", "completeness") for x in _each(both, name)]
+        whole, pruned = graphs.mean.unpruned, graphs.mean.pruned
+        scores = [whole.replacement, pruned.replacement, whole.completeness, pruned.completeness]
         if interval := numbers.replacement(graphs):
             scores[0] = rate(interval, spec=".3f", scale=1.0)._replace(note="")
-    return [label, features, parameters, l0, 100 * unexplained, *moved, *scores]
-
-
-def _each(both: tuple[Scores, Scores], name: str) -> list[float]:
-    return [getattr(scores, name) for scores in both]
+    return [label, each.features, each.parameters, each.l0, 100 * each.unexplained, *moved, *scores]
 
 
 # Fields of `Scores` as the curves name them.
