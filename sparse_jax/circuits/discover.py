@@ -4,8 +4,8 @@
     curve = head_curve(model, batch, ranks(importance), "counterfactual")
     crossing(curve.sizes, curve.explained)
 
-A ranking is of each prompt by itself, or one for all prompts (`whole_task`): then importance is the
-mean over prompts, and token edges are those of the same positions in all of them.
+Each prompt has a ranking, or all prompts share one (`whole_task`): then importance is the mean over
+prompts, and a token edge is identified by its positions in all of them.
 
     importance = -component_attributions(model, batch)             # [U, B, R]
     importance = jnp.where(component_edges(model, batch), importance, -jnp.inf)

@@ -6,9 +6,9 @@
 One pass over the windows of a prepared corpus, nothing stored but the best texts of each feature.
 A feature is active where its activation is not 0. Activations of neurons may be negative
 (`Features.signed`): of them the texts with the lowest are kept too. The first token of a window is
-left out, as in the training of transcoders. Logits are those of the direct path: all that the
+left out, as in the training of transcoders. Logits come from the direct path: all that the
 feature writes, times the weight of the last norm, times the unembedding.
-Files are those of the viewers: one per feature, named by Cantor's number of layer and index.
+Files have the layout of the viewers: one per feature, named by Cantor's number of layer and index.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

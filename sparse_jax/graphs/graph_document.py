@@ -1,6 +1,6 @@
 """A pruned attribution graph as a document of `graph_json`.
 
-Ids are those of Neuronpedia and circuit-tracer but for the error of a layer at a position,
+Ids follow Neuronpedia and circuit-tracer, except for the error of a layer at a position,
 `0_<layer>_<position>`, where a feature of the graph has that id already (layer 0, index = layer):
 it ends in `_error` then. The ids of elements on a page, `jsNodeId`, have kind and position too,
 without which features and errors share them. Fields of the schema for which a run has no value of

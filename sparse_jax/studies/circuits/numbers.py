@@ -1,8 +1,8 @@
 """Numbers of the circuit study, computed from its rows: rows in, summary out.
 
-Intervals resample prompts (`lm_jax.statistics.cluster_interval`; none of fewer than five). A ratio
-of two models' sizes resamples the prompts of both together, because they are the same prompts. Both
-are of one pair of models: no interval holds what another training run would change.
+Intervals resample prompts (`lm_jax.statistics.cluster_interval`; fewer than five have none). A
+ratio of two models' sizes resamples their prompts together, because they are the same. Both are
+of one pair of models: no interval covers what another training run would change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -173,7 +173,7 @@ def crossings(
     """
     prompts = len(measured[0][3])
     sizes = measured[0][0]
-    # A size interpolated in its logarithm has an interval that can leave the sizes that there are.
+    # The interval of a size interpolated in its logarithm could leave the range of sizes.
     within = (sizes[0], sizes[-1]) if len(measured) == 1 else (0.0, math.inf)
     stacked = [np.stack([empty, whole, *metric], 1) for _, metric, empty, whole in measured]
     widths = [0, *itertools.accumulate(each.shape[1] for each in stacked)]

@@ -128,7 +128,7 @@ class Measurement:
         return metrics + counts
 
     def _opened(self, kind: Kind) -> np.ndarray:
-        """Which components of a kind carry any weight in each prompt, of those that there are."""
+        """Which components of a kind carry any weight in each prompt."""
         return kind.opened(self._open_edges)
 
     @functools.cached_property
@@ -226,15 +226,14 @@ class Measurement:
     def _closed_last(self, kind: Kind, order_XBX: np.ndarray) -> np.ndarray:
         """Ranks by values that are -inf where there is no component.
 
-        Components without weight come last: to have the corrupt prompt's in their place, or none,
-        changes nothing, so that among those of a sparse model only open edges, and heads that have
-        some, are chosen between.
+        Components without weight come last, because ablating them changes nothing. In a sparse
+        model the choice is therefore among open edges, and heads that have open edges.
         """
         last = kind.mask() & ~self._opened(kind)
         return discover.ranks(np.where(last, _LAST, order_XBX))
 
     def _transfer(self, source: SourceCircuit) -> list[pa.Table]:
-        """Another wording's circuit on these prompts, and their own of that size."""
+        """The circuit of another wording on these prompts, and their own circuit of that size."""
         heads, ablation = self._kinds["heads"], self._config.ablations[0]
         tables = []
         for ranking, ranks in (

@@ -53,8 +53,8 @@ def chart(
 ) -> Any:
     """The curves of all models on a task, beside those of random orders."""
     series, random = [], []
-    # Of a model that does not solve the task, an effect is a share of next to nothing: it has no
-    # band, and the axis is that of the others.
+    # If a model does not solve the task, its effect is a share of next to nothing: it has no band,
+    # and the other models decide the axis.
     any_solved, readable = any(each.solved for each in results), []
     for each in results:
         if own := curve(each, component, ablation, scope=scope):

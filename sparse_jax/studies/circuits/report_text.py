@@ -48,7 +48,7 @@ def curve(
     ranking: str = "signed",
     scope: str = "prompt",
 ) -> CurveResult | None:
-    """The curve of these names, if it was asked for."""
+    """The curve with these labels, if it was measured."""
     for each in result.curves:
         if (each.component, each.ablation, each.ranking, each.scope) == (
             *(component, ablation, ranking, scope),

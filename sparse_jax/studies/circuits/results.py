@@ -251,7 +251,7 @@ class NeededEdge:
 
 @dataclasses.dataclass(frozen=True)
 class DrawnPrompt:
-    """Circuits of one prompt by its own ranking, as they are drawn.
+    """Circuits of one prompt, ranked by itself, as they are drawn.
 
     Attributes:
       tokens: tokens of the clean prompt.

@@ -30,7 +30,7 @@ PAPER = {Kind("heads", "absolute", "any"): 3.4, Kind("pairs", "absolute", "any")
 
 
 def counted(table: pa.Table, compared: Sequence[ComparedPrompt]) -> pa.Table:
-    """The rows of prompts that count; all of them for a model by itself."""
+    """The rows of prompts that count; all rows for a single model."""
     if not compared:
         return table
     slugs = [each.slug for each in compared if not each.why]
@@ -40,7 +40,7 @@ def counted(table: pa.Table, compared: Sequence[ComparedPrompt]) -> pa.Table:
 def counted_graphs(
     graphs: Sequence[GraphResult], compared: Sequence[ComparedPrompt]
 ) -> list[GraphResult]:
-    """The graphs of prompts that count; all of them for a model by itself."""
+    """The graphs of prompts that count; all graphs for a single model."""
     left_out = {each.slug for each in compared if each.why}
     return [each for each in graphs if each.slug not in left_out]
 
@@ -109,7 +109,7 @@ def role_masses(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> l
 
 
 def ratios(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> list[MassRatio]:
-    """Dense over sparse, resampled over prompts in pairs; empty for a model by itself."""
+    """Dense over sparse, resampled over prompts in pairs; empty for a single model."""
     if tuple(roles) != COMPARED:
         return []
 

@@ -1,8 +1,8 @@
 """What a command measures beyond a graph's edges: why heads look where they do, and interventions.
 
-Scores are those of the key-query pairs that carry most of the graph's edges, split into the terms
-of sources (`qk`). Interventions multiply the features with the most influence (`interventions`),
-and all features of proposed supernodes at once (`groups`).
+Attention scores of the key-query pairs that carry most of the graph's edges are split into the
+terms of sources (`qk`). Interventions multiply the features with the most influence
+(`interventions`), and all features of proposed supernodes at once (`groups`).
 """
 
 from collections.abc import Callable, Mapping

@@ -101,7 +101,7 @@ class MassSums:
     """Sums over edges, a batch at a time."""
 
     def __init__(self, fraction: float) -> None:
-        """`fraction` is that of `needed`."""
+        """`fraction` is the argument of `needed`."""
         self._fraction = fraction
         self._mass: dict[Kind, Any] = dict.fromkeys(KINDS, 0.0)
         self._counts = {kind: np.zeros(3, np.int64) for kind in KINDS}

@@ -6,7 +6,7 @@ The page holds the whole document and measures nothing. Its scripts are `viewer_
 graph), `viewer_layout.js` and `viewer_canvas.js` (layers by positions), `viewer_input.js` (pointer,
 keyboard), `viewer_measured.js` (interventions), `viewer_panel.js` (what is selected),
 `viewer_groups.js` (pinned nodes, supernodes) and `viewer_state.js` (saving, loading, the start).
-Tables of the strongest nodes and edges need none of them. Prose and controls are in
+Tables of the strongest nodes and edges work without scripts. Prose and controls are in
 `viewer.html.j2`.
 """
 

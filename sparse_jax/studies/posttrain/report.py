@@ -54,7 +54,7 @@ class Run:
     """Numbers, tables and patterns of one run, from its folder.
 
     Attributes:
-      moving: the bound of each update, where it is no fixed number; else ().
+      moving: bound of each update, if it is not a fixed number; else ().
     """
 
     result: RunResult

@@ -101,7 +101,7 @@ _jitted_hidden = exact_jit(_hidden)
 def _sums(
     frozen: Frozen, transcoder: Transcoder, batch: LMBatch, **limits: Any
 ) -> Mapping[str, jax.Array]:
-    """Sums as of `Transcoding.evaluate`."""
+    """Sums like those of `Transcoding.evaluate`."""
     acts = read_activations(frozen.model, frozen.scales, batch, **limits)
     h_LXF, kept_LXF = _hidden(frozen.model, transcoder, batch.input_BT, batch.input_mask_BT)
     missed_LXF = jnp.where(kept_LXF, 0.0, h_LXF)
