@@ -9,7 +9,7 @@ from pathlib import Path
 import textwrap
 
 from lm_jax import report
-from lm_jax.report import Report, Section, cell, rate, section, table
+from lm_jax.report import Cell, Column, Report, Section, cell, rate, section, table, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
@@ -26,7 +26,13 @@ from sparse_jax.studies.circuits.report_text import (
     format_random,
     format_size,
 )
-from sparse_jax.studies.circuits.results import CircuitSummary, DrawnPrompt, drawn_file
+from sparse_jax.studies.circuits.results import (
+    CircuitSummary,
+    DrawnPrompt,
+    TaskFacts,
+    TaskResult,
+    drawn_file,
+)
 from sparse_jax.studies.circuits.settings import CircuitConfig
 
 _PROSE = Prose("sparse_jax.studies.circuits")
@@ -97,60 +103,69 @@ def all_sections(
 
 def prompts(summary: CircuitSummary) -> Section:
     """Tasks with their prompts, and models."""
-    rows = [
-        [
-            task.name if task.rephrases is None else f"{task.name} (rephrases {task.rephrases})",
-            task.clean,
-            task.corrupt,
-            _listed(task.answers),
-            _listed(task.wrong_answers),
-            task.metric.replace("_", " "),
-            " to ".join(map(str, sorted({task.shortest, task.longest}))),
-            task.kept,
-            "; ".join(f"{count} × {reason}" for reason, count in task.dropped.items()) or "none",
-        ]
-        for task in summary.tasks
+    columns = [
+        Column("Task", value=_task_name),
+        Column("Clean", value=lambda task: task.clean),
+        Column("Corrupt", value=lambda task: task.corrupt),
+        Column("Right", value=lambda task: _listed(task.answers)),
+        Column("Wrong", value=lambda task: _listed(task.wrong_answers)),
+        Column("Metric", value=lambda task: task.metric.replace("_", " ")),
+        Column("Tokens", value=_lengths),
+        Column("Kept", value=lambda task: task.kept),
+        Column("Dropped", value=_dropped),
     ]
     models = [
-        [model.role, model.source, model.family, model.layers, model.heads, model.sha256[:12]]
-        for model in summary.models
+        Column("Model", value=lambda model: model.role),
+        Column("Source", value=lambda model: model.source),
+        Column("Family", value=lambda model: model.family),
+        Column("Layers", value=lambda model: model.layers),
+        Column("Heads per layer", value=lambda model: model.heads),
+        Column("Weights, sha256", value=lambda model: model.sha256[:12]),
     ]
-    heads = ["Task", "Clean", "Corrupt", "Right", "Wrong", "Metric", "Tokens", "Kept", "Dropped"]
     return section(
         "Prompts and models",
         _PROSE("prompts", len(summary.config.trained_on)),
-        table(heads, rows, caption="Tasks, each with its first example."),
-        table(
-            ["Model", "Source", "Family", "Layers", "Heads per layer", "Weights, sha256"],
-            models,
-            caption="Models.",
-        ),
+        table_of(summary.tasks, columns, caption="Tasks, each with its first example."),
+        table_of(summary.models, models, caption="Models."),
     )
+
+
+def _task_name(task: TaskFacts) -> str:
+    return task.name if task.rephrases is None else f"{task.name} (rephrases {task.rephrases})"
+
+
+def _lengths(task: TaskFacts) -> str:
+    return " to ".join(map(str, sorted({task.shortest, task.longest})))
+
+
+def _dropped(task: TaskFacts) -> str:
+    return "; ".join(f"{count} × {reason}" for reason, count in task.dropped.items()) or "none"
 
 
 def solved(summary: CircuitSummary) -> Section:
     """Accuracy and metric of every model on every task."""
-    rows = [
-        [
-            each.task,
-            each.model,
-            rate(each.accuracy, spec=".0f"),
-            cell("yes" if each.solved else "no", tone="good" if each.solved else "bad"),
-            interval_text(each.clean),
-            interval_text(each.corrupt),
-            interval_text(each.change),
-        ]
-        for each in summary.results
+    columns = [
+        Column("Task", value=lambda each: each.task),
+        Column("Model", value=lambda each: each.model),
+        Column("Right, %", value=lambda each: rate(each.accuracy, spec=".0f")),
+        Column("Solved", value=_solved),
+        Column("Metric, clean", value=lambda each: interval_text(each.clean)),
+        Column("Metric, corrupt", value=lambda each: interval_text(each.corrupt)),
+        Column("Change", value=lambda each: interval_text(each.change)),
     ]
     return section(
         "Do the models solve the tasks?",
         _PROSE("solved", f"{100 * summary.config.accuracy_bar:g}"),
-        table(
-            ["Task", "Model", "Right, %", "Solved", "Metric, clean", "Metric, corrupt", "Change"],
-            rows,
+        table_of(
+            summary.results,
+            columns,
             caption="Accuracy with Wilson intervals, and mean metric with intervals over prompts.",
         ),
     )
+
+
+def _solved(result: TaskResult) -> Cell:
+    return cell("yes" if result.solved else "no", tone="good" if result.solved else "bad")
 
 
 def sizes(summary: CircuitSummary) -> Section:
@@ -170,17 +185,6 @@ def sizes(summary: CircuitSummary) -> Section:
                     cell(each.open[own.component], spec=count_spec(each.open[own.component])),
                 ]
             )
-    ratios = [
-        [
-            each.task,
-            COMPONENT[each.component],
-            each.ablation,
-            _ranked(each.ranking, each.scope),
-            f"{each.reference} : {each.model}",
-            ratio_cell(each),
-        ]
-        for each in summary.ratios
-    ]
     tables = [
         table(
             ["Task", "Components", "Ablation", "Ranked", "Model", "Needed", "Of", "With weight"],
@@ -188,11 +192,19 @@ def sizes(summary: CircuitSummary) -> Section:
             caption=f"Components that explain {100 * summary.config.fraction:g}\u00a0%.",
         )
     ]
-    if ratios:
+    if summary.ratios:
+        columns = [
+            Column("Task", value=lambda each: each.task),
+            Column("Components", value=lambda each: COMPONENT[each.component]),
+            Column("Ablation", value=lambda each: each.ablation),
+            Column("Ranked", value=lambda each: _ranked(each.ranking, each.scope)),
+            Column("Models", value=lambda each: f"{each.reference} : {each.model}"),
+            Column("Times smaller", value=ratio_cell),
+        ]
         tables.append(
-            table(
-                ["Task", "Components", "Ablation", "Ranked", "Models", "Times smaller"],
-                ratios,
+            table_of(
+                summary.ratios,
+                columns,
                 caption="Size of one model's circuit over that of another's; above 1 where the "
                 "second is smaller. Below each, the same in random order.",
             )

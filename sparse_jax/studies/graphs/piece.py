@@ -18,7 +18,7 @@ from sparse_jax.studies.graphs import case_study, explanations, mass, stability
 from sparse_jax.studies.graphs.inputs import GraphModel, Inputs
 from sparse_jax.studies.graphs.mass import Mass, MassSums
 from sparse_jax.studies.graphs.prompts import EncodedPrompt
-from sparse_jax.studies.graphs.results import GraphResult, KeyEdge, LogitNode, MassResult, Sizes
+from sparse_jax.studies.graphs.results import GraphResult, KeyEdge, MassResult, NextToken, Sizes
 from sparse_jax.studies.graphs.settings import ALONE, GraphConfig
 
 GRAPHS = "graph"
@@ -158,11 +158,11 @@ def _key_edge(
     )
 
 
-def _logits(graph: Graph, model: GraphModel) -> tuple[LogitNode, ...]:
+def _logits(graph: Graph, model: GraphModel) -> tuple[NextToken, ...]:
     kinds, ids = graph.nodes["kind"].to_pylist(), graph.nodes["feature"].to_pylist()
     chosen = [i for kind, i in zip(kinds, ids, strict=True) if kind == LOGIT]
     return tuple(
-        LogitNode(model.source.tokenizer.decode([i]), i, float(p))
+        NextToken(model.source.tokenizer.decode([i]), i, float(p))
         for i, p in zip(chosen, graph.probabilities, strict=True)
     )
 

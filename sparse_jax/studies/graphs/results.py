@@ -59,12 +59,15 @@ class ModelFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class LogitNode:
-    """A token whose logit has a node, and its probability by the model itself."""
+class NextToken:
+    """A token and its probability of being next, by the model itself."""
 
     token: str
     id: Count
     probability: Share
+
+    def __str__(self) -> str:
+        return f"{self.token!r}, {100 * self.probability:.1f} %"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,15 +162,6 @@ class KeyEdge:
 
 
 @dataclasses.dataclass(frozen=True)
-class NextToken:
-    """A token and its probability of being next."""
-
-    token: str
-    id: Count
-    probability: Share
-
-
-@dataclasses.dataclass(frozen=True)
 class GroupOutcome:
     """What becomes of the next token where a group is scaled.
 
@@ -237,7 +231,7 @@ class GraphResult:
     kind: str
     prompt: str
     tokens: tuple[str, ...]
-    logits: tuple[LogitNode, ...]
+    logits: tuple[NextToken, ...]
     sizes: Sizes
     scores: GraphScores
     row_error: tuple[float, ...]
