@@ -6,6 +6,7 @@ circuits of them are evaluated. Its arrays have the prompts on axis 1: `[L, B, N
 """
 
 import abc
+from collections.abc import Callable
 import dataclasses
 from typing import Any, ClassVar, get_args
 
@@ -14,17 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
-from sparse_jax.circuits import discover
+from sparse_jax.circuits import components, discover, patching
 from sparse_jax.circuits.component_graph import ComponentGraph
-from sparse_jax.circuits.components import component_attributions, component_effects
 from sparse_jax.circuits.discover import Curve
-from sparse_jax.circuits.patching import (
-    Direction,
-    edge_attributions,
-    edge_effects,
-    head_attributions,
-    head_effects,
-)
+from sparse_jax.circuits.patching import Direction
 from sparse_jax.circuits.rules import RULES, find_rules
 from sparse_jax.circuits.runs import Batch, CircuitModel
 from sparse_jax.studies.circuits.measurements import head_importance, importance
@@ -49,6 +43,9 @@ class Kind(abc.ABC):
     methods: ClassVar[tuple[str, ...]] = ("attribution",)
     all_patched: ClassVar[bool] = False
     circuit_passes: ClassVar[int] = 1
+    _exact: ClassVar[Callable[..., jax.Array]]
+    _attribute: ClassVar[Callable[..., jax.Array]]
+    _evaluate: ClassVar[Callable[..., Curve]]
 
     config: CircuitConfig
     model: CircuitModel
@@ -67,17 +64,21 @@ class Kind(abc.ABC):
     def opened(self, edges_LBNTS: np.ndarray) -> np.ndarray:
         """Which components carry any weight, from the token edges that do."""
 
-    @abc.abstractmethod
     def effects(self, direction: Direction, places_EX: np.ndarray) -> np.ndarray:
         """Exact effects of the components at some places, `[E, B]`."""
+        options = {"direction": direction, "at_once": self.config.at_once} | self._patch
+        return np.asarray(self._exact(self.model, self.batch, jnp.asarray(places_EX), **options))
 
-    @abc.abstractmethod
-    def estimates(self, direction: Direction, method: Any, rules: str) -> np.ndarray:
+    def estimates(self, direction: Direction, method: str, rules: str) -> np.ndarray:
         """Effects of all components by one of `methods`."""
+        del method
+        options = {"direction": direction, "rules": find_rules(rules)} | self._patch
+        return np.asarray(self._attribute(self.model, self.batch, **options))
 
-    @abc.abstractmethod
     def curve(self, ranks: np.ndarray, ablation: str, sizes: np.ndarray) -> Curve:
         """The metric of circuits of these sizes."""
+        options = {"key": jax.random.key(self.config.seed), "at_once": self._circuits_at_once}
+        return self._evaluate(self.model, self.batch, ranks, ablation, sizes=sizes, **options)
 
     def importance(self, stored: pa.Table) -> np.ndarray:
         """Importance of all components, from the stored part that ranks them."""
@@ -91,11 +92,19 @@ class Kind(abc.ABC):
 
     def effect_passes(self) -> int:
         """About how many forward passes the effects in one direction and all estimates take."""
-        steps = self._steps
         # The attribution that ranks them, then all estimates.
-        ranking = 3 * steps + 2
-        every = 3 * len(RULES) * (steps + len(self.methods) - 1)
+        ranking = 3 * self._steps + 2
+        every = 3 * len(RULES) * (self._steps + len(self.methods) - 1)
         return self.config.edge_sample + 4 + every + ranking
+
+    @property
+    def _patch(self) -> dict[str, Any]:
+        """Options of patches that other kinds do not have."""
+        return {}
+
+    @property
+    def _circuits_at_once(self) -> int:
+        return self.config.at_once
 
     @property
     def _steps(self) -> int:
@@ -109,6 +118,9 @@ class Heads(Kind):
     name = "heads"
     columns = ("layer", "head")
     all_patched = True
+    _exact = staticmethod(patching.head_effects)
+    _attribute = staticmethod(patching.head_attributions)
+    _evaluate = staticmethod(discover.head_curve)
 
     @staticmethod
     def ranked_by(config: CircuitConfig) -> tuple[str, str]:
@@ -123,28 +135,11 @@ class Heads(Kind):
         return np.any(edges_LBNTS, axis=(3, 4))
 
     def effects(self, direction: Direction, places_EX: np.ndarray) -> np.ndarray:
-        effects_LNB = head_effects(
-            self.model, self.batch, direction=direction, at_once=self.config.at_once
-        )
-        return np.asarray(effects_LNB)[*places_EX.T]
+        options = {"direction": direction, "at_once": self.config.at_once}
+        return np.asarray(self._exact(self.model, self.batch, **options))[*places_EX.T]
 
-    def estimates(self, direction: Direction, method: Any, rules: str) -> np.ndarray:
-        del method
-        effects_LNB = head_attributions(
-            self.model, self.batch, direction=direction, rules=find_rules(rules)
-        )
-        return np.asarray(effects_LNB).swapaxes(1, 2)
-
-    def curve(self, ranks: np.ndarray, ablation: str, sizes: np.ndarray) -> Curve:
-        return discover.head_curve(
-            self.model,
-            self.batch,
-            ranks,
-            ablation,
-            sizes=sizes,
-            key=jax.random.key(self.config.seed),
-            at_once=self.config.at_once,
-        )
+    def estimates(self, direction: Direction, method: str, rules: str) -> np.ndarray:
+        return super().estimates(direction, method, rules).swapaxes(1, 2)
 
     def importance(self, stored: pa.Table) -> np.ndarray:
         return head_importance(stored, self.config.direction).swapaxes(1, 2)
@@ -164,6 +159,9 @@ class TokenEdges(Kind):
 
     name = "token_edges"
     columns = ("layer", "head", "query", "key")
+    _exact = staticmethod(patching.edge_effects)
+    _attribute = staticmethod(patching.edge_attributions)
+    _evaluate = staticmethod(discover.edge_curve)
 
     @staticmethod
     def ranked_by(config: CircuitConfig) -> tuple[str, str]:
@@ -175,32 +173,14 @@ class TokenEdges(Kind):
     def opened(self, edges_LBNTS: np.ndarray) -> np.ndarray:
         return edges_LBNTS
 
-    def effects(self, direction: Direction, places_EX: np.ndarray) -> np.ndarray:
-        effects_EB = edge_effects(
-            self.model,
-            self.batch,
-            jnp.asarray(places_EX),
-            direction=direction,
-            part=self.config.edge_part,
-            at_once=self.config.at_once,
-        )
-        return np.asarray(effects_EB)
-
-    def estimates(self, direction: Direction, method: Any, rules: str) -> np.ndarray:
-        del method
-        effects_LBNTS = edge_attributions(
-            self.model,
-            self.batch,
-            direction=direction,
-            part=self.config.edge_part,
-            rules=find_rules(rules),
-        )
-        return np.asarray(effects_LBNTS)
-
     def curve(self, ranks: np.ndarray, ablation: str, sizes: np.ndarray) -> Curve:
-        return discover.edge_curve(
-            self.model, self.batch, ranks, ablation, sizes=sizes, at_once=self.config.at_once
-        )
+        # No ablation of token edges is random.
+        options = {"sizes": sizes, "at_once": self.config.at_once}
+        return self._evaluate(self.model, self.batch, ranks, ablation, **options)
+
+    @property
+    def _patch(self) -> dict[str, Any]:
+        return {"part": self.config.edge_part}
 
 
 class ComponentEdges(Kind):
@@ -211,6 +191,9 @@ class ComponentEdges(Kind):
     methods = ("eap", "eap_ig")
     # Readers read the changes of all writers: 3.2 times the time of heads on SmolLM2's shape.
     circuit_passes = 3
+    _exact = staticmethod(components.component_effects)
+    _attribute = staticmethod(components.component_attributions)
+    _evaluate = staticmethod(discover.component_curve)
 
     @staticmethod
     def ranked_by(config: CircuitConfig) -> tuple[str, str]:
@@ -225,34 +208,14 @@ class ComponentEdges(Kind):
         writers_UB = ComponentGraph.of(self.model.cfg).open_writers(heads_LBN)
         return self.mask() & writers_UB[:, :, None]
 
-    def effects(self, direction: Direction, places_EX: np.ndarray) -> np.ndarray:
-        effects_EB = component_effects(
-            self.model, self.batch, places_EX, direction=direction, at_once=self.config.at_once
-        )
-        return np.asarray(effects_EB)
+    def estimates(self, direction: Direction, method: str, rules: str) -> np.ndarray:
+        options = {"method": method, "steps": self._steps, "rules": find_rules(rules)}
+        return np.asarray(self._attribute(self.model, self.batch, direction=direction, **options))
 
-    def estimates(self, direction: Direction, method: Any, rules: str) -> np.ndarray:
-        effects_UBR = component_attributions(
-            self.model,
-            self.batch,
-            method=method,
-            steps=self.config.ig_steps,
-            direction=direction,
-            rules=find_rules(rules),
-        )
-        return np.asarray(effects_UBR)
-
-    def curve(self, ranks: np.ndarray, ablation: str, sizes: np.ndarray) -> Curve:
-        return discover.component_curve(
-            self.model,
-            self.batch,
-            ranks,
-            ablation,
-            sizes=sizes,
-            key=jax.random.key(self.config.seed),
-            # A circuit holds the values of all writers.
-            at_once=min(self.config.at_once, 2),
-        )
+    @property
+    def _circuits_at_once(self) -> int:
+        # A circuit holds the values of all writers.
+        return min(self.config.at_once, 2)
 
     @property
     def _steps(self) -> int:

@@ -7,13 +7,12 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from sparse_jax.circuits import discover
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.components import component_attributions
 from sparse_jax.circuits.discover import Curve, visible_edges
 from sparse_jax.circuits.runs import Batch, CircuitModel
 from sparse_jax.circuits.tasks import make_task
-from sparse_jax.studies.circuits.kinds import ComponentEdges
+from sparse_jax.studies.circuits.kinds import ComponentEdges, Heads
 from sparse_jax.studies.circuits.measurements import rows
 from sparse_jax.studies.circuits.parts import ATTRIBUTION, Part, values_table
 from sparse_jax.studies.circuits.piece import Measurement, SourceCircuit, _rank_values
@@ -177,7 +176,7 @@ def test_no_circuit_of_another_wording_has_a_head_without_an_open_edge_first(mon
         metric_KB = np.ones((1, 2))
         return Curve(sizes, metric_KB, metric_KB[0], metric_KB[0])
 
-    monkeypatch.setattr(discover, "head_curve", circuits)
+    monkeypatch.setattr(Heads, "_evaluate", staticmethod(circuits))
     measurement.measure(Part("heads", "transfer"), SourceCircuit(source_LN, size=2))
     for transferred, own in zip(*kept, strict=True):
         assert transferred.tolist() == [[0, 1], [1, 2]]
