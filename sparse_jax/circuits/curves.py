@@ -80,6 +80,12 @@ def crossing(sizes_K: np.ndarray, explained_K: np.ndarray, fraction: float = 0.9
     return float(np.exp(np.interp(share, [0.0, 1.0], np.log(sizes_K[k - 1 : k + 1]))))
 
 
+def needed(sizes_K: np.ndarray, explained_K: np.ndarray, fraction: float) -> int:
+    """Whole number of components at the `crossing`; the last size where no size reaches it."""
+    size = crossing(sizes_K, explained_K, fraction)
+    return math.ceil(size) if math.isfinite(size) else int(sizes_K[-1])
+
+
 def sizes(count: int, points: int = 24) -> np.ndarray:
     """Numbers of components from 1 to `count`, near to even in the logarithm, each once."""
     return np.unique(np.round(np.geomspace(1, count, points)).astype(int))

@@ -373,5 +373,4 @@ def needed(config: CircuitConfig, table: pa.Table) -> int:
     taken, metric_KB, empty_B = read_curve(table, **labels, ranking="signed", scope="task")
     with np.errstate(divide="ignore", invalid="ignore"):
         explained = curves.explained(metric_KB, empty_B, whole_B)
-    crossing = curves.crossing(taken, explained, config.fraction)
-    return math.ceil(crossing) if math.isfinite(crossing) else int(taken[-1])
+    return curves.needed(taken, explained, config.fraction)

@@ -310,9 +310,7 @@ class Measurement:
         metric_KB, axes = array(self._stored(curve), ["size", "prompt"], quantity="curve")
         own_K1 = metric_KB[:, [shown]]
         explained = curves.explained(own_K1[1:], own_K1[0], self._whole_B[[shown]])
-        taken = axes["size"][1:]
-        crossing = curves.crossing(taken, explained, self._config.fraction)
-        return int(np.ceil(crossing)) if np.isfinite(crossing) else int(taken[-1])
+        return curves.needed(axes["size"][1:], explained, self._config.fraction)
 
 
 _MEASUREMENTS: Mapping[str, Callable[[Measurement, Part], list[pa.Table]]] = {
