@@ -228,61 +228,54 @@ def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Pat
         values = steps[column].to_numpy()[::every] * factor
         return Series(label, tokens[::every].tolist(), values.tolist())
 
+    def curves(series: list[Series], caption: str, y_label: str, n: str = "", **lines: Any) -> Part:
+        n = n or f"{number(summary.tokens_seen)} tokens seen"
+        return report.curves(
+            series, caption=caption, x_label="tokens seen", y_label=y_label, n=n, **lines
+        )
+
     batch_topk = config.kind == "batchtopk"
-    x_label = "tokens seen"
-    trained_on = f"{number(summary.tokens_seen)} tokens seen"
     return section(
         "Training",
         _PROSE("penalty", config.kind, config.penalties, summary.ended, number(summary.steps)),
-        report.curves(
+        curves(
             [stepwise("sparsity", "features kept" if batch_topk else "coefficient")],
-            caption="Features that BatchTopK keeps per token and layer."
+            "Features that BatchTopK keeps per token and layer."
             if batch_topk
             else "Coefficient of the sparsity penalty.",
-            x_label=x_label,
-            y_label="features" if batch_topk else "coefficient",
-            n=trained_on,
+            "features" if batch_topk else "coefficient",
         ),
-        report.curves(
+        curves(
             [evaluated("l0", "all layers"), *by_layer("l0")],
-            caption="Active features per token on held-out text.",
-            x_label=x_label,
-            y_label="active features",
-            n=trained_on,
+            "Active features per token on held-out text.",
+            "active features",
         ),
-        report.curves(
+        curves(
             [evaluated("unexplained", "all layers", 100), *by_layer("unexplained", 100)],
-            caption="Variance of MLP outputs unexplained on held-out text.",
-            x_label=x_label,
-            y_label="unexplained, %",
-            n=trained_on,
+            "Variance of MLP outputs unexplained on held-out text.",
+            "unexplained, %",
         ),
-        report.curves(
+        curves(
             [stepwise("dead", "dead features", 100), evaluated("top1", "same next token", 100)],
-            caption=f"Features without activity in {config.penalties.silent_steps} updates, and "
-            "tokens with the same next token when all MLPs are replaced.",
-            x_label=x_label,
-            y_label="%",
-            n=trained_on,
+            f"Features without activity in {config.penalties.silent_steps} updates, and tokens "
+            "with the same next token when all MLPs are replaced.",
+            "%",
         ),
-        report.curves(
+        curves(
             [evaluated("kl", "all MLPs replaced")],
-            caption="Next-token distributions with all MLPs replaced, from those of the model.",
-            x_label=x_label,
-            y_label="KL, nats per token",
-            n=trained_on,
+            "Next-token distributions with all MLPs replaced, from those of the model.",
+            "KL, nats per token",
         ),
-        report.curves(
+        curves(
             [
                 each
                 for kind, label in (("graph", ""), ("pruned_graph", ", pruned"))
                 for name, words in _SCORES.items()
                 if (each := evaluated(f"{kind}/{name}", words + label)).x
             ],
-            caption="Scores of attribution graphs on the fixed prompts, and replacement scores of "
-            "the controls at the end of training (horizontal lines).",
-            x_label=x_label,
-            y_label="score",
+            "Scores of attribution graphs on the fixed prompts, and replacement scores of the "
+            "controls at the end of training (horizontal lines).",
+            "score",
             n=f"{summary.graphs.prompts} prompts",
             h_lines=[
                 (each.graphs.mean.unpruned.replacement, CONTROLS[each.name])
