@@ -168,13 +168,13 @@ class Graph:
         size = min(batch, len(pairs))
         with exact_products():
             for block in mediation.batches_with_few_sources(pairs[:, 0], size):
-                nodes, source_X = _filled_up(pairs[block, 0], size, size)
+                nodes, source_X = _fill_up(pairs[block, 0], size, size)
                 sources = self.sources(nodes)
                 tangents = _tangents(self.replacement, sources)
                 for start in range(0, len(source_X), size):
                     at_X = source_X[start : start + size]
                     some = pairs[block][start : start + size]
-                    nodes, target_X = _filled_up(some[:, 1], -(-size // 4), size)
+                    nodes, target_X = _fill_up(some[:, 1], -(-size // 4), size)
                     missing = size - len(some)
                     mediated = _mediate_edges(
                         self.replacement,
@@ -388,7 +388,7 @@ _tangents = exact_jit(linear.tangents)
 _mediate_edges = exact_jit(mediation.mediate_edges)
 
 
-def _filled_up(ends_X: np.ndarray, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+def _fill_up(ends_X: np.ndarray, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:
     """The different ends, the last one repeated up to one of few sizes, and each end's index.
 
     Sizes are `least` times powers of two, up to `most`: few are compiled.

@@ -242,7 +242,7 @@ def ratios(
                 labels = {key: getattr(curve, key) for key in _KEYS}
                 chance = labels | {"ranking": "random", "scope": "prompt"}
                 pair, random = (
-                    [_measured(table, each, some) for each in (other, result)]
+                    [_curve_arrays(table, each, some) for each in (other, result)]
                     for some in (labels, chance)
                 )
                 why = _no_ratio(config, (other, result), pair, random)
@@ -319,7 +319,7 @@ def _no_ratio(
     return ""
 
 
-def _measured(
+def _curve_arrays(
     table: pa.Table, result: TaskResult, labels: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     own = select(table, task=result.task, model=result.model)

@@ -118,7 +118,7 @@ class Measurement:
         ]
         counts = [
             self._rows(
-                parts.by_prompt(self._opened(self._kinds[name])),
+                parts.by_prompt(self._open_components(self._kinds[name])),
                 axes,
                 quantity="open",
                 component=name,
@@ -127,7 +127,7 @@ class Measurement:
         ]
         return metrics + counts
 
-    def _opened(self, kind: Kind) -> np.ndarray:
+    def _open_components(self, kind: Kind) -> np.ndarray:
         """Which components of a kind carry any weight in each prompt."""
         return kind.opened(self._open_edges)
 
@@ -143,7 +143,7 @@ class Measurement:
     def _effects(self, part: Part) -> list[pa.Table]:
         """Exact effects and all estimates of them: of all heads, or of a sample of edges."""
         kind, direction = self._kinds[part.component], cast(Direction, part.options[0])
-        places_EX = self._patched(kind)
+        places_EX = self._patched_places(kind)
         first_E, *others = places_EX.T
 
         def table(effects_EB: np.ndarray, **labels: str) -> pa.Table:
@@ -163,14 +163,14 @@ class Measurement:
             tables.append(table(estimates[first_E, :, *others], method=method, rules=rules))
         return tables
 
-    def _patched(self, kind: Kind) -> np.ndarray:
+    def _patched_places(self, kind: Kind) -> np.ndarray:
         """Components that are patched exactly: all heads, or edges drawn at random.
 
         Edges are drawn uniformly among those with weight, so that no method is favoured.
         """
         if kind.all_patched:
             return np.argwhere(kind.mask().any(1))
-        places = np.argwhere(self._opened(kind).any(1))
+        places = np.argwhere(self._open_components(kind).any(1))
         drawn = self._rng(kind.name).permutation(len(places))[: self._config.edge_sample]
         return places[np.sort(drawn)]
 
@@ -221,15 +221,15 @@ class Measurement:
             order_XBX = np.where(real, self._rng(kind.name, draw).random(real.shape), -np.inf)
         else:
             order_XBX = _rank_values(self._stored_importance(kind), real, ranking, scope)
-        return self._closed_last(kind, order_XBX)
+        return self._rank_closed_last(kind, order_XBX)
 
-    def _closed_last(self, kind: Kind, order_XBX: np.ndarray) -> np.ndarray:
+    def _rank_closed_last(self, kind: Kind, order_XBX: np.ndarray) -> np.ndarray:
         """Ranks by values that are -inf where there is no component.
 
         Components without weight come last, because ablating them changes nothing. In a sparse
         model the choice is therefore among open edges, and heads that have open edges.
         """
-        last = kind.mask() & ~self._opened(kind)
+        last = kind.mask() & ~self._open_components(kind)
         return discover.ranks(np.where(last, _LAST, order_XBX))
 
     def _transfer(self, source: SourceCircuit) -> list[pa.Table]:
@@ -237,7 +237,7 @@ class Measurement:
         heads, ablation = self._kinds["heads"], self._config.ablations[0]
         tables = []
         for ranking, ranks in (
-            ("transferred", self._closed_last(heads, source.importance_LN[:, None])),
+            ("transferred", self._rank_closed_last(heads, source.importance_LN[:, None])),
             ("own", self._ranks(heads, "signed", "task", "0")),
         ):
             curve = heads.curve(ranks, ablation, np.array([source.size]))

@@ -107,12 +107,12 @@ def prompts(summary: CircuitSummary) -> Section:
         Column("Task", value=_task_name),
         Column("Clean", value=lambda task: task.clean),
         Column("Corrupt", value=lambda task: task.corrupt),
-        Column("Right", value=lambda task: _listed(task.answers)),
-        Column("Wrong", value=lambda task: _listed(task.wrong_answers)),
+        Column("Right", value=lambda task: _continuations(task.answers)),
+        Column("Wrong", value=lambda task: _continuations(task.wrong_answers)),
         Column("Metric", value=lambda task: task.metric.replace("_", " ")),
         Column("Tokens", value=_lengths),
         Column("Kept", value=lambda task: task.kept),
-        Column("Dropped", value=_dropped),
+        Column("Dropped", value=_drop_reasons),
     ]
     models = [
         Column("Model", value=lambda model: model.role),
@@ -138,7 +138,7 @@ def _lengths(task: TaskFacts) -> str:
     return " to ".join(map(str, sorted({task.shortest, task.longest})))
 
 
-def _dropped(task: TaskFacts) -> str:
+def _drop_reasons(task: TaskFacts) -> str:
     return "; ".join(f"{count} × {reason}" for reason, count in task.dropped.items()) or "none"
 
 
@@ -148,7 +148,7 @@ def solved(summary: CircuitSummary) -> Section:
         Column("Task", value=lambda each: each.task),
         Column("Model", value=lambda each: each.model),
         Column("Right, %", value=lambda each: rate(each.accuracy, spec=".0f")),
-        Column("Solved", value=_solved),
+        Column("Solved", value=_solved_cell),
         Column("Metric, clean", value=lambda each: interval_text(each.clean)),
         Column("Metric, corrupt", value=lambda each: interval_text(each.corrupt)),
         Column("Change", value=lambda each: interval_text(each.change)),
@@ -164,7 +164,7 @@ def solved(summary: CircuitSummary) -> Section:
     )
 
 
-def _solved(result: TaskResult) -> Cell:
+def _solved_cell(result: TaskResult) -> Cell:
     return cell("yes" if result.solved else "no", tone="good" if result.solved else "bad")
 
 
@@ -178,7 +178,7 @@ def sizes(summary: CircuitSummary) -> Section:
                     each.task,
                     COMPONENT[own.component],
                     own.ablation,
-                    _ranked(own.ranking, own.scope),
+                    _ranking_name(own.ranking, own.scope),
                     each.model,
                     format_size(own.crossing),
                     each.components[own.component],
@@ -197,7 +197,7 @@ def sizes(summary: CircuitSummary) -> Section:
             Column("Task", value=lambda each: each.task),
             Column("Components", value=lambda each: COMPONENT[each.component]),
             Column("Ablation", value=lambda each: each.ablation),
-            Column("Ranked", value=lambda each: _ranked(each.ranking, each.scope)),
+            Column("Ranked", value=lambda each: _ranking_name(each.ranking, each.scope)),
             Column("Models", value=lambda each: f"{each.reference} : {each.model}"),
             Column("Times smaller", value=ratio_cell),
         ]
@@ -350,7 +350,7 @@ def published(summary: CircuitSummary) -> Section:
             [
                 task,
                 COMPONENT[component],
-                _ranked(ranking, scope),
+                _ranking_name(ranking, scope),
                 f"{printed.ratio:.3g} (Fig. {printed.figure}, {printed.model})"
                 if printed
                 else "not compared: other wordings"
@@ -372,13 +372,13 @@ def published(summary: CircuitSummary) -> Section:
     )
 
 
-def _ranked(ranking: str, scope: str) -> str:
+def _ranking_name(ranking: str, scope: str) -> str:
     if ranking == "random":
         return ranking
     return f"{SCOPE[scope]}, by absolute effect" if ranking == "absolute" else SCOPE[scope]
 
 
-def _listed(texts: tuple[str, ...]) -> str:
+def _continuations(texts: tuple[str, ...]) -> str:
     """The first few continuations, with their spaces visible."""
     shown = ", ".join(f"“{text}”" for text in texts[:3])
     return shown + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")

@@ -18,7 +18,7 @@ def findings(summary: CircuitSummary) -> list[str]:
         sentence
         for task in summary.tasks
         if task.rephrases is None
-        for sentence in _of_task(summary, task.name)
+        for sentence in _task_findings(summary, task.name)
     ]
 
 
@@ -89,7 +89,7 @@ def unsolved(summary: CircuitSummary, task: str) -> Iterator[str]:
             )
 
 
-def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
+def _task_findings(summary: CircuitSummary, task: str) -> Iterator[str]:
     config = summary.config
     results = [each for each in summary.results if each.task == task]
     n = results[0].clean.n
@@ -144,11 +144,11 @@ def ratio_sentences(subject: str, ratios: Sequence[Ratio]) -> Iterator[str]:
             if not each.ratio:
                 missing.setdefault(each.why, []).append(_RANKED[each.ranking, each.scope])
         reasons = [
-            f"no ratio{f' {_listed(names)}' * (len(names) < len(own))}, as {why}"
+            f"no ratio{f' {_ranking_names(names)}' * (len(names) < len(own))}, as {why}"
             for why, names in missing.items()
         ]
         yield f"{subject}, {' : '.join(pair)}: {'; '.join([*ranked, *reasons])}."
 
 
-def _listed(names: Sequence[str]) -> str:
+def _ranking_names(names: Sequence[str]) -> str:
     return "ranked " + ", ".join(names)

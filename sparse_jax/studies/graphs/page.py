@@ -89,7 +89,7 @@ def build(
     if proposals is None:
         proposals = supernodes.propose(document)
     viewer = _report(document, lambda: _sections(document, features or {}, proposals))
-    return _written(viewer, provenance or {})
+    return _page_text(viewer, provenance or {})
 
 
 def of_folder(folder: Path, file: str) -> Report:
@@ -116,11 +116,11 @@ def write(folder: Path, file: str, provenance: Mapping[str, Any]) -> None:
       file: the graph in it.
       provenance: commit, versions and the like.
     """
-    text = _written(of_folder(folder, file), provenance)
+    text = _page_text(of_folder(folder, file), provenance)
     write_text((folder / file).with_suffix(".html"), text)
 
 
-def _written(viewer: Report, provenance: Mapping[str, Any]) -> str:
+def _page_text(viewer: Report, provenance: Mapping[str, Any]) -> str:
     return report.page(
         viewer.title,
         viewer.sections(),
@@ -136,7 +136,7 @@ def _report(document: Mapping[str, Any], sections: Callable[[], list[Section]]) 
     about = {"graph": metadata["slug"], "model": metadata["scan"], "prompt": metadata["prompt"]}
     about |= {key: metadata[key] for key in _SETTINGS if key in metadata}
     return Report(
-        f"Attribution graph of “{_cut(_shown(metadata['prompt']))}”",
+        f"Attribution graph of “{_cut(_inline(metadata['prompt']))}”",
         sections,
         lead=[_lead(document), *_scores(metadata)],
         lines=(),
@@ -194,8 +194,8 @@ def _viewer(
     keys = [graph_json.feature_of(node) for node in nodes]
     examples = {
         f"{key[0]}_{key[1]}": {
-            "texts": _as_json(features[key].texts),
-            "lowest": _as_json(features[key].lowest),
+            "texts": _texts_json(features[key].texts),
+            "lowest": _texts_json(features[key].lowest),
             "topLogits": list(features[key].top_logits),
             "bottomLogits": list(features[key].bottom_logits),
         }
@@ -212,7 +212,7 @@ def _viewer(
     return section("Explore the graph", _PROSE("viewer", json_script(data)))
 
 
-def _as_json(texts: Sequence[Text]) -> list[dict[str, Any]]:
+def _texts_json(texts: Sequence[Text]) -> list[dict[str, Any]]:
     return [
         {"tokens": list(text.tokens), "activations": [float(x) for x in text.activations]}
         for text in texts
@@ -319,7 +319,7 @@ def _strongest(document: Mapping[str, Any], share_E: np.ndarray) -> Section:
         [
             names[node["node_id"]],
             graph_json.kind(node),
-            f"{node['ctx_idx']} “{_shown(tokens[node['ctx_idx']])}”",
+            f"{node['ctx_idx']} “{_inline(tokens[node['ctx_idx']])}”",
             node.get("activation"),
             100 * node["influence"],
         ]
@@ -355,7 +355,7 @@ class _Names:
 
     def __getitem__(self, name: str) -> str:
         node = self._nodes[name]
-        token = _shown(self._tokens[node["ctx_idx"]])
+        token = _inline(self._tokens[node["ctx_idx"]])
         match graph_json.kind(node):
             case "token":
                 return f"token “{token}” ({node['ctx_idx']})"
@@ -371,7 +371,7 @@ class _Names:
 
 def _next_tokens(top: Sequence[Mapping[str, Any]]) -> str:
     """The most probable next tokens with their probabilities."""
-    each = [f"“{_shown(one['token'])}” {100 * one['probability']:.1f} %" for one in top[:_TOKENS]]
+    each = [f"“{_inline(one['token'])}” {100 * one['probability']:.1f} %" for one in top[:_TOKENS]]
     return ", ".join(each)
 
 
@@ -380,6 +380,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST_TITLE else f"…{text[1 - _LONGEST_TITLE :]}"
 
 
-def _shown(text: str) -> str:
+def _inline(text: str) -> str:
     """A token or prompt on one line."""
     return text.replace("\n", "↵").strip(" ") or "␣"

@@ -189,7 +189,7 @@ def losses(summary: PosttrainSummary) -> Section:
         *notes,
         table_of(
             summary.runs,
-            _compared(columns, summary),
+            _shown_columns(columns, summary),
             caption="Each run after training: losses in nats per token, on the same windows as the "
             "dense model; open edges in total, and per head and window. Intervals are over "
             "documents, for the trained model.",
@@ -214,14 +214,14 @@ def over_seeds(summary: PosttrainSummary) -> Section:
         "Comparison of seeds",
         table_of(
             summary.bounds,
-            _compared(columns, summary),
+            _shown_columns(columns, summary),
             caption="Mean over seeds, with the lowest and the highest.",
             n=f"{count} seeds",
         ),
     )
 
 
-def _compared(columns: list[Column], summary: PosttrainSummary) -> list[Column]:
+def _shown_columns(columns: list[Column], summary: PosttrainSummary) -> list[Column]:
     """The columns of a table, without that of the control where there is none."""
     return [each for each in columns if summary.controls or each.title != "Minus control"]
 
@@ -255,7 +255,7 @@ def training(run: Run, summary: PosttrainSummary) -> Section:
     """Edges, strength and losses by step, as in Fig. 11."""
     steps = run.steps
     step, edges, strength, loss = (
-        _thinned(steps[name]) for name in ("step", "edges", "strength", "loss")
+        _thin(steps[name]) for name in ("step", "edges", "strength", "loss")
     )
     at, held_out = run.evaluated("validation/loss")
     _, open_edges = run.evaluated("validation/edges")
@@ -272,7 +272,7 @@ def training(run: Run, summary: PosttrainSummary) -> Section:
     caption = "Loss, with its bound and the dense model's."
     over: list[Part] = []
     if run.moving:
-        moving = _thinned(run.moving)
+        moving = _thin(run.moving)
         losses.append(Series("bound in training", step, moving))
         over.append(
             curves(
@@ -389,7 +389,7 @@ def paper(summary: PosttrainSummary) -> Section:
     )
 
 
-def _thinned(values: Sequence[float]) -> np.ndarray:
+def _thin(values: Sequence[float]) -> np.ndarray:
     """Means of neighbouring values of a long curve."""
     width = -(-len(values) // _MOST_POINTS)
     return np.array([np.mean(values[i : i + width]) for i in range(0, len(values), width)])

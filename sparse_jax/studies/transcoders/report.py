@@ -140,7 +140,7 @@ def controls(summary: TranscoderSummary) -> Section:
             caption=_PROSE("controls_caption"),
             n=f"{number(summary.substitution.tokens)} tokens, {graphs.prompts} prompts",
         ),
-        _paired(summary),
+        _differences(summary),
         _PROSE(
             "graphs",
             *(graphs.prompts, graphs.tokens, graphs.sha256[:16], graphs.max_features),
@@ -149,7 +149,7 @@ def controls(summary: TranscoderSummary) -> Section:
     )
 
 
-def _paired(summary: TranscoderSummary) -> Part:
+def _differences(summary: TranscoderSummary) -> Part:
     """Replacement scores less those of each control that has any on the same prompts."""
     own = summary.graphs
     differences = [

@@ -97,8 +97,8 @@ def test_edges_that_are_patched_exactly_are_drawn_uniformly(monkeypatch):
         config = CircuitConfig(components=("component_edges",), edge_sample=size, seed=seed)
         measurement = object.__new__(Measurement)
         measurement._config = config
-        monkeypatch.setattr(measurement, "_opened", lambda kind: opened, raising=False)
-        sample = measurement._patched(ComponentEdges).tolist()
+        monkeypatch.setattr(measurement, "_open_components", lambda kind: opened, raising=False)
+        sample = measurement._patched_places(ComponentEdges).tolist()
         assert len(set(map(tuple, sample))) == size and sample == sorted(sample)
         for place in sample:
             counts[tuple(place)] += 1
