@@ -19,13 +19,17 @@ Floats = Sequence[float] | np.ndarray
 
 # Sizes as shares of all components, at which MIB evaluates circuits.
 MIB_FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+# Division by no effect, whose result is not finite.
+_quiet = np.errstate(divide="ignore", invalid="ignore")
 
 
+@_quiet
 def explained(metric_KB: np.ndarray, empty_B: np.ndarray, whole_B: np.ndarray) -> np.ndarray:
-    """f at each size, `[K]`: ratio of means over prompts."""
+    """f at each size, `[K]`: ratio of means over prompts; not finite without an effect."""
     return (metric_KB - empty_B).mean(1) / (whole_B - empty_B).mean()
 
 
+@_quiet
 def explained_intervals(
     metric_KB: np.ndarray,
     empty_B: np.ndarray,
