@@ -94,7 +94,7 @@ def cell(
 
 def rate(interval: Interval, *, spec: str = ".1f", scale: float = 100.0) -> Cell:
     """Returns a cell "98.5 [95.2, 99.5]" with the n under it; rates are printed in percent."""
-    return Cell(interval_text(interval, spec, scale), f"n = {number(interval.n)}", numeric=True)
+    return Cell(_interval(interval, spec, scale), f"n = {number(interval.n)}", numeric=True)
 
 
 def compared(
@@ -116,7 +116,7 @@ def compared(
         raise UsageError(f"compared: tolerance={tolerance!r}; need 0 or more")
     interval = ours if isinstance(ours, Interval) else None
     value = ours.estimate if isinstance(ours, Interval) else ours
-    text = interval_text(interval, spec, scale) if interval else number(_times(value, scale), spec)
+    text = _interval(interval, spec, scale) if interval else number(_times(value, scale), spec)
     count = f" · n = {number(interval.n)}" if interval else ""
     if paper is None:
         return Cell(text, f"not in the paper{count}", numeric=True)
@@ -195,16 +195,18 @@ def _side(cells: Sequence[Cell]) -> str:
     return "right" if filled and all(one.numeric for one in filled) else "left"
 
 
-def interval_text(interval: Interval | None, spec: str = "", scale: float = 1.0) -> str:
-    """Returns "98.5 [95.2, 99.5]", or an estimate with its n where that allows no interval."""
-    if interval is None:
-        return number(None)
+def _interval(interval: Interval, spec: str, scale: float) -> str:
     if not interval.bounded:
         estimate = number(_times(interval.estimate, scale), spec)
         return f"{estimate} (n = {interval.n}: no interval)"
     ends = (interval.estimate, interval.low, interval.high)
     estimate, low, high = (number(_times(end, scale), spec) for end in ends)
     return f"{estimate} [{low}, {high}]"
+
+
+def interval_text(interval: Interval | None, spec: str = "", scale: float = 1.0) -> str:
+    """Returns "98.5 [95.2, 99.5]", or an estimate with its n where that allows no interval."""
+    return number(None) if interval is None else _interval(interval, spec, scale)
 
 
 def _times(value: float, scale: float) -> float:
