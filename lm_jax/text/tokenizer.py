@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import processors
 
 from lm_jax.errors import BadInputError
-from lm_jax.run.files import make_folder, write_bytes, write_json
+from lm_jax.run.files import storage_error, write_bytes, write_json
 from lm_jax.text import gguf_tokenizer
 from lm_jax.text.gguf_reader import contents, open_gguf
 
@@ -230,7 +230,10 @@ class Tokenizer:
         if self.chat_template is not None:
             config["chat_template"] = self.chat_template
         folder = Path(folder)
-        make_folder(folder, parents=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(folder, error) from error
         write_bytes(folder / "tokenizer.json", self.backend.to_str(pretty=True).encode())
         write_json(folder / "tokenizer_config.json", config)
         if self.other_stop_ids:
