@@ -46,6 +46,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel):
     wanted |= {
         f"lm_jax/{file.relative_to(ROOT).as_posix()}" for file in (ROOT / "configs").rglob("*.py")
     }
+    wanted |= {f"lm_jax/published/{file.name}" for file in (ROOT / "published").iterdir()}
     assert wanted <= set(wheel)
 
 

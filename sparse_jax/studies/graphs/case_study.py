@@ -11,6 +11,7 @@ import dataclasses
 
 import numpy as np
 
+from lm_jax.assets import papers
 from sparse_jax.graphs.graph import Graph
 from sparse_jax.graphs.influence import FEATURE, LOGIT, Pruned
 from sparse_jax.studies.graphs import mass
@@ -41,17 +42,12 @@ class PaperStudy:
     pairs: str | None = None
 
 
-PAPER = {
-    "dense": PaperStudy(heads="> 40"),
-    "sparse": PaperStudy(
-        probability=0.1012,
-        features=459,
-        kept_features=82,
-        replacement=0.82,
-        heads="5",
-        pairs="5",
-    ),
-}
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    case_study: dict[str, PaperStudy]
+
+
+PAPER = papers.numbers("sparse", _Numbers).case_study
 
 
 def key_edge(graph: Graph, pruned: Pruned) -> tuple[int, int] | None:

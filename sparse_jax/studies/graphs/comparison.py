@@ -6,15 +6,17 @@ the same weight. Curves of shorter prompts, which have fewer pairs, end at 1.
 """
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lm_jax.assets import papers
 from lm_jax.statistics import Interval, cluster_interval
 from sparse_jax.studies.graphs import mass
-from sparse_jax.studies.graphs.mass import KINDS, Kind
+from sparse_jax.studies.graphs.mass import KINDS, Component, Kind
 from sparse_jax.studies.graphs.results import (
     ComparedPrompt,
     EdgeCounts,
@@ -24,9 +26,17 @@ from sparse_jax.studies.graphs.results import (
 )
 from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig
 
-# How many times fewer the sparse GPT-2 needs for 90 % (Fig. 6): absolute scores, of each edge in
-# the graph.
-PAPER = {Kind("heads", "absolute", "any"): 3.4, Kind("pairs", "absolute", "any"): 16.1}
+
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    graph_masses: dict[Component, float]
+
+
+# Figure 6 is about the absolute scores of every edge.
+PAPER = {
+    Kind(component, "absolute", "any"): ratio
+    for component, ratio in papers.numbers("sparse", _Numbers).graph_masses.items()
+}
 
 
 def counted(table: pa.Table, compared: Sequence[ComparedPrompt]) -> pa.Table:
