@@ -4,13 +4,9 @@ An entry that begins with a preposition, a possessive, a relative word or a bare
 ("of the queries", "as `query`", "added to the scores") makes the reader guess the noun. `whether`,
 `what` and `how` with a clause are fine. The paragraph under `Returns:` and the first line of a
 docstring follow the same rule. The docstrings are read from the source, so no module is run.
-
-`CLEAN` folders have no such entry. What is left elsewhere is counted in `DEBT` and may only fall:
-lower the number when it has fallen, and move a folder to `CLEAN` when nothing is left.
 """
 
 import ast
-from collections import defaultdict
 from collections.abc import Iterator
 import inspect
 from pathlib import Path
@@ -20,14 +16,16 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CLEAN = (
-    *("configs", "iaj", "kernels", "lm_jax", "polyattn_jax", "protot_jax", "tools"),
-    *(f"sparse_jax/{name}" for name in ("gates", "circuits", "transcoders", "graphs")),
+FOLDERS = (
+    "configs",
+    "iaj",
+    "kernels",
+    "lm_jax",
+    "polyattn_jax",
+    "protot_jax",
+    "sparse_jax",
+    "tools",
 )
-# Folder -> the violations in what of it is in no folder listed here or above.
-DEBT = {
-    "sparse_jax": 202,
-}
 
 PREPOSITIONS = {
     *("above", "after", "as", "at", "before", "below", "between", "by", "for", "from", "in"),
@@ -113,36 +111,15 @@ def violations(source: str, path: str) -> Iterator[Violation]:
                 yield Violation(path, node.body[0].lineno + index, line)
 
 
-def room(path: str) -> str:
-    """Returns the innermost folder of `CLEAN` or `DEBT` that holds the file."""
-    parents = [parent.as_posix() for parent in Path(path).parents]
-    return next(parent for parent in parents if parent in CLEAN or parent in DEBT)
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, list[Violation]]:
-    """The violations by room."""
-    result = defaultdict(list)
-    for folder in sorted({room.split("/")[0] for room in (*CLEAN, *DEBT)}):
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            path = file.relative_to(ROOT).as_posix()
-            for each in violations(file.read_text("utf-8"), path):
-                result[room(path)].append(each)
-    return result
-
-
-@pytest.mark.parametrize("folder", CLEAN)
-def test_entries_begin_with_a_noun(found, folder):
-    assert (ROOT / folder).is_dir()
-    assert not found[folder], "\n".join(["begin with a noun:", *map(str, found[folder])])
-
-
-@pytest.mark.parametrize("folder", DEBT)
-def test_the_debt_of_a_folder_does_not_grow(found, folder):
-    count = len(found[folder])
-    assert count <= DEBT[folder], "\n".join(
-        [f"{count} violations, {DEBT[folder]} allowed; some are new:", *map(str, found[folder])]
-    )
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_entries_begin_with_a_noun(folder):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    found = [
+        str(each)
+        for file in files
+        for each in violations(file.read_text("utf-8"), file.relative_to(ROOT).as_posix())
+    ]
+    assert files and not found, "\n".join(["begin with a noun:", *found])
 
 
 MADE = '''

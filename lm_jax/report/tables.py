@@ -209,6 +209,11 @@ def _interval(interval: Interval, spec: str, scale: float) -> str:
     return f"{estimate} [{low}, {high}]"
 
 
+def interval_text(interval: Interval | None, spec: str = "", scale: float = 1.0) -> str:
+    """Returns "98.5 [95.2, 99.5]", or an estimate with its n where that allows no interval."""
+    return number(None) if interval is None else _interval(interval, spec, scale)
+
+
 def _times(value: float, scale: float) -> float:
     # a factor of one keeps whole numbers whole
     return value if scale == 1 or not math.isfinite(value) else value * scale

@@ -122,6 +122,22 @@ def new_folder(path: str | os.PathLike[str]) -> Generator[Path]:
         raise
 
 
+def make_folder(path: Path, *, parents: bool = False) -> None:
+    """Makes a folder that may be there already.
+
+    Args:
+      path: the folder.
+      parents: whether to make the folders above it too.
+
+    Raises:
+      StorageError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=parents, exist_ok=True)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
 def draft_of(path: Path) -> Path:
     """The temporary path at which the folder `path` is written."""
     return path.with_name(f".{path.name}.tmp")

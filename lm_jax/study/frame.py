@@ -16,7 +16,7 @@ from lm_jax.console import output
 from lm_jax.report import Report
 from lm_jax.run import processes
 from lm_jax.run.config import config_hash, from_plain, to_plain
-from lm_jax.run.files import storage_error, to_jsonable, write_json, write_text
+from lm_jax.run.files import make_folder, to_jsonable, write_json, write_text
 from lm_jax.run.finished import (
     NO_INPUTS,
     Inputs,
@@ -154,10 +154,7 @@ def _make_place(config: Any, folder: Path) -> None:
     """
     if not folder.is_absolute() or folder != config.default_folder():
         return
-    try:
-        folder.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise storage_error(folder.parent, error) from error
+    make_folder(folder.parent)
 
 
 def _run(study: Study, config: Any, work: Work, inputs: Inputs, **shared: Any) -> None:

@@ -10,7 +10,7 @@ import jax
 import pyarrow as pa
 
 from lm_jax.run import processes
-from lm_jax.run.files import storage_error
+from lm_jax.run.files import make_folder
 from lm_jax.run.finished import Inputs
 from lm_jax.run.provenance import amend_provenance, read_provenance
 from lm_jax.run.rows import RowStore, Unit
@@ -63,14 +63,7 @@ class Work:
           StorageError: the folder cannot be created.
         """
         folder = self.path / name
-
-        def create() -> None:
-            try:
-                folder.mkdir(exist_ok=True)
-            except OSError as error:
-                raise storage_error(folder, error) from error
-
-        processes.on_first(create)
+        processes.on_first(lambda: make_folder(folder))
         return dataclasses.replace(self, path=folder, loaded=None)
 
     def record(

@@ -54,7 +54,7 @@ def head_values(
 ) -> jax.Array:
     """What ablated heads output, `[L, B, T, N, H]` or with axes of length 1.
 
-    Arguments and errors are those of `ablated_values`.
+    It has the arguments and errors of `ablated_values`.
     """
     return ablated_values(ablation, clean.z_LBTNH, corrupt.z_LBTNH, valid_BT, key=key)
 

@@ -19,13 +19,17 @@ Floats = Sequence[float] | np.ndarray
 
 # Sizes as shares of all components, at which MIB evaluates circuits.
 MIB_FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+# Division by no effect, whose result is not finite.
+_quiet = np.errstate(divide="ignore", invalid="ignore")
 
 
+@_quiet
 def explained(metric_KB: np.ndarray, empty_B: np.ndarray, whole_B: np.ndarray) -> np.ndarray:
-    """f at each size, `[K]`: ratio of means over prompts."""
+    """f at each size, `[K]`: ratio of means over prompts; not finite without an effect."""
     return (metric_KB - empty_B).mean(1) / (whole_B - empty_B).mean()
 
 
+@_quiet
 def explained_intervals(
     metric_KB: np.ndarray,
     empty_B: np.ndarray,
@@ -78,6 +82,12 @@ def crossing(sizes_K: np.ndarray, explained_K: np.ndarray, fraction: float = 0.9
     low, high = explained_K[k - 1], explained_K[k]
     share = (fraction - low) / (high - low)
     return float(np.exp(np.interp(share, [0.0, 1.0], np.log(sizes_K[k - 1 : k + 1]))))
+
+
+def needed(sizes_K: np.ndarray, explained_K: np.ndarray, fraction: float) -> int:
+    """Whole number of components at the `crossing`; the last size where no size reaches it."""
+    size = crossing(sizes_K, explained_K, fraction)
+    return math.ceil(size) if math.isfinite(size) else int(sizes_K[-1])
 
 
 def sizes(count: int, points: int = 24) -> np.ndarray:

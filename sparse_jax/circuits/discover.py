@@ -4,8 +4,8 @@
     curve = head_curve(model, batch, ranks(importance), "counterfactual")
     crossing(curve.sizes, curve.explained)
 
-A ranking is of each prompt by itself, or one for all prompts (`whole_task`): then importance is the
-mean over prompts, and token edges are those of the same positions in all of them.
+Each prompt has a ranking, or all prompts share one (`whole_task`): then importance is the mean over
+prompts, and a token edge is identified by its positions in all of them.
 
     importance = -component_attributions(model, batch)             # [U, B, R]
     importance = jnp.where(component_edges(model, batch), importance, -jnp.inf)
@@ -14,9 +14,10 @@ mean over prompts, and token edges are those of the same positions in all of the
 `random_importance` ranks at random, which every curve is to be compared with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +117,7 @@ def head_curve(
     ranks_LBN: np.ndarray,
     ablation: str,
     *,
-    sizes: Sequence[int] | None = None,
+    sizes: Sequence[int] | np.ndarray | None = None,
     key: jax.Array | None = None,
     at_once: int = 4,
 ) -> Curve:
@@ -137,10 +138,7 @@ def head_curve(
         activations(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
     )
     values = head_values(ablation, clean, corrupt, batch.valid_BT, key=key)
-    metric_KB = _head_metrics(
-        model, batch, jnp.asarray(ranks_LBN), values, jnp.asarray([0, *taken]), at_once
-    )
-    return _curve(model, batch, taken, metric_KB)
+    return _curve(model, batch, ranks_LBN, taken, at_once, _keep_heads, values)
 
 
 def edge_curve(
@@ -149,7 +147,7 @@ def edge_curve(
     ranks_LBNTS: np.ndarray,
     ablation: str,
     *,
-    sizes: Sequence[int] | None = None,
+    sizes: Sequence[int] | np.ndarray | None = None,
     at_once: int = 4,
 ) -> Curve:
     """The metric with the token edges of highest rank kept and the others ablated.
@@ -168,17 +166,9 @@ def edge_curve(
     clean, corrupt = (
         activations(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
     )
-    values = edge_values(ablation, clean, corrupt, jnp.asarray(visible))
-    metric_KB = _edge_metrics(
-        model,
-        batch,
-        jnp.asarray(ranks_LBNTS),
-        values,
-        jnp.asarray(visible),
-        jnp.asarray([0, *taken]),
-        at_once,
-    )
-    return _curve(model, batch, taken, metric_KB)
+    visible = jnp.asarray(visible)
+    values = edge_values(ablation, clean, corrupt, visible), visible
+    return _curve(model, batch, ranks_LBNTS, taken, at_once, _keep_token_edges, values)
 
 
 def component_curve(
@@ -187,7 +177,7 @@ def component_curve(
     ranks_UBR: np.ndarray,
     ablation: str,
     *,
-    sizes: Sequence[int] | None = None,
+    sizes: Sequence[int] | np.ndarray | None = None,
     key: jax.Array | None = None,
     at_once: int = 2,
 ) -> Curve:
@@ -208,10 +198,7 @@ def component_curve(
     graph = ComponentGraph.of(model.cfg)
     taken = curves.sizes(graph.num_edges) if sizes is None else np.asarray(sizes)
     values = component_values(model, batch, ablation, key=key)
-    metric_KB = _component_metrics(
-        model, batch, jnp.asarray(ranks_UBR), values, jnp.asarray([0, *taken]), at_once
-    )
-    return _curve(model, batch, taken, metric_KB)
+    return _curve(model, batch, ranks_UBR, taken, at_once, _keep_component_edges, values)
 
 
 def component_values(
@@ -224,56 +211,57 @@ def component_values(
     return ablated_values(ablation, clean, corrupt, batch.valid_BT, key=key)
 
 
-def _curve(model: CircuitModel, batch: Batch, taken: np.ndarray, metric_KB: jax.Array) -> Curve:
+# Edits of a circuit: of the model, which components are kept, and what the others have instead.
+_Keep = Callable[[CircuitModel, jax.Array, Any], Mapping[str, Any]]
+
+
+def _keep_heads(model: CircuitModel, keep_LBN: jax.Array, values: jax.Array) -> Mapping[str, Any]:
+    del model
+    return keep_heads(keep_LBN, values)
+
+
+def _keep_token_edges(
+    model: CircuitModel,
+    keep_LBNTS: jax.Array,
+    values: tuple[Activations | SharedContributions, jax.Array],
+) -> Mapping[str, Any]:
+    del model
+    return keep_edges(keep_LBNTS, *values)
+
+
+def _keep_component_edges(
+    model: CircuitModel, keep_UBR: jax.Array, values: jax.Array
+) -> Mapping[str, Any]:
+    return ablate_edges(model, ~keep_UBR, values)
+
+
+def _curve(
+    model: CircuitModel,
+    batch: Batch,
+    ranks_XBX: np.ndarray,
+    taken: np.ndarray,
+    at_once: int,
+    keep: _Keep,
+    values: Any,
+) -> Curve:
+    ranks, sizes = jnp.asarray(ranks_XBX), jnp.asarray([0, *taken])
+    metric_KB = np.asarray(_metrics(model, batch, ranks, sizes, values, keep, at_once), np.float64)
     whole_B = metric(model, batch, batch.clean_BT)
-    results_KB = np.asarray(metric_KB, np.float64)
-    return Curve(taken, results_KB[1:], results_KB[0], np.asarray(whole_B, np.float64))
+    return Curve(taken, metric_KB[1:], metric_KB[0], np.asarray(whole_B, np.float64))
 
 
-@functools.partial(exact_jit, static_argnames="at_once")
-def _head_metrics(
+@functools.partial(exact_jit, static_argnames=("keep", "at_once"))
+def _metrics(
     model: CircuitModel,
     batch: Batch,
-    ranks_LBN: jax.Array,
-    values_LBTNH: jax.Array,
+    ranks_XBX: jax.Array,
     sizes_K: jax.Array,
+    values: Any,
+    keep: _Keep,
     at_once: int,
 ) -> jax.Array:
     def kept(size: jax.Array) -> jax.Array:
-        edits = keep_heads(ranks_LBN < size, values_LBTNH)
-        return measure(model, batch, batch.clean_BT, edits=edits)[0]
-
-    return map_in_batches(kept, sizes_K, at_once)
-
-
-@functools.partial(exact_jit, static_argnames="at_once")
-def _edge_metrics(
-    model: CircuitModel,
-    batch: Batch,
-    ranks_LBNTS: jax.Array,
-    values: Activations | SharedContributions,
-    visible_LBNTS: jax.Array,
-    sizes_K: jax.Array,
-    at_once: int,
-) -> jax.Array:
-    def kept(size: jax.Array) -> jax.Array:
-        edits = keep_edges(ranks_LBNTS < size, values, visible_LBNTS)
-        return measure(model, batch, batch.clean_BT, edits=edits)[0]
-
-    return map_in_batches(kept, sizes_K, at_once)
-
-
-@functools.partial(exact_jit, static_argnames="at_once")
-def _component_metrics(
-    model: CircuitModel,
-    batch: Batch,
-    ranks_UBR: jax.Array,
-    values_UBTD: jax.Array,
-    sizes_K: jax.Array,
-    at_once: int,
-) -> jax.Array:
-    def kept(size: jax.Array) -> jax.Array:
-        edits = ablate_edges(model, ranks_UBR >= size, values_UBTD)
+        edits = keep(model, ranks_XBX < size, values)
         return measure(model, batch, batch.clean_BT, edits=edits)[0]
 
     return map_in_batches(kept, sizes_K, at_once)

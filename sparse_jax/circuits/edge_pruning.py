@@ -110,8 +110,8 @@ def prune_edges(
 ) -> PrunedEdges:
     """Finds the circuit of `count` component edges that best keeps the model's predictions.
 
-    The memory is that of a backward pass with the values of all writers saved in each layer,
-    4 L B T U D bytes.
+    The memory holds a backward pass with the values of all writers saved in each layer, 4 L B T U D
+    bytes.
 
     Args:
       model: a dense or sparse model.

@@ -89,7 +89,7 @@ def encode(
     if sizes == {1}:
         row = EncodedExample(clean, corrupt, [i for (i,) in right], [i for (i,) in wrong], [], [])
     elif answer == "number" and sizes == {2}:
-        row = _by_digits(clean, corrupt, right, wrong)
+        row = _encode_digits(clean, corrupt, right, wrong)
     else:
         texts = [*example.answers, *example.wrong_answers]
         text, ids = next(
@@ -191,7 +191,7 @@ def _holds(ids: list[int], part: list[int]) -> bool:
     return any(ids[i : i + len(part)] == part for i in range(len(ids) - len(part) + 1))
 
 
-def _by_digits(
+def _encode_digits(
     clean: list[int], corrupt: list[int], right: list[list[int]], wrong: list[list[int]]
 ) -> EncodedExample:
     """Two-digit numbers of one token a digit; those above are right, the others wrong.

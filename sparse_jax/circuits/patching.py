@@ -271,7 +271,7 @@ def _edge_effects(
         layer, head, query, key = edge_4
         shape = here.pattern_LBNTS.shape
         mask = jnp.zeros(shape, bool).at[layer, :, head, query, key].set(True, mode="drop")
-        # Its own contribution is that of the run before the patch: nothing upstream is edited.
+        # Its contribution before the patch equals that of the run: nothing upstream is edited.
         change = there.contributions_LBTNH(mask) - here.contributions_LBTNH(mask)
         return measure(model, batch, run_BT, edits={"attn.z": Add(change)})[0]
 

@@ -77,9 +77,9 @@ class CircuitModel:
         record: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Output:
-        """The forward pass; `rules` are of its derivative, the rest as in `lm_jax.forward`.
+        """The forward pass; `rules` decide its derivative, the rest is as in `lm_jax.forward`.
 
-        Without rules gates are computed by the kernel, whose derivative is that of training.
+        Without rules, gates are computed by the kernel, whose derivative is used in training.
         """
         options |= {"edits": dict(edits or {}), "record": record or {}}
         if rules is None and self.gates is not None:

@@ -232,7 +232,7 @@ def load(
     """Reads a folder that `save` wrote.
 
     Raises:
-      BadInputError: it is no sparse model, or the gates are of another family or shape than the
+      BadInputError: it is no sparse model, or the gates belong to another family or shape than the
         weights.
       CorruptError: its weights are not those it was saved with, or a file is damaged.
     """

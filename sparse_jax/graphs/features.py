@@ -6,9 +6,9 @@
 One pass over the windows of a prepared corpus, nothing stored but the best texts of each feature.
 A feature is active where its activation is not 0. Activations of neurons may be negative
 (`Features.signed`): of them the texts with the lowest are kept too. The first token of a window is
-left out, as in the training of transcoders. Logits are those of the direct path: all that the
+left out, as in the training of transcoders. Logits come from the direct path: all that the
 feature writes, times the weight of the last norm, times the unembedding.
-Files are those of the viewers: one per feature, named by Cantor's number of layer and index.
+Files have the layout of the viewers: one per feature, named by Cantor's number of layer and index.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from lm_jax.model.layers import unembedding
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from lm_jax.run import stop
-from lm_jax.run.files import storage_error, write_json
+from lm_jax.run.files import make_folder, write_json
 from lm_jax.text.examples import Examples, OnePass
 from lm_jax.text.preparation import Prepared
 from lm_jax.text.tokenizer import Tokenizer
@@ -300,10 +300,7 @@ def write(folder: Path, data: Mapping[Feature, FeatureData], *, scan: str) -> No
       StorageError: it cannot be written.
     """
     own = folder / scan
-    try:
-        own.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(own, error) from error
+    make_folder(own, parents=True)
     for feature, each in data.items():
         file = own / f"{graph_json.pair_number(*feature)}.json"
         write_json(file, document(feature, each, scan=scan))

@@ -83,7 +83,7 @@ class Graph:
       readings: the forward pass's value of what each row reads, float32 `[rows]`.
       probabilities: probabilities of the logit nodes, by the model itself.
       directions: `[logits, D]` of the unembedding, minus its mean over the vocabulary.
-      replacement: the frozen model that the graph is of.
+      replacement: the frozen model that the graph describes.
       transcoder: the transcoder, or the neurons, whose features it has, with what is frozen of
         them.
     """
@@ -124,8 +124,8 @@ class Graph:
     def certificate(self) -> np.ndarray:
         """Largest error of a row per layer of its reading `[L + 1]`, logits last.
 
-        The error is that of row sum and bias against the reading of the forward pass, relative to
-        the sum of absolute entries of the row and its bias.
+        The error is the difference between row sum plus bias and the reading of the forward pass,
+        relative to the sum of the absolute entries of the row and its bias.
         """
         weight = self.adjacency.astype(np.float64)
         bias = self.bias.astype(np.float64)
@@ -154,7 +154,7 @@ class Graph:
 
         Args:
           edges: pairs of source and target, indices in `nodes`.
-          batch: edges at a time; memory is that of their scores, `[batch, L, N, T, T]`, and of the
+          batch: edges at a time; the memory holds their scores, `[batch, L, N, T, T]`, and the
             tangents and values of as many sources, `[batch, L, T, D]`.
 
         Raises:
@@ -168,13 +168,13 @@ class Graph:
         size = min(batch, len(pairs))
         with exact_products():
             for block in mediation.batches_with_few_sources(pairs[:, 0], size):
-                nodes, source_X = _filled_up(pairs[block, 0], size, size)
+                nodes, source_X = _fill_up(pairs[block, 0], size, size)
                 sources = self.sources(nodes)
                 tangents = _tangents(self.replacement, sources)
                 for start in range(0, len(source_X), size):
                     at_X = source_X[start : start + size]
                     some = pairs[block][start : start + size]
-                    nodes, target_X = _filled_up(some[:, 1], -(-size // 4), size)
+                    nodes, target_X = _fill_up(some[:, 1], -(-size // 4), size)
                     missing = size - len(some)
                     mediated = _mediate_edges(
                         self.replacement,
@@ -388,7 +388,7 @@ _tangents = exact_jit(linear.tangents)
 _mediate_edges = exact_jit(mediation.mediate_edges)
 
 
-def _filled_up(ends_X: np.ndarray, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+def _fill_up(ends_X: np.ndarray, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:
     """The different ends, the last one repeated up to one of few sizes, and each end's index.
 
     Sizes are `least` times powers of two, up to `most`: few are compiled.

@@ -1,6 +1,6 @@
 """A pruned attribution graph as a document of `graph_json`.
 
-Ids are those of Neuronpedia and circuit-tracer but for the error of a layer at a position,
+Ids follow Neuronpedia and circuit-tracer, except for the error of a layer at a position,
 `0_<layer>_<position>`, where a feature of the graph has that id already (layer 0, index = layer):
 it ends in `_error` then. The ids of elements on a page, `jsNodeId`, have kind and position too,
 without which features and errors share them. Fields of the schema for which a run has no value of
@@ -17,10 +17,21 @@ import pyarrow as pa
 
 from lm_jax.run.files import to_jsonable
 from sparse_jax.graphs import effects as effects_lib
-from sparse_jax.graphs import qk
+from sparse_jax.graphs import graph_json, qk
 from sparse_jax.graphs.effects import Effects
 from sparse_jax.graphs.graph_json import check, pair_number
-from sparse_jax.graphs.influence import BIAS, ERROR, FEATURE, LOGIT, TOKEN, Edges, Pruned, highest
+from sparse_jax.graphs.influence import (
+    BIAS,
+    ERROR,
+    FEATURE,
+    LOGIT,
+    TOKEN,
+    Edges,
+    Pruned,
+    edge_scores,
+    highest,
+    largest,
+)
 from sparse_jax.graphs.qk import QK
 
 TRANSCODER = "cross layer transcoder"
@@ -256,3 +267,32 @@ def _node(row: Mapping[str, Any], name: str, length: int, feature_type: str) -> 
     if kind == BIAS:
         return node | {"feature": None, "layer": "E", "jsNodeId": "bias", "clerp": "Biases"}
     return node | {"feature": position, "layer": "E", "jsNodeId": f"E_{feature}-{position}"}
+
+
+def edge_shares(document: Mapping[str, Any]) -> np.ndarray:
+    """Cumulative share of each link in the logits' influence that passes through links.
+
+    As `influence.prune` ranks edges, among the links of the document: those with a share of at most
+    t are the strongest, and have t of the influence together.
+    """
+    nodes, links = document["nodes"], document["links"]
+    index = {node["node_id"]: i for i, node in enumerate(nodes)}
+    target_E = np.asarray([index[link["target"]] for link in links], np.int64)
+    source_E = np.asarray([index[link["source"]] for link in links], np.int64)
+    node_R, row_E = np.unique(target_E, return_inverse=True)
+    weight_RS = np.zeros((len(node_R), len(nodes)))
+    weight_RS[row_E, source_E] = [link["weight"] for link in links]
+    is_logit_R = np.asarray([graph_json.kind(nodes[i]) == LOGIT for i in node_R], bool)
+    start_R = np.asarray([nodes[i].get("token_prob") or 0.0 for i in node_R])
+    if not start_R[is_logit_R].any():
+        # A file without probabilities: logits count alike.
+        start_R = np.ones(len(node_R))
+    edges = Edges(
+        weight_RS=weight_RS,
+        node_R=np.where(is_logit_R, -1, node_R),
+        start_R=np.where(is_logit_R, start_R, 0.0),
+        kind_S=np.asarray([graph_json.kind(node) for node in nodes]),
+        error_S=np.full(len(nodes), -1),
+    )
+    _, share_E = largest(edge_scores(edges)[row_E, source_E], 1.0)
+    return share_E

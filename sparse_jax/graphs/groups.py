@@ -5,7 +5,7 @@
 
 All sources of a group are multiplied by a factor at once: activations of its features are set to
 that multiple of their values in the clean run, so that members do not respond to each other, and
-errors and tokens are added factor - 1 times more. Modes are those of `interventions`. The graph
+errors and tokens are added factor - 1 times more. Modes are explained in `interventions`. The graph
 predicts the sum of its members' entries: paths through other features are not in it.
 """
 
@@ -80,7 +80,7 @@ def scale_groups(
     """Effects on the next token of multiplying all sources of a group, for groups and factors.
 
     Args:
-      model: the model that the graph is of.
+      model: the model that the graph describes.
       graph: graph of one prompt.
       groups: indices of sources in `graph.nodes`; a source that is named twice counts once.
       factors: multiples of the sources; 0 removes a group, 1 leaves the run as it is.

@@ -225,7 +225,7 @@ def scores(edges: Edges, kept_S: np.ndarray | None = None) -> Scores:
         tokens are never removed here.
     """
     if kept_S is not None:
-        edges = _moved_to_errors(edges, kept_S)
+        edges = _move_to_errors(edges, kept_S)
     influence_S = influence(edges)
     is_error_S, is_token_S = edges.kind_S == ERROR, edges.kind_S == TOKEN
     tokens, errors = influence_S[is_token_S].sum(), influence_S[is_error_S].sum()
@@ -243,7 +243,7 @@ def scores(edges: Edges, kept_S: np.ndarray | None = None) -> Scores:
     )
 
 
-def _moved_to_errors(edges: Edges, kept_S: np.ndarray) -> Edges:
+def _move_to_errors(edges: Edges, kept_S: np.ndarray) -> Edges:
     """The edges with each removed feature's column added to the error at its layer and position."""
     moved_S = (edges.kind_S == FEATURE) & ~kept_S
     weight_RS = np.array(edges.weight_RS, np.float64)

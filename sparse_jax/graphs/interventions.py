@@ -6,9 +6,9 @@ more. The graph predicts that each target's reading shifts by factor - 1 times t
 adjacency matrix. The model runs with its MLPs replaced by the transcoder and errors as they were,
 in three modes:
 
-    frozen             attention patterns, divisors of norms and all other features are those of the
-                       clean run: the graph's prediction is exact
-    attention_frozen   attention patterns are; norms and features respond
+    frozen             attention patterns, divisors of norms and all other features keep the values
+                       of the clean run: the graph's prediction is exact
+    attention_frozen   attention patterns keep them; norms and features respond
     free               all respond
 
 Where features respond, effects pass through them, which a graph has in its paths and not in its
@@ -53,7 +53,7 @@ def measure(
     """Effects of interventions on all rows of a graph, predicted and measured.
 
     Args:
-      model: the model that the graph is of.
+      model: the model that the graph describes.
       graph: graph of one prompt.
       interventions: pairs of a source (index in `graph.nodes`) and a factor: 0 removes it, 2
         doubles it, the paper's steering takes -5 and -10.
@@ -246,7 +246,7 @@ class ScaledActivations(StatefulEdit):
 
     Attributes:
       row_X, position_X, feature_X: row, position and index of each scaled feature; an index beyond
-        F is of another layer.
+        F belongs to another layer.
       factor_X: the multiples.
       skip_start: first tokens without features (`basis.Features.skip_start`).
     """

@@ -212,7 +212,7 @@ class Writes:
 
 @struct.dataclass
 class OwnLayerWrites:
-    """What features write that write into their own layer alone, all features of all positions.
+    """What all features of all positions write if each writes into its own layer only.
 
     Attributes:
       decoder_LFD, activation_LTF: decoder vectors and activations, the products of which are

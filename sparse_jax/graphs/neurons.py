@@ -235,12 +235,12 @@ def graph(
         computed = feature_rows(rows, *logits, prompt.probabilities, max_features)
         kept_LTF = np.zeros(rows.shape, bool)
         kept_LTF.ravel()[computed.chosen] = True
-        prompt = _with_features(prompt, kept_LTF)
+        prompt = _choose_features(prompt, kept_LTF)
     table = ActiveFeatures(np.asarray(prompt.replacement.feature_LTF))
     return assemble(prompt, table, _others_as_errors(computed, table, rows.shape))
 
 
-def _with_features(prompt: Prompt, kept_LTF: np.ndarray) -> Prompt:
+def _choose_features(prompt: Prompt, kept_LTF: np.ndarray) -> Prompt:
     """The prompt with some neurons for features; errors are what the others write."""
     assert isinstance(prompt.features, Neurons)
     features = dataclasses.replace(prompt.features, kept_LTF=jnp.asarray(kept_LTF))

@@ -6,9 +6,9 @@
 
 `products_of_some` are the inputs of a few units of all layers.
 
-JumpReLU is constant in theta almost everywhere. Its derivative by theta is that of a step smoothed
-over a band of width `bandwidth` around theta, and the derivative by x is that of the open units
-alone.
+JumpReLU is constant in theta almost everywhere. Its derivative by theta is taken from a step
+smoothed over a band of width `bandwidth` around theta, and its derivative by x from the open units
+only.
 """
 
 import functools

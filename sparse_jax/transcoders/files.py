@@ -152,7 +152,7 @@ def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
         raise CorruptError(f"{folder} has encoders of layers {layers}; copy the whole folder")
     encoders = [_read(folder / f"W_enc_{layer}.safetensors") for layer in layers]
     decoders = [_read(folder / f"W_dec_{layer}.safetensors") for layer in layers]
-    cfg, origin, hooks, skip_start = _described(folder, description, encoders, decoders)
+    cfg, origin, hooks, skip_start = _describe(folder, description, encoders, decoders)
     params = _params(folder, cfg, encoders, decoders)
     return Transcoder(params, cfg, hooks, skip_start), origin
 
@@ -221,7 +221,7 @@ def _read(file: Path) -> dict[str, np.ndarray]:
         raise CorruptError(f"{file} is damaged: {error}") from error
 
 
-def _described(
+def _describe(
     folder: Path,
     description: Mapping[str, Any],
     encoders: list[dict[str, np.ndarray]],

@@ -30,7 +30,7 @@ from lm_jax.errors import BadInputError
 from lm_jax.model.precision import exact_jit
 from lm_jax.run import progress
 from lm_jax.run.config import config_hash
-from lm_jax.run.files import storage_error
+from lm_jax.run.files import make_folder
 from lm_jax.run.rows import RowStore
 from lm_jax.text.tokenizer import Tokenizer
 
@@ -96,10 +96,7 @@ def open_cache(
       CorruptError: a stored result is damaged.
     """
     folder = Path(folder)
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise storage_error(folder, error) from error
+    make_folder(folder)
     fingerprint = config_hash({"model": model, "settings": settings, "format": _FORMAT})
     return RowStore(folder / fingerprint, _SCHEMA, fingerprint)
 

@@ -66,8 +66,8 @@ def make_tracer(cfg: DecoderConfig, mixer: AttentionMixer, *, bias: float | None
 
     Args:
       cfg: the model, with one head.
-      mixer: its attention.
-      bias: of its gate logits; None for a model without gates.
+      mixer: attention of the model.
+      bias: bias of the gate logits; None for a model without gates.
     """
 
     def is_open(scores_BNTS):

@@ -100,12 +100,12 @@ def train_model(
 
     Args:
       task: the model.
-      config: of the study.
-      folder: created if need be.
+      config: settings of the study.
+      folder: folder of the model, created if need be.
       train_P: problems to train on.
       held_out_P: problems to evaluate on.
       mesh: the devices.
-      seed: of the initial weights, the order of the problems and the gate noise.
+      seed: seed of the initial weights, the order of the problems and the gate noise.
       begin: initial weights of the decoder; None initialises them at random.
 
     Raises:

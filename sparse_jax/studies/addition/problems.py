@@ -92,7 +92,7 @@ def split(held_out: int, seed: int, always: tuple[int, ...] = ()) -> tuple[np.nd
 
     Args:
       held_out: how many are held out.
-      seed: of the random choice.
+      seed: seed of the random choice.
       always: problems that are always held out.
 
     Raises:

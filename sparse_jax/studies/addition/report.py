@@ -58,7 +58,7 @@ def build(config: AdditionConfig, summary: AdditionSummary, folder: Path) -> Rep
     return Report(
         "Two-digit addition by a dense and a sparse model",
         lambda: _sections(summary, seed_folder(folder, summary.seeds[0].seed)),
-        lead=[report.verdict(*map(_unbroken, found), tone="good" if reached(summary) else "bad")],
+        lead=[report.verdict(*map(_unbreak, found), tone="good" if reached(summary) else "bad")],
         lines=found,
         facts={
             f"training seconds, {name}": f"{own.training_seconds:.1f}"
@@ -132,7 +132,7 @@ def _comparison(summary: AdditionSummary) -> str:
     if count == 1:
         return f"Seed {summary.seeds[0].seed}, {ONE_RUN}."
     dense, sparse = summary.between_seeds.dense, summary.between_seeds.sparse
-    return _spaced(
+    return _space_percent(
         f"Over {count} seeds, mean and range: exact sums {_range(dense.exact)} dense and "
         f"{_range(sparse.exact)} sparse, open edges of a sum {sparse.edges.mean:.1f} "
         f"({sparse.edges.least:.1f} to {sparse.edges.most:.1f})."
@@ -207,7 +207,7 @@ def _operand_finding(summary: SeedSummary) -> str:
         for each in summary.models.sparse.operands
     ]
     text = "In layer 0, digits of the sparse model's answer attend to both of their operands: "
-    return _spaced(text + ", ".join(rates) + ".")
+    return _space_percent(text + ", ".join(rates) + ".")
 
 
 def _carry_finding(summary: SeedSummary) -> str:
@@ -224,14 +224,14 @@ def _carry_finding(summary: SeedSummary) -> str:
         "Its tens attend to a position from which a carry can be known, in sums with a carry "
         "(without one): "
     )
-    return _spaced(text + ", ".join(rates) + ".")
+    return _space_percent(text + ", ".join(rates) + ".")
 
 
-def _spaced(text: str) -> str:
+def _space_percent(text: str) -> str:
     return text.replace("%", " %")
 
 
-def _unbroken(text: str) -> str:
+def _unbreak(text: str) -> str:
     """The text with its numbers and their % on the same line."""
     return text.replace(" %", "\u00a0%")
 

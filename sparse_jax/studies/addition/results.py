@@ -34,7 +34,7 @@ class Accuracy:
     """Share of sums whose five digits are all right.
 
     Attributes:
-      by_carries: by the number of carries of the sum, "0", "1" or "2".
+      by_carries: accuracy by the number of carries in the sum, "0", "1" or "2".
     """
 
     all: Interval
@@ -46,7 +46,7 @@ class EdgeCounts:
     """Mean number of open edges of a sum.
 
     Attributes:
-      heavy: of those whose attention weight is at least 0.01.
+      heavy: open edges with an attention weight of at least 0.01.
       possible: visible edges of all layers.
     """
 
@@ -109,9 +109,10 @@ class ModelResult:
     """Measurements of one model.
 
     Attributes:
-      without: by layer.
-      carry: by layer, place and carry; none for the dense model, in which every edge is open.
-      training_seconds: of all updates.
+      without: one ablation for each layer.
+      carry: one entry for each layer, position and carry; empty for the dense model, whose edges
+        are all open.
+      training_seconds: seconds that all updates took.
     """
 
     accuracy: Accuracy
@@ -140,7 +141,7 @@ class SumCounts:
     """Number of sums in each split.
 
     Attributes:
-      held_out_by_carries: with no, one and two carries.
+      held_out_by_carries: held-out sums with no, one and two carries.
     """
 
     trained: Count
@@ -171,7 +172,7 @@ class SeedSummary:
     """Both models of one seed.
 
     Attributes:
-      parameters: of one model.
+      parameters: number of parameters of one model.
     """
 
     seed: Count

@@ -55,7 +55,8 @@ class AdditionConfig(Training):
       bias: bias of the gate logits; above 0, most gates are open at first.
       eval_every: steps between evaluations.
       seeds: random seeds of split, weights, order and gates; one study for each.
-      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
+      allow_fallback: whether to continue from the checkpoint before the newest one where that is
+        damaged.
     """
 
     num_layers: Annotated[int, _LAYERS] = 4

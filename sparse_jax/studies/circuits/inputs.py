@@ -96,7 +96,7 @@ def open_model(role: str, source: str) -> StudyModel:
         a folder called `model` (a run of post-training).
 
     Raises:
-      BadInputError: it is none of these, or has no tokenizer.
+      BadInputError: it is something else, or has no tokenizer.
     """
     folder = next(
         (each for each in (Path(source), Path(source, "model")) if (each / SPARSE).is_file()), None
@@ -138,7 +138,8 @@ def read_tasks(config: CircuitConfig, models: Mapping[str, StudyModel]) -> dict[
 
     Raises:
       UsageError: models have different tokenizers, or `config.shown` is no prompt.
-      BadInputError: as of `tasks.make_task`, `tasks.load_task` and `read_prompts`.
+      BadInputError: a task cannot be made or read (`tasks.make_task`, `tasks.load_task`,
+        `read_prompts`).
     """
     digests = {model.tokenizer.sha256 for model in models.values()}
     if len(digests) > 1:

@@ -32,8 +32,6 @@ _LABELS = (
     *("ablation", "ranking", "scope"),
 )
 _PLACES = ("size", "draw", "prompt", "layer", "head", "query", "key", "writer", "reader")
-# Columns that name a token edge, and those of a component edge, by their number.
-EDGE_PLACES = {4: ("layer", "head", "query", "key"), 2: ("writer", "reader")}
 SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in _LABELS),
@@ -47,7 +45,7 @@ def rows(
     values: ArrayLike,
     axes: Mapping[str, ArrayLike],
     *,
-    edges_EX: np.ndarray | None = None,
+    edges: Mapping[str, np.ndarray] | None = None,
     **labels: str,
 ) -> pa.Table:
     """An array as rows of `SCHEMA`.
@@ -55,17 +53,15 @@ def rows(
     Args:
       values: one value a row.
       axes: coordinates along each axis of the values, in their order, by column.
-      edges_EX: of each entry of an axis "edge" its layer, head, query and key, or its writer and
-        reader.
+      edges: coordinates of the entries of an axis "edge", by column.
       **labels: columns with one text.
     """
     array = np.asarray(values, np.float64)
     grid = np.meshgrid(*map(np.asarray, axes.values()), indexing="ij")
     places = {name: part.ravel() for name, part in zip(axes, grid, strict=True)}
-    if edges_EX is not None:
+    if edges is not None:
         edge = places.pop("edge")
-        columns = EDGE_PLACES[edges_EX.shape[1]]
-        places |= {name: edges_EX[edge, i] for i, name in enumerate(columns)}
+        places |= {name: each_E[edge] for name, each_E in edges.items()}
 
     def column(field: pa.Field) -> pa.Array:
         if field.name == "value":

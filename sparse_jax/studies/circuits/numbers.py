@@ -1,8 +1,8 @@
 """Numbers of the circuit study, computed from its rows: rows in, summary out.
 
-Intervals resample prompts (`lm_jax.statistics.cluster_interval`; none of fewer than five). A ratio
-of two models' sizes resamples the prompts of both together, because they are the same prompts. Both
-are of one pair of models: no interval holds what another training run would change.
+Intervals resample prompts (`lm_jax.statistics.cluster_interval`; fewer than five have none). A
+ratio of two models' sizes resamples their prompts together, because they are the same. Both are
+of one pair of models: no interval covers what another training run would change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,8 @@ from lm_jax.run import progress
 from lm_jax.statistics import FEWEST_CLUSTERS, Interval, cluster_interval, wilson
 from sparse_jax.circuits import curves
 from sparse_jax.circuits.agreement import rank_correlation
+from sparse_jax.circuits.discover import Curve
+from sparse_jax.studies.circuits.kinds import KINDS
 from sparse_jax.studies.circuits.measurements import array, head_importance, select
 from sparse_jax.studies.circuits.results import (
     Agreement,
@@ -32,11 +34,6 @@ from sparse_jax.studies.circuits.results import (
 )
 from sparse_jax.studies.circuits.settings import CircuitConfig
 
-_PLACES = {
-    "heads": ["layer", "head"],
-    "token_edges": ["layer", "head", "query", "key"],
-    "component_edges": ["writer", "reader"],
-}
 _KEYS = ("component", "ablation", "ranking", "scope")
 
 
@@ -92,7 +89,7 @@ def task_result(config: CircuitConfig, table: pa.Table, task: str, model: str) -
     chosen = select(table, quantity="curve")
     kinds = sorted({tuple(row[key] for key in _KEYS) for row in chosen.select(_KEYS).to_pylist()})
     results = tuple(
-        curve_result(config, table, clean_B, *kind)
+        curve_result(config, table, *kind)
         for kind in kinds
         if kind[2] not in ("transferred", "own")
     )
@@ -120,17 +117,17 @@ def mean(config: CircuitConfig, values_B: np.ndarray) -> Interval:
     )
 
 
-def read_curve(table: pa.Table, **labels: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sizes, metric `[K, B]` (mean over random draws) and that of the empty circuit, `[B]`."""
+def read_curve(table: pa.Table, **labels: Any) -> Curve:
+    """The metric of circuits in the rows of one piece; the mean over random draws."""
     metric, axes = array(table, ["draw", "size", "prompt"], quantity="curve", **labels)
     metric_KB = metric.mean(0)
-    return axes["size"][1:], metric_KB[1:], metric_KB[0]
+    whole_B, _ = array(table, ["prompt"], quantity="metric", method="clean")
+    return Curve(axes["size"][1:], metric_KB[1:], metric_KB[0], whole_B)
 
 
 def curve_result(
     config: CircuitConfig,
     table: pa.Table,
-    whole_B: np.ndarray,
     component: str,
     ablation: str,
     ranking: Literal["signed", "absolute", "random"],
@@ -138,12 +135,15 @@ def curve_result(
 ) -> CurveResult:
     """Explained effect by size with intervals, crossing, CPR, CMD and area."""
     labels = dict(zip(_KEYS, (component, ablation, ranking, scope), strict=True))
-    taken, metric_KB, empty_B = read_curve(table, **labels)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        explained = curves.explained(metric_KB, empty_B, whole_B)
-        errors, ends = curves.explained_intervals(
-            metric_KB, empty_B, whole_B, seed=config.seed, resamples=config.resamples
-        )
+    curve = read_curve(table, **labels)
+    taken, explained = curve.sizes, curve.explained
+    errors, ends = curves.explained_intervals(
+        curve.metric_KB,
+        curve.empty_B,
+        curve.whole_B,
+        seed=config.seed,
+        resamples=config.resamples,
+    )
     by_size = dict(zip(taken.tolist(), explained.tolist(), strict=True)) | {0: 0.0}
     shares = curves.MIB_FRACTIONS
     at_shares = [by_size[int(share * taken[-1])] for share in shares]
@@ -155,40 +155,35 @@ def curve_result(
         ranking=ranking,
         scope=scope,
         points=tuple(CurvePoint(size, value, error, *end) for size, value, error, end in points),
-        crossing=crossings(config, [(taken, metric_KB, empty_B, whole_B)]),
+        crossing=crossings(config, [curve]),
         cpr=cpr,
         cmd=cmd,
         log_area=curves.log_area(shares, at_shares),
     )
 
 
-def crossings(
-    config: CircuitConfig,
-    measured: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
-) -> Interval | None:
+def crossings(config: CircuitConfig, measured: Sequence[Curve]) -> Interval | None:
     """Crossing of one curve, or that of the first over that of the second.
 
     Args:
-      config: of the study.
-      measured: sizes, metric, empty and whole of each curve, on the same prompts.
+      config: settings of the study.
+      measured: one or two curves on the same prompts.
 
     Returns:
       None where a curve does not reach the fraction, for all prompts or some resample of them.
     """
-    prompts = len(measured[0][3])
-    sizes = measured[0][0]
-    # A size interpolated in its logarithm has an interval that can leave the sizes that there are.
+    prompts, sizes = len(measured[0].whole_B), measured[0].sizes
+    # The interval of a size interpolated in its logarithm could leave the range of sizes.
     within = (sizes[0], sizes[-1]) if len(measured) == 1 else (0.0, math.inf)
-    stacked = [np.stack([empty, whole, *metric], 1) for _, metric, empty, whole in measured]
+    stacked = [np.stack([each.empty_B, each.whole_B, *each.metric_KB], 1) for each in measured]
     widths = [0, *itertools.accumulate(each.shape[1] for each in stacked)]
 
     def statistic(rows: np.ndarray) -> float:
         crossings = []
-        for (taken, *_), start, end in zip(measured, widths[:-1], widths[1:], strict=True):
+        for each, start, end in zip(measured, widths[:-1], widths[1:], strict=True):
             empty, whole, *metric = rows[:, start:end].T
-            with np.errstate(divide="ignore", invalid="ignore"):
-                explained = curves.explained(np.array(metric), empty, whole)
-            crossings.append(curves.crossing(taken, explained, config.fraction))
+            drawn = Curve(each.sizes, np.array(metric), empty, whole)
+            crossings.append(curves.crossing(drawn.sizes, drawn.explained, config.fraction))
         return crossings[0] / crossings[1] if len(crossings) > 1 else crossings[0]
 
     result = cluster_interval(
@@ -212,7 +207,7 @@ def agreements(table: pa.Table) -> Iterator[Agreement]:
     kinds = {tuple(row[name] for name in names) for row in effects.select(list(names)).to_pylist()}
     for component, direction, method, rules in sorted(each for each in kinds if each[3]):
         own = select(effects, component=component, direction=direction)
-        places = _PLACES[component]
+        places = list(KINDS[component].columns)
         sides = []
         for side in (select(own, method="exact"), select(own, method=method, rules=rules)):
             # In order of first appearance, which is the same for all of them.
@@ -243,19 +238,19 @@ def ratios(
             for curve in result.curves:
                 if curve.ranking == "random":
                     continue
-                labels = {key: getattr(curve, key) for key in _KEYS}
+                labels: dict[str, Any] = {key: getattr(curve, key) for key in _KEYS}
                 chance = labels | {"ranking": "random", "scope": "prompt"}
                 pair, random = (
-                    [_measured(table, each, some) for each in (other, result)]
+                    [
+                        read_curve(select(table, task=each.task, model=each.model), **some)
+                        for each in (other, result)
+                    ]
                     for some in (labels, chance)
                 )
                 why = _no_ratio(config, (other, result), pair, random)
                 yield Ratio(
                     task=result.task,
-                    component=curve.component,
-                    ablation=curve.ablation,
-                    ranking=curve.ranking,
-                    scope=curve.scope,
+                    **labels,
                     model=result.model,
                     reference=reference,
                     ratio=None if why else crossings(config, pair),
@@ -267,24 +262,24 @@ def ratios(
 def _no_ratio(
     config: CircuitConfig,
     results: Sequence[TaskResult],
-    measured: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
-    random: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+    measured: Sequence[Curve],
+    random: Sequence[Curve],
 ) -> str:
     """Why no ratio of these curves is claimed; "" where one may be.
 
     Args:
-      config: of the study.
-      results: of the two models.
-      measured: of their curves, as of `crossings`.
-      random: of their curves of random orders.
+      config: settings of the study.
+      results: results of the two models.
+      measured: curves of the models, as `crossings` takes them.
+      random: curves of the models with components in random order.
     """
-    prompts = len(measured[0][3])
+    prompts = len(measured[0].whole_B)
     if prompts < FEWEST_CLUSTERS:
         return f"{prompts} prompts allow no interval, which needs {FEWEST_CLUSTERS}"
     if unsolved := [each.model for each in results if not each.solved]:
         return f"{' and '.join(unsolved)} did not solve the task"
     # Explained effect is a share of this change; one of either sign divides by noise.
-    changes = [mean(config, whole_B - empty_B) for _, _, empty_B, whole_B in measured]
+    changes = [mean(config, each.whole_B - each.empty_B) for each in measured]
     unchanged = [
         each.model for each, change in zip(results, changes, strict=True) if not change.low > 0
     ]
@@ -305,7 +300,7 @@ def _no_ratio(
     floor = [
         each.model
         for each, own, size in zip(results, measured, found[0], strict=True)
-        if size and size.estimate <= own[0][0]
+        if size and size.estimate <= own.sizes[0]
     ]
     if floor:
         return f"the circuit of {' and '.join(floor)} is one component, the least there is"
@@ -323,35 +318,25 @@ def _no_ratio(
     return ""
 
 
-def _measured(
-    table: pa.Table, result: TaskResult, labels: dict[str, Any]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    own = select(table, task=result.task, model=result.model)
-    whole_B, _ = array(own, ["prompt"], quantity="metric", method="clean")
-    return *read_curve(own, **labels), whole_B
-
-
 def transfer(
     config: CircuitConfig, table: pa.Table, model: str, source: str, task: str
 ) -> Transfer:
     """A circuit of heads on another wording of its task."""
     there = [select(table, task=name, model=model) for name in (source, task)]
     first_LN, second_LN = (head_importance(each, config.direction).mean(2) for each in there)
-    whole_B, _ = array(there[1], ["prompt"], quantity="metric", method="clean")
     labels = {"component": "heads", "ablation": config.ablations[0], "scope": "task"}
-    metrics, size = {}, 0
-    for ranking in ("transferred", "own"):
-        (taken,), (metrics[ranking],), empty_B = read_curve(there[1], **labels, ranking=ranking)
-        size = int(taken)
-        metrics[ranking] = np.stack([metrics[ranking], empty_B, whole_B], 1)
+    transferred, own = (
+        read_curve(there[1], **labels, ranking=ranking) for ranking in ("transferred", "own")
+    )
+    size = int(own.sizes[0])
     orders = [np.argsort(-each, axis=None, kind="stable") for each in (first_LN, second_LN)]
     kept = [set(order[:size].tolist()) for order in orders]
     shared = size * size / first_LN.size
 
-    def explained(values: np.ndarray) -> Interval:
+    def explained(curve: Curve) -> Interval:
         return cluster_interval(
-            values,
-            np.arange(len(values)),
+            np.stack([curve.metric_KB[0], curve.empty_B, curve.whole_B], 1),
+            np.arange(len(curve.whole_B)),
             lambda rows: float(curves.explained(rows[:, :1].T, rows[:, 1], rows[:, 2])[0]),
             resamples=config.resamples,
             seed=config.seed,
@@ -365,17 +350,13 @@ def transfer(
         jaccard=len(kept[0] & kept[1]) / len(kept[0] | kept[1]),
         jaccard_by_chance=shared / (2 * size - shared),
         spearman=spearman(first_LN.ravel(), second_LN.ravel()),
-        transferred=explained(metrics["transferred"]),
-        own=explained(metrics["own"]),
+        transferred=explained(transferred),
+        own=explained(own),
     )
 
 
 def needed(config: CircuitConfig, table: pa.Table) -> int:
     """Heads of the task's circuit that explains the fraction, in the rows of one piece."""
-    whole_B, _ = array(table, ["prompt"], quantity="metric", method="clean")
     labels = {"component": "heads", "ablation": config.ablations[0]}
-    taken, metric_KB, empty_B = read_curve(table, **labels, ranking="signed", scope="task")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        explained = curves.explained(metric_KB, empty_B, whole_B)
-    crossing = curves.crossing(taken, explained, config.fraction)
-    return math.ceil(crossing) if math.isfinite(crossing) else int(taken[-1])
+    curve = read_curve(table, **labels, ranking="signed", scope="task")
+    return curves.needed(curve.sizes, curve.explained, config.fraction)

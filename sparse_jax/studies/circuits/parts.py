@@ -11,40 +11,20 @@ ranks by them puts them; both refuse files that are damaged or of other settings
 
 from collections.abc import Sequence
 import dataclasses
-from typing import get_args
 
 import numpy as np
 import pyarrow as pa
 
 from lm_jax.model.config import DecoderConfig
-from sparse_jax.circuits import curves, discover
-from sparse_jax.circuits.patching import Direction
-from sparse_jax.circuits.rules import RULES
+from sparse_jax.circuits import curves
 from sparse_jax.circuits.runs import Batch, CircuitModel
-from sparse_jax.studies.circuits.settings import COMPONENTS, CircuitConfig
+from sparse_jax.studies.circuits.kinds import KINDS, Kind
+from sparse_jax.studies.circuits.settings import CircuitConfig
 
 # The part that has no rows, and the folder of the store that it goes to.
 ATTRIBUTION, ATTRIBUTIONS = "attribution", "attributions"
 # Of an attribution in the order of its array, whose shape the model and the prompts give.
 VALUES = pa.schema([("value", pa.float32())])
-# Time of a circuit over that of a forward pass. Readers of component edges read the changes of all
-# writers: 3.2 times that of heads on SmolLM2's shape.
-_TIME = {"heads": 1, "token_edges": 1, "component_edges": 3}
-# Estimates that are compared with exact patching, each under all `rules.RULES`.
-METHODS = {
-    "heads": ("attribution",),
-    "token_edges": ("attribution",),
-    "component_edges": ("eap", "eap_ig"),
-}
-
-
-def ranked_by(config: CircuitConfig, component: str) -> tuple[str, str]:
-    """Method and gradient rules that rank components of a kind; heads have exact effects."""
-    return {
-        "heads": ("exact", ""),
-        "token_edges": ("attribution", config.rules),
-        "component_edges": ("eap_ig", "exact"),
-    }[component]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +45,7 @@ class Part:
 
     @property
     def unit(self) -> tuple[str, ...]:
-        """Its place in the stores, within model and task."""
+        """The key of the part in the stores, within a model and task."""
         return (self.component, self.measurement, *self.options)
 
     def __str__(self) -> str:
@@ -89,16 +69,6 @@ def values_table(values: np.ndarray) -> pa.Table:
     return pa.table({"value": np.asarray(values, np.float32).ravel()})
 
 
-def component_mask(component: str, model: CircuitModel, batch: Batch) -> np.ndarray:
-    """Which components of a kind there are, with the prompts on axis 1; no weights are read."""
-    if component == "token_edges":
-        return discover.visible_edges(model, batch)
-    if component == "component_edges":
-        return discover.component_edges(model, batch)
-    shape = (model.cfg.num_layers, len(batch.clean_BT), model.cfg.num_heads)
-    return np.broadcast_to(True, shape)
-
-
 def by_prompt(mask_XBX: np.ndarray) -> np.ndarray:
     """Number of components in each prompt, `[B]`."""
     return mask_XBX.sum(axis=(0, *range(2, mask_XBX.ndim)))
@@ -115,36 +85,36 @@ def plan(config: CircuitConfig, cfg: DecoderConfig, batch: Batch, *, transfer: b
     """The parts of one piece in the order of measurement: a part needs those before it.
 
     Args:
-      config: of the study.
-      cfg: of the model.
+      config: settings of the study.
+      cfg: configuration of the model.
       batch: the prompts of the task.
       transfer: whether the circuit of another wording is evaluated on this one.
     """
     parts = [Part("", "metrics", passes=4)]
-    for component in COMPONENTS:
-        if component not in config.components:
+    for name, kind_of in KINDS.items():
+        if name not in config.components:
             continue
-        mask = component_mask(component, CircuitModel({}, cfg), batch)
-        taken = len(circuit_sizes(mask, config.points))
-        if component == "heads":
-            # A patched run begins at its layer.
-            passes = cfg.num_layers * cfg.num_heads // 2 + 4 + 3 * len(RULES)
-            parts += [Part(component, "effects", (way,), passes) for way in get_args(Direction)]
-        else:
-            steps = 1 if component == "token_edges" else config.ig_steps
-            # Of the attribution that ranks them, then of all estimates.
-            ranking = 3 * steps + 2
-            every = 3 * len(RULES) * (steps if component == "token_edges" else 1 + steps)
-            passes = config.edge_sample + 4 + every + ranking
-            parts.append(Part(component, "effects", (config.direction,), passes))
+        kind = kind_of(config, CircuitModel({}, cfg), batch)
         parts += [
-            Part(component, "curve", (ablation, *ranking), _TIME[component] * (taken + 4))
-            for ablation in config.ablations_of(component)
+            Part(name, "effects", (direction,), kind.effect_passes())
+            for direction in kind.directions
+        ]
+        passes = kind.circuit_passes * (len(circuit_sizes(kind.mask(), config.points)) + 4)
+        parts += [
+            Part(name, "curve", (ablation, *ranking), passes)
+            for ablation in config.ablations_of(name)
             for ranking in _rankings(config)
         ]
-        if component == "heads" and transfer:
-            parts.append(Part(component, "transfer", (), 12))
+        if name == "heads" and transfer:
+            parts.append(Part(name, "transfer", (), 12))
     return [*parts, FIGURES]
+
+
+def ranking_part(config: CircuitConfig, kind: Kind) -> Part:
+    """The part by whose effects components of a kind are ranked."""
+    if kind.all_patched:
+        return Part(kind.name, "effects", (config.direction,))
+    return Part(kind.name, ATTRIBUTION)
 
 
 def first_curve(config: CircuitConfig, component: str) -> Part:

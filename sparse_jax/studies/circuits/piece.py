@@ -10,28 +10,23 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import itertools
-from typing import Any
+from typing import cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 import pyarrow as pa
 
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import curves, discover, patching
-from sparse_jax.circuits.component_graph import ComponentGraph
-from sparse_jax.circuits.components import (
-    component_attributions,
-    component_effects,
-    ungrouped,
-)
+from sparse_jax.circuits.components import ungrouped
 from sparse_jax.circuits.discover import Curve
-from sparse_jax.circuits.rules import RULES, find_rules
+from sparse_jax.circuits.patching import Direction
+from sparse_jax.circuits.rules import RULES
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
 from sparse_jax.circuits.tasks import Task
 from sparse_jax.studies.circuits import parts
-from sparse_jax.studies.circuits.measurements import array, head_importance, importance, rows
+from sparse_jax.studies.circuits.kinds import KINDS, Kind
+from sparse_jax.studies.circuits.measurements import array, importance, rows
 from sparse_jax.studies.circuits.parts import Part
 from sparse_jax.studies.circuits.results import DrawnPrompt, HeadPattern, NeededEdge
 from sparse_jax.studies.circuits.settings import CircuitConfig
@@ -41,11 +36,6 @@ MOST_HEADS, MOST_EDGES = 64, 600
 _DIGITS = 2
 # Below every importance, and above that of what is no component.
 _LAST = np.finfo(np.float64).min
-_CURVES = {
-    "heads": discover.head_curve,
-    "token_edges": discover.edge_curve,
-    "component_edges": discover.component_curve,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +55,10 @@ class Measurement:
     """Measures one model on one task, part by part.
 
     Args:
-      config: of the study.
+      config: settings of the study.
       names: the columns "task" and "model" of the rows.
       model: dense or sparse.
-      task: its prompts.
+      task: prompts on which the model is measured.
       stored: function that returns the table of another part of this piece.
     """
 
@@ -83,6 +73,7 @@ class Measurement:
         self._config, self._names, self._model, self._task = config, names, model, task
         self._batch, self._stored = Batch.of(task), stored
         self._prompts = np.arange(len(task.examples))
+        self._kinds = {name: of(config, model, self._batch) for name, of in KINDS.items()}
         self._importance: dict[str, np.ndarray] = {}
 
     def measure(self, part: Part, source: SourceCircuit | None) -> pa.Table:
@@ -96,9 +87,7 @@ class Measurement:
             assert source is not None, "the plan has this part where there is another wording"
             tables = self._transfer(source)
         elif part.measurement == parts.ATTRIBUTION:
-            method, rules = parts.ranked_by(self._config, part.component)
-            estimates = self._estimates(part.component, self._config.direction, method, rules)
-            return parts.values_table(estimates)
+            return parts.values_table(self._ranking_estimates(self._kinds[part.component]))
         else:
             tables = _MEASUREMENTS[part.measurement](self, part)
         return pa.concat_tables(tables)
@@ -108,10 +97,10 @@ class Measurement:
         values: ArrayLike,
         axes: Mapping[str, ArrayLike],
         *,
-        edges_EX: np.ndarray | None = None,
+        edges: Mapping[str, np.ndarray] | None = None,
         **labels: str,
     ) -> pa.Table:
-        return rows(values, axes, edges_EX=edges_EX, **self._names, **labels)
+        return rows(values, axes, edges=edges, **self._names, **labels)
 
     def _metrics(self, part: Part) -> list[pa.Table]:
         """Metrics, and how many components of each kind carry any weight."""
@@ -129,25 +118,18 @@ class Measurement:
         ]
         counts = [
             self._rows(
-                parts.by_prompt(self._opened(component)), axes, quantity="open", component=component
+                parts.by_prompt(self._open_components(self._kinds[name])),
+                axes,
+                quantity="open",
+                component=name,
             )
-            for component in self._config.components
+            for name in self._config.components
         ]
         return metrics + counts
 
-    def _mask(self, component: str) -> np.ndarray:
-        return parts.component_mask(component, self._model, self._batch)
-
-    def _opened(self, component: str) -> np.ndarray:
-        """Which components of a kind carry any weight in each prompt, of those that there are."""
-        edges_LBNTS = self._open_edges
-        if component == "token_edges":
-            return edges_LBNTS
-        heads_LBN = np.any(edges_LBNTS, axis=(3, 4))
-        if component == "heads":
-            return heads_LBN
-        writers_UB = ComponentGraph.of(self._model.cfg).open_writers(heads_LBN)
-        return self._mask(component) & writers_UB[:, :, None]
+    def _open_components(self, kind: Kind) -> np.ndarray:
+        """Which components of a kind carry any weight in each prompt."""
+        return kind.opened(self._open_edges)
 
     @functools.cached_property
     def _open_edges(self) -> np.ndarray:
@@ -156,123 +138,68 @@ class Measurement:
             np.asarray(patching.activations(self._model, self._batch, tokens).pattern_LBNTS)
             for tokens in (self._batch.clean_BT, self._batch.corrupt_BT)
         ]
-        return self._mask("token_edges") & ((weights[0] > 0) | (weights[1] > 0))
+        return self._kinds["token_edges"].mask() & ((weights[0] > 0) | (weights[1] > 0))
 
     def _effects(self, part: Part) -> list[pa.Table]:
         """Exact effects and all estimates of them: of all heads, or of a sample of edges."""
-        component, (direction,) = part.component, part.options
-        options: dict[str, Any] = {"direction": direction, "at_once": self._config.at_once}
-        axes: dict[str, ArrayLike]
-        sample_EX = None
-        if component == "heads":
-            cfg = self._model.cfg
-            axes = {"layer": np.arange(cfg.num_layers), "head": np.arange(cfg.num_heads)}
-            effects = patching.head_effects(self._model, self._batch, **options)
-        else:
-            sample_EX = self._sample(component)
-            axes = {"edge": np.arange(len(sample_EX))}
-            exact: Callable[..., jax.Array] = component_effects
-            if component == "token_edges":
-                exact = functools.partial(patching.edge_effects, part=self._config.edge_part)
-            effects = exact(self._model, self._batch, jnp.asarray(sample_EX), **options)
+        kind, direction = self._kinds[part.component], cast(Direction, part.options[0])
+        places_EX = self._patched_places(kind)
+        first_E, *others = places_EX.T
 
-        def table(values: ArrayLike, **labels: str) -> pa.Table:
+        def table(effects_EB: np.ndarray, **labels: str) -> pa.Table:
             return self._rows(
-                np.asarray(values),
-                axes | {"prompt": self._prompts},
-                edges_EX=sample_EX,
+                effects_EB,
+                {"edge": np.arange(len(places_EX)), "prompt": self._prompts},
+                edges=dict(zip(kind.columns, places_EX.T, strict=True)),
                 quantity="effect",
-                component=component,
+                component=kind.name,
                 direction=direction,
                 **labels,
             )
 
-        tables = [table(effects, method="exact")]
-        for method, rules in itertools.product(parts.METHODS[component], RULES):
-            estimates = self._estimates(component, direction, method, rules)
-            if sample_EX is not None:
-                first_E, *others = sample_EX.T
-                estimates = estimates[first_E, :, *others]
-            tables.append(table(estimates, method=method, rules=rules))
+        tables = [table(kind.effects(direction, places_EX), method="exact")]
+        for method, rules in itertools.product(kind.methods, RULES):
+            estimates = kind.estimates(direction, method, rules)
+            tables.append(table(estimates[first_E, :, *others], method=method, rules=rules))
         return tables
 
-    def _estimates(
-        self,
-        component: str,
-        direction: Any,
-        method: Any,
-        rules: str,
-        model: CircuitModel | None = None,
-    ) -> np.ndarray:
-        """Effects of all components of a kind by one method of `parts.METHODS`.
+    def _patched_places(self, kind: Kind) -> np.ndarray:
+        """Components that are patched exactly: all heads, or edges drawn at random.
 
-        `model` is the one of this measurement where it is None.
+        Edges are drawn uniformly among those with weight, so that no method is favoured.
         """
-        options: dict[str, Any] = {"direction": direction, "rules": find_rules(rules)}
-        attributions: Callable[..., jax.Array] = patching.head_attributions
-        if component == "token_edges":
-            attributions = patching.edge_attributions
-            options["part"] = self._config.edge_part
-        if component == "component_edges":
-            attributions = component_attributions
-            options |= {"method": method, "steps": self._config.ig_steps}
-        return np.asarray(attributions(model or self._model, self._batch, **options))
-
-    def _sample(self, component: str) -> np.ndarray:
-        """Edges drawn uniformly among those with weight, so that no method is favoured."""
-        places = np.argwhere(self._opened(component).any(1))
-        drawn = self._rng(component).permutation(len(places))[: self._config.edge_sample]
+        if kind.all_patched:
+            return np.argwhere(kind.mask().any(1))
+        places = np.argwhere(self._open_components(kind).any(1))
+        drawn = self._rng(kind.name).permutation(len(places))[: self._config.edge_sample]
         return places[np.sort(drawn)]
+
+    def _ranking_estimates(self, kind: Kind) -> np.ndarray:
+        """Estimates of the effects of all components, by which they are ranked."""
+        method, rules = kind.ranked_by(self._config)
+        return kind.estimates(self._config.direction, method, rules)
 
     def _rng(self, *about: str) -> np.random.Generator:
         """Draws of one part, whichever parts this process measured before."""
         return np.random.default_rng([self._config.seed, *" ".join(about).encode()])
 
-    def _stored_attribution(self, component: str) -> np.ndarray:
-        table = self._stored(Part(component, parts.ATTRIBUTION))
-        shape = self._mask(component).shape
-        return table["value"].to_numpy().astype(np.float64).reshape(shape)
-
-    def _stored_importance(self, component: str) -> np.ndarray:
+    def _stored_importance(self, kind: Kind) -> np.ndarray:
         """Importance by which components are ranked, prompts on axis 1; -inf where there is none.
 
         Only that of one kind is kept.
         """
-        if component not in self._importance:
-            direction = self._config.direction
-            if component == "heads":
-                table = self._stored(Part(component, "effects", (direction,)))
-                values = head_importance(table, direction).swapaxes(1, 2)
-            else:
-                values = importance(self._stored_attribution(component), direction)
-            self._importance = {component: np.where(self._mask(component), values, -np.inf)}
-        return self._importance[component]
+        if kind.name not in self._importance:
+            values = kind.importance(self._stored(parts.ranking_part(self._config, kind)))
+            self._importance = {kind.name: np.where(kind.mask(), values, -np.inf)}
+        return self._importance[kind.name]
 
     def _curve(self, part: Part) -> list[pa.Table]:
         """Circuits of all sizes under one ablation and ranking."""
-        component = part.component
+        kind = self._kinds[part.component]
         ablation, ranking, scope, draw = part.options
-        at_once = self._config.at_once
-        if component == "component_edges":
-            # A circuit of these holds the values of all writers.
-            at_once = min(at_once, 2)
-        curve = self._circuits(
-            component,
-            self._ranks(component, ranking, scope, draw),
-            ablation,
-            parts.circuit_sizes(self._mask(component), self._config.points),
-            at_once,
-        )
-        return [self._curve_rows(curve, component, ablation, ranking, scope, int(draw))]
-
-    def _circuits(
-        self, component: str, ranks: np.ndarray, ablation: str, taken: np.ndarray, at_once: int
-    ) -> Curve:
-        evaluate: Callable[..., Curve] = _CURVES[component]
-        draws = {} if component == "token_edges" else {"key": jax.random.key(self._config.seed)}
-        return evaluate(
-            self._model, self._batch, ranks, ablation, sizes=taken, at_once=at_once, **draws
-        )
+        sizes = parts.circuit_sizes(kind.mask(), self._config.points)
+        curve = kind.curve(self._ranks(kind, ranking, scope, draw), ablation, sizes)
+        return [self._curve_rows(curve, kind.name, ablation, ranking, scope, int(draw))]
 
     def _curve_rows(
         self, curve: Curve, component: str, ablation: str, ranking: str, scope: str, draw: int = 0
@@ -287,40 +214,33 @@ class Measurement:
             scope=scope,
         )
 
-    def _ranks(self, component: str, ranking: str, scope: str, draw: str) -> np.ndarray:
+    def _ranks(self, kind: Kind, ranking: str, scope: str, draw: str) -> np.ndarray:
         """Ranks of one ranking."""
-        real = self._mask(component)
+        real = kind.mask()
         if ranking == "random":
-            order_XBX = np.where(real, self._rng(component, draw).random(real.shape), -np.inf)
+            order_XBX = np.where(real, self._rng(kind.name, draw).random(real.shape), -np.inf)
         else:
-            own = self._stored_importance(component)
-            order_XBX = _rank_values(own, real, ranking, scope)
-        return self._closed_last(component, order_XBX)
+            order_XBX = _rank_values(self._stored_importance(kind), real, ranking, scope)
+        return self._rank_closed_last(kind, order_XBX)
 
-    def _closed_last(self, component: str, order_XBX: np.ndarray) -> np.ndarray:
+    def _rank_closed_last(self, kind: Kind, order_XBX: np.ndarray) -> np.ndarray:
         """Ranks by values that are -inf where there is no component.
 
-        Components without weight come last: to have the corrupt prompt's in their place, or none,
-        changes nothing, so that among those of a sparse model only open edges, and heads that have
-        some, are chosen between.
+        Components without weight come last, because ablating them changes nothing. In a sparse
+        model the choice is therefore among open edges, and heads that have open edges.
         """
-        last = self._mask(component) & ~self._opened(component)
+        last = kind.mask() & ~self._open_components(kind)
         return discover.ranks(np.where(last, _LAST, order_XBX))
 
-    def _circuit_ranks(self, component: str) -> np.ndarray:
-        """Ranks of the curve that says how many components are needed."""
-        _, ranking, scope, draw = parts.first_curve(self._config, component).options
-        return self._ranks(component, ranking, scope, draw)
-
     def _transfer(self, source: SourceCircuit) -> list[pa.Table]:
-        """Another wording's circuit on these prompts, and their own of that size."""
-        ablation, size = self._config.ablations[0], np.array([source.size])
+        """The circuit of another wording on these prompts, and their own circuit of that size."""
+        heads, ablation = self._kinds["heads"], self._config.ablations[0]
         tables = []
         for ranking, ranks in (
-            ("transferred", self._closed_last("heads", source.importance_LN[:, None])),
-            ("own", self._ranks("heads", "signed", "task", "0")),
+            ("transferred", self._rank_closed_last(heads, source.importance_LN[:, None])),
+            ("own", self._ranks(heads, "signed", "task", "0")),
         ):
-            curve = self._circuits("heads", ranks, ablation, size, self._config.at_once)
+            curve = heads.curve(ranks, ablation, np.array([source.size]))
             tables.append(self._curve_rows(curve, "heads", ablation, ranking, "task"))
         return tables
 
@@ -330,13 +250,12 @@ class Measurement:
         The stored score of a key that query heads share is the sum over these, so that such models
         are measured again with a key for each query head.
         """
-        cfg, direction = self._model.cfg, self._config.direction
+        cfg, kind = self._model.cfg, self._kinds["component_edges"]
         if cfg.num_kv_heads < cfg.num_heads:
-            method, rules = parts.ranked_by(self._config, "component_edges")
-            wide = ungrouped(self._model)
-            estimates = self._estimates("component_edges", direction, method, rules, wide)
-            return importance(estimates.astype(np.float64), direction).mean(1)
-        values_UBR = self._stored_importance("component_edges")
+            wide = dataclasses.replace(kind, model=ungrouped(self._model))
+            estimates = self._ranking_estimates(wide).astype(np.float64)
+            return importance(estimates, self._config.direction).mean(1)
+        values_UBR = self._stored_importance(kind)
         return np.where(np.isfinite(values_UBR), values_UBR, 0.0).mean(1)
 
     def drawn(self, tokenizer: Tokenizer) -> DrawnPrompt:
@@ -347,49 +266,51 @@ class Measurement:
         pattern = patching.activations(self._model, self._batch, self._batch.clean_BT)
         weights_LNTS = np.asarray(pattern.pattern_LBNTS, np.float64)[:, shown]
         T = len(ids)
-        needed = dict.fromkeys(_CURVES, 0)
-        heads, edges = [], []
-        if "heads" in self._config.components:
-            needed["heads"] = self._needed("heads", shown)
-            own = self._stored_importance("heads")[:, shown]
-            ranks = self._circuit_ranks("heads")[:, shown]
-            for layer, head in _first(ranks, min(needed["heads"], MOST_HEADS)):
-                weights = np.clip(weights_LNTS[layer, head, :T, :T], 0, 1).round(_DIGITS)
-                value = float(own[layer, head])
-                heads.append(HeadPattern(layer, head, value, tuple(map(tuple, weights.tolist()))))
-        if "token_edges" in self._config.components:
-            needed["token_edges"] = self._needed("token_edges", shown)
-            own = self._stored_importance("token_edges")[:, shown]
-            ranks = self._circuit_ranks("token_edges")[:, shown]
-            for layer, head, query, key in _first(ranks, min(needed["token_edges"], MOST_EDGES)):
-                weight = min(float(weights_LNTS[layer, head, query, key]), 1.0)
-                value = float(own[layer, head, query, key])
-                edges.append(NeededEdge(layer, head, query, key, weight, value))
+        heads_needed, heads = self._first("heads", shown, MOST_HEADS)
+        edges_needed, edges = self._first("token_edges", shown, MOST_EDGES)
         return DrawnPrompt(
             **self._names,
             tokens=tuple(tokenizer.decode([one]) for one in ids),
             answer=example.answers[0],
             metric=float(self._whole_B[shown]),
-            heads_needed=needed["heads"],
-            edges_needed=needed["token_edges"],
-            heads=tuple(heads),
-            edges=tuple(edges),
+            heads_needed=heads_needed,
+            edges_needed=edges_needed,
+            heads=tuple(
+                HeadPattern(layer, head, value, _pattern(weights_LNTS[layer, head, :T, :T]))
+                for (layer, head), value in heads
+            ),
+            edges=tuple(
+                NeededEdge(*place, weight=min(float(weights_LNTS[*place]), 1.0), importance=value)
+                for place, value in edges
+            ),
         )
+
+    def _first(
+        self, name: str, shown: int, most: int
+    ) -> tuple[int, list[tuple[tuple[int, ...], float]]]:
+        """How many components explain one prompt, and the first of them with their importance."""
+        if name not in self._config.components:
+            return 0, []
+        kind, first = self._kinds[name], parts.first_curve(self._config, name)
+        needed = self._needed(first, shown)
+        values_LX = self._stored_importance(kind)[:, shown]
+        _, ranking, scope, draw = first.options
+        ranks_LX = self._ranks(kind, ranking, scope, draw)[:, shown]
+        order = np.argsort(ranks_LX, axis=None)[: min(needed, most)]
+        places = np.stack(np.unravel_index(order, ranks_LX.shape), 1).tolist()
+        return needed, [((*place,), float(values_LX[*place])) for place in places]
 
     @functools.cached_property
     def _whole_B(self) -> np.ndarray:
         table = self._stored(Part("", "metrics"))
         return array(table, ["prompt"], quantity="metric", method="clean")[0]
 
-    def _needed(self, component: str, shown: int) -> int:
+    def _needed(self, curve: Part, shown: int) -> int:
         """Components that explain the fraction of one prompt's metric."""
-        table = self._stored(parts.first_curve(self._config, component))
-        metric_KB, axes = array(table, ["size", "prompt"], quantity="curve")
+        metric_KB, axes = array(self._stored(curve), ["size", "prompt"], quantity="curve")
         own_K1 = metric_KB[:, [shown]]
         explained = curves.explained(own_K1[1:], own_K1[0], self._whole_B[[shown]])
-        taken = axes["size"][1:]
-        crossing = curves.crossing(taken, explained, self._config.fraction)
-        return int(np.ceil(crossing)) if np.isfinite(crossing) else int(taken[-1])
+        return curves.needed(axes["size"][1:], explained, self._config.fraction)
 
 
 _MEASUREMENTS: Mapping[str, Callable[[Measurement, Part], list[pa.Table]]] = {
@@ -404,8 +325,9 @@ def _rank_values(
 ) -> np.ndarray:
     """Values by which components are ranked, -inf where there is none.
 
-    Of a task they are means over the prompts in which a component is. A ranking by the absolute
-    effect is by that of the mean: an effect of either sign in turn is none of the task's.
+    For a task they are means over the prompts that have the component. A ranking by the absolute
+    effect takes the absolute value of that mean: an effect whose sign varies between prompts is
+    not an effect of the task.
     """
     values = np.where(real, importance_LBX, 0.0)
     if scope == "task":
@@ -413,8 +335,5 @@ def _rank_values(
     return np.where(real, np.abs(values) if ranking == "absolute" else values, -np.inf)
 
 
-def _first(ranks_LX: np.ndarray, count: int) -> list[tuple[int, ...]]:
-    """Indices of the components of the first ranks, in order."""
-    order = np.argsort(ranks_LX, axis=None)[:count]
-    places = np.unravel_index(order, ranks_LX.shape)
-    return list(zip(*(place.tolist() for place in places), strict=True))
+def _pattern(weights_TS: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, np.clip(weights_TS, 0, 1).round(_DIGITS).tolist()))

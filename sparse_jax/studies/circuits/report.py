@@ -9,24 +9,30 @@ from pathlib import Path
 import textwrap
 
 from lm_jax import report
-from lm_jax.report import Report, Section, cell, rate, section, table
+from lm_jax.report import Cell, Column, Report, Section, cell, rate, section, table, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
+from lm_jax.report.tables import interval_text
 from lm_jax.run.results import load_result
 from sparse_jax.studies.circuits import paper, report_figures, report_text
-from sparse_jax.studies.circuits.parts import ranked_by
+from sparse_jax.studies.circuits.kinds import KINDS
 from sparse_jax.studies.circuits.report_curves import curves
-from sparse_jax.studies.circuits.report_lead import interval_cell, lead, ratio_cell
+from sparse_jax.studies.circuits.report_lead import lead, ratio_cell
 from sparse_jax.studies.circuits.report_text import (
     COMPONENT,
     SCOPE,
     count_spec,
-    format_interval,
     format_random,
     format_size,
 )
-from sparse_jax.studies.circuits.results import CircuitSummary, DrawnPrompt, drawn_file
+from sparse_jax.studies.circuits.results import (
+    CircuitSummary,
+    DrawnPrompt,
+    TaskFacts,
+    TaskResult,
+    drawn_file,
+)
 from sparse_jax.studies.circuits.settings import CircuitConfig
 
 _PROSE = Prose("sparse_jax.studies.circuits")
@@ -97,60 +103,69 @@ def all_sections(
 
 def prompts(summary: CircuitSummary) -> Section:
     """Tasks with their prompts, and models."""
-    rows = [
-        [
-            task.name if task.rephrases is None else f"{task.name} (rephrases {task.rephrases})",
-            task.clean,
-            task.corrupt,
-            _listed(task.answers),
-            _listed(task.wrong_answers),
-            task.metric.replace("_", " "),
-            " to ".join(map(str, sorted({task.shortest, task.longest}))),
-            task.kept,
-            "; ".join(f"{count} × {reason}" for reason, count in task.dropped.items()) or "none",
-        ]
-        for task in summary.tasks
+    columns = [
+        Column("Task", value=_task_name),
+        Column("Clean", value=lambda task: task.clean),
+        Column("Corrupt", value=lambda task: task.corrupt),
+        Column("Right", value=lambda task: _continuations(task.answers)),
+        Column("Wrong", value=lambda task: _continuations(task.wrong_answers)),
+        Column("Metric", value=lambda task: task.metric.replace("_", " ")),
+        Column("Tokens", value=_lengths),
+        Column("Kept", value=lambda task: task.kept),
+        Column("Dropped", value=_drop_reasons),
     ]
     models = [
-        [model.role, model.source, model.family, model.layers, model.heads, model.sha256[:12]]
-        for model in summary.models
+        Column("Model", value=lambda model: model.role),
+        Column("Source", value=lambda model: model.source),
+        Column("Family", value=lambda model: model.family),
+        Column("Layers", value=lambda model: model.layers),
+        Column("Heads per layer", value=lambda model: model.heads),
+        Column("Weights, sha256", value=lambda model: model.sha256[:12]),
     ]
-    heads = ["Task", "Clean", "Corrupt", "Right", "Wrong", "Metric", "Tokens", "Kept", "Dropped"]
     return section(
         "Prompts and models",
         _PROSE("prompts", len(summary.config.trained_on)),
-        table(heads, rows, caption="Tasks, each with its first example."),
-        table(
-            ["Model", "Source", "Family", "Layers", "Heads per layer", "Weights, sha256"],
-            models,
-            caption="Models.",
-        ),
+        table_of(summary.tasks, columns, caption="Tasks, each with its first example."),
+        table_of(summary.models, models, caption="Models."),
     )
+
+
+def _task_name(task: TaskFacts) -> str:
+    return task.name if task.rephrases is None else f"{task.name} (rephrases {task.rephrases})"
+
+
+def _lengths(task: TaskFacts) -> str:
+    return " to ".join(map(str, sorted({task.shortest, task.longest})))
+
+
+def _drop_reasons(task: TaskFacts) -> str:
+    return "; ".join(f"{count} × {reason}" for reason, count in task.dropped.items()) or "none"
 
 
 def solved(summary: CircuitSummary) -> Section:
     """Accuracy and metric of every model on every task."""
-    rows = [
-        [
-            each.task,
-            each.model,
-            rate(each.accuracy, spec=".0f"),
-            cell("yes" if each.solved else "no", tone="good" if each.solved else "bad"),
-            interval_cell(each.clean),
-            interval_cell(each.corrupt),
-            interval_cell(each.change),
-        ]
-        for each in summary.results
+    columns = [
+        Column("Task", value=lambda each: each.task),
+        Column("Model", value=lambda each: each.model),
+        Column("Right, %", value=lambda each: rate(each.accuracy, spec=".0f")),
+        Column("Solved", value=_solved_cell),
+        Column("Metric, clean", value=lambda each: interval_text(each.clean)),
+        Column("Metric, corrupt", value=lambda each: interval_text(each.corrupt)),
+        Column("Change", value=lambda each: interval_text(each.change)),
     ]
     return section(
         "Do the models solve the tasks?",
         _PROSE("solved", f"{100 * summary.config.accuracy_bar:g}"),
-        table(
-            ["Task", "Model", "Right, %", "Solved", "Metric, clean", "Metric, corrupt", "Change"],
-            rows,
+        table_of(
+            summary.results,
+            columns,
             caption="Accuracy with Wilson intervals, and mean metric with intervals over prompts.",
         ),
     )
+
+
+def _solved_cell(result: TaskResult) -> Cell:
+    return cell("yes" if result.solved else "no", tone="good" if result.solved else "bad")
 
 
 def sizes(summary: CircuitSummary) -> Section:
@@ -163,24 +178,13 @@ def sizes(summary: CircuitSummary) -> Section:
                     each.task,
                     COMPONENT[own.component],
                     own.ablation,
-                    _ranked(own.ranking, own.scope),
+                    _ranking_name(own.ranking, own.scope),
                     each.model,
-                    cell(format_size(own.crossing)),
+                    format_size(own.crossing),
                     each.components[own.component],
                     cell(each.open[own.component], spec=count_spec(each.open[own.component])),
                 ]
             )
-    ratios = [
-        [
-            each.task,
-            COMPONENT[each.component],
-            each.ablation,
-            _ranked(each.ranking, each.scope),
-            f"{each.reference} : {each.model}",
-            ratio_cell(each),
-        ]
-        for each in summary.ratios
-    ]
     tables = [
         table(
             ["Task", "Components", "Ablation", "Ranked", "Model", "Needed", "Of", "With weight"],
@@ -188,11 +192,19 @@ def sizes(summary: CircuitSummary) -> Section:
             caption=f"Components that explain {100 * summary.config.fraction:g}\u00a0%.",
         )
     ]
-    if ratios:
+    if summary.ratios:
+        columns = [
+            Column("Task", value=lambda each: each.task),
+            Column("Components", value=lambda each: COMPONENT[each.component]),
+            Column("Ablation", value=lambda each: each.ablation),
+            Column("Ranked", value=lambda each: _ranking_name(each.ranking, each.scope)),
+            Column("Models", value=lambda each: f"{each.reference} : {each.model}"),
+            Column("Times smaller", value=ratio_cell),
+        ]
         tables.append(
-            table(
-                ["Task", "Components", "Ablation", "Ranked", "Models", "Times smaller"],
-                ratios,
+            table_of(
+                summary.ratios,
+                columns,
                 caption="Size of one model's circuit over that of another's; above 1 where the "
                 "second is smaller. Below each, the same in random order.",
             )
@@ -240,9 +252,9 @@ def agreement(summary: CircuitSummary) -> Section:
             each.direction,
             _METHOD[each.method],
             each.rules,
-            "yes" if (each.method, each.rules) == ranked_by(config, each.component) else "",
+            "yes" if (each.method, each.rules) == KINDS[each.component].ranked_by(config) else "",
             each.compared,
-            interval_cell(each.spearman, ".3f"),
+            interval_text(each.spearman, ".3f"),
         ]
         for result in summary.results
         for each in result.agreements
@@ -273,7 +285,7 @@ def transfers(summary: CircuitSummary) -> Section:
             rows.append([each.source, each.task, model, *[None] * 5])
             continue
         overlap = cell(each.jaccard, spec=".2f", note=f"by chance {each.jaccard_by_chance:.2f}")
-        explained = [interval_cell(value, ".2f") for value in (each.transferred, each.own)]
+        explained = [interval_text(value, ".2f") for value in (each.transferred, each.own)]
         numbers = [each.size, overlap, cell(each.spearman, spec=".2f"), *explained]
         rows.append([each.source, each.task, each.model, *numbers])
     heads = ["Found on", "Evaluated on", "Model", "Heads", "Jaccard", "Spearman"]
@@ -318,7 +330,7 @@ def edges(
 
 
 def published(summary: CircuitSummary) -> Section:
-    """The paper's ratios beside ours; a user's file is none of its tasks, whatever its name."""
+    """The paper's ratios beside ours (a user's file is never one of the paper's tasks)."""
     generated = {task.name for task in summary.tasks if task.seed is not None}
     own: dict[tuple[str, str, str, str], dict[str, str]] = {}
     first = {
@@ -327,7 +339,7 @@ def published(summary: CircuitSummary) -> Section:
     for each in summary.ratios:
         if (each.model, each.ablation) == ("sparse", first[each.component]):
             by_reference = own.setdefault((each.task, each.component, each.ranking, each.scope), {})
-            ratio = format_interval(each.ratio, ".2f") if each.ratio else f"none: {each.why}"
+            ratio = interval_text(each.ratio, ".2f") if each.ratio else f"none: {each.why}"
             by_reference[each.reference] = f"{ratio} (random order: {format_random(each)})"
     known = set().union(*own.values())
     references = [name for name in ("dense", "control") if name in known]
@@ -338,7 +350,7 @@ def published(summary: CircuitSummary) -> Section:
             [
                 task,
                 COMPONENT[component],
-                _ranked(ranking, scope),
+                _ranking_name(ranking, scope),
                 f"{printed.ratio:.3g} (Fig. {printed.figure}, {printed.model})"
                 if printed
                 else "not compared: other wordings"
@@ -360,13 +372,13 @@ def published(summary: CircuitSummary) -> Section:
     )
 
 
-def _ranked(ranking: str, scope: str) -> str:
+def _ranking_name(ranking: str, scope: str) -> str:
     if ranking == "random":
         return ranking
     return f"{SCOPE[scope]}, by absolute effect" if ranking == "absolute" else SCOPE[scope]
 
 
-def _listed(texts: tuple[str, ...]) -> str:
+def _continuations(texts: tuple[str, ...]) -> str:
     """The first few continuations, with their spaces visible."""
     shown = ", ".join(f"“{text}”" for text in texts[:3])
     return shown + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")

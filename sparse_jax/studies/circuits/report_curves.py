@@ -18,8 +18,8 @@ def curves(summary: CircuitSummary, task: str, *, introduced: bool = False) -> S
     """Explained effect by number of components kept, for all ablations.
 
     Args:
-      summary: of the study.
-      task: its name.
+      summary: summary of the study.
+      task: name of the task.
       introduced: whether a section before it says what is drawn.
     """
     config = summary.config
@@ -53,8 +53,8 @@ def chart(
 ) -> Any:
     """The curves of all models on a task, beside those of random orders."""
     series, random = [], []
-    # Of a model that does not solve the task, an effect is a share of next to nothing: it has no
-    # band, and the axis is that of the others.
+    # If a model does not solve the task, its effect is a share of next to nothing: it has no band,
+    # and the other models decide the axis.
     any_solved, readable = any(each.solved for each in results), []
     for each in results:
         if own := curve(each, component, ablation, scope=scope):

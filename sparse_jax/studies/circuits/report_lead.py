@@ -6,12 +6,12 @@ import itertools
 from lm_jax import report
 from lm_jax.report import Cell, cell, table
 from lm_jax.report.markup import Markup
+from lm_jax.report.tables import interval_text
 from lm_jax.statistics import Interval
 from sparse_jax.studies.circuits.report_text import (
     COMPONENT,
     curve,
     format_count,
-    format_interval,
     format_random,
     format_size,
     unsolved,
@@ -39,18 +39,6 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     config = summary.config
     roles = [model.role for model in summary.models]
     results = {(each.task, each.model): each for each in summary.results}
-    sizes = {
-        (task, component, ranking, role): each.crossing
-        for task, component, ranking, role in itertools.product(
-            tasks, config.components, _RANKINGS, roles
-        )
-        if results[task, role].solved
-        and (
-            each := curve(
-                results[task, role], component, config.ablations_of(component)[0], ranking
-            )
-        )
-    }
     ratios = {
         (each.task, each.component, each.ranking, each.reference): each
         for each in summary.ratios
@@ -58,43 +46,40 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
         and each.scope == "prompt"
         and each.ablation == config.ablations_of(each.component)[0]
     }
-    component = "token_edges" if "token_edges" in config.components else config.components[0]
     explained = f"{100 * config.fraction:g}\u00a0%"
     references = [role for role in roles if role != "sparse" and "sparse" in roles]
-    rows = [
-        [
+
+    def size(task: str, kind: str, ranking: Ranking, role: str) -> Interval | None:
+        own = curve(results[task, role], kind, config.ablations_of(kind)[0], ranking)
+        return own.crossing if own else None
+
+    def row(task: str, kind: str, ranking: Ranking) -> list[object]:
+        return [
             task,
             COMPONENT[kind],
             _RANKINGS[ranking],
             *(
-                cell(format_size(sizes.get((task, kind, ranking, role))))
+                format_size(size(task, kind, ranking, role))
                 if results[task, role].solved
                 else cell("–", note="not solved")
                 for role in roles
             ),
             *(
-                ratio_cell(ratios.get((task, kind, ranking, role)))
-                for role in references * (ranking != "random")
+                None if ranking == "random" else ratio_cell(ratios.get((task, kind, ranking, role)))
+                for role in references
             ),
-            *[None] * (len(references) * (ranking == "random")),
         ]
-        for task in tasks
-        for kind in config.components
-        for ranking in _RANKINGS
-    ]
-    reasons = [text for task in tasks for text in unsolved(summary, task)]
-    prompts = {task: results[task, roles[0]].clean.n for task in tasks}
-    what = f"{COMPONENT[component].capitalize()} that explain {explained} of a prompt's metric"
+
+    component = "token_edges" if "token_edges" in config.components else config.components[0]
     parts = []
     for task in tasks:
         needed = {
             role: ", ".join(
-                f"{_count(sizes[place])}{said}"
+                f"{_count(size(task, component, ranking, role))}{said}"
                 for ranking, said in _SAID.items()
-                if (place := (task, component, ranking, role)) in sizes
             )
             for role in roles
-            if (task, component, "signed", role) in sizes
+            if results[task, role].solved
         }
         of = f"of {results[task, roles[0]].components[component]:,}"
         if not needed:
@@ -104,17 +89,19 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
         else:
             counts = "; ".join(f"{role} {count}" for role, count in needed.items())
             parts.append(f"{task}: {counts}; {of}")
-    answer = f"{what}: {'; '.join(parts)}."
+    what = f"{COMPONENT[component].capitalize()} that explain {explained} of a prompt's metric"
+    reasons = [text for task in tasks for text in unsolved(summary, task)]
+    prompts = {task: results[task, roles[0]].clean.n for task in tasks}
     fewer = ", and how many times fewer the sparse model needs" if references else ""
     return [
         report.verdict(
-            answer,
+            f"{what}: {'; '.join(parts)}.",
             *(text.replace(" %", "\u00a0%") for text in reasons),
             tone="warn" if reasons else "none",
         ),
         table(
             ["Task", "Components", "Ranked by", *roles, *(f"{r} : sparse" for r in references)],
-            rows,
+            list(itertools.starmap(row, itertools.product(tasks, config.components, _RANKINGS))),
             caption=f"Components that explain {explained} of a prompt's metric, each prompt ranked "
             f"by itself{fewer}. 95\u00a0% intervals over prompts, of one pair of models.",
             n=", ".join(f"{n} prompts of {task}" for task, n in prompts.items()),
@@ -133,9 +120,4 @@ def ratio_cell(ratio: Ratio | None) -> Cell:
     chance = f"random order {format_random(ratio)}"
     if ratio.ratio is None:
         return cell("–", note=f"{ratio.why}; {chance}")
-    return cell(format_interval(ratio.ratio, ".2f"), note=chance)
-
-
-def interval_cell(interval: Interval | None, spec: str = "") -> Cell:
-    """An estimate with its interval."""
-    return cell(format_interval(interval, spec))
+    return cell(interval_text(ratio.ratio, ".2f"), note=chance)

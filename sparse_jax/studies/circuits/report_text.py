@@ -3,14 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from lm_jax.report.markup import number
+from lm_jax.report.tables import interval_text
 from lm_jax.statistics import Interval
 from sparse_jax.studies.circuits.results import CircuitSummary, CurveResult, Ratio, TaskResult
+from sparse_jax.studies.circuits.settings import COMPONENTS
 
-COMPONENT = {
-    "heads": "heads",
-    "token_edges": "token edges",
-    "component_edges": "component edges",
-}
+COMPONENT = {name: name.replace("_", " ") for name in COMPONENTS}
 SCOPE = {"prompt": "per prompt", "task": "per task"}
 
 
@@ -20,7 +18,7 @@ def findings(summary: CircuitSummary) -> list[str]:
         sentence
         for task in summary.tasks
         if task.rephrases is None
-        for sentence in _of_task(summary, task.name)
+        for sentence in _task_findings(summary, task.name)
     ]
 
 
@@ -50,7 +48,7 @@ def curve(
     ranking: str = "signed",
     scope: str = "prompt",
 ) -> CurveResult | None:
-    """The curve of these names, if it was asked for."""
+    """The curve with these labels, if it was measured."""
     for each in result.curves:
         if (each.component, each.ablation, each.ranking, each.scope) == (
             *(component, ablation, ranking, scope),
@@ -69,17 +67,6 @@ def format_count(count: float) -> str:
     return number(count, count_spec(count))
 
 
-def format_interval(interval: Interval | None, spec: str = "") -> str:
-    """An estimate with its interval, or with its n where that allows none."""
-    if interval is None:
-        return "–"
-    if not interval.bounded:
-        return f"{number(interval.estimate, spec)} (n = {interval.n}: no interval)"
-    ends = (number(end, spec) for end in (interval.estimate, interval.low, interval.high))
-    estimate, low, high = ends
-    return f"{estimate} [{low}, {high}]"
-
-
 def format_random(ratio: Ratio) -> str:
     """The ratio of random orders, to be read beside that of the ranked circuits."""
     return "–" if ratio.random is None else number(ratio.random.estimate, ".2f")
@@ -87,7 +74,7 @@ def format_random(ratio: Ratio) -> str:
 
 def format_size(interval: Interval | None) -> str:
     """The size of a circuit with its interval."""
-    return format_interval(interval, count_spec(interval.estimate) if interval else "")
+    return interval_text(interval, count_spec(interval.estimate) if interval else "")
 
 
 def unsolved(summary: CircuitSummary, task: str) -> Iterator[str]:
@@ -98,11 +85,11 @@ def unsolved(summary: CircuitSummary, task: str) -> Iterator[str]:
                 f"{task}: {each.model} does not solve it (right in "
                 f"{100 * each.accuracy.estimate:.0f} % of {each.accuracy.n} prompts, the bar is "
                 f"{100 * summary.config.accuracy_bar:g} %; clean minus corrupt metric "
-                f"{format_interval(each.change)})."
+                f"{interval_text(each.change)})."
             )
 
 
-def _of_task(summary: CircuitSummary, task: str) -> Iterator[str]:
+def _task_findings(summary: CircuitSummary, task: str) -> Iterator[str]:
     config = summary.config
     results = [each for each in summary.results if each.task == task]
     n = results[0].clean.n
@@ -144,7 +131,7 @@ def ratio_sentences(subject: str, ratios: Sequence[Ratio]) -> Iterator[str]:
     for pair in sparse or pairs:
         own = [each for each in ratios if (each.reference, each.model) == pair]
         ranked = [
-            f"{format_interval(each.ratio, '.2f')} ranked {_RANKED[each.ranking, each.scope]}"
+            f"{interval_text(each.ratio, '.2f')} ranked {_RANKED[each.ranking, each.scope]}"
             for each in own
             if each.ratio
         ]
@@ -157,11 +144,11 @@ def ratio_sentences(subject: str, ratios: Sequence[Ratio]) -> Iterator[str]:
             if not each.ratio:
                 missing.setdefault(each.why, []).append(_RANKED[each.ranking, each.scope])
         reasons = [
-            f"no ratio{f' {_listed(names)}' * (len(names) < len(own))}, as {why}"
+            f"no ratio{f' {_ranking_names(names)}' * (len(names) < len(own))}, as {why}"
             for why, names in missing.items()
         ]
         yield f"{subject}, {' : '.join(pair)}: {'; '.join([*ranked, *reasons])}."
 
 
-def _listed(names: Sequence[str]) -> str:
+def _ranking_names(names: Sequence[str]) -> str:
     return "ranked " + ", ".join(names)

@@ -29,7 +29,7 @@ class ModelFacts:
     Attributes:
       role: dense, control or sparse.
       source: the folder or name that was given.
-      sha256: of its weights.
+      sha256: digest of the weights.
       gated: whether it has gates on its edges.
     """
 
@@ -49,7 +49,7 @@ class TaskFacts:
     Attributes:
       rephrases: the task of which this is another wording, or null.
       metric: name in `sparse_jax.circuits.metrics.METRICS`.
-      seed: of the generator; null for a file.
+      seed: seed of the generator; null for a file.
       drawn: examples tried.
       kept: examples used.
       dropped: number of the others, by reason.
@@ -92,7 +92,8 @@ class CurveResult:
     Attributes:
       component: heads, token_edges or component_edges.
       ablation: what replaces the others.
-      ranking: by the signed effect, its absolute value, or at random (the mean of several draws).
+      ranking: how components are ranked: by the signed effect, by its absolute value, or at random
+        (the mean of several draws).
       scope: whether each prompt has a ranking of its own, or the task has one.
       crossing: number of components that explain the chosen fraction; null where ablating all of
         them changes nothing.
@@ -122,8 +123,8 @@ class Agreement:
       rules: name of its gradient rules in `sparse_jax.circuits.rules.RULES`.
       direction: noising or denoising.
       compared: number of components; of edges, those of the sample.
-      spearman: with an interval of bootstrap samples of the components compared, for these prompts;
-        null where one side does not vary.
+      spearman: rank correlation, with an interval over bootstrap samples of the compared components
+        for these prompts; null where one side does not vary.
     """
 
     component: str
@@ -166,7 +167,7 @@ class Ratio:
     """How many times fewer components one model's circuit has than another's.
 
     Attributes:
-      ranking: of both curves; never random.
+      ranking: ranking of both curves; never random.
       model, reference: the size of the reference's circuit is divided by that of the model's.
       ratio: null where there are too few prompts for an interval, or one of the two does not solve
         the task, keeps its metric with all components ablated (the interval of the mean change is
@@ -193,11 +194,11 @@ class Transfer:
     """A circuit of heads, found on one task, on another wording of it.
 
     Attributes:
-      source, task: where it was found, and where it was evaluated.
-      size: of the circuit that explains the fraction on the source.
+      source, task: task on which the circuit was found, and task on which it was evaluated.
+      size: number of heads of the circuit that explains the fraction on the source.
       jaccard: overlap of the two tasks' circuits of that size.
-      jaccard_by_chance: that of two random circuits with the mean number of shared heads.
-      spearman: of the importances of all heads; null where one does not vary.
+      jaccard_by_chance: overlap of two random circuits with the mean number of shared heads.
+      spearman: rank correlation of the importances of all heads; null where one does not vary.
       transferred, own: explained effect on the task of the source's circuit, and of the task's own
         circuit of that size.
     """
@@ -250,12 +251,12 @@ class NeededEdge:
 
 @dataclasses.dataclass(frozen=True)
 class DrawnPrompt:
-    """Circuits of one prompt by its own ranking, as they are drawn.
+    """Circuits of one prompt, ranked by itself, as they are drawn.
 
     Attributes:
-      tokens: of the clean prompt.
+      tokens: tokens of the clean prompt.
       answer: the first right continuation.
-      metric: of this prompt.
+      metric: metric of the model on this prompt.
       heads_needed, edges_needed: components that explain the fraction; 0 where these circuits were
         not asked for.
       heads, edges: these components, in order of importance; at most a number that can be drawn.

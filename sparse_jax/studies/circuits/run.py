@@ -18,7 +18,7 @@ import jax
 import pyarrow as pa
 
 from lm_jax.run.config import config_hash, to_plain
-from lm_jax.run.files import storage_error, write_json
+from lm_jax.run.files import make_folder, write_json
 from lm_jax.run.rows import RowStore, Unit
 from lm_jax.run.units import measure_units
 from lm_jax.study import Work
@@ -57,7 +57,7 @@ class Step:
 
     @property
     def unit(self) -> Unit:
-        """Its id in the store of rows."""
+        """The key of the step in the store of rows."""
         return (self.role, self.task, *self.part.unit)
 
     def __str__(self) -> str:
@@ -194,18 +194,12 @@ class Steps:
         """Writes the drawn prompt and the scores of component edges; they have no rows."""
         role, name = piece
         model = self._inputs.models[role]
-        path, exported = (
-            drawn_file(self._folder, *piece),
-            self._folder / MIB / f"{name}_{role}.json",
-        )
-        scored = "component_edges" in self._config.components
-        for file in (path, *[exported] * scored):
-            try:
-                file.parent.mkdir(exist_ok=True)
-            except OSError as error:
-                raise storage_error(file.parent, error) from error
-        write_json(path, measurement.drawn(model.tokenizer))
-        if scored:
+        drawn = drawn_file(self._folder, role, name)
+        make_folder(drawn.parent)
+        write_json(drawn, measurement.drawn(model.tokenizer))
+        if "component_edges" in self._config.components:
+            exported = self._folder / MIB / f"{name}_{role}.json"
+            make_folder(exported.parent)
             wide = ComponentGraph.of(model.opened.cfg).ungrouped()
             save_graph(exported, wide, measurement.scores_UR())
         return SCHEMA.empty_table()

@@ -23,7 +23,7 @@ ROLES = ("dense", "control", "sparse")
 REPHRASED = {"ioi": "ioi_rephrased"}
 
 
-def _of_pair(folder: str) -> dict[str, str | tuple[str, ...]]:
+def _read_pair(folder: str) -> dict[str, str | tuple[str, ...]]:
     """The models of a pair and the texts that they were trained on, by the names of fields."""
     pair = published.resolve(folder)
     models = {role: str(path) for role, path in model_folders(pair).items()}
@@ -75,7 +75,8 @@ class CircuitConfig(Settings):
 
     shortcuts: ClassVar[Mapping[str, Shortcut]] = {
         "pair": Shortcut(
-            "work folder of iaj sparse pair, or pair_192, whose three models are taken", _of_pair
+            "work folder of iaj sparse pair, or pair_192, whose three models are taken",
+            _read_pair,
         )
     }
 

@@ -11,6 +11,7 @@ import dataclasses
 
 import numpy as np
 
+from lm_jax.assets import papers
 from sparse_jax.graphs.graph import Graph
 from sparse_jax.graphs.influence import FEATURE, LOGIT, Pruned
 from sparse_jax.studies.graphs import mass
@@ -27,9 +28,9 @@ class PaperStudy:
 
     Attributes:
       token, probability: the next token that it follows.
-      features, kept_features: before and after pruning.
+      features, kept_features: number of features before and after pruning.
       replacement: score.
-      heads, pairs: that have `FRACTION` of the score, as the paper writes it.
+      heads, pairs: number that carry `FRACTION` of the score, as the paper writes it.
     """
 
     token: str = "small"
@@ -41,17 +42,12 @@ class PaperStudy:
     pairs: str | None = None
 
 
-PAPER = {
-    "dense": PaperStudy(heads="> 40"),
-    "sparse": PaperStudy(
-        probability=0.1012,
-        features=459,
-        kept_features=82,
-        replacement=0.82,
-        heads="5",
-        pairs="5",
-    ),
-}
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    case_study: dict[str, PaperStudy]
+
+
+PAPER = papers.numbers("sparse", _Numbers).case_study
 
 
 def key_edge(graph: Graph, pruned: Pruned) -> tuple[int, int] | None:
@@ -82,7 +78,7 @@ def count_carriers(score_LNTS: np.ndarray, fractions: Iterable[float]) -> tuple[
 
 
 def chosen(summary: GraphSummary) -> dict[str, GraphResult]:
-    """By role, the graphs of the paper's prompt if it was asked for, else of the first prompt."""
+    """The graphs by role: of the paper's prompt if it was asked for, else of the first prompt."""
     slugs = [each.slug for each in summary.graphs if each.prompt.strip() == PROMPT]
     slug = slugs[0] if slugs else summary.graphs[0].slug
     return {each.role: each for each in summary.graphs if each.slug == slug}

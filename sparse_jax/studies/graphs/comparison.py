@@ -6,15 +6,17 @@ the same weight. Curves of shorter prompts, which have fewer pairs, end at 1.
 """
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lm_jax.assets import papers
 from lm_jax.statistics import Interval, cluster_interval
 from sparse_jax.studies.graphs import mass
-from sparse_jax.studies.graphs.mass import KINDS, Kind
+from sparse_jax.studies.graphs.mass import KINDS, Component, Kind
 from sparse_jax.studies.graphs.results import (
     ComparedPrompt,
     EdgeCounts,
@@ -24,13 +26,21 @@ from sparse_jax.studies.graphs.results import (
 )
 from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig
 
-# How many times fewer the sparse GPT-2 needs for 90 % (Fig. 6): absolute scores, of each edge in
-# the graph.
-PAPER = {Kind("heads", "absolute", "any"): 3.4, Kind("pairs", "absolute", "any"): 16.1}
+
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    graph_masses: dict[Component, float]
+
+
+# Figure 6 is about the absolute scores of every edge.
+PAPER = {
+    Kind(component, "absolute", "any"): ratio
+    for component, ratio in papers.numbers("sparse", _Numbers).graph_masses.items()
+}
 
 
 def counted(table: pa.Table, compared: Sequence[ComparedPrompt]) -> pa.Table:
-    """The rows of prompts that count; all of them for a model by itself."""
+    """The rows of prompts that count; all rows for a single model."""
     if not compared:
         return table
     slugs = [each.slug for each in compared if not each.why]
@@ -40,7 +50,7 @@ def counted(table: pa.Table, compared: Sequence[ComparedPrompt]) -> pa.Table:
 def counted_graphs(
     graphs: Sequence[GraphResult], compared: Sequence[ComparedPrompt]
 ) -> list[GraphResult]:
-    """The graphs of prompts that count; all of them for a model by itself."""
+    """The graphs of prompts that count; all graphs for a single model."""
     left_out = {each.slug for each in compared if each.why}
     return [each for each in graphs if each.slug not in left_out]
 
@@ -58,8 +68,8 @@ def curves(table: pa.Table, roles: Sequence[str], kind: Kind) -> tuple[np.ndarra
 
     Args:
       table: rows of `run.SCHEMA`.
-      roles: of the models, R of them.
-      kind: of the rows.
+      roles: roles of the R models.
+      kind: kind of mass that is selected.
     """
     every = _rows(table, kind)
     rows = {(row["slug"], row["role"]): row for row in every if row["mass"]}
@@ -109,7 +119,7 @@ def role_masses(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> l
 
 
 def ratios(config: GraphConfig, table: pa.Table, roles: Sequence[str]) -> list[MassRatio]:
-    """Dense over sparse, resampled over prompts in pairs; empty for a model by itself."""
+    """Dense over sparse, resampled over prompts in pairs; empty for a single model."""
     if tuple(roles) != COMPARED:
         return []
 

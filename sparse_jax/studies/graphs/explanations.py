@@ -1,8 +1,8 @@
 """What a command measures beyond a graph's edges: why heads look where they do, and interventions.
 
-Scores are those of the key-query pairs that carry most of the graph's edges, split into the terms
-of sources (`qk`). Interventions multiply the features with the most influence (`interventions`),
-and all features of proposed supernodes at once (`groups`).
+Attention scores of the key-query pairs that carry most of the graph's edges are split into the
+terms of sources (`qk`). Interventions multiply the features with the most influence
+(`interventions`), and all features of proposed supernodes at once (`groups`).
 """
 
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ def explain_scores(graph: Graph, size_LNTS: np.ndarray, count: int) -> list[QK]:
     Args:
       graph: the graph.
       size_LNTS: sums of the absolute shares of edges (`piece.MeasuredMediation`).
-      count: at most so many.
+      count: largest number of pairs.
     """
     if graph.replacement.scores is None:
         return []
@@ -96,9 +96,9 @@ def scale_supernodes(
 
     Args:
       config: how many, and the factors.
-      model: that the graph is of.
+      model: model that the graph describes.
       graph, pruned: the graph.
-      document: of this pruned graph.
+      document: document of the pruned graph.
       decode: the text of a token's id.
     """
     if not config.supernodes:

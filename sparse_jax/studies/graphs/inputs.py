@@ -46,11 +46,11 @@ class Inputs:
     """Everything that a command reads.
 
     Attributes:
-      models: by role.
+      models: model of each role.
       prompts: the same for all models.
-      prompts_sha256: their digest.
-      compared: which of them count in the comparison of two models; those that do have one target.
-      labels: of features, by role.
+      prompts_sha256: digest of the prompts.
+      compared: prompts, with whether each counts in the comparison of two models.
+      labels: labels of features, by role.
     """
 
     models: Mapping[str, GraphModel]
@@ -78,9 +78,9 @@ def read(config: GraphConfig) -> Inputs:
       BadInputError: a file cannot be used.
       CorruptError: a file is damaged.
     """
-    wanted = _wanted(config)
+    wanted = _wanted_prompts(config)
     models = {
-        role: _with_neurons(role, source)
+        role: _load_neurons(role, source)
         if config.neurons
         else _load(role, source, transcoder, config)
         for role, (source, transcoder) in config.sources.items()
@@ -148,7 +148,7 @@ def choose_targets(
 
 def _next_log_probabilities(model: GraphModel, prompts: Sequence[EncodedPrompt]) -> np.ndarray:
     """Log-probabilities of the token after each prompt by the model itself, `[B, V]`."""
-    tokens_BT, valid_BT = _padded(prompts)
+    tokens_BT, valid_BT = _pad(prompts)
     last_B1 = valid_BT.sum(1, keepdims=True) - 1
     logits = _forward_at(model.source.model, tokens_BT, valid_BT, last_B1)
     return np.asarray(jax.nn.log_softmax(logits[:, 0].astype(jnp.float32)))
@@ -159,7 +159,7 @@ def _forward_at(model, tokens_BT, valid_BT, at_B1):
     return model.forward(tokens_BT, valid_BT, logits_at=at_B1).logits
 
 
-def _padded(prompts: Sequence[EncodedPrompt]) -> tuple[np.ndarray, np.ndarray]:
+def _pad(prompts: Sequence[EncodedPrompt]) -> tuple[np.ndarray, np.ndarray]:
     """Ids of all prompts, padded on the right, and where they are no padding."""
     tokens_BT = np.zeros((len(prompts), max(len(each.ids) for each in prompts)), np.int32)
     valid_BT = np.zeros(tokens_BT.shape, bool)
@@ -182,7 +182,7 @@ def identify(config: GraphConfig) -> dict[str, str]:
             for role, (_, folder) in config.sources.items()
             if folder and Path(folder).is_dir()
         },
-        "prompts": prompt_files.digest(_wanted(config)),
+        "prompts": prompt_files.digest(_wanted_prompts(config)),
         **corpora.corpus_inputs({"config.corpus": config.corpus.source}),
         **file_inputs(
             {f"labels {role}": getattr(config, labels_field(role)) for role in config.sources}
@@ -191,7 +191,7 @@ def identify(config: GraphConfig) -> dict[str, str]:
     }
 
 
-def _wanted(config: GraphConfig) -> tuple[Prompt, ...]:
+def _wanted_prompts(config: GraphConfig) -> tuple[Prompt, ...]:
     own = tuple(Prompt(text, config.targets) for text in config.prompts)
     of_file = config.prompt_file
     if not own and not of_file:
@@ -201,7 +201,7 @@ def _wanted(config: GraphConfig) -> tuple[Prompt, ...]:
     return own + (prompt_files.read_prompts(of_file) if of_file else ())
 
 
-def _with_neurons(role: str, source: str) -> GraphModel:
+def _load_neurons(role: str, source: str) -> GraphModel:
     model = SourceModel.load(source)
     facts = dataclasses.replace(
         _facts(role, source, model), kind=neurons.KIND, features=model.model.cfg.mlp_size
@@ -266,7 +266,7 @@ def _load(role: str, source: str, folder: str, config: GraphConfig) -> GraphMode
 
 def _check_active(model: GraphModel, prompts: Sequence[EncodedPrompt]) -> None:
     """Raises where no feature is active on a prompt; one run for all, padded on the right."""
-    tokens_BT, valid_BT = _padded(prompts)
+    tokens_BT, valid_BT = _pad(prompts)
     active_B = np.asarray(_active(model.source.model, model.features, tokens_BT, valid_BT))
     for each, active in zip(prompts, active_B, strict=True):
         if not active:

@@ -80,8 +80,8 @@ def judged(
     """Themes that a judge names, of the features that have texts and no label yet.
 
     Args:
-      judge: who is asked.
-      data: of the features.
+      judge: judge that names the themes.
+      data: texts of the features.
       known: labels that there are.
       below: features whose texts are those with the lowest activations.
 

@@ -82,7 +82,7 @@ class Mass:
 
     Attributes:
       component, sign, positions: see the head of this file.
-      edges: with a share of any component.
+      edges: number of edges of which any component has a share.
       unmediated: edges without.
       mass_C: mean cumulative mass; empty without edges.
       needed: mean number of components that have the fraction; NaN without edges.
@@ -101,7 +101,7 @@ class MassSums:
     """Sums over edges, a batch at a time."""
 
     def __init__(self, fraction: float) -> None:
-        """`fraction` is that of `needed`."""
+        """`fraction` is the argument of `needed`."""
         self._fraction = fraction
         self._mass: dict[Kind, Any] = dict.fromkeys(KINDS, 0.0)
         self._counts = {kind: np.zeros(3, np.int64) for kind in KINDS}

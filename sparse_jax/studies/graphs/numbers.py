@@ -35,7 +35,7 @@ def summarise(
       corpora: text of each model's features.
       table: mean cumulative masses of all graphs, rows of `run.SCHEMA`.
       prompts_sha256: digest of the prompts with their targets.
-      compared: which prompts count in a comparison; empty for a model by itself.
+      compared: prompts, with whether each counts in a comparison; empty for a single model.
       device: kind of the device that computed.
     """
     roles = [each.role for each in models]

@@ -6,7 +6,7 @@ The page holds the whole document and measures nothing. Its scripts are `viewer_
 graph), `viewer_layout.js` and `viewer_canvas.js` (layers by positions), `viewer_input.js` (pointer,
 keyboard), `viewer_measured.js` (interventions), `viewer_panel.js` (what is selected),
 `viewer_groups.js` (pinned nodes, supernodes) and `viewer_state.js` (saving, loading, the start).
-Tables of the strongest nodes and edges need none of them. Prose and controls are in
+Tables of the strongest nodes and edges work without scripts. Prose and controls are in
 `viewer.html.j2`.
 """
 
@@ -24,8 +24,10 @@ from lm_jax.report import Column, Report, Section, section, table
 from lm_jax.report.markup import json_script
 from lm_jax.report.prose import Prose
 from lm_jax.run.files import read_json, write_text
-from sparse_jax.graphs import graph_json, influence, supernodes
-from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, TOKEN, Edges
+from sparse_jax.graphs import graph_json, supernodes
+from sparse_jax.graphs.features import Text
+from sparse_jax.graphs.graph_document import edge_shares
+from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, TOKEN
 from sparse_jax.graphs.neurons import NEURON
 from sparse_jax.studies.graphs.results import FEATURES, proposals_file
 
@@ -47,19 +49,6 @@ _SETTINGS = ("info", "generation_settings", "pruning_settings", "transcoder_list
 
 
 @dataclasses.dataclass(frozen=True)
-class TopText:
-    """A text on which a feature is active.
-
-    Attributes:
-      tokens: as text.
-      activations: of the feature, one per token.
-    """
-
-    tokens: Sequence[str]
-    activations: Sequence[float]
-
-
-@dataclasses.dataclass(frozen=True)
 class FeatureExamples:
     """What the panel of a feature shows of a corpus.
 
@@ -71,10 +60,10 @@ class FeatureExamples:
       lowest: texts with the lowest activations, lowest first, for nodes with one below 0.
     """
 
-    texts: Sequence[TopText]
+    texts: Sequence[Text]
     top_logits: Sequence[str] = ()
     bottom_logits: Sequence[str] = ()
-    lowest: Sequence[TopText] = ()
+    lowest: Sequence[Text] = ()
 
 
 def build(
@@ -87,8 +76,8 @@ def build(
     """The HTML text of the page.
 
     Args:
-      document: of `graph_json`. `metadata.scores`, if there, is shown: by convention, such as
-        unpruned and pruned, a mapping of names to numbers.
+      document: graph as `graph_json` writes it. `metadata.scores`, a mapping of names to numbers,
+        is shown if it is there; by convention its names are such as unpruned and pruned.
       features: texts of features, by layer and index.
       proposals: supernodes, each a label and ids; those of `supernodes.propose` by default.
       provenance: commit, versions and the like.
@@ -100,7 +89,7 @@ def build(
     if proposals is None:
         proposals = supernodes.propose(document)
     viewer = _report(document, lambda: _sections(document, features or {}, proposals))
-    return _written(viewer, provenance or {})
+    return _page_text(viewer, provenance or {})
 
 
 def of_folder(folder: Path, file: str) -> Report:
@@ -127,11 +116,11 @@ def write(folder: Path, file: str, provenance: Mapping[str, Any]) -> None:
       file: the graph in it.
       provenance: commit, versions and the like.
     """
-    text = _written(of_folder(folder, file), provenance)
+    text = _page_text(of_folder(folder, file), provenance)
     write_text((folder / file).with_suffix(".html"), text)
 
 
-def _written(viewer: Report, provenance: Mapping[str, Any]) -> str:
+def _page_text(viewer: Report, provenance: Mapping[str, Any]) -> str:
     return report.page(
         viewer.title,
         viewer.sections(),
@@ -147,7 +136,7 @@ def _report(document: Mapping[str, Any], sections: Callable[[], list[Section]]) 
     about = {"graph": metadata["slug"], "model": metadata["scan"], "prompt": metadata["prompt"]}
     about |= {key: metadata[key] for key in _SETTINGS if key in metadata}
     return Report(
-        f"Attribution graph of “{_cut(_shown(metadata['prompt']))}”",
+        f"Attribution graph of “{_cut(_inline(metadata['prompt']))}”",
         sections,
         lead=[_lead(document), *_scores(metadata)],
         lines=(),
@@ -189,39 +178,10 @@ def _read_examples(
 
 def _examples(stored: Mapping[str, Any]) -> FeatureExamples:
     highest, *lowest = (
-        [TopText(each["tokens"], each["tokens_acts_list"]) for each in group["examples"]]
+        [Text(each["tokens"], each["tokens_acts_list"]) for each in group["examples"]]
         for group in stored["examples_quantiles"]
     )
     return FeatureExamples(highest, stored["top_logits"], stored["bottom_logits"], *lowest)
-
-
-def edge_shares(document: Mapping[str, Any]) -> np.ndarray:
-    """Cumulative share of each link in the logits' influence that passes through links.
-
-    As `influence.prune` ranks edges, among the links of the document: those with a share of at most
-    t are the strongest, and have t of the influence together.
-    """
-    nodes, links = document["nodes"], document["links"]
-    index = {node["node_id"]: i for i, node in enumerate(nodes)}
-    target_E = np.asarray([index[link["target"]] for link in links], np.int64)
-    source_E = np.asarray([index[link["source"]] for link in links], np.int64)
-    node_R, row_E = np.unique(target_E, return_inverse=True)
-    weight_RS = np.zeros((len(node_R), len(nodes)))
-    weight_RS[row_E, source_E] = [link["weight"] for link in links]
-    is_logit_R = np.asarray([graph_json.kind(nodes[i]) == LOGIT for i in node_R], bool)
-    start_R = np.asarray([nodes[i].get("token_prob") or 0.0 for i in node_R])
-    if not start_R[is_logit_R].any():
-        # A file without probabilities: logits count alike.
-        start_R = np.ones(len(node_R))
-    edges = Edges(
-        weight_RS=weight_RS,
-        node_R=np.where(is_logit_R, -1, node_R),
-        start_R=np.where(is_logit_R, start_R, 0.0),
-        kind_S=np.asarray([graph_json.kind(node) for node in nodes]),
-        error_S=np.full(len(nodes), -1),
-    )
-    _, share_E = influence.largest(influence.edge_scores(edges)[row_E, source_E], 1.0)
-    return share_E
 
 
 def _viewer(
@@ -234,8 +194,8 @@ def _viewer(
     keys = [graph_json.feature_of(node) for node in nodes]
     examples = {
         f"{key[0]}_{key[1]}": {
-            "texts": _as_json(features[key].texts),
-            "lowest": _as_json(features[key].lowest),
+            "texts": _texts_json(features[key].texts),
+            "lowest": _texts_json(features[key].lowest),
             "topLogits": list(features[key].top_logits),
             "bottomLogits": list(features[key].bottom_logits),
         }
@@ -252,7 +212,7 @@ def _viewer(
     return section("Explore the graph", _PROSE("viewer", json_script(data)))
 
 
-def _as_json(texts: Sequence[TopText]) -> list[dict[str, Any]]:
+def _texts_json(texts: Sequence[Text]) -> list[dict[str, Any]]:
     return [
         {"tokens": list(text.tokens), "activations": [float(x) for x in text.activations]}
         for text in texts
@@ -359,7 +319,7 @@ def _strongest(document: Mapping[str, Any], share_E: np.ndarray) -> Section:
         [
             names[node["node_id"]],
             graph_json.kind(node),
-            f"{node['ctx_idx']} “{_shown(tokens[node['ctx_idx']])}”",
+            f"{node['ctx_idx']} “{_inline(tokens[node['ctx_idx']])}”",
             node.get("activation"),
             100 * node["influence"],
         ]
@@ -395,7 +355,7 @@ class _Names:
 
     def __getitem__(self, name: str) -> str:
         node = self._nodes[name]
-        token = _shown(self._tokens[node["ctx_idx"]])
+        token = _inline(self._tokens[node["ctx_idx"]])
         match graph_json.kind(node):
             case "token":
                 return f"token “{token}” ({node['ctx_idx']})"
@@ -411,7 +371,7 @@ class _Names:
 
 def _next_tokens(top: Sequence[Mapping[str, Any]]) -> str:
     """The most probable next tokens with their probabilities."""
-    each = [f"“{_shown(one['token'])}” {100 * one['probability']:.1f} %" for one in top[:_TOKENS]]
+    each = [f"“{_inline(one['token'])}” {100 * one['probability']:.1f} %" for one in top[:_TOKENS]]
     return ", ".join(each)
 
 
@@ -420,6 +380,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST_TITLE else f"…{text[1 - _LONGEST_TITLE :]}"
 
 
-def _shown(text: str) -> str:
+def _inline(text: str) -> str:
     """A token or prompt on one line."""
     return text.replace("\n", "↵").strip(" ") or "␣"

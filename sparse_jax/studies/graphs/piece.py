@@ -18,7 +18,7 @@ from sparse_jax.studies.graphs import case_study, explanations, mass, stability
 from sparse_jax.studies.graphs.inputs import GraphModel, Inputs
 from sparse_jax.studies.graphs.mass import Mass, MassSums
 from sparse_jax.studies.graphs.prompts import EncodedPrompt
-from sparse_jax.studies.graphs.results import GraphResult, KeyEdge, LogitNode, MassResult, Sizes
+from sparse_jax.studies.graphs.results import GraphResult, KeyEdge, MassResult, NextToken, Sizes
 from sparse_jax.studies.graphs.settings import ALONE, GraphConfig
 
 GRAPHS = "graph"
@@ -129,7 +129,7 @@ def mediated_edges(graph: Graph, pruned: Pruned, most: int) -> np.ndarray:
 
     Args:
       graph, pruned: the graph.
-      most: at most so many; 0 for all.
+      most: largest number of edges; 0 for all.
     """
     row_X, source_X = np.nonzero(pruned.kept_RS & (graph.adjacency != 0))
     order_X = np.argsort(-pruned.score_RS[row_X, source_X], kind="stable")[: most or None]
@@ -158,11 +158,11 @@ def _key_edge(
     )
 
 
-def _logits(graph: Graph, model: GraphModel) -> tuple[LogitNode, ...]:
+def _logits(graph: Graph, model: GraphModel) -> tuple[NextToken, ...]:
     kinds, ids = graph.nodes["kind"].to_pylist(), graph.nodes["feature"].to_pylist()
     chosen = [i for kind, i in zip(kinds, ids, strict=True) if kind == LOGIT]
     return tuple(
-        LogitNode(model.source.tokenizer.decode([i]), i, float(p))
+        NextToken(model.source.tokenizer.decode([i]), i, float(p))
         for i, p in zip(chosen, graph.probabilities, strict=True)
     )
 
@@ -200,7 +200,7 @@ def measure_mediation(
     Args:
       graph: the graph.
       edges: pairs of source and target.
-      fraction: of the masses.
+      fraction: share of an edge's mass for which components are counted.
       key: the key edge, all of whose shares are returned.
     """
     layers, D = graph.replacement.layers, graph.replacement.error_LTD.shape[-1]

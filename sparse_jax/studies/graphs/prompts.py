@@ -38,7 +38,7 @@ class Prompt:
     Attributes:
       prompt: the text.
       targets: texts of the logit nodes; empty for the most probable tokens.
-      kind: of the prompt, such as "ioi".
+      kind: kind of prompt, such as "ioi".
       slug: name of its files, of letters, digits, `-` and `_`; "" makes one of the text.
       meaning: prompts that share it say the same in other words (`stability`); "" for none.
       answers: texts of one token each that go on rightly; a comparison counts prompts that both
@@ -64,12 +64,12 @@ class EncodedPrompt:
 
     Attributes:
       slug: name of its files; no two prompts share one.
-      kind: as in `Prompt`.
-      text: as in `Prompt`.
-      ids: with what the tokenizer puts before a text.
+      kind: same as in `Prompt`.
+      text: text of the prompt.
+      ids: token ids, with those that the tokenizer puts before a text.
       tokens: the ids as text, one by one.
       targets: ids of the logit nodes; None for the most probable tokens.
-      meaning: as in `Prompt`.
+      meaning: same as in `Prompt`.
       right: ids of right answers, of those that are one token.
     """
 
@@ -122,8 +122,8 @@ def encode(
     """Prompts as ids.
 
     Args:
-      prompts: as of `read_prompts`.
-      tokenizer: of the model.
+      prompts: prompts as `read_prompts` returns them.
+      tokenizer: tokenizer of the model.
       max_length: positions of the model.
 
     Raises:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Column, Report, Section, Series, cell, section, table
+from lm_jax.report import Cell, Column, Report, Section, Series, cell, section, table, table_of
 from lm_jax.report.markup import Markup, element, number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
@@ -29,12 +29,18 @@ from sparse_jax.studies.graphs.report_text import (
     strongest_supernode,
     summary_lines,
 )
-from sparse_jax.studies.graphs.results import MASSES, GraphResult, GraphSummary, RoleMass
+from sparse_jax.studies.graphs.results import MASSES, GraphResult, GraphSummary
 from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig
 
 _PROSE = Prose("sparse_jax.studies.graphs")
 # Points of a curve, near to even in the logarithm.
 _POINTS = 200
+# Columns that say which mass a row is about.
+_KIND = (
+    Column("Components", value=lambda each: NAMES[each.component]),
+    Column("Shares", value=lambda each: each.sign),
+    Column("Edges", value=lambda each: EDGES[each.positions]),
+)
 
 
 def build(config: GraphConfig, summary: GraphSummary, folder: Path) -> Report:
@@ -113,36 +119,39 @@ def compared_prompts(summary: GraphSummary) -> Section:
 def graphs(summary: GraphSummary) -> Section:
     """A row per graph."""
     columns = [
-        *("Graph", "Kind", "Next token", "Features", "Edges", "Replacement", "Completeness"),
-        *(Column("Row error", ".1e"), Column("Mediation error", ".1e")),
-        Column("Over-count", ".2f"),
+        Column("Graph", value=_link),
+        Column("Kind", value=lambda graph: graph.kind),
+        Column("Next token", value=lambda graph: str(graph.logits[0])),
+        Column("Features", value=lambda graph: graph.sizes.kept_features),
+        Column("Edges", value=lambda graph: graph.sizes.kept_edges),
+        Column("Replacement", value=lambda graph: _score(graph, "replacement")),
+        Column("Completeness", value=lambda graph: _score(graph, "completeness")),
+        Column("Row error", ".1e", lambda graph: max(graph.row_error)),
+        Column("Mediation error", ".1e", lambda graph: max(graph.mediation_error)),
+        Column("Over-count", ".2f", lambda graph: graph.over_count),
     ]
     return section(
         "Graphs",
         _PROSE("graphs", summary.config.neurons),
-        table(
+        table_of(
+            summary.graphs,
             columns,
-            [_row(each) for each in summary.graphs],
             caption="Scores, sizes after pruning, and errors of each graph.",
             n=f"{number(len(summary.graphs))} graphs",
         ),
     )
 
 
-def _row(graph: GraphResult) -> list[Any]:
-    whole, pruned = graph.scores.unpruned, graph.scores.pruned
+def _link(graph: GraphResult) -> Markup:
+    """A link to the viewer of a graph."""
     page = PurePosixPath(graph.file).with_suffix(".html").as_posix()
-    first = graph.logits[0]
-    return [
-        element("a", {"href": page}, PurePosixPath(page).stem),
-        graph.kind,
-        f"{first.token!r}, {100 * first.probability:.1f} %",
-        graph.sizes.kept_features,
-        graph.sizes.kept_edges,
-        cell(whole.replacement, note=f"pruned {pruned.replacement:.3f}", spec=".3f"),
-        cell(whole.completeness, note=f"pruned {pruned.completeness:.3f}", spec=".3f"),
-        *(max(graph.row_error), max(graph.mediation_error), graph.over_count),
-    ]
+    return element("a", {"href": page}, PurePosixPath(page).stem)
+
+
+def _score(graph: GraphResult, name: str) -> Cell:
+    """A score of the whole graph, with that of the pruned one below it."""
+    whole, pruned = (getattr(each, name) for each in (graph.scores.unpruned, graph.scores.pruned))
+    return cell(whole, note=f"pruned {pruned:.3f}", spec=".3f")
 
 
 def supernodes(summary: GraphSummary) -> Section:
@@ -151,7 +160,7 @@ def supernodes(summary: GraphSummary) -> Section:
         [
             *(PurePosixPath(graph.file).stem, one.label, len(one.members), one.factor),
             *(MODE_NAMES[each.mode], one.predicted, each.change, 100 * each.probability),
-            f"{each.top[0].token!r}, {100 * each.top[0].probability:.1f} %",
+            str(each.top[0]),
         ]
         for graph in summary.graphs
         for one in strongest_supernode(graph)
@@ -199,17 +208,23 @@ def mass(summary: GraphSummary, rows: pa.Table) -> Section:
                 h_lines=[(config.fraction, fraction)],
             )
         )
-    counts = [_counts(each) for each in summary.masses]
+    columns = [
+        Column("Model", value=lambda each: each.role),
+        *_KIND,
+        Column(
+            f"Mean curve at {fraction}", value=lambda each: format_interval(each.needed_of_mean)
+        ),
+        Column("Mean per edge", value=lambda each: format_interval(each.needed)),
+        Column("Prompts", value=lambda each: _n(each.needed)),
+        Column("Left out", value=lambda each: format_left_out(each.edges)),
+    ]
     return section(
         "What carries an edge",
         _PROSE("mass", fraction, config.mediated),
         report.grid(*charts),
-        table(
-            [
-                *("Model", "Components", "Shares", "Edges"),
-                *(f"Mean curve at {fraction}", "Mean per edge", "Prompts", "Left out"),
-            ],
-            counts,
+        table_of(
+            summary.masses,
+            columns,
             caption=f"Components that have {fraction} of the mass, with 95 % intervals over "
             "prompts, and edges that no head carries.",
         ),
@@ -227,35 +242,24 @@ def _n(interval: Interval | None) -> int | None:
     return None if interval is None else interval.n
 
 
-def _counts(each: RoleMass) -> list[Any]:
-    return [
-        *(each.role, NAMES[each.component], each.sign, EDGES[each.positions]),
-        *(format_interval(each.needed_of_mean), format_interval(each.needed)),
-        *(_n(each.needed), format_left_out(each.edges)),
-    ]
-
-
 def ratios(summary: GraphSummary) -> Section:
     """Dense over sparse, beside the paper."""
     fraction = f"{summary.config.fraction:.0%}"
+    columns = [
+        *_KIND,
+        Column(f"Mean curve at {fraction}", value=lambda each: format_interval(each.of_mean)),
+        Column("Mean per edge", value=lambda each: format_interval(each.per_edge)),
+        Column("Prompts", value=lambda each: _n(each.of_mean)),
+        Column("Paper", value=lambda each: "–" if each.paper is None else f"{each.paper:g}"),
+        Column("Left out, dense", value=lambda each: format_left_out(each.dense)),
+        Column("Left out, sparse", value=lambda each: format_left_out(each.sparse)),
+    ]
     return section(
         "Dense against sparse",
         _PROSE("ratios", fraction),
-        table(
-            [
-                *("Components", "Shares", "Edges", f"Mean curve at {fraction}", "Mean per edge"),
-                *("Prompts", "Paper", "Left out, dense", "Left out, sparse"),
-            ],
-            [
-                [
-                    *(NAMES[each.component], each.sign, EDGES[each.positions]),
-                    *(format_interval(each.of_mean), format_interval(each.per_edge)),
-                    _n(each.of_mean),
-                    "–" if each.paper is None else f"{each.paper:g}",
-                    *(format_left_out(each.dense), format_left_out(each.sparse)),
-                ]
-                for each in summary.ratios
-            ],
+        table_of(
+            summary.ratios,
+            columns,
             caption="Components of the dense model for each of the sparse one, with 95 % "
             "intervals over prompts, and edges that no head carries.",
         ),
@@ -270,15 +274,14 @@ def stability(summary: GraphSummary) -> Section:
     return section(
         "The same in other words",
         _PROSE("stability"),
-        table(
-            ["Model", "Kind", "Of one meaning", "Of other kinds", "Meanings"],
+        table_of(
+            summary.stability,
             [
-                [
-                    *(each.role.capitalize(), each.kind or "all"),
-                    *(format_interval(each.within), format_interval(each.across)),
-                    _n(each.within),
-                ]
-                for each in summary.stability
+                Column("Model", value=lambda each: each.role.capitalize()),
+                Column("Kind", value=lambda each: each.kind or "all"),
+                Column("Of one meaning", value=lambda each: format_interval(each.within)),
+                Column("Of other kinds", value=lambda each: format_interval(each.across)),
+                Column("Meanings", value=lambda each: _n(each.within)),
             ],
             caption="Mean overlap of two graphs' mass over heads, from 0 to 1, with 95 % intervals "
             f"over meanings{which}.",
@@ -294,7 +297,7 @@ def one_prompt(summary: GraphSummary) -> Section:
     own = [graphs[role] for role in COMPARED]
     fractions = sorted({case_study.FRACTION, summary.config.fraction})
     rows: list[list[Any]] = [
-        ["First logit", *(_first_logit(each) for each in own), *map(_paper_logit, papers)],
+        ["First logit", *(str(each.logits[0]) for each in own), *map(_paper_logit, papers)],
         [
             "Active features",
             *(each.sizes.features for each in own),
@@ -340,18 +343,13 @@ def one_prompt(summary: GraphSummary) -> Section:
     )
 
 
-def _first_logit(graph: GraphResult) -> str:
-    first = graph.logits[0]
-    return f"{first.token!r}, {100 * first.probability:.1f} %"
-
-
 def _paper_logit(paper: case_study.PaperStudy) -> str:
     probability = "" if paper.probability is None else f", {100 * paper.probability:.1f} %"
     return f"{paper.token!r}{probability}"
 
 
 def _carriers(graph: GraphResult, component: Component, fraction: float) -> int | None:
-    """Of the key edge; None where the graph has none, or no head carries it."""
+    """Number of components that carry the key edge; None without such an edge or carrier."""
     carriers = graph.key_edge.carriers if graph.key_edge else ()
     counts = [c.needed for c in carriers if (c.component, c.fraction) == (component, fraction)]
     return counts[0] if counts else None

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from lm_jax.report.markup import number
+from lm_jax.report.tables import interval_text
 from lm_jax.statistics import Interval
 from sparse_jax.studies.graphs.results import (
     EdgeCounts,
@@ -18,11 +19,11 @@ EDGES = {"any": "all", "different": "between different positions"}
 
 def summary_lines(summary: GraphSummary) -> list[str]:
     """The lines that the command prints at its end."""
-    lines = [line for graph in summary.graphs for line in _of_graph(graph)]
+    lines = [line for graph in summary.graphs for line in _graph_lines(graph)]
     if summary.config.neurons:
         lines.insert(0, "features are neurons of the models' MLPs; this is no transcoder")
     if len(summary.graphs) == 1:
-        lines += [*_by_layer(summary.graphs[0]), *_supernode(summary.graphs[0])]
+        lines += [*_layer_errors(summary.graphs[0]), *_supernode_lines(summary.graphs[0])]
     labels = [
         f"{each.role}: {each.labelled} of {each.features} shown features have a label (judge: "
         f"{each.judge})"
@@ -41,7 +42,7 @@ def summary_lines(summary: GraphSummary) -> list[str]:
     return [*lines, *labels, *compared, *ratios, *stable]
 
 
-def _by_layer(graph: GraphResult) -> list[str]:
+def _layer_errors(graph: GraphResult) -> list[str]:
     """The certificates of each layer; rows are of readings in it, those of the logits last."""
     rows = [*map("{:.1e}".format, graph.row_error)]
     mediation = " ".join(map("{:.1e}".format, graph.mediation_error))
@@ -51,7 +52,7 @@ def _by_layer(graph: GraphResult) -> list[str]:
     ]
 
 
-def _supernode(graph: GraphResult) -> Iterator[str]:
+def _supernode_lines(graph: GraphResult) -> Iterator[str]:
     """The supernode with the largest effect, with nothing frozen."""
     for one in strongest_supernode(graph):
         free = next(each for each in one.outcomes if each.mode == "free")
@@ -63,7 +64,7 @@ def _supernode(graph: GraphResult) -> Iterator[str]:
         )
 
 
-def _of_graph(graph: GraphResult) -> Iterator[str]:
+def _graph_lines(graph: GraphResult) -> Iterator[str]:
     sizes, whole, pruned = graph.sizes, graph.scores.unpruned, graph.scores.pruned
     tokens = ", ".join(f"{each.token!r} {100 * each.probability:.1f} %" for each in graph.logits)
     yield f"{graph.role}, {graph.slug}: {sizes.tokens} tokens, then {tokens}"
@@ -125,14 +126,7 @@ def format_left_out(edges: EdgeCounts) -> str:
 
 def format_interval(interval: Interval | None) -> str:
     """An estimate with its interval, or with its n where that allows none."""
-    if interval is None:
-        return "–"
-    if not interval.bounded:
-        return f"{number(interval.estimate, '.2f')} (n = {interval.n}: no interval)"
-    estimate, low, high = (
-        number(x, ".2f") for x in (interval.estimate, interval.low, interval.high)
-    )
-    return f"{estimate} [{low}, {high}]"
+    return interval_text(interval, ".2f")
 
 
 def strongest_supernode(graph: GraphResult) -> tuple[GroupIntervention, ...]:

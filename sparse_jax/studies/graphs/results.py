@@ -18,7 +18,7 @@ def proposals_file(graph: str) -> Path:
     """Where the supernodes are that are proposed for a graph, in the work folder.
 
     Args:
-      graph: its file.
+      graph: file of the graph.
     """
     return Path(PROPOSALS, PurePosixPath(graph).name)
 
@@ -29,15 +29,16 @@ class ModelFacts:
 
     Attributes:
       role: model, dense or sparse.
-      source: as the command named the model.
+      source: the model's name in the command.
       sha256: digest of its weights.
-      family: of its blocks.
-      layers, heads: of the model's config; blocks of prototypes have no heads.
+      family: family of its blocks.
+      layers, heads: numbers in the model's config; blocks of prototypes have no heads.
       gated: whether it has gates.
-      transcoder: as the command named it; "" of neurons.
-      transcoder_sha256: which one it is (`transcoders.files.identity`).
+      transcoder: the transcoder's name in the command; "" for neurons.
+      transcoder_sha256: identity of the transcoder (`transcoders.files.identity`).
       same_model: whether the transcoder says that it is of this model; false where it says nothing.
-      kind, features, window: of the transcoder; of neurons "neurons", and how many a layer has.
+      kind, features, window: settings of the transcoder; for neurons the kind is "neurons" and the
+        features are how many a layer has.
       skip_start: first tokens of a prompt that have no features.
     """
 
@@ -58,12 +59,15 @@ class ModelFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class LogitNode:
-    """A token whose logit has a node, and its probability by the model itself."""
+class NextToken:
+    """A token and its probability of being next, by the model itself."""
 
     token: str
     id: Count
     probability: Share
+
+    def __str__(self) -> str:
+        return f"{self.token!r}, {100 * self.probability:.1f} %"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +75,11 @@ class Sizes:
     """Numbers of nodes and edges.
 
     Attributes:
-      tokens: of the prompt.
-      features: that are active at any position.
+      tokens: tokens of the prompt.
+      features: features that are active at any position.
       rows: features with a row of their own.
       kept_features, kept_errors: nodes after pruning.
-      kept_edges: after pruning.
+      kept_edges: edges after pruning.
       mediated_edges: kept edges whose mediation was measured.
     """
 
@@ -93,12 +97,12 @@ class MassResult:
     """Mean cumulative mass over the edges of one graph, or over graphs (`mass.Mass`).
 
     Attributes:
-      component, sign, positions: as in `mass`.
+      component, sign, positions: kind of mass, see `mass`.
       edges: behind the mean.
       unmediated: edges that no head carries, which are left out.
       needed: mean number of components that have `config.fraction` of an edge's mass; NaN without
         edges.
-      needed_of_mean: where the mean curve has that mass; NaN without edges.
+      needed_of_mean: number of components at which the mean curve has that mass; NaN without edges.
     """
 
     component: Component
@@ -119,8 +123,8 @@ class InterventionAgreement:
     Attributes:
       mode: what was frozen (`interventions.Mode`).
       interventions: pairs of a feature and a factor.
-      spearman: with its 95 % interval over features; null where one side is constant, or of a
-        single feature.
+      spearman: rank correlation with its 95 % interval over features; null where one side is
+        constant, or for a single feature.
       error: largest difference of predicted and measured effects, pre-activations and logits.
       largest: measured effect by absolute value.
     """
@@ -147,8 +151,8 @@ class KeyEdge:
 
     Attributes:
       source, target: ids of its nodes in the graph's file.
-      weight: of the edge.
-      carriers: of the paper's fraction and of `config.fraction` (`case_study`).
+      weight: weight of the edge.
+      carriers: heads and pairs that have the paper's fraction and `config.fraction` (`case_study`).
     """
 
     source: str
@@ -158,22 +162,13 @@ class KeyEdge:
 
 
 @dataclasses.dataclass(frozen=True)
-class NextToken:
-    """A token and its probability of being next."""
-
-    token: str
-    id: Count
-    probability: Share
-
-
-@dataclasses.dataclass(frozen=True)
 class GroupOutcome:
     """What becomes of the next token where a group is scaled.
 
     Attributes:
       mode: what was frozen (`interventions.Mode`).
-      change: of the first logit node, demeaned, from the clean run.
-      probability: of its token.
+      change: change of the first logit node from the clean run, demeaned.
+      probability: probability of that node's token.
       top: the most probable next tokens.
     """
 
@@ -188,11 +183,11 @@ class GroupIntervention:
     """A proposed supernode all of whose features are multiplied by a factor (`groups`).
 
     Attributes:
-      label: as it was proposed, before features had labels.
+      label: label as it was proposed, before features had labels.
       members: ids of nodes in the graph's file.
-      factor: of their activations.
+      factor: factor by which the activations are multiplied.
       predicted: change of the first logit node by the graph's edges from them to it.
-      outcomes: measured, by mode.
+      outcomes: measured effects, one for each mode.
     """
 
     label: str
@@ -207,13 +202,13 @@ class GraphResult:
     """One graph in numbers.
 
     Attributes:
-      role: of its model.
-      slug: of its prompt.
-      file: of the graph, in the work folder.
-      kind, prompt, tokens: of its prompt.
-      logits: its logit nodes.
+      role: role of the model.
+      slug: slug of the prompt.
+      file: file of the graph, in the work folder.
+      kind, prompt, tokens: kind, text and tokens of the prompt.
+      logits: logit nodes of the graph.
       sizes: numbers of nodes and edges.
-      scores: of the whole graph and of the pruned one.
+      scores: scores of the whole graph and of the pruned one.
       row_error: largest error of row sum and bias against the forward pass, per layer of the
         reading, logits last (`Graph.certificate`).
       mediation_error: largest error of heads, bypass and late writes against the edge, per layer
@@ -223,9 +218,9 @@ class GraphResult:
       masses: mean cumulative mass of heads and of pairs.
       head_shares: share of each head, by layer, of the absolute mass of the measured edges; empty
         where no head carries any.
-      meaning: of its prompt (`prompts.Prompt`); "" for none.
-      score_errors: of attention scores that were split, relative (`QK.certificate`).
-      agreements: of interventions, by mode; none without kept features.
+      meaning: meaning of the prompt (`prompts.Prompt`); "" for none.
+      score_errors: relative errors of the attention scores that were split (`QK.certificate`).
+      agreements: agreement of interventions, one for each mode; empty without kept features.
       supernodes: interventions on proposed supernodes, each times each factor.
       key_edge: null where pruning kept none.
     """
@@ -236,7 +231,7 @@ class GraphResult:
     kind: str
     prompt: str
     tokens: tuple[str, ...]
-    logits: tuple[LogitNode, ...]
+    logits: tuple[NextToken, ...]
     sizes: Sizes
     scores: GraphScores
     row_error: tuple[float, ...]
@@ -256,14 +251,14 @@ class FeatureCorpus:
     """The text whose windows are shown with the features of a model.
 
     Attributes:
-      role: of the model.
-      features: that its graphs show.
+      role: role of the model.
+      features: number of features that its graphs show.
       silent: those that are active on no token of the text.
-      source: of the text, as `lm_jax.text.corpora` names it; "" for none.
+      source: the text, as `lm_jax.text.corpora` names it; "" for none.
       sha256: digest of its documents.
-      tokens: that were read.
+      tokens: number of tokens read.
       labelled: features with a label of the user or of the judge.
-      judge: its name; "null" for none.
+      judge: name of the judge; "null" for none.
     """
 
     role: str
@@ -281,8 +276,8 @@ class EdgeCounts:
     """Edges of all prompts.
 
     Attributes:
-      total: whose mediation was measured.
-      unmediated: of them, those that no head carries, which are in no mean.
+      total: edges whose mediation was measured.
+      unmediated: the edges among them that no head carries, which no mean includes.
     """
 
     total: Count
@@ -294,12 +289,12 @@ class RoleMass:
     """Mass of one model over all prompts, each with the same weight.
 
     Attributes:
-      role: of the model.
-      component, sign, positions: as in `mass`.
+      role: role of the model.
+      component, sign, positions: kind of mass, see `mass`.
       edges: how many, and how many of them are left out.
       needed: mean number of components per edge, with its interval over prompts; None of fewer
         than two prompts.
-      needed_of_mean: where the mean curve has the mass, with its interval.
+      needed_of_mean: number of components at which the mean curve has the mass, with its interval.
     """
 
     role: str
@@ -316,11 +311,11 @@ class MassRatio:
     """How many times as many components the dense model needs as the sparse one.
 
     Attributes:
-      component, sign, positions: as in `mass`.
+      component, sign, positions: kind of mass, see `mass`.
       dense, sparse: edges of either model, and how many of them are left out.
-      of_mean: of the counts where the mean curves reach the mass, as the paper's figure has it;
-        with an interval over prompts.
-      per_edge: of the mean counts per edge.
+      of_mean: ratio of the counts at which the mean curves reach the mass, as in the paper's
+        figure; with an interval over prompts.
+      per_edge: ratio of the mean counts per edge.
       paper: the paper's figure (GPT-2, Fig. 6); None where it has none.
     """
 
@@ -339,8 +334,8 @@ class Stability:
     """How much of the heads' mass rephrasings have in common (`stability`).
 
     Attributes:
-      role: of the model, or "sparse minus dense".
-      kind: of the prompts; "" for all.
+      role: role of the model, or "sparse minus dense".
+      kind: kind of the prompts; "" for all.
       within: mean overlap of graphs of one meaning, with its interval over meanings; None of fewer
         than two.
       across: the same of each with graphs of other kinds of prompts; None without any.
@@ -357,7 +352,7 @@ class ComparedPrompt:
     """Whether a prompt counts in the comparison of two models.
 
     Attributes:
-      slug: of the prompt.
+      slug: slug of the prompt.
       answers: the most probable next token of each model, by role.
       target: the one token that both graphs explain; "" where the prompt does not count.
       why: it does not; "" where it does.
@@ -377,14 +372,14 @@ class GraphSummary:
       config: the settings.
       models: one, or the two that are compared.
       prompts_sha256: digest of the prompts with their targets.
-      graphs: by model, then prompt.
+      graphs: numbers of each graph, ordered by model, then prompt.
       features: text of each model's features.
-      masses: by model; over prompts.
-      ratios: of a comparison, over the prompts that count in it.
-      device: that it was computed on.
-      stability: under rephrasing; empty where no two prompts share a meaning.
-      compared: which prompts count in masses, ratios and stability of a comparison, in order; empty
-        for a model by itself, of which all count.
+      masses: masses of each model, over prompts.
+      ratios: ratios of two models, over the prompts that count in the comparison.
+      device: kind of device that computed.
+      stability: overlaps under rephrasing; empty where no two prompts share a meaning.
+      compared: prompts in order, with whether each counts in masses, ratios and stability of a
+        comparison; empty for a single model, where all count.
     """
 
     config: GraphConfig

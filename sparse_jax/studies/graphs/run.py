@@ -28,7 +28,7 @@ import pyarrow as pa
 from lm_jax import report
 from lm_jax.evaluate.judge import Judge, build_judge
 from lm_jax.run.config import config_hash, to_plain
-from lm_jax.run.files import storage_error, to_jsonable, write_json
+from lm_jax.run.files import make_folder, to_jsonable, write_json
 from lm_jax.run.provenance import read_provenance
 from lm_jax.run.results import load_result
 from lm_jax.run.rows import Unit
@@ -189,8 +189,8 @@ def _describe(
       folder: work folder.
       inputs: models and labels.
       role: role of the model.
-      documents: its graphs, by their files.
-      judge: who names what has no label.
+      documents: graphs of the model, by their files.
+      judge: judge that names features without a label.
     """
     corpus, data = collect_features(config, folder, inputs, role, list(documents.values()))
     shown = {key: text for key, text in inputs.labels[role].items() if key in data}
@@ -205,18 +205,6 @@ def _describe(
     return dataclasses.replace(corpus, labelled=len(shown), judge=judge.name)
 
 
-def make_folder(folder: Path) -> None:
-    """Makes a folder of the work folder.
-
-    Raises:
-      StorageError: it cannot be made.
-    """
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise storage_error(folder, error) from error
-
-
 def make_piece(
     config: GraphConfig, folder: Path, inputs: Inputs, role: str, prompt: EncodedPrompt
 ) -> pa.Table:
@@ -227,18 +215,9 @@ def make_piece(
         make_folder(folder / part)
     graph_json.write(folder / GRAPHS / f"{name}.json", document)
     write_json(folder / PIECES / f"{name}.json", result)
+    # Columns of the schema are fields of `Mass`, but for the mass itself.
     rows = [
-        {
-            "role": role,
-            "slug": prompt.slug,
-            "component": each.component,
-            "sign": each.sign,
-            "positions": each.positions,
-            "edges": each.edges,
-            "unmediated": each.unmediated,
-            "needed": each.needed,
-            "mass": each.mass_C.tolist(),
-        }
+        {"role": role, "slug": prompt.slug, "mass": each.mass_C.tolist(), **vars(each)}
         for each in masses
     ]
     return pa.Table.from_pylist(rows, schema=SCHEMA)

@@ -47,11 +47,12 @@ def measure(
     graphs with mass of any head.
 
     Args:
-      config: its `resamples` and `seed` are of the intervals over meanings.
-      graphs: of all models.
-      roles: of the models.
-      compared: which prompts count in a comparison, those whose graphs explain one right token:
-        graphs of other targets would differ by the target, too. Empty for a model by itself.
+      config: settings, of which `resamples` and `seed` are used for intervals over meanings.
+      graphs: graphs of all models.
+      roles: roles of the models.
+      compared: prompts, with whether each counts in a comparison: only those count whose graphs
+        explain the same right token, because graphs of other targets differ by the target, too.
+        Empty for a single model.
     """
     graphs = comparison.counted_graphs(graphs, compared)
     by_role = {role: _means(graphs, role) for role in roles}

@@ -14,7 +14,7 @@ class ChoiceSummary:
       models: sha256 of the weights by model.
       edges: share of open edges by sparse model, as its model card states it.
       confidence: level of all intervals.
-      tasks: by name.
+      tasks: results of each task.
     """
 
     models: dict[str, str]

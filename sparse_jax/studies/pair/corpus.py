@@ -72,7 +72,7 @@ def read_prompts(files: Iterable[Path]) -> frozenset[str]:
     """All prompts of files of `write_corpora`, each with its continuation.
 
     Raises:
-      BadInputError: a file cannot be read, or is no such file.
+      BadInputError: a file cannot be read, or has other contents.
     """
     prompts: set[str] = set()
     for file in files:

@@ -57,9 +57,9 @@ def train_dense(
     """Trains the dense model, or resumes its training, and exports it.
 
     Args:
-      config: of the pair.
+      config: settings of the pair.
       prepared: the text of pretraining.
-      folder: created if need be.
+      folder: folder of the dense model, created if need be.
       mesh: the devices.
 
     Raises:

@@ -12,15 +12,15 @@ from sparse_jax.studies.posttrain.results import ControlResult
 SUMMARY = "summary.json"
 # The folder of pretraining in the work folder, and in it that of the exported model.
 DENSE, MODEL = "dense", "model"
-# That of the texts, which published models come without.
+# The folder of the texts, which published models lack.
 TEXT = "text"
 
 
 def model_folders(folder: Path) -> dict[str, Path]:
     """Folders of the dense, control and sparse model of a finished pair, by these names.
 
-    The control and the sparse model are those of the first seed; the sparse one has the first
-    bound, without a teacher.
+    The control and the sparse model have the first seed, and the sparse one has the first bound and
+    no teacher.
 
     Raises:
       BadInputError: the folder has no summary of `iaj sparse pair`.

@@ -28,7 +28,7 @@ def summarise(
     scores: Sequence[TaskScore],
     unscored: Sequence[UnscoredTask],
 ) -> PairSummary:
-    """The summary of the pair; the controls are those of the first variant."""
+    """The summary of the pair; its controls come from the first variant."""
     first = next(iter(results.values()))
     return PairSummary(
         dense=dense,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Column, Points, Report, Section, Series, section, table
+from lm_jax.report import Column, Points, Report, Section, Series, section, table, table_of
 from lm_jax.report.markup import Markup, number
 from lm_jax.report.prose import Prose
 from lm_jax.train.metrics import EVALUATIONS
@@ -18,8 +18,8 @@ from sparse_jax.studies.pair.folders import DENSE
 from sparse_jax.studies.pair.report_text import format_summary
 from sparse_jax.studies.pair.results import PairSummary, ScoredModel, TaskScore
 from sparse_jax.studies.pair.settings import PairConfig
-from sparse_jax.studies.posttrain.report import interval_cell, read
-from sparse_jax.studies.posttrain.report_text import ONE_RUN, format_signed
+from sparse_jax.studies.posttrain.report import read
+from sparse_jax.studies.posttrain.report_text import ONE_RUN, format_signed, interval_cell
 
 _PROSE = Prose("sparse_jax.studies.pair")
 # What the project aims at: the share of open edges, and nats per token over the control.
@@ -105,19 +105,7 @@ def pretraining(config: PairConfig, summary: PairSummary, folder: Path) -> Secti
 
 def results(summary: PairSummary) -> Section:
     """A row per run of post-training."""
-    rows = [
-        [
-            VARIANT_NAMES[variant.variant],
-            run.seed,
-            interval_cell(run.loss, ".4f"),
-            interval_cell(run.over_control, "+.4f"),
-            interval_cell(run.difference, "+.4f"),
-            interval_cell(run.edges, ".3f", 100),
-            run.open_edges_per_head,
-        ]
-        for variant in summary.variants
-        for run in variant.runs
-    ]
+    rows = [(variant.variant, run) for variant in summary.variants for run in variant.runs]
     several = len(summary.controls) > 1
     less = "; ".join(
         f"{format_signed(control.difference)}" + f" for seed {control.seed}" * several
@@ -127,17 +115,19 @@ def results(summary: PairSummary) -> Section:
     return section(
         "Post-training",
         _PROSE("control", less, first.steps),
-        table(
-            [
-                "Sparse model",
-                "Seed",
-                "Loss",
-                "Minus control",
-                "Minus dense",
-                "Open, %",
-                Column("Per head", ".1f"),
-            ],
+        table_of(
             rows,
+            [
+                Column("Sparse model", value=lambda row: VARIANT_NAMES[row[0]]),
+                Column("Seed", value=lambda row: row[1].seed),
+                Column("Loss", value=lambda row: interval_cell(row[1].loss, ".4f")),
+                Column(
+                    "Minus control", value=lambda row: interval_cell(row[1].over_control, "+.4f")
+                ),
+                Column("Minus dense", value=lambda row: interval_cell(row[1].difference, "+.4f")),
+                Column("Open, %", value=lambda row: interval_cell(row[1].edges, ".3f", 100)),
+                Column("Per head", ".1f", lambda row: row[1].open_edges_per_head),
+            ],
             caption="Each run: losses in nats per token, with 95 % intervals over documents; open "
             "edges in total, and per head and window.",
             n=f"{number(first.windows)} windows of {first.edges.n} documents",

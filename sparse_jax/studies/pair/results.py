@@ -17,7 +17,7 @@ class Phase:
 
     Attributes:
       steps: updates.
-      tokens: predicted in training.
+      tokens: tokens predicted in training.
       seconds: spent in updates.
       loss: held out, in nats per token, after the last update.
     """
@@ -51,7 +51,7 @@ class VariantResult:
 
     Attributes:
       variant: name in `settings.VARIANTS`.
-      bounds: over all seeds.
+      bounds: results of each bound over all seeds.
     """
 
     variant: str
@@ -65,7 +65,7 @@ class ScoredModel:
 
     Attributes:
       role: "dense", "control", or the variant of a sparse model.
-      folder: of the exported model, in the work folder.
+      folder: folder of the exported model, in the work folder.
       seed: null for the dense model, which all seeds share.
       bound: index of the run's bound in `VariantResult.bounds`; null unless it is sparse.
     """
@@ -107,9 +107,9 @@ class PairSummary:
     """The dense model, its controls and its sparse versions: `summary.json`.
 
     Attributes:
-      dense_loss: of the dense model on the held-out text of post-training, in nats per token.
+      dense_loss: loss of the dense model on the held-out text of post-training, in nats per token.
       controls: one per seed.
-      variants: in the order of the config.
+      variants: results of the variants, in the order of the config.
       scores: every model on every task.
       unscored: tasks of which no score could be made.
     """

@@ -69,7 +69,7 @@ class DenseConfig:
       clip_norm: largest norm of the gradient.
       warmup_steps: updates in which the rate rises.
       eval_every: updates between evaluations.
-      plateau: when the held-out loss counts as no longer falling.
+      plateau: rule for when the held-out loss no longer falls.
       most_steps: updates after which the first phase ends without a plateau.
       cooldown_steps: updates in which the rate falls linearly to zero.
       seed: random seed of the initial weights and the order.
@@ -134,7 +134,8 @@ class PairConfig(Training, Distributed):
         serve all.
       ablation_seeds: seeds of the variants but the first, among those of `posttrain`.
       ablation_slacks: bounds of the loss of those variants, as `posttrain.slacks`.
-      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
+      allow_fallback: whether to continue from the checkpoint before the newest one where that is
+        damaged.
     """
 
     text: TextConfig = dataclasses.field(default_factory=TextConfig)

@@ -40,10 +40,10 @@ def make_tasks(
     """The tasks that have unseen prompts for the tokenizer, and the others with the reason.
 
     Args:
-      names: of generators.
-      tokenizer: of the pair.
+      names: names of generators.
+      tokenizer: tokenizer of the pair.
       trained_on: prompts of the training text (`corpus.read_prompts`).
-      prompts: of each task.
+      prompts: number of prompts of each task.
       context: positions of the models.
     """
     tasks, unscored = [], []
@@ -72,7 +72,7 @@ def score(
     Args:
       folder: work folder of the pair.
       models: dense and sparse.
-      tasks: of `make_tasks`.
+      tasks: tasks that `make_tasks` returned.
       context: length to which prompts are padded, so that all of them share a program.
 
     Raises:

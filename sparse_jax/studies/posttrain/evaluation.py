@@ -42,7 +42,7 @@ class PairedEvaluation:
 
     Attributes:
       windows: a row per window, as `WINDOWS_SCHEMA` has it; losses are sums in nats, edges and
-        pairs are those of all layers and heads.
+        pairs are counted over all layers and heads.
       open_LN: open edges over all windows.
       pairs_L: visible pairs of one head over all windows.
     """

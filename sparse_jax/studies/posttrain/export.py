@@ -80,23 +80,23 @@ def export(
     """Writes the files of a run; every process calls it, and one writes.
 
     Args:
-      folder: of the run.
-      config: of the run.
+      folder: folder of the run.
+      config: settings of the run.
       merged: the evaluated model.
       adapters: those merged into it, or None if all weights were trained.
       result: the numbers.
-      evaluation: of both models, from which the numbers come.
+      evaluation: evaluation of both models, from which the numbers come.
       texts: attention patterns.
     """
     whole = dataclasses.replace(merged.base, params=sharding.fetch(merged.params))
     kept = None if adapters is None else sharding.fetch(adapters)
     card = _origin(config, whole.sha256, result.validation_tokens) | {
         "dense loss, nats per token": result.dense_loss.estimate,
-        "sparse loss, nats per token": _with_ends(result.loss, ".4f"),
-        _OVER_DENSE: _with_ends(result.difference, "+.4f"),
+        "sparse loss, nats per token": _interval_text(result.loss, ".4f"),
+        _OVER_DENSE: _interval_text(result.difference, "+.4f"),
         "target loss": result.target,
         "sparse minus target loss": f"{result.loss.estimate - result.target:+.4f}",
-        "open edges": _with_ends(result.edges, ".2%"),
+        "open edges": _interval_text(result.edges, ".2%"),
         "seed": f"{result.seed}, one run",
         "steps": result.steps,
         "tokens trained on": result.tokens_seen,
@@ -129,7 +129,7 @@ def add_control(folder: Path, over: Interval) -> None:
         rows = list(sparse_model.read_note(folder / EXPORTED)["numbers"].items())
         kept = [row for row in rows if row[0] != _OVER_CONTROL]
         place = [name for name, _ in kept].index(_OVER_DENSE) + 1
-        kept.insert(place, (_OVER_CONTROL, _with_ends(over, "+.4f")))
+        kept.insert(place, (_OVER_CONTROL, _interval_text(over, "+.4f")))
         sparse_model.replace_numbers(folder / EXPORTED, dict(kept))
 
     processes.on_first(write)
@@ -161,8 +161,8 @@ def export_control(
         "gate open.",
         _origin(config, whole.sha256, pc.sum(evaluation.windows["tokens"]).as_py())
         | {
-            "loss, nats per token": _with_ends(result.loss, ".4f"),
-            "minus the base's": _with_ends(result.difference, "+.4f"),
+            "loss, nats per token": _interval_text(result.loss, ".4f"),
+            "minus the base's": _interval_text(result.difference, "+.4f"),
             "seed": f"{result.seed}, one run",
             "steps": result.steps,
             "tokens trained on": result.tokens_seen,
@@ -187,7 +187,7 @@ def record(folder: Path, evaluation: PairedEvaluation, result: RunResult | Contr
     write_json(folder / RESULT, result)
 
 
-def _with_ends(interval: Interval, form: str) -> str:
+def _interval_text(interval: Interval, form: str) -> str:
     low, estimate, high = (
         format(x, form) for x in (interval.low, interval.estimate, interval.high)
     )

@@ -72,14 +72,14 @@ def by_bound(result: Sequence[ComparedRun], dense: float) -> tuple[BoundSummary,
                 target=target,
                 slack=target - dense,
                 seeds=tuple(run.seed for run in own),
-                edges=_over([run.edges for run in own]),
-                loss=_over([run.loss for run in own]),
-                difference=_over([run.difference for run in own]),
-                over_control=_over(over) if len(over) == len(own) else None,
+                edges=_spread_of([run.edges for run in own]),
+                loss=_spread_of([run.loss for run in own]),
+                difference=_spread_of([run.difference for run in own]),
+                over_control=_spread_of(over) if len(over) == len(own) else None,
             )
         )
     return tuple(rows)
 
 
-def _over(intervals: Sequence[Interval]) -> Spread:
+def _spread_of(intervals: Sequence[Interval]) -> Spread:
     return spread([interval.estimate for interval in intervals])

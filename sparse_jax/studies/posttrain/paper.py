@@ -2,13 +2,15 @@
 
 import dataclasses
 
+from lm_jax.assets import papers
+
 
 @dataclasses.dataclass(frozen=True)
 class PublishedModel:
     """A row of Table 1: losses in nats per token, and the share of open edges.
 
     Attributes:
-      model: with its context in tokens and its training text.
+      model: name of the model, with its context in tokens and its training text.
     """
 
     model: str
@@ -17,7 +19,9 @@ class PublishedModel:
     edges: float
 
 
-TABLE_1 = (
-    PublishedModel("GPT-2, context 64, OpenWebText", 3.48, 3.501, 0.0022),
-    PublishedModel("OLMo-7B, context 512, Dolma", 2.24, 2.287, 0.0044),
-)
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    post_training: tuple[PublishedModel, ...]
+
+
+TABLE_1 = papers.numbers("sparse", _Numbers).post_training

@@ -13,12 +13,20 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from lm_jax import report
-from lm_jax.report import Cell, Column, Points, Report, Section, Series, cell, section, table
+from lm_jax.report import (
+    Column,
+    Points,
+    Report,
+    Section,
+    Series,
+    section,
+    table,
+    table_of,
+)
 from lm_jax.report.markup import Markup, number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.run.results import load_result
-from lm_jax.statistics import Interval
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax.studies.posttrain import export
 from sparse_jax.studies.posttrain.paper import TABLE_1
@@ -27,9 +35,11 @@ from sparse_jax.studies.posttrain.report_text import (
     format_rounding,
     format_signed,
     format_summary,
+    interval_cell,
+    range_text,
     terms,
 )
-from sparse_jax.studies.posttrain.results import PosttrainSummary, RunResult, Spread, TextPatterns
+from sparse_jax.studies.posttrain.results import PosttrainSummary, RunResult, TextPatterns
 from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from sparse_jax.studies.posttrain.task import control_folder, control_losses, controls_of
 
@@ -44,7 +54,7 @@ class Run:
     """Numbers, tables and patterns of one run, from its folder.
 
     Attributes:
-      moving: the bound of each update, where it is no fixed number; else ().
+      moving: bound of each update, if it is not a fixed number; else ().
     """
 
     result: RunResult
@@ -144,33 +154,19 @@ def conclusion(config: PosttrainConfig, summary: PosttrainSummary) -> Markup:
 
 def losses(summary: PosttrainSummary) -> Section:
     """A row per run."""
-    rows = [
-        [
-            str(run.seed),
-            run.target,
-            interval_cell(run.loss, ".4f"),
-            interval_cell(run.difference, "+.4f"),
-            interval_cell(run.edges, ".2f", scale=100),
-            run.open_edges_per_head,
-            run.strength,
-        ]
-        for run in summary.runs
+    columns = [
+        Column("Seed", value=lambda run: str(run.seed)),
+        Column("Bound", ".3f", lambda run: run.target),
+        Column("Loss", value=lambda run: interval_cell(run.loss, ".4f")),
+        Column("Minus dense", value=lambda run: interval_cell(run.difference, "+.4f")),
+        Column("Minus control", value=lambda run: interval_cell(run.over_control, "+.4f")),
+        Column("Open, %", value=lambda run: interval_cell(run.edges, ".2f", scale=100)),
+        Column("Per head", ".1f", lambda run: run.open_edges_per_head),
+        Column("Strength", ".3g", lambda run: run.strength),
     ]
     first = summary.runs[0]
-    columns = [
-        "Seed",
-        Column("Bound", ".3f"),
-        "Loss",
-        "Minus dense",
-        "Open, %",
-        Column("Per head", ".1f"),
-        Column("Strength", ".3g"),
-    ]
     notes: list[str | Markup] = []
     if summary.controls:
-        columns.insert(4, "Minus control")
-        for row, run in zip(rows, summary.runs, strict=True):
-            row.insert(4, interval_cell(run.over_control, "+.4f"))
         less = "; ".join(format_signed(each.difference) for each in summary.controls)
         notes.append(_PROSE("control", less))
     notes += [
@@ -191,9 +187,9 @@ def losses(summary: PosttrainSummary) -> Section:
             number(first.tokens_seen),
         ),
         *notes,
-        table(
-            columns,
-            rows,
+        table_of(
+            summary.runs,
+            _shown_columns(columns, summary),
             caption="Each run after training: losses in nats per token, on the same windows as the "
             "dense model; open edges in total, and per head and window. Intervals are over "
             "documents, for the trained model.",
@@ -207,29 +203,27 @@ def over_seeds(summary: PosttrainSummary) -> Section:
     count = len(summary.seeds)
     if count == 1:
         return section("Comparison of seeds", _PROSE("one_seed"))
-    columns = [Column("Bound", ".3f"), "Loss", "Minus dense", "Open, %"]
-    rows = [
-        [
-            bound.target,
-            _spread(bound.loss, ".4f"),
-            _spread(bound.difference, "+.4f"),
-            _spread(bound.edges, ".2f", scale=100),
-        ]
-        for bound in summary.bounds
+    columns = [
+        Column("Bound", ".3f", lambda bound: bound.target),
+        Column("Loss", value=lambda bound: range_text(bound.loss, ".4f")),
+        Column("Minus dense", value=lambda bound: range_text(bound.difference, "+.4f")),
+        Column("Open, %", value=lambda bound: range_text(bound.edges, ".2f", scale=100)),
+        Column("Minus control", value=lambda bound: range_text(bound.over_control, "+.4f")),
     ]
-    if summary.controls:
-        columns.append("Minus control")
-        for row, bound in zip(rows, summary.bounds, strict=True):
-            row.append(_spread(bound.over_control, "+.4f"))
     return section(
         "Comparison of seeds",
-        table(
-            columns,
-            rows,
+        table_of(
+            summary.bounds,
+            _shown_columns(columns, summary),
             caption="Mean over seeds, with the lowest and the highest.",
             n=f"{count} seeds",
         ),
     )
+
+
+def _shown_columns(columns: list[Column], summary: PosttrainSummary) -> list[Column]:
+    """The columns of a table, without that of the control where there is none."""
+    return [each for each in columns if summary.controls or each.title != "Minus control"]
 
 
 def frontier(summary: PosttrainSummary, result: Sequence[Run]) -> Section | None:
@@ -260,28 +254,32 @@ def frontier(summary: PosttrainSummary, result: Sequence[Run]) -> Section | None
 def training(run: Run, summary: PosttrainSummary) -> Section:
     """Edges, strength and losses by step, as in Fig. 11."""
     steps = run.steps
-    step, edges = _thinned(steps["step"], steps["edges"])
-    _, strength = _thinned(steps["step"], steps["strength"])
-    _, loss = _thinned(steps["step"], steps["loss"])
+    step, edges, strength, loss = (
+        _thin(steps[name]) for name in ("step", "edges", "strength", "loss")
+    )
     at, held_out = run.evaluated("validation/loss")
     _, open_edges = run.evaluated("validation/edges")
-    count = f"{number(len(steps['step']))} steps"
     target, dense = run.result.target, summary.dense_loss
+
+    def curves(series: Sequence[Series], caption: str, y_label: str, **options: Any) -> Part:
+        count = f"{number(len(steps['step']))} steps"
+        return report.curves(
+            series, caption=caption, x_label="step", y_label=y_label, n=count, **options
+        )
+
     losses = [Series("training", step, loss), Series("held out", at, held_out)]
     h_lines = [(target, "bound"), (dense, "dense")]
     caption = "Loss, with its bound and the dense model's."
     over: list[Part] = []
     if run.moving:
-        _, moving = _thinned(steps["step"], run.moving)
+        moving = _thin(run.moving)
         losses.append(Series("bound in training", step, moving))
         over.append(
-            report.curves(
+            curves(
                 [Series("training", step, loss - moving)],
-                caption="Training loss minus its bound at the same update.",
-                x_label="step",
-                y_label="nats per token",
+                "Training loss minus its bound at the same update.",
+                "nats per token",
                 h_lines=[(0.0, "bound")],
-                n=count,
             )
         )
         h_lines[0] = (target, "bound held out")
@@ -289,36 +287,17 @@ def training(run: Run, summary: PosttrainSummary) -> Section:
             "Loss, with its bounds, which are those of the control plus the slack, and the dense "
             "model's."
         )
+    edges_by_step = [
+        Series("expected, in training", step, 100 * edges),
+        Series("held out, logit > 0", at, 100 * np.asarray(open_edges)),
+    ]
+    strengths = [Series("strength", step, strength)]
     return section(
         f"Training under the bound {target:.4f}",
         report.grid(
-            report.curves(
-                [
-                    Series("expected, in training", step, 100 * edges),
-                    Series("held out, logit > 0", at, 100 * np.asarray(open_edges)),
-                ],
-                caption="Open edges.",
-                x_label="step",
-                y_label="open edges, %",
-                log_y=True,
-                n=count,
-            ),
-            report.curves(
-                losses,
-                caption=caption,
-                x_label="step",
-                y_label="nats per token",
-                h_lines=h_lines,
-                n=count,
-            ),
-            report.curves(
-                [Series("strength", step, strength)],
-                caption="Strength of the penalty.",
-                x_label="step",
-                y_label="strength, nats",
-                log_y=True,
-                n=count,
-            ),
+            curves(edges_by_step, "Open edges.", "open edges, %", log_y=True),
+            curves(losses, caption, "nats per token", h_lines=h_lines),
+            curves(strengths, "Strength of the penalty.", "strength, nats", log_y=True),
             *over,
         ),
     )
@@ -410,26 +389,7 @@ def paper(summary: PosttrainSummary) -> Section:
     )
 
 
-def interval_cell(interval: Interval | None, spec: str, scale: float = 1.0) -> Cell:
-    """The estimate with its interval below it."""
-    if interval is None:
-        return cell(None)
-    low, high = (format(scale * x, spec) for x in (interval.low, interval.high))
-    return cell(scale * interval.estimate, note=f"[{low}, {high}]", spec=spec)
-
-
-def _spread(value: Spread | None, spec: str, scale: float = 1.0) -> str:
-    if value is None:
-        return "–"
-    mean, least, most = (format(scale * x, spec) for x in (value.mean, value.least, value.most))
-    return f"{mean} ({least} to {most})"
-
-
-def _thinned(x: Sequence[float], y: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Means of neighbouring points of a long curve."""
-    width = -(-len(x) // _MOST_POINTS)
-    parts = range(0, len(x), width)
-    x_mean, y_mean = (
-        np.array([np.mean(values[i : i + width]) for i in parts]) for values in (x, y)
-    )
-    return x_mean, y_mean
+def _thin(values: Sequence[float]) -> np.ndarray:
+    """Means of neighbouring values of a long curve."""
+    width = -(-len(values) // _MOST_POINTS)
+    return np.array([np.mean(values[i : i + width]) for i in range(0, len(values), width)])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from lm_jax.report import Cell, cell
 from lm_jax.statistics import Interval
 from sparse_jax.studies.posttrain.results import (
     BoundSummary,
@@ -35,20 +36,20 @@ def _lines(summary: PosttrainSummary) -> Iterator[str]:
     for number, bound in enumerate(summary.bounds):
         own = [run for run in summary.runs if run.bound == number]
         if several:
-            yield f"target {bound.target:.4f}, {len(own)} seeds: {_between_seeds(bound)}"
+            yield f"target {bound.target:.4f}, {len(own)} seeds: {_bound_text(bound)}"
         for run in own:
             head = f"  seed {run.seed}" if several else f"target {run.target:.4f}, {ONE_RUN}"
-            yield f"{head}: {_of_run(run)}"
-            yield from _rounding(run)
+            yield f"{head}: {_run_text(run)}"
+            yield from _rounding_lines(run)
     for control in summary.controls:
         seed = f"seed {control.seed}" if several else ONE_RUN
         less = format_signed(control.difference)
         yield f"control, every gate open, {seed}: loss {less} against dense"
-        yield from _rounding(control)
+        yield from _rounding_lines(control)
     yield INTERVALS
 
 
-def _between_seeds(bound: BoundSummary) -> str:
+def _bound_text(bound: BoundSummary) -> str:
     edges = bound.edges
     parts = [
         f"{100 * edges.mean:.2f} % of edges open ({100 * edges.least:.2f} to "
@@ -60,7 +61,7 @@ def _between_seeds(bound: BoundSummary) -> str:
     return ", ".join(parts)
 
 
-def _of_run(run: ComparedRun) -> str:
+def _run_text(run: ComparedRun) -> str:
     edges = run.edges
     parts = [
         f"{100 * edges.estimate:.2f} % of edges open ({100 * edges.low:.2f} to "
@@ -72,7 +73,7 @@ def _of_run(run: ComparedRun) -> str:
     return ", ".join([*parts, f"{run.tokens_seen:,} tokens seen"])
 
 
-def _rounding(run: RunResult | ControlResult) -> Iterator[str]:
+def _rounding_lines(run: RunResult | ControlResult) -> Iterator[str]:
     if line := format_rounding(run.rounding):
         yield f"  {line}"
 
@@ -100,6 +101,22 @@ def format_spread(spread: Spread) -> str:
 def format_signed(interval: Interval) -> str:
     """Text of a difference of losses with its interval."""
     return f"{interval.estimate:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
+
+
+def interval_cell(interval: Interval | None, spec: str, scale: float = 1.0) -> Cell:
+    """The estimate with its interval below it."""
+    if interval is None:
+        return cell(None)
+    low, high = (format(scale * x, spec) for x in (interval.low, interval.high))
+    return cell(scale * interval.estimate, note=f"[{low}, {high}]", spec=spec)
+
+
+def range_text(value: Spread | None, spec: str, scale: float = 1.0) -> str:
+    """Text of a mean over seeds with the least and the greatest."""
+    if value is None:
+        return "–"
+    mean, least, most = (format(scale * x, spec) for x in (value.mean, value.least, value.most))
+    return f"{mean} ({least} to {most})"
 
 
 def terms(config: PosttrainConfig) -> dict[str, str]:

@@ -47,10 +47,10 @@ class DenseResult:
     """Loss of the dense model on the validation windows: `dense.json`.
 
     Attributes:
-      base_sha256: which model (`ModelIdentity.text`).
+      base_sha256: identity of the model (`ModelIdentity.text`).
       validation: fingerprint of the windows.
-      dtype: of the computation.
-      loss: in nats per token.
+      dtype: dtype of the computation.
+      loss: loss in nats per token.
     """
 
     base_sha256: str
@@ -65,8 +65,8 @@ class HeadPatterns:
     """Attention weights of one head on one text, by query and key, in both models.
 
     Attributes:
-      dense: before post-training, rounded to three digits; 0 where the softmax itself rounds to it.
-      sparse: after it; 0 also where the edge is closed.
+      dense: weights before post-training, rounded to three digits; 0 where the softmax rounds to 0.
+      sparse: weights after it; 0 also where the edge is closed.
       open: open edges.
       pairs: visible pairs.
     """
@@ -93,9 +93,10 @@ class Rounding:
     """Cost of merging adapters into weights of a lower precision.
 
     Attributes:
-      dtype: of the weights.
+      dtype: dtype of the weights.
       update_lost: share of the adapters' update that rounding takes.
-      loss_before: in nats per token, with the adapters apart; null where it was not evaluated.
+      loss_before: loss in nats per token before the adapters are merged; null where it was not
+        evaluated.
       loss_after: the same, merged, on the same windows.
     """
 
@@ -111,13 +112,13 @@ class RunResult:
 
     Attributes:
       target: the bound of the loss, in nats per token.
-      folder: of the run, in the work folder.
-      loss: of the exported model, in nats per token.
+      folder: folder of the run, in the work folder.
+      loss: loss of the exported model, in nats per token.
       difference: the loss less the dense model's.
       edges: share of the visible edges that are open.
       open_edges_per_head: mean per head and window.
-      strength: of the penalty at the end.
-      tokens_seen: in training.
+      strength: strength of the penalty at the end.
+      tokens_seen: tokens seen in training.
       rounding: null where all weights were trained.
     """
 
@@ -214,7 +215,7 @@ class PosttrainSummary:
 
     Attributes:
       model: the folder or name of the base.
-      dense_loss: of the base, in nats per token.
+      dense_loss: loss of the base, in nats per token.
     """
 
     model: str

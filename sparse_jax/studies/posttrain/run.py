@@ -97,7 +97,7 @@ def train_all(
         of_seed = [train_target(task, seed, target, place) for target in targets]
         if config.control and controls is None:
             trained.append(control or train_control(task, seed))
-        results += [_compared(task, each, number, place) for number, each in enumerate(of_seed)]
+        results += [_compare(task, each, number, place) for number, each in enumerate(of_seed)]
     return summarise(task, dense, results, trained)
 
 
@@ -108,16 +108,16 @@ def _control_before(task: Task, seed: int, controls: Path | None) -> ControlResu
     return train_control(task, seed) if task.config.slack_over == "control" else None
 
 
-def _compared(task: Task, result: RunResult, bound: int, control: Path) -> ComparedRun:
+def _compare(task: Task, result: RunResult, bound: int, control: Path) -> ComparedRun:
     """A run beside the control of its seed, which its exported model names too."""
-    more = _over_control(task, result, control) if task.config.control else None
+    more = _control_difference(task, result, control) if task.config.control else None
     if more is not None:
         export.add_control(task.folder / result.folder, more)
     own = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     return ComparedRun(**own, bound=bound, over_control=more)
 
 
-def _over_control(task: Task, result: RunResult, control: Path) -> Interval:
+def _control_difference(task: Task, result: RunResult, control: Path) -> Interval:
     """Loss of a run minus that of its seed's control, on the same windows."""
     tables = (
         pq.read_table(folder / export.WINDOWS) for folder in (task.folder / result.folder, control)

@@ -11,7 +11,7 @@ from typing import Any
 from lm_jax.errors import UsageError
 from lm_jax.run import processes
 from lm_jax.run.config import config_difference, to_plain
-from lm_jax.run.files import storage_error, write_json
+from lm_jax.run.files import make_folder, write_json
 from lm_jax.run.identity import is_same
 from lm_jax.run.results import load_result
 from sparse_jax.studies.posttrain.results import RunIdentity
@@ -34,7 +34,7 @@ def claim_folder(
     Where only `shown` has changed, the result is computed again from the last checkpoint.
 
     Args:
-      folder: of the run; created if need be.
+      folder: folder of the run; created if need be.
       trained: what decides the parameters.
       shown: what decides only the report and the export.
       result: name of the file that is written last, once the run is complete.
@@ -65,10 +65,7 @@ def _claim(folder: Path, identity: RunIdentity, result: str, force: bool) -> boo
             identity = kept
             if config_difference(stored.shown, identity.shown):
                 (folder / result).unlink(missing_ok=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(folder, error) from error
+    make_folder(folder, parents=True)
     write_json(file, identity)
     return (folder / result).exists()
 

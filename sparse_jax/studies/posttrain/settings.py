@@ -83,7 +83,8 @@ class PosttrainConfig(Training, Distributed):
       save_every: steps between checkpoints; each evaluation saves one too.
       seeds: random seeds of adapters, order and gates; one run for each seed and bound.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
+      allow_fallback: whether to continue from the checkpoint before the newest one where that is
+        damaged.
       texts: texts whose attention before and after is in the report.
       heads: heads in the report, as "layer.head"; if there are none, heads whose few open edges
         carry much weight (`patterns.legible`).

@@ -49,8 +49,8 @@ class Text:
     """Batches of which each process reads all rows, in order; training shares them.
 
     Attributes:
-      train, held_out: of the two splits.
-      mesh: where their rows are put, whole on every device.
+      train, held_out: batches of the two splits.
+      mesh: devices, each of which gets all rows.
     """
 
     train: Batches
@@ -85,11 +85,11 @@ class Measurements:
     """Measurements of the transcoders of one run.
 
     Attributes:
-      config, objective, mesh: of the run.
+      config, objective, mesh: settings, loss and devices of the run.
       frozen: the model and its scales, on the mesh.
-      text: of training, and held out.
-      validation: of the held-out text, the rows of this process.
-      prompts: of the graphs.
+      text: text of training and held-out text.
+      validation: this process's rows of the held-out text.
+      prompts: prompts of the graphs.
       local: the model on one device of this process; graphs are not split.
     """
 
@@ -113,7 +113,7 @@ class Measurements:
         validation: OnePass,
         tokenizer: Tokenizer,
     ) -> "Measurements":
-        """With the prompts that the config names.
+        """The measurements, with the prompts that the config names.
 
         Raises:
           BadInputError: there is no prompt of the wanted length.
@@ -233,7 +233,7 @@ class Measurements:
         )
 
     def largest_neurons(self, exported: Transcoder, every: Control) -> tuple[Control, ...]:
-        """Of the neurons `every`, as many as the transcoder has active features of each token.
+        """The largest neurons, as many as the transcoder has active features of each token.
 
         None where a norm follows MLPs, after which a neuron writes nothing of its own.
         """

@@ -29,11 +29,12 @@ HIDDEN = "mlp.post"
 
 
 def largest_neurons(model: CircuitModel, transcoder: Transcoder) -> Callable[[np.ndarray], Neurons]:
-    """From the ids of a prompt, the features of its graph (`scores.score_prompts`).
+    """A function from the ids of a prompt to the features of its graph (`scores.score_prompts`).
 
     Args:
       model: dense or sparse, on one device.
-      transcoder: of its raw activations, whose number of active features is met.
+      transcoder: transcoder of the model's raw activations, whose number of active features is
+        matched.
     """
 
     def of_prompt(tokens_T: np.ndarray) -> Neurons:
@@ -56,9 +57,9 @@ def reconstruct(
 
     Args:
       frozen: the model and the scales.
-      transcoder: of the model's raw activations.
-      batches: of text.
-      skip_start, outlier: as in `inputs.read_activations`.
+      transcoder: transcoder of the model's raw activations.
+      batches: batches of text.
+      skip_start, outlier: limits of `inputs.read_activations`.
     """
     limits = {"skip_start": skip_start, "outlier": outlier}
     each = [sharding.fetch(_sums(frozen, transcoder, batch, **limits)) for batch in batches]
@@ -100,7 +101,7 @@ _jitted_hidden = exact_jit(_hidden)
 def _sums(
     frozen: Frozen, transcoder: Transcoder, batch: LMBatch, **limits: Any
 ) -> Mapping[str, jax.Array]:
-    """Sums as of `Transcoding.evaluate`."""
+    """Sums like those of `Transcoding.evaluate`."""
     acts = read_activations(frozen.model, frozen.scales, batch, **limits)
     h_LXF, kept_LXF = _hidden(frozen.model, transcoder, batch.input_BT, batch.input_mask_BT)
     missed_LXF = jnp.where(kept_LXF, 0.0, h_LXF)

@@ -46,7 +46,7 @@ def better_control(summary: TranscoderSummary) -> Control | None:
 
 
 def as_control(summary: TranscoderSummary) -> Control:
-    """The per-layer transcoder as a control of another one."""
+    """A transcoder in the numbers of a control: as the per-layer control of another one."""
     return Control(
         name="per_layer",
         features=summary.features,

@@ -14,15 +14,9 @@ from lm_jax.report.markup import Markup, number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.train.metrics import EVALUATIONS, METRICS
-from sparse_jax.graphs.influence import Scores
 from sparse_jax.studies.transcoders import numbers
 from sparse_jax.studies.transcoders.report_text import format_summary
-from sparse_jax.studies.transcoders.results import (
-    PromptScores,
-    Reconstruction,
-    Substitution,
-    TranscoderSummary,
-)
+from sparse_jax.studies.transcoders.results import Control, Reconstruction, TranscoderSummary
 from sparse_jax.studies.transcoders.settings import TranscoderTraining
 
 _PROSE = Prose("sparse_jax.studies.transcoders")
@@ -118,22 +112,8 @@ def _replacement_change(summary: TranscoderSummary) -> tuple[str, str]:
 
 def controls(summary: TranscoderSummary) -> Section:
     """The transcoder and what it is compared with, a row each."""
-    own = summary.reconstruction
-    rows = [
-        _row(
-            "this transcoder",
-            *(summary.features, summary.parameters, own.l0, own.unexplained),
-            *(summary.substitution, summary.graphs),
-        )
-    ]
-    rows += [
-        _row(
-            CONTROLS[each.name],
-            *(each.features, each.parameters, each.l0, each.unexplained),
-            *(each.substitution, each.graphs),
-        )
-        for each in summary.controls
-    ]
+    rows = [_row("this transcoder", numbers.as_control(summary))]
+    rows += [_row(CONTROLS[each.name], each) for each in summary.controls]
     graphs = summary.graphs
     return section(
         "Transcoder against controls",
@@ -160,7 +140,7 @@ def controls(summary: TranscoderSummary) -> Section:
             caption=_PROSE("controls_caption"),
             n=f"{number(summary.substitution.tokens)} tokens, {graphs.prompts} prompts",
         ),
-        _paired(summary),
+        _differences(summary),
         _PROSE(
             "graphs",
             *(graphs.prompts, graphs.tokens, graphs.sha256[:16], graphs.max_features),
@@ -169,7 +149,7 @@ def controls(summary: TranscoderSummary) -> Section:
     )
 
 
-def _paired(summary: TranscoderSummary) -> Part:
+def _differences(summary: TranscoderSummary) -> Part:
     """Replacement scores less those of each control that has any on the same prompts."""
     own = summary.graphs
     differences = [
@@ -200,15 +180,8 @@ CONTROLS = {
 }
 
 
-def _row(
-    label: str,
-    features: int,
-    parameters: int,
-    l0: float,
-    unexplained: float,
-    substitution: Substitution | None,
-    graphs: PromptScores | None,
-) -> list[Any]:
+def _row(label: str, each: Control) -> list[Any]:
+    substitution, graphs = each.substitution, each.graphs
     moved: list[Any] = ["none"] * 2
     scores: list[Any] = ["none"] * 4
     if graphs is None:
@@ -217,15 +190,11 @@ def _row(
     if substitution is not None:
         moved = [substitution.divergence, 100 * substitution.agreement]
     if graphs is not None and graphs.mean is not None:
-        both = graphs.mean.unpruned, graphs.mean.pruned
-        scores = [x for name in ("replacement", "completeness") for x in _each(both, name)]
+        whole, pruned = graphs.mean.unpruned, graphs.mean.pruned
+        scores = [whole.replacement, pruned.replacement, whole.completeness, pruned.completeness]
         if interval := numbers.replacement(graphs):
             scores[0] = rate(interval, spec=".3f", scale=1.0)._replace(note="")
-    return [label, features, parameters, l0, 100 * unexplained, *moved, *scores]
-
-
-def _each(both: tuple[Scores, Scores], name: str) -> list[float]:
-    return [getattr(scores, name) for scores in both]
+    return [label, each.features, each.parameters, each.l0, 100 * each.unexplained, *moved, *scores]
 
 
 # Fields of `Scores` as the curves name them.
@@ -259,61 +228,54 @@ def training(config: TranscoderTraining, summary: TranscoderSummary, folder: Pat
         values = steps[column].to_numpy()[::every] * factor
         return Series(label, tokens[::every].tolist(), values.tolist())
 
+    def curves(series: list[Series], caption: str, y_label: str, n: str = "", **lines: Any) -> Part:
+        n = n or f"{number(summary.tokens_seen)} tokens seen"
+        return report.curves(
+            series, caption=caption, x_label="tokens seen", y_label=y_label, n=n, **lines
+        )
+
     batch_topk = config.kind == "batchtopk"
-    x_label = "tokens seen"
-    trained_on = f"{number(summary.tokens_seen)} tokens seen"
     return section(
         "Training",
         _PROSE("penalty", config.kind, config.penalties, summary.ended, number(summary.steps)),
-        report.curves(
+        curves(
             [stepwise("sparsity", "features kept" if batch_topk else "coefficient")],
-            caption="Features that BatchTopK keeps per token and layer."
+            "Features that BatchTopK keeps per token and layer."
             if batch_topk
             else "Coefficient of the sparsity penalty.",
-            x_label=x_label,
-            y_label="features" if batch_topk else "coefficient",
-            n=trained_on,
+            "features" if batch_topk else "coefficient",
         ),
-        report.curves(
+        curves(
             [evaluated("l0", "all layers"), *by_layer("l0")],
-            caption="Active features per token on held-out text.",
-            x_label=x_label,
-            y_label="active features",
-            n=trained_on,
+            "Active features per token on held-out text.",
+            "active features",
         ),
-        report.curves(
+        curves(
             [evaluated("unexplained", "all layers", 100), *by_layer("unexplained", 100)],
-            caption="Variance of MLP outputs unexplained on held-out text.",
-            x_label=x_label,
-            y_label="unexplained, %",
-            n=trained_on,
+            "Variance of MLP outputs unexplained on held-out text.",
+            "unexplained, %",
         ),
-        report.curves(
+        curves(
             [stepwise("dead", "dead features", 100), evaluated("top1", "same next token", 100)],
-            caption=f"Features without activity in {config.penalties.silent_steps} updates, and "
-            "tokens with the same next token when all MLPs are replaced.",
-            x_label=x_label,
-            y_label="%",
-            n=trained_on,
+            f"Features without activity in {config.penalties.silent_steps} updates, and tokens "
+            "with the same next token when all MLPs are replaced.",
+            "%",
         ),
-        report.curves(
+        curves(
             [evaluated("kl", "all MLPs replaced")],
-            caption="Next-token distributions with all MLPs replaced, from those of the model.",
-            x_label=x_label,
-            y_label="KL, nats per token",
-            n=trained_on,
+            "Next-token distributions with all MLPs replaced, from those of the model.",
+            "KL, nats per token",
         ),
-        report.curves(
+        curves(
             [
                 each
                 for kind, label in (("graph", ""), ("pruned_graph", ", pruned"))
                 for name, words in _SCORES.items()
                 if (each := evaluated(f"{kind}/{name}", words + label)).x
             ],
-            caption="Scores of attribution graphs on the fixed prompts, and replacement scores of "
-            "the controls at the end of training (horizontal lines).",
-            x_label=x_label,
-            y_label="score",
+            "Scores of attribution graphs on the fixed prompts, and replacement scores of the "
+            "controls at the end of training (horizontal lines).",
+            "score",
             n=f"{summary.graphs.prompts} prompts",
             h_lines=[
                 (each.graphs.mean.unpruned.replacement, CONTROLS[each.name])

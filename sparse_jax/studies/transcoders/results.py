@@ -58,12 +58,12 @@ class Reconstruction:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Reconstruction":
-        """From the sums of `Transcoding.evaluate`."""
+        """The numbers from the sums of `Transcoding.evaluate`."""
         return cls.of_sums(evaluation.sums, evaluation.tokens)
 
     @classmethod
     def of_sums(cls, sums: Mapping[str, np.ndarray], tokens: int) -> "Reconstruction":
-        """From such sums over so many tokens."""
+        """The numbers from such sums over a number of tokens."""
         mean_LD = sums["output_LD"] / tokens
         centred_L = sums["square_L"] - tokens * (mean_LD**2).sum(-1)
         active_L = sums["active_L"] / tokens
@@ -75,7 +75,7 @@ class Reconstruction:
         )
 
     def numbers(self) -> dict[str, float]:
-        """As numbers of an evaluation, by name."""
+        """The numbers of an evaluation, by name."""
         result = {"validation/l0": self.l0, "validation/unexplained": self.unexplained}
         for layer, (l0, left) in enumerate(
             zip(self.l0_by_layer, self.unexplained_by_layer, strict=True)
@@ -90,7 +90,7 @@ class Substitution:
     """Predictions of the model with all MLPs replaced (`substitution`), on held-out text.
 
     Attributes:
-      tokens: whose next-token distributions were compared.
+      tokens: number of tokens whose next-token distributions were compared.
       divergence: KL of the model's distribution from the replaced one's, in nats per token.
       agreement: share of tokens with the same most likely next token.
     """
@@ -101,7 +101,7 @@ class Substitution:
 
     @classmethod
     def of(cls, batches: Sequence[Agreement]) -> "Substitution":
-        """From the sums over some batches."""
+        """The numbers from the sums over some batches."""
         tokens = sum(int(each.tokens) for each in batches)
         return cls(
             tokens,
@@ -110,7 +110,7 @@ class Substitution:
         )
 
     def numbers(self) -> dict[str, float]:
-        """As numbers of an evaluation, by name."""
+        """The numbers of an evaluation, by name."""
         return {"validation/kl": self.divergence, "validation/top1": self.agreement}
 
 
@@ -119,10 +119,10 @@ class PromptScores:
     """Scores of attribution graphs on a fixed set of prompts.
 
     Attributes:
-      prompts, tokens, sha256: their number, their length, and the digest of their ids.
+      prompts, tokens, sha256: number of prompts, their length, and the digest of their ids.
       without_features: prompts without an active feature, which have no graph and no score.
       max_features: features with a row in a graph.
-      mean: over the graphs; None if there is none.
+      mean: mean over the graphs; None if there is none.
       replacement_by_prompt: replacement score of each graph, unpruned.
     """
 
@@ -135,7 +135,7 @@ class PromptScores:
     replacement_by_prompt: tuple[Share, ...]
 
     def numbers(self) -> dict[str, float]:
-        """As numbers of an evaluation, by name."""
+        """The numbers of an evaluation, by name."""
         if self.mean is None:
             return {}
         parts = {"graph": self.mean.unpruned, "pruned_graph": self.mean.pruned}
@@ -155,12 +155,12 @@ class Control:
         "shuffled", the transcoder with decoders in random order; "neurons", the hidden units of the
         MLPs themselves, whose errors are zero by construction; "largest_neurons", of each token as
         many of them as the transcoder has active features (`neurons`).
-      features: per layer.
-      parameters: that stand for the MLPs.
+      features: features per layer.
+      parameters: parameters that stand for the MLPs.
       l0: active features per token, over all layers.
-      unexplained: as in `Reconstruction`.
-      substitution: with all MLPs replaced; None for neurons, of which all change nothing and the
-        largest are known after the forward pass alone.
+      unexplained: same as in `Reconstruction`.
+      substitution: predictions with all MLPs replaced; None for neurons: all of them change
+        nothing, and the largest are known only after the forward pass.
       graphs: scores; None for all neurons, whose whole graph has scores of 1 by construction.
       steps: updates of its own training, which `stop_l0` may end at others than the transcoder's;
         None for controls without training.
@@ -182,20 +182,20 @@ class TranscoderSummary:
 
     Attributes:
       model, model_sha256, family: the model that it stands for.
-      kind, window, features: as in `TranscoderConfig`.
-      parameters: of the transcoder.
+      kind, window, features: settings of `TranscoderConfig`.
+      parameters: number of parameters of the transcoder.
       steps: updates of training.
-      tokens_seen: in training, without padding and the first `skip_start` of each row. Outliers are
-        counted, though training leaves them out.
+      tokens_seen: tokens seen in training, without padding and the first `skip_start` of each row.
+        Outliers are counted, though training leaves them out.
       ended: why training ended: after all "steps", or at the "l0" of `stop_l0`.
       validation_tokens: tokens behind `reconstruction`.
-      reconstruction: of the exported transcoder, on held-out text.
-      batch_topk: of BatchTopK before its thresholds were set; None for other kinds.
+      reconstruction: reconstruction by the exported transcoder, on held-out text.
+      batch_topk: reconstruction by BatchTopK before its thresholds were set; None for other kinds.
       batch_topk_graphs: scores of graphs then, with all prompts as one batch.
-      substitution, graphs: of the exported transcoder.
+      substitution, graphs: predictions and scores with the exported transcoder.
       controls: the same numbers of what it is compared with.
       dead: share of features that were silent for `penalties.silent_steps` updates at the end.
-      device: that it was trained on.
+      device: kind of device that trained.
     """
 
     model: str

@@ -50,7 +50,7 @@ class PromptSet:
         Args:
           batches: rows of ids `[B, S]`, filled up with `IGNORE_INDEX`.
           count: the most prompts.
-          length: of a prompt, in tokens.
+          length: length of a prompt, in tokens.
 
         Raises:
           BadInputError: no window is long enough.
@@ -101,10 +101,11 @@ def score_prompts(
 
     Args:
       model: dense or sparse.
-      transcoder: of the model's raw activations.
+      transcoder: transcoder of the model's raw activations.
       prompts: the prompts.
       max_features: features with a row in a graph (`attribute`).
-      basis: from the ids of a prompt, the features of its graph; None for the transcoder's.
+      basis: function from the ids of a prompt to the features of its graph; None for the
+        transcoder's.
     """
     active_B = np.asarray(_active(model, transcoder, jnp.asarray(prompts.tokens_BT)))
     graphs = [
@@ -136,7 +137,7 @@ def with_largest(
 
     Args:
       model: dense or sparse.
-      transcoder: of the model's raw activations.
+      transcoder: transcoder of the model's raw activations.
       prompts: the batch.
       active: features that are kept, per token and layer.
       skip_start: first tokens of a prompt that are not counted, as in training.

@@ -56,7 +56,8 @@ class TranscoderTraining(Training, Distributed):
       save_every: steps between checkpoints; each evaluation saves one too.
       seed: random seed of the initial weights and the order.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. Features are split over tensor.
-      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
+      allow_fallback: whether to continue from the checkpoint before the newest one where that is
+        damaged.
     """
 
     model: str = ""

@@ -1,4 +1,4 @@
-"""By which path a transcoder writes the results of the second hop.
+"""The path by which a transcoder writes the results of the second hop.
 
 What features add to result o where it is 1 is split, in absolute values, into
 
@@ -20,12 +20,12 @@ from sparse_jax.transcoders.two_hop_model import TwoHopModel
 
 @with_exact_products
 def paths(transcoder: Transcoder, model: TwoHopModel, probability: float) -> Paths:
-    """Measured over all inputs, each with its probability.
+    """The shares of the three paths over all inputs, each with its probability.
 
     Args:
-      transcoder: of the unscaled activations.
+      transcoder: transcoder of the unscaled activations.
       model: what it was trained on.
-      probability: of a bit to be 1.
+      probability: probability that a bit is 1.
     """
     bits_XB = model.every_input()
     ones_X = bits_XB.sum(1)

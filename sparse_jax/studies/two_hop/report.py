@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from lm_jax import report
-from lm_jax.report import Column, Report, Section, Series, section, table
+from lm_jax.report import Column, Report, Section, Series, section, table_of
 from lm_jax.report.markup import Markup
 from lm_jax.report.prose import Prose
 from sparse_jax.studies.two_hop.results import TwoHopRun, TwoHopSummary
@@ -114,31 +114,18 @@ def paths(config: TwoHopConfig, runs: Sequence[TwoHopRun], second_hop: str) -> S
             n=seeds,
             log_x=True,
         ),
-        table(
+        table_of(
+            runs,
             [
-                "Transcoder",
-                Column("Sparsity", "g"),
-                Column("Seed", "d"),
-                Column("Two hops, %", ".1f"),
-                Column("From bits, %", ".1f"),
-                Column("Merged, %", ".1f"),
-                Column("Active", ".2f"),
-                Column("Unexplained, %", ".1f"),
-                Column("of the results, %", ".1f"),
-            ],
-            [
-                [
-                    KINDS[run.window],
-                    run.sparsity,
-                    run.seed,
-                    100 * run.paths.two_hops,
-                    100 * run.paths.from_bits,
-                    100 * run.paths.merged,
-                    run.paths.l0,
-                    100 * run.paths.unexplained,
-                    100 * run.paths.unexplained_result,
-                ]
-                for run in runs
+                Column("Transcoder", value=lambda run: KINDS[run.window]),
+                Column("Sparsity", "g", lambda run: run.sparsity),
+                Column("Seed", "d", lambda run: run.seed),
+                Column("Two hops, %", ".1f", lambda run: 100 * run.paths.two_hops),
+                Column("From bits, %", ".1f", lambda run: 100 * run.paths.from_bits),
+                Column("Merged, %", ".1f", lambda run: 100 * run.paths.merged),
+                Column("Active", ".2f", lambda run: run.paths.l0),
+                Column("Unexplained, %", ".1f", lambda run: 100 * run.paths.unexplained),
+                Column("of the results, %", ".1f", lambda run: 100 * run.paths.unexplained_result),
             ],
             caption="All transcoders, measured on every input with its probability.",
         ),

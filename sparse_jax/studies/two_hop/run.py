@@ -36,7 +36,7 @@ class Unit(NamedTuple):
 
     @property
     def id(self) -> tuple[str | int, ...]:
-        """Its id in the store of rows."""
+        """The key of the transcoder in the store of rows."""
         return (self.second_hop, self.window, repr(self.sparsity), self.seed)
 
 

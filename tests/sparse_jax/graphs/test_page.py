@@ -28,7 +28,7 @@ def embedded(text):
 def examples(document, text=""):
     keys = {graph_json.feature_of(node) for node in document["nodes"]} - {None}
     one = page.FeatureExamples(
-        [page.TopText([f"a{text}", "b\n"], [0.5, np.float32(2.0)])], [f"up{text}"], ["down"]
+        [page.Text([f"a{text}", "b\n"], [0.5, np.float32(2.0)])], [f"up{text}"], ["down"]
     )
     return dict.fromkeys(sorted(keys), one)
 

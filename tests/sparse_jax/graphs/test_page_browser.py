@@ -43,7 +43,7 @@ def test_a_click_shows_a_node_with_its_edges_and_what_carries_them(tmp_path):
     )
     target = nodes[carried["target"]]
     document["qk"] = [attention_score(document)]
-    one = page.FeatureExamples([page.TopText(["some", " text"], [0.0, 1.5])], [" up"], [])
+    one = page.FeatureExamples([page.Text(["some", " text"], [0.0, 1.5])], [" up"], [])
     result = browse(
         tmp_path,
         document,
@@ -96,7 +96,7 @@ def test_a_node_has_the_texts_and_logits_of_its_sign(tmp_path, activation):
     document = synthetic()
     (node, *_) = (n for n in document["nodes"] if graph_json.kind(n) == "feature")
     node["activation"] = activation
-    texts = [page.TopText(["a", "b"], [0.5, -9.0])], [page.TopText(["c", "d"], [9.0, -1.0])]
+    texts = [page.Text(["a", "b"], [0.5, -9.0])], [page.Text(["c", "d"], [9.0, -1.0])]
     one = page.FeatureExamples(texts[0], ["up"], ["down"], texts[1])
     result = browse(
         tmp_path,
@@ -251,7 +251,7 @@ def test_the_keyboard_reaches_every_part(tmp_path):
 def test_hostile_text_is_shown_within_the_screen_and_does_nothing(tmp_path, width):
     document = synthetic(text=HOSTILE, features=60, positions=24)
     ids = features_of(document)
-    one = page.FeatureExamples([page.TopText([HOSTILE] * 3, [0.0, 1.0, 0.5])], [HOSTILE], [HOSTILE])
+    one = page.FeatureExamples([page.Text([HOSTILE] * 3, [0.0, 1.0, 0.5])], [HOSTILE], [HOSTILE])
     view = view_of(document, supernodes=[[HOSTILE, *ids[:4]]], pinnedIds=ids[4:9], clickedId=ids[0])
     document["interventions"] = [intervention(ids[0], ids[1])]
     document["group_interventions"] = [group_intervention(ids[:4], text=HOSTILE)]

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sparse_jax.circuits.discover import Curve
 from sparse_jax.studies.circuits import numbers
 from sparse_jax.studies.circuits.measurements import rows
 from sparse_jax.studies.circuits.settings import CircuitConfig
@@ -171,5 +172,5 @@ def test_the_interval_of_a_size_stays_among_the_sizes():
     many = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.80, 1.0])[:, None] + 0.09 * (PROMPTS % 2)
     whole_B, empty_B = np.ones(len(PROMPTS)), np.zeros(len(PROMPTS))
     for f_KB, least, most in ((few, 1, 2), (many, 8, 16)):
-        size = numbers.crossings(CONFIG, [(SIZES[1:], f_KB[1:], empty_B, whole_B)])
+        size = numbers.crossings(CONFIG, [Curve(SIZES[1:], f_KB[1:], empty_B, whole_B)])
         assert least <= size.low <= size.estimate <= size.high <= most

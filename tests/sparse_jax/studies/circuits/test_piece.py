@@ -12,6 +12,7 @@ from sparse_jax.circuits.components import component_attributions
 from sparse_jax.circuits.discover import Curve, visible_edges
 from sparse_jax.circuits.runs import Batch, CircuitModel
 from sparse_jax.circuits.tasks import make_task
+from sparse_jax.studies.circuits.kinds import ComponentEdges, Heads
 from sparse_jax.studies.circuits.measurements import rows
 from sparse_jax.studies.circuits.parts import ATTRIBUTION, Part, values_table
 from sparse_jax.studies.circuits.piece import Measurement, SourceCircuit, _rank_values
@@ -96,8 +97,8 @@ def test_edges_that_are_patched_exactly_are_drawn_uniformly(monkeypatch):
         config = CircuitConfig(components=("component_edges",), edge_sample=size, seed=seed)
         measurement = object.__new__(Measurement)
         measurement._config = config
-        monkeypatch.setattr(measurement, "_opened", lambda component: opened, raising=False)
-        sample = measurement._sample("component_edges").tolist()
+        monkeypatch.setattr(measurement, "_open_components", lambda kind: opened, raising=False)
+        sample = measurement._patched_places(ComponentEdges).tolist()
         assert len(set(map(tuple, sample))) == size and sample == sorted(sample)
         for place in sample:
             counts[tuple(place)] += 1
@@ -168,14 +169,14 @@ def test_no_circuit_of_another_wording_has_a_head_without_an_open_edge_first(mon
     source_LN[[0, 1, 1, 0], [1, 0, 2, 3]] = 3.0, -2.0, -1.0, 0.5
     kept = []
 
-    def circuits(component, ranks_LBN, ablation, sizes, _):
-        assert (component, ablation) == ("heads", CircuitConfig().ablations[0])
+    def circuits(model, batch, ranks_LBN, ablation, *, sizes, key, at_once):
+        assert ablation == CircuitConfig().ablations[0]
         by_prompt = ranks_LBN.swapaxes(0, 1)
         kept.append([np.argwhere(ranks_LN < sizes[0]) for ranks_LN in by_prompt])
         metric_KB = np.ones((1, 2))
         return Curve(sizes, metric_KB, metric_KB[0], metric_KB[0])
 
-    monkeypatch.setattr(measurement, "_circuits", circuits)
+    monkeypatch.setattr(Heads, "_evaluate", staticmethod(circuits))
     measurement.measure(Part("heads", "transfer"), SourceCircuit(source_LN, size=2))
     for transferred, own in zip(*kept, strict=True):
         assert transferred.tolist() == [[0, 1], [1, 2]]
