@@ -16,7 +16,7 @@ from lm_jax.text.examples import Batches, OnePass
 from lm_jax.train import optim
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Evaluation, evaluate
-from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.loop import Hooks, TrainRun, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, is_cast
 from lm_jax.train.step import make_eval_step
@@ -76,21 +76,24 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> S
         casts=casts,
         make_batch=make_batch,
     )
-    result: TrainResult = train(
+    result = train(
         folder,
-        objective,
-        settings,
-        batches,
-        validation,
-        seed=seed,
-        mesh=mesh,
-        policy=CheckpointPolicy(allow_fallback=config.allow_fallback),
-        decays=decays,
-        group=optim.group,
-        # Further numbers of every evaluation.
-        measure=router_statistics(cfg, mixer, validation, mesh, make_batch)
-        if isinstance(mixer, PrototypeMixer)
-        else None,
+        TrainRun(
+            objective=objective,
+            config=settings,
+            batches=batches,
+            validation=validation,
+            seed=seed,
+            decays=decays,
+            group=optim.group,
+        ),
+        mesh,
+        CheckpointPolicy(allow_fallback=config.allow_fallback),
+        Hooks(
+            measure=router_statistics(cfg, mixer, validation, mesh, make_batch)
+            if isinstance(mixer, PrototypeMixer)
+            else None
+        ),
     )
     splits = {"validation": validation, "test": OnePass(data.test, **share)}
     eval_step = make_eval_step(objective, mesh)

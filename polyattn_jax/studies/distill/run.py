@@ -21,7 +21,7 @@ from lm_jax.run.tables import write_table
 from lm_jax.study import Work
 from lm_jax.text.corpora import corpus_inputs
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
-from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.loop import TrainResult, TrainRun, train
 from lm_jax.weights import hub
 from lm_jax.weights.load import identities
 from polyattn_jax.audit.results.provenance import read_provenance
@@ -61,18 +61,20 @@ def train_heads(task: Task, objective: HeadMatching, folder: Path) -> TrainResul
     )
     return train(
         folder,
-        objective,
-        settings,
-        task.batches,
-        task.validation,
-        seed=config.seed,
-        mesh=task.mesh,
-        frozen=task.base.params,
-        base_sha256=task.base.identity.text,
-        policy=CheckpointPolicy(
+        TrainRun(
+            objective=objective,
+            config=settings,
+            batches=task.batches,
+            validation=task.validation,
+            seed=config.seed,
+            frozen=task.base.params,
+            base_sha256=task.base.identity.text,
+            in_nats=False,
+        ),
+        task.mesh,
+        CheckpointPolicy(
             save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
         ),
-        in_nats=False,
     )
 
 

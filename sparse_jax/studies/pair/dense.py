@@ -25,7 +25,7 @@ from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batch, Batches, Examples, OnePass
 from lm_jax.text.preparation import Prepared
 from lm_jax.train.config import CheckpointPolicy
-from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.loop import TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
 from lm_jax.weights import card as cards
@@ -92,14 +92,16 @@ def _train(config: PairConfig, prepared: Prepared, folder: Path, mesh: jax.shard
     def phase(name: str, batches: Batches | Following, params: ParamTree | None) -> TrainResult:
         return train(
             folder / name,
-            objective,
-            dense.phase(cooldown=name == COOLDOWN),
-            batches,
-            validation,
-            seed=dense.seed,
-            mesh=mesh,
-            policy=policy,
-            params=params,
+            TrainRun(
+                objective=objective,
+                config=dense.phase(cooldown=name == COOLDOWN),
+                batches=batches,
+                validation=validation,
+                seed=dense.seed,
+                params=params,
+            ),
+            mesh,
+            policy,
         )
 
     first = phase(PLATEAU, batches, None)

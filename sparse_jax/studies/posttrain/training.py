@@ -17,7 +17,7 @@ from lm_jax.model.precision import exact_jit
 from lm_jax.run.results import load_result
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.evaluate import Evaluation
-from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.weights.load import Pretrained
 from sparse_jax.gates.geco import GecoConfig
@@ -89,20 +89,22 @@ def train_once(task: Task, folder: Path, objective: Sparsifying, seed: int) -> T
     needs_dense = objective.adapters is not None or objective.distill > 0
     return train(
         folder,
-        objective,
-        settings,
-        task.batches(seed),
-        task.validation,
-        seed=seed,
-        mesh=task.mesh,
-        frozen=task.base.params if needs_dense else (),
-        base_sha256=task.base.identity.text,
-        policy=CheckpointPolicy(
+        TrainRun(
+            objective=objective,
+            config=settings,
+            batches=task.batches(seed),
+            validation=task.validation,
+            seed=seed,
+            frozen=task.base.params if needs_dense else (),
+            base_sha256=task.base.identity.text,
+            # Adapters are initialised at random, weights are those of the base.
+            params=start(objective, task) if config.full else None,
+        ),
+        task.mesh,
+        CheckpointPolicy(
             save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
         ),
-        # Adapters are initialised at random, weights are those of the base.
-        params=start(objective, task) if config.full else None,
-        measure=edge_metrics,
+        Hooks(measure=edge_metrics),
     )
 
 

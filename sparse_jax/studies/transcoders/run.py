@@ -36,7 +36,7 @@ from lm_jax.text.corpora import corpus_inputs
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.preparation import Prepared, prepare_on_first
 from lm_jax.train.config import CheckpointPolicy
-from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.step import check_batch
 from lm_jax.weights import hub
@@ -179,21 +179,23 @@ class _Task:
         )
         result = train(
             folder,
-            objective,
-            config.train,
-            batches,
-            validation,
-            seed=config.seed,
-            mesh=self.mesh,
-            frozen=frozen,
-            base_sha256=self.source.identity.text,
-            policy=CheckpointPolicy(
-                save_every=config.save_every, allow_fallback=config.allow_fallback
+            TrainRun(
+                objective=objective,
+                config=config.train,
+                batches=batches,
+                validation=validation,
+                seed=config.seed,
+                frozen=frozen,
+                base_sha256=self.source.identity.text,
+                params=functools.partial(_start, config, objective, frozen, text),
+                in_nats=False,
             ),
-            params=functools.partial(_start, config, objective, frozen, text),
-            measure=measurements.numbers,
-            done=measurements.ends if config.stop_l0 else None,
-            in_nats=False,
+            self.mesh,
+            CheckpointPolicy(save_every=config.save_every, allow_fallback=config.allow_fallback),
+            Hooks(
+                measure=measurements.numbers,
+                done=measurements.ends if config.stop_l0 else None,
+            ),
         )
         return _Trained(folder, measurements, result)
 

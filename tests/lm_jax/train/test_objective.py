@@ -14,11 +14,12 @@ from lm_jax.errors import UsageError
 from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.model.decoder import forward
-from lm_jax.train import loop, optim, step
+from lm_jax.train import optim, step
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.objective import LanguageModelling, token_loss
 from lm_jax.train.state import init_state
 from tests import rounding
+from tests.lm_jax.train import tiny_run
 from tests.lm_jax.train import tiny_training as tiny
 
 SETTINGS = lora.LoraConfig(rank=2, alpha=4.0)
@@ -66,27 +67,17 @@ OBJECTIVE = Adapting(tiny.CFG)
 
 
 def train(folder, **options):
-    return loop.train(
+    return tiny_run.train(
         folder,
-        OBJECTIVE,
-        CONFIG,
-        tiny.BATCHES,
-        tiny.VALIDATION,
+        objective=OBJECTIVE,
+        config=CONFIG,
         seed=1,
-        mesh=tiny.mesh(),
+        params=None,
         frozen=tiny.initial_params(),
+        mesh=tiny.mesh(),
         policy=CheckpointPolicy(log_every=2, save_every=2),
         **options,
     )
-
-
-class Killed(BaseException):
-    """Simulates the end of the process."""
-
-
-def kill_at_4(now):
-    if now == 4:
-        raise Killed
 
 
 def test_its_state_and_metrics_are_kept_and_resumed_to_the_bit(tmp_path):
@@ -107,8 +98,8 @@ def test_its_state_and_metrics_are_kept_and_resumed_to_the_bit(tmp_path):
     )
     assert last < first < 32
 
-    with pytest.raises(Killed):
-        train(tmp_path / "killed", on_step=kill_at_4)
+    with pytest.raises(tiny_run.Killed):
+        train(tmp_path / "killed", on_step=tiny_run.kill_at(4))
     tiny.assert_bitwise(train(tmp_path / "killed").state, train_result.state)
 
 

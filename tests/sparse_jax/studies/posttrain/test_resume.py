@@ -19,6 +19,7 @@ from lm_jax.study import frame
 from lm_jax.train.step import LOSS_WINDOW
 from sparse_jax.studies.posttrain import export, training
 from sparse_jax.studies.posttrain import task as task_module
+from tests.lm_jax.train.tiny_run import stepwise
 from tests.sparse_jax.small_runs import command, run_folder, save_base, settings
 
 
@@ -32,9 +33,7 @@ def stop_at(monkeypatch):
             if now == step:
                 stop.request()
 
-        monkeypatch.setattr(
-            training, "train", lambda *args, **kwargs: train(*args, **kwargs, on_step=on_step)
-        )
+        monkeypatch.setattr(training, "train", stepwise(train, on_step))
 
     yield arrange
     stop._stop.clear()
