@@ -44,17 +44,18 @@ import dataclasses
 
 from lm_jax.console import cli
 from lm_jax.console.terminal import format_table
-from lm_jax.errors import UsageError, nearest
+from lm_jax.errors import nearest
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import count_params
 from lm_jax.model.flops import Flops, forward_flops
 from lm_jax.run.config import from_plain
+from lm_jax.run.settings import PositiveInt, Settings
 from protot_jax.mixers.models import MODELS, build_model
 from protot_jax.mixers.prototypes import PrototypeMixer
 
 
 @dataclasses.dataclass(frozen=True)
-class CountConfig:
+class CountConfig(Settings):
     """The models to count, and their common shape.
 
     Attributes:
@@ -67,29 +68,22 @@ class CountConfig:
       tied: names of the models whose output projection is the token embedding.
     """
 
-    hidden_size: int
-    num_layers: int
-    vocab_size: int
-    context: int
+    hidden_size: PositiveInt
+    num_layers: PositiveInt
+    vocab_size: PositiveInt
+    context: PositiveInt
     models: tuple[str, ...]
     tied: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        problems = [
-            f"config.{name} = {getattr(self, name)} must be at least 1"
-            for name in ("hidden_size", "num_layers", "vocab_size", "context")
-            if getattr(self, name) < 1
-        ]
-        if not self.models:
-            problems.append("config.models is empty; name at least one model")
-        problems += [
+    def problems(self) -> list[str]:
+        """What is wrong with the names of models."""
+        problems = [] if self.models else ["config.models is empty; name at least one model"]
+        return problems + [
             f"config.{field} names {name!r}, which is no model{nearest(name, MODELS)}"
             for field in ("models", "tied")
             for name in getattr(self, field)
             if name not in MODELS
         ]
-        if problems:
-            raise UsageError("; ".join(problems))
 
 
 @dataclasses.dataclass(frozen=True)

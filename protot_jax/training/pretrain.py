@@ -14,7 +14,7 @@ from lm_jax.model.params import ParamSpec, ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.text.examples import Batches, OnePass
 from lm_jax.train import optim
-from lm_jax.train.config import CheckpointPolicy, TrainConfig
+from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.evaluate import Evaluation, evaluate
 from lm_jax.train.loop import Hooks, TrainRun, train
 from lm_jax.train.metrics import METRICS
@@ -51,20 +51,6 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> S
     index, count = sharding.batch_share(mesh)
     share = {"batch_size": config.batch_size, "process_index": index, "process_count": count}
     batches = Batches(data.train, seed=seed, **share)
-    steps = config.epochs * batches.per_epoch
-    settings = TrainConfig(
-        steps=min(steps, config.max_steps) if config.max_steps else steps,
-        learning_rate=config.learning_rate,
-        warmup=config.warmup,
-        schedule=config.schedule,
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm or None,
-        skip_sigma=config.skip_sigma or None,
-        accumulate=config.accumulate,
-        eval_every=config.eval_every,
-        early_stop=config.early_stop,
-        weights_dtype=config.weights_dtype,
-    )
     validation = OnePass(data.validation, **share)
     make_batch = batch_maker(config, data.prepared.tokenizer)
     kind = RoutedLanguageModelling if adds_routing_loss(mixer) else LanguageModelling
@@ -80,7 +66,7 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> S
         folder,
         TrainRun(
             objective=objective,
-            config=settings,
+            config=config.training(batches.per_epoch),
             batches=batches,
             validation=validation,
             seed=seed,

@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import sys
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 import warnings
 
 from ml_collections import ConfigDict
@@ -25,6 +25,15 @@ from lm_jax.console.config_files import in_mode
 from lm_jax.errors import UsageError
 from lm_jax.model import flops
 from lm_jax.parallel import sharding
+from lm_jax.run.settings import (
+    Bound,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    at_least,
+    different,
+)
 from lm_jax.train.step import check_batch
 from protot_jax.training.config import PretrainConfig, smoke, with_fields
 from protot_jax.training.results import Trial
@@ -33,10 +42,11 @@ from protot_jax.training.saved_run import model
 # Perplexities on other tokens, or of other seeds, are not comparable.
 _SAME_IN_ALL = ("corpus", "context", "examples", "validation_documents", "seeds")
 _MOST_COMBINATIONS = 1_000
+_RISING = Bound("rising from above 0", lambda rates: 0 < rates[0] < rates[1])
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchConfig:
+class SearchConfig(Settings):
     """A hyperparameter search.
 
     Attributes:
@@ -52,30 +62,17 @@ class SearchConfig:
     """
 
     base: PretrainConfig = dataclasses.field(default_factory=PretrainConfig)
-    learning_rate: tuple[float, float] = (3e-5, 3e-2)
-    batch_sizes: tuple[int, ...] = (32, 64, 128)
+    learning_rate: Annotated[tuple[float, float], _RISING] = (3e-5, 3e-2)
+    batch_sizes: Annotated[tuple[int, ...], different(at_least(1))] = (32, 64, 128)
     choices: tuple[str, ...] = ()
-    most_flops: float = 0.0
-    trials: int = 50
-    random_trials: int = 15
+    most_flops: NonNegativeFloat = 0.0
+    trials: PositiveInt = 50
+    random_trials: PositiveInt = 15
     sampler: Literal["botorch", "tpe", "random"] = "botorch"
-    seed: int = 0
+    seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        least = {"trials": 1, "random_trials": 1, "seed": 0, "most_flops": 0}
-        problems = [
-            f"config.{name} = {getattr(self, name)} must be at least {bound}"
-            for name, bound in least.items()
-            if getattr(self, name) < bound
-        ]
-        low, high = self.learning_rate
-        if not 0 < low < high:
-            problems.append(f"config.learning_rate = {self.learning_rate} must rise from above 0")
-        sizes = self.batch_sizes
-        if not sizes or len(set(sizes)) < len(sizes) or min(sizes) < 1:
-            problems.append(f"config.batch_sizes = {sizes} must be different numbers from 1 on")
-        if problems:
-            raise UsageError("; ".join(problems))
+        super().__post_init__()
         fields = [field for field, _ in map(_choice, self.choices)]
         if len(set(fields)) < len(fields):
             raise UsageError(f"config.choices name {fields}; name each field once")

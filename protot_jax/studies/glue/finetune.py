@@ -37,7 +37,7 @@ from lm_jax.run.files import storage_error, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import CONFIG_FILE, config_changes, list_changes
-from lm_jax.train.config import CheckpointPolicy, Plateau, TrainConfig
+from lm_jax.train.config import CheckpointPolicy, Plateau, train_config
 from lm_jax.train.evaluate import Evaluation, stop_between
 from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
 from protot_jax.studies.glue import metrics
@@ -228,12 +228,11 @@ def _train(
     encoded, task = subject.encoded, find(cell.task)
     batches = TrainBatches(encoded.train, batch_size=config.batch_size, seed=cell.seed)
     steps = config.epochs * batches.per_epoch
-    settings = TrainConfig(
+    settings = train_config(
+        config,
         steps=min(steps, config.max_steps) if config.max_steps else steps,
         learning_rate=cell.learning_rate,
-        weight_decay=config.weight_decay,
         warmup=cell.warmup,
-        eval_every=config.eval_every,
         early_stop=False,
         schedule="linear",
         plateau=Plateau(config.min_gain, config.patience),

@@ -8,11 +8,22 @@ patience of two evaluations at a gain of 0.001.
 from collections.abc import Mapping
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from lm_jax.errors import UsageError, out_of_range
+from lm_jax.errors import UsageError
+from lm_jax.run.settings import (
+    SHARE_BELOW_1,
+    Bound,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ShareBelow1,
+    at_least,
+    choice,
+    different,
+)
 from lm_jax.study import Training
-from lm_jax.train.config import MAY_CHANGE
+from lm_jax.train.config import MAY_CHANGE, BatchFields
 from protot_jax.studies.glue.objective import PoolingName
 from protot_jax.studies.glue.tasks import EMBEDDED, OFFICIAL, find
 from protot_jax.training.saved_run import study_variant
@@ -20,8 +31,16 @@ from protot_jax.training.saved_run import study_variant
 PAPER_RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-4, 1e-3)
 
 
-@dataclasses.dataclass(frozen=True)
-class GlueConfig(Training):
+_NAMES = Bound("different names, at least one", lambda names: 0 < len(names) == len(set(names)))
+_RATES = Bound(
+    "different rates above 0",
+    # As the names of folders spell them.
+    lambda rates: 0 < len(rates) == len({f"{rate:g}" for rate in rates}) and min(rates) > 0,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GlueConfig(BatchFields, Training):
     """Settings of fine-tuning.
 
     Attributes:
@@ -39,10 +58,8 @@ class GlueConfig(Training):
         of a model for all tasks; those of `tasks` among them, or all if none is.
       seeds: one fine-tuning each of the chosen rate; the first one searches. A seed determines the
         head, the order of examples and the dropout.
-      batch_size: examples of one update.
       epochs: the most passes over the training split.
       max_steps: the most updates, if the epochs have more; 0 for no maximum.
-      eval_every: steps between evaluations; 0 for an epoch.
       min_gain: least gain of the main metric over the best evaluation so far that counts as one.
       patience: training ends at so many evaluations in a row without such a gain.
       max_length: the most ids of a text or pair. A model with attention has at most its context,
@@ -53,65 +70,32 @@ class GlueConfig(Training):
       head_dropout: dropout before the classifier; the model has none.
       dtype: dtype of the computation; weights and moments are float32.
       resamples: bootstrap samples of an interval.
-      mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
     """
 
     runs: tuple[str, ...] = ()
     run_seed: int = -1
     checkpoint: Literal["best", "last"] = "best"
-    tasks: tuple[str, ...] = tuple(EMBEDDED)
+    tasks: Annotated[tuple[str, ...], _NAMES] = tuple(EMBEDDED)
     folder: str = ""
-    examples: int = 0
-    learning_rates: tuple[float, ...] = PAPER_RATES
-    warmups: tuple[float, ...] = (0.06, 0.1)
+    examples: NonNegativeInt = 0
+    learning_rates: Annotated[tuple[float, ...], _RATES] = PAPER_RATES
+    warmups: Annotated[tuple[float, ...], different(SHARE_BELOW_1)] = (0.06, 0.1)
     search_tasks: tuple[str, ...] = ("sst2", "mnli")
-    seeds: tuple[int, ...] = (234, 124, 325)
-    batch_size: int = 16
-    epochs: int = 3
-    max_steps: int = 0
-    eval_every: int = 0
-    min_gain: float = 1e-3
-    patience: int = 2
-    max_length: int = 512
-    pooling: PoolingName = "mean"
-    weight_decay: float = 0.01
-    head_dropout: float = 0.1
+    seeds: Annotated[tuple[int, ...], different(at_least(0))] = (234, 124, 325)
+    batch_size: PositiveInt = 16
+    epochs: PositiveInt = 3
+    max_steps: NonNegativeInt = 0
+    min_gain: NonNegativeFloat = 1e-3
+    patience: PositiveInt = 2
+    max_length: PositiveInt = 512
+    pooling: Annotated[PoolingName, choice(get_args(PoolingName))] = "mean"
+    weight_decay: NonNegativeFloat = 0.01
+    head_dropout: ShareBelow1 = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
-    resamples: int = 1000
-    mesh: tuple[int, int, int] = (-1, 1, 1)
-    allow_fallback: bool = False
+    resamples: Annotated[int, at_least(100)] = 1000
 
     def __post_init__(self) -> None:
-        rates, warmups = self.learning_rates, self.warmups
-        wanted = {
-            "tasks": (_distinct(self.tasks), "different names, at least one"),
-            "learning_rates": (
-                # As the names of folders spell them.
-                _distinct(tuple(f"{rate:g}" for rate in rates)) and min(rates) > 0,
-                "different rates above 0",
-            ),
-            "warmups": (
-                _distinct(warmups) and min(warmups) >= 0 and max(warmups) < 1,
-                "different shares from 0 to below 1",
-            ),
-            "seeds": (
-                _distinct(self.seeds) and min(self.seeds) >= 0,
-                "different numbers from 0 on",
-            ),
-            "examples": (self.examples >= 0, "at least 0"),
-            "batch_size": (self.batch_size >= 1, "at least 1"),
-            "epochs": (self.epochs >= 1, "at least 1"),
-            "max_steps": (self.max_steps >= 0, "at least 0"),
-            "max_length": (self.max_length >= 1, "at least 1"),
-            "pooling": (
-                self.pooling in get_args(PoolingName),
-                f"one of {', '.join(get_args(PoolingName))}",
-            ),
-            "resamples": (self.resamples >= 100, "at least 100"),
-        }
-        if problems := out_of_range(self, wanted, prefix="config."):
-            raise UsageError("; ".join(problems))
+        super().__post_init__()
         for name in (*self.tasks, *self.search_tasks):
             find(name)
         if not self.folder and (official := [name for name in self.tasks if name in OFFICIAL]):
@@ -158,10 +142,6 @@ _OF_OTHER_PARTS = (
     *("runs", "run_seed", "checkpoint", "tasks", "folder", "examples", "learning_rates", "warmups"),
     *("search_tasks", "seeds", "resamples", *MAY_CHANGE),
 )
-
-
-def _distinct(values: tuple[Any, ...]) -> bool:
-    return 0 < len(values) == len(set(values))
 
 
 def official(config: GlueConfig) -> GlueConfig:

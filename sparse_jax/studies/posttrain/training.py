@@ -15,7 +15,7 @@ from lm_jax.model import lora
 from lm_jax.model.params import ParamTree
 from lm_jax.model.precision import exact_jit
 from lm_jax.run.results import load_result
-from lm_jax.train.config import CheckpointPolicy, TrainConfig
+from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS
@@ -75,23 +75,12 @@ def start(objective: Sparsifying, task: Task) -> ParamTree:
 def train_once(task: Task, folder: Path, objective: Sparsifying, seed: int) -> TrainResult:
     """Trains to the last step, from the last checkpoint in `folder`."""
     config = task.config
-    settings = TrainConfig(
-        steps=config.steps,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        warmup=config.warmup,
-        clip_norm=config.clip_norm or None,
-        skip_sigma=config.skip_sigma or None,
-        accumulate=config.accumulate,
-        eval_every=config.eval_every,
-        early_stop=False,
-    )
     needs_dense = objective.adapters is not None or objective.distill > 0
     return train(
         folder,
         TrainRun(
             objective=objective,
-            config=settings,
+            config=config.train,
             batches=task.batches(seed),
             validation=task.validation,
             seed=seed,
