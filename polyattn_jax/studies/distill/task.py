@@ -15,7 +15,8 @@ from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import Prepared, prepare_corpus
+from lm_jax.text.preparation import prepare_corpus
+from lm_jax.text.prepared import Prepared
 from lm_jax.train.step import check_batch
 from lm_jax.weights.load import Pretrained, open_pretrained
 from polyattn_jax.audit import bias_tables, model_calibration

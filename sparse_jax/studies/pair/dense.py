@@ -23,7 +23,7 @@ from lm_jax.run import processes
 from lm_jax.run.files import write_bytes, write_json
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batch, Batches, Examples, OnePass
-from lm_jax.text.preparation import Prepared
+from lm_jax.text.prepared import Prepared
 from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.loop import TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS

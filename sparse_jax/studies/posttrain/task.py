@@ -27,7 +27,8 @@ from lm_jax.run.files import write_json
 from lm_jax.run.identity import difference
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import Prepared, prepare_on_first
+from lm_jax.text.preparation import prepare_on_first
+from lm_jax.text.prepared import Prepared
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.evaluate import evaluate
 from lm_jax.train.metrics import METRICS

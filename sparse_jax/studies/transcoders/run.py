@@ -34,7 +34,8 @@ from lm_jax.run.results import load_result
 from lm_jax.study import Work, frame
 from lm_jax.text.corpora import corpus_inputs
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import Prepared, prepare_on_first
+from lm_jax.text.preparation import prepare_on_first
+from lm_jax.text.prepared import Prepared
 from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS

@@ -20,7 +20,7 @@ from lm_jax.parallel import sharding
 from lm_jax.run import processes, stop
 from lm_jax.run.config import from_plain
 from lm_jax.text.examples import Batches, Examples
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.prepared import open_prepared
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.loop import Hooks, TrainRun, train
 from lm_jax.train.objective import LanguageModelling

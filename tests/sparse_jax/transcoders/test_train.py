@@ -18,7 +18,8 @@ from lm_jax.run import results, stop
 from lm_jax.run.files import read_json, write_json
 from lm_jax.study import frame
 from lm_jax.text.examples import Examples, OnePass
-from lm_jax.text.preparation import CorpusConfig, open_prepared
+from lm_jax.text.preparation import CorpusConfig
+from lm_jax.text.prepared import open_prepared
 from lm_jax.train import loop
 from lm_jax.train.metrics import EVALUATIONS
 from lm_jax.train.objective import ignore_index_batch

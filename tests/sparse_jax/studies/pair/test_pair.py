@@ -16,7 +16,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.study import frame
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.prepared import open_prepared
 from lm_jax.train import loop
 from lm_jax.train.config import Plateau
 from lm_jax.train.evaluate import evaluate
