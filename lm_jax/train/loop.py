@@ -46,14 +46,8 @@ from lm_jax.train.evaluate import Batches, Evaluation, evaluate
 from lm_jax.train.metrics import MetricWriter
 from lm_jax.train.objective import Objective
 from lm_jax.train.resume import EvalHistory, RunCheckpoints
-from lm_jax.train.state import TrainState, abstract_state, init_state
-from lm_jax.train.step import (
-    Metrics,
-    check_batch,
-    loss_window,
-    make_eval_step,
-    make_train_step,
-)
+from lm_jax.train.state import StateLayout, TrainState
+from lm_jax.train.step import Metrics, check_batch, make_eval_step, make_train_step
 from lm_jax.train.throughput import Throughput, peak
 from lm_jax.train.trackers import trackers
 
@@ -199,22 +193,12 @@ def _restore_or_start(
     run: TrainRun, mesh: Mesh, saved: RunCheckpoints, key: jax.Array
 ) -> tuple[TrainState, EvalHistory]:
     """The state and the evaluations of the last checkpoint, or those before the first step."""
-    spec, aux_state = run.objective.spec, run.objective.init_state()
-    optimizer, window = optim.adamw(spec, run.config, run.decays), loss_window(run.config)
-    target = abstract_state(mesh, spec, optimizer, window=window, aux_state=aux_state)
-    if restored := saved.restore(target):
+    layout = StateLayout.of(run.objective, mesh, run.config, run.decays)
+    if restored := saved.restore(layout.abstract()):
         _log.info("continuing from step %d", int(restored.state.step))
         return restored.state, EvalHistory(**restored.notes["progress"])
-    state = init_state(
-        key,
-        mesh,
-        spec,
-        optimizer,
-        window=window,
-        aux_state=aux_state,
-        params=run.params() if callable(run.params) else run.params,
-    )
-    return state, EvalHistory()
+    params = run.params() if callable(run.params) else run.params
+    return layout.init(key, params), EvalHistory()
 
 
 @dataclasses.dataclass

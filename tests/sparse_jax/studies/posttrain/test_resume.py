@@ -16,7 +16,7 @@ from lm_jax.parallel import sharding
 from lm_jax.run import stop
 from lm_jax.run.files import read_json
 from lm_jax.study import frame
-from lm_jax.train.step import LOSS_WINDOW
+from lm_jax.train.state import LOSS_WINDOW
 from sparse_jax.studies.posttrain import export, training
 from sparse_jax.studies.posttrain import task as task_module
 from tests.lm_jax.train.tiny_run import stepwise
