@@ -28,9 +28,9 @@ CLEAN = (
 )
 # Folder -> the violations in what of it is in no folder listed here or above.
 DEBT = {
-    "polyattn_jax": 99,
-    "protot_jax": 199,
-    "sparse_jax": 202,
+    "polyattn_jax": 97,
+    "protot_jax": 198,
+    "sparse_jax": 200,
 }
 
 PREPOSITIONS = {

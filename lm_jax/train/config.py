@@ -127,7 +127,8 @@ class BatchFields(Settings):
       batch_size: examples of one update, on all devices together.
       eval_every: steps between evaluations; 0 for an epoch.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: where the newest checkpoint is damaged, continue from the one before it.
+      allow_fallback: whether to continue from the checkpoint before the newest one where that is
+        damaged.
     """
 
     batch_size: PositiveInt
