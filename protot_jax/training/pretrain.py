@@ -46,10 +46,8 @@ def casts(path: str, spec: ParamSpec) -> bool:
 def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> SeedSummary:
     """Trains one seed to its end and evaluates its best and its last weights."""
     cfg, mixer = model(config, data.prepared.manifest["vocab_size"])
-    data_ways, fsdp, tensor = config.mesh
-    mesh = sharding.make_mesh(data=data_ways, fsdp=fsdp, tensor=tensor)
-    index, count = sharding.batch_share(mesh)
-    share = {"batch_size": config.batch_size, "process_index": index, "process_count": count}
+    mesh = sharding.make_mesh(*config.mesh)
+    share = sharding.own_block(mesh, config.batch_size)
     batches = Batches(data.train, seed=seed, **share)
     validation = OnePass(data.validation, **share)
     make_batch = batch_maker(config, data.prepared.tokenizer)

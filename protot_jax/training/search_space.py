@@ -149,8 +149,7 @@ def check(config: SearchConfig) -> None:
             "'interpretable-attention-jax[botorch]' (torch first where its build matters, CPU or "
             "GPU), or choose --config.sampler=tpe"
         )
-    ways, fsdp, tensor = config.base.mesh
-    mesh = sharding.make_mesh(data=ways, fsdp=fsdp, tensor=tensor)
+    mesh = sharding.make_mesh(*config.base.mesh)
     for size in config.batch_sizes:
         check_batch(size, config.base.accumulate, mesh)
     values = config.values()

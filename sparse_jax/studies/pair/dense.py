@@ -73,12 +73,7 @@ def train_dense(
 def _train(config: PairConfig, prepared: Prepared, folder: Path, mesh: jax.sharding.Mesh) -> None:
     dense = config.dense
     processes.on_first(lambda: folder.mkdir(parents=True, exist_ok=True))
-    index, count = sharding.batch_share(mesh)
-    share = {
-        "batch_size": dense.batch_size,
-        "process_index": index,
-        "process_count": count,
-    }
+    share = sharding.own_block(mesh, dense.batch_size)
     examples, held_out = (
         Examples(prepared, split, context=config.context, mode="window")
         for split in ("train", "validation")

@@ -55,8 +55,7 @@ def train_all(config: PairConfig, work: Work) -> PairSummary:
       UsageError: a batch does not divide over the devices.
     """
     folder = work.path
-    data, fsdp, tensor = config.posttrain.mesh
-    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    mesh = sharding.make_mesh(*config.posttrain.mesh)
     check_batch(config.dense.batch_size, 1, mesh)
     check_batch(config.posttrain.batch_size, config.posttrain.accumulate, mesh)
     processes.on_first(lambda: corpus.write_corpora(config.text, folder / TEXT))

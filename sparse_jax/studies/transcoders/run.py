@@ -127,8 +127,7 @@ class _Task:
     @classmethod
     def open(cls, config: TranscoderTraining, folder: Path) -> "_Task":
         """Loads the model, and prepares the text in the work folder."""
-        data, fsdp, tensor = config.mesh
-        mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+        mesh = sharding.make_mesh(*config.mesh)
         # Not among the inputs: what has finished can be shown on a machine with fewer devices.
         check_batch(config.batch_size, config.accumulate, mesh)
         source = SourceModel.load(config.model, dtype=config.dtype, mesh=mesh)
@@ -149,9 +148,7 @@ class _Task:
     def train(self, config: TranscoderTraining, folder: Path) -> _Trained:
         """Trains, or resumes training, in a folder."""
         cfg = self.source.model.cfg
-        index, count = sharding.batch_share(self.mesh)
-        size = {"batch_size": config.batch_size}
-        share = size | {"process_index": index, "process_count": count}
+        size, share = config.batch_size, sharding.own_block(self.mesh, config.batch_size)
         windows = functools.partial(
             Examples,
             self.prepared,
@@ -164,7 +161,9 @@ class _Task:
         batches = Batches(train_windows, seed=config.seed, **share)
         validation = OnePass(held_out, **share)
         text = Text(
-            Batches(train_windows, seed=config.seed, **size), OnePass(held_out, **size), self.mesh
+            Batches(train_windows, batch_size=size, seed=config.seed),
+            OnePass(held_out, batch_size=size),
+            self.mesh,
         )
         frozen = _frozen(config, self.source, text, folder)
         objective = Transcoding(

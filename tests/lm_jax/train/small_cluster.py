@@ -77,8 +77,7 @@ class Recorded:
 
 def main(arguments):
     config = from_plain(arguments.config, Config)
-    data, fsdp, tensor = config.mesh
-    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    mesh = sharding.make_mesh(*config.mesh)
     block, blocks = sharding.batch_share(mesh)
     shared = Batches(
         examples(config.data),

@@ -225,8 +225,7 @@ def test_micro_batches_add_up_to_the_batch():
 def test_four_devices_sample_the_gates_of_one_and_take_its_step(sizes):
     objective = Sparsifying(CFG, FIXED, adapters=LORA, learn_bias=True)
     one, metrics = updated(objective, one_device())
-    data, fsdp, tensor = sizes
-    four, others = updated(objective, sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor))
+    four, others = updated(objective, sharding.make_mesh(*sizes))
     for name in ("loss", "edges", "divergence", "grad_norm"):
         assert float(metrics[name]) == pytest.approx(float(others[name]), rel=1e-5), name
     pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(four.params), strict=True)
