@@ -289,15 +289,15 @@ def untimed(summary):
 def test_wrong_settings_are_named():
     for changes, message in (
         ({"variants": ("teacher",)}, 'of which the first is "sparse"'),
-        ({"text": TextConfig(tasks=("coppy",))}, "did you mean 'copy'"),
-        ({"text": TextConfig(task_share=1.0)}, r"config.text.task_share = 1.0 must be"),
+        ({"text": {"tasks": ("coppy",)}}, "did you mean 'copy'"),
+        ({"text": {"task_share": 1.0}}, r"config.text.task_share = 1.0 must be"),
         (
             {"posttrain": dataclasses.replace(PairConfig().posttrain, context=9)},
             "config.posttrain.context = 9 must be left out",
         ),
     ):
         with pytest.raises(UsageError, match=message):
-            PairConfig(**changes)
+            from_plain(changes, PairConfig)
 
 
 def test_numbers_of_two_digits_are_tokens(config, tmp_path):

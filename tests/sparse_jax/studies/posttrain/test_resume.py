@@ -77,7 +77,7 @@ def test_a_run_stopped_on_four_devices_resumes_on_two_with_another_mesh(
     start_again(monkeypatch)
     make_mesh = sharding.make_mesh
     monkeypatch.setattr(
-        sharding, "make_mesh", lambda **ways: make_mesh(**ways, devices=jax.devices()[:2])
+        sharding, "make_mesh", lambda *ways: make_mesh(*ways, devices=jax.devices()[:2])
     )
     # A second evaluation may change the last bit of the dense loss, and the bound with it.
     monkeypatch.setattr(task_module, "evaluate", None)
