@@ -39,10 +39,10 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import param_spec
 from lm_jax.model.flops import CONVENTIONS, Causal
 from lm_jax.parallel import sharding
-from lm_jax.train import losses, optim
+from lm_jax.train import losses
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import LanguageModelling, Objective
-from lm_jax.train.state import abstract_state
+from lm_jax.train.state import StateLayout
 from lm_jax.train.step import check_batch, make_train_step
 from lm_jax.train.throughput import data_sheet
 from lm_jax.weights.load import open_pretrained
@@ -246,8 +246,7 @@ def compile_objective(
         )
     mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=jax.devices()[:count])
     check_batch(shape[0], 1, mesh)
-    optimizer = optim.adamw(objective.spec, _TRAINING)
-    state = abstract_state(mesh, objective.spec, optimizer, aux_state=objective.init_state())
+    state = StateLayout.of(objective, mesh, _TRAINING).abstract()
     step: Any = make_train_step(objective, mesh, _TRAINING)
     tokens_BS = jax.ShapeDtypeStruct(shape, jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))

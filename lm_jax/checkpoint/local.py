@@ -111,7 +111,7 @@ def restore(
 
     Args:
       folder: this process's folder of shards (`own_folder`).
-      target: `state.abstract_state`, the shapes, dtypes and shardings wanted.
+      target: `StateLayout.abstract`, the shapes, dtypes and shardings wanted.
       identity: what the step must be bound to, with the same mesh and packages.
       newer_than: the step must be above this one.
       up_to: the highest step to take; None for any.

@@ -168,7 +168,7 @@ def load(folder: Path, step: int, target: Stepped) -> Restored:
     Args:
       folder: the run's checkpoint folder.
       step: the step that `newest` returned.
-      target: `state.abstract_state`, the shapes, dtypes and shardings wanted.
+      target: `StateLayout.abstract`, the shapes, dtypes and shardings wanted.
 
     Raises:
       BadInputError: its arrays are not those of `target`.

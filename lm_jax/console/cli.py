@@ -31,7 +31,7 @@ import os
 from pathlib import Path
 import sys
 import traceback
-from typing import Any, NoReturn, TypeGuard, cast
+from typing import Any, NoReturn, TypedDict, TypeGuard, Unpack, cast
 
 from absl import flags
 from ml_collections import config_dict
@@ -104,61 +104,42 @@ class Arguments:
 Main = Callable[[Arguments], int | None]
 
 
-def app(
-    main: Main,
-    *,
-    config: str | None = None,
-    config_class: type | None = None,
-    options: type | None = None,
-    workdir_required: bool = True,
-    distributed: bool = False,
-    training: bool = False,
-) -> NoReturn:
-    """Runs `main` on the command line and exits the process with its exit code."""
-    asked: dict[str, Any] = {
-        "config_class": config_class,
-        "options": options,
-        "workdir_required": workdir_required,
-        "distributed": distributed,
-        "training": training,
-    }
-    sys.exit(run(main, sys.argv, config=config, **asked))
+class Command(TypedDict, total=False):
+    """What a command takes on its command line.
 
-
-def run(
-    main: Main,
-    argv: Sequence[str],
-    *,
-    config: str | None = None,
-    config_class: type | None = None,
-    options: type | None = None,
-    workdir_required: bool = True,
-    distributed: bool = False,
-    training: bool = False,
-    doc: str | None = None,
-) -> int:
-    """Runs `main` on `argv` (program name first) and returns the exit code; raises nothing.
-
-    `config` is the default of `--config` (`name` or `name:mode`); without it the command has no
-    `--config`. `config_class` is the dataclass that `main` builds from it, whose docstring the
-    help quotes. The fields of the dataclass `options` are its own flags. A command that is
-    `distributed` can be one of several processes (`processes.join`). One that is `training` can
-    trace some of its steps (`train.profiling`) and has the options of `train.launch`.
-    `doc` is the text that the help begins with; without it the docstring of `main`'s module.
+    Attributes:
+      config: default of `--config` (`name` or `name:mode`); without it the command has no
+        `--config`.
+      config_class: the dataclass that `main` builds from it, whose docstring the help quotes.
+      options: dataclass whose fields are the command's own flags.
+      workdir_required: whether it cannot run without a work folder, as is the default.
+      distributed: whether it can be one of several processes (`processes.join`).
+      training: whether it can trace some of its steps (`train.profiling`) and has the options of
+        `train.launch`.
+      doc: text that the help begins with; without it the docstring of `main`'s module.
     """
+
+    config: str | None
+    config_class: type | None
+    options: type | None
+    workdir_required: bool
+    distributed: bool
+    training: bool
+    doc: str | None
+
+
+def app(main: Main, **command: Unpack[Command]) -> NoReturn:
+    """Runs `main` on the command line and exits the process with its exit code."""
+    sys.exit(run(main, sys.argv, **command))
+
+
+def run(main: Main, argv: Sequence[str], **command: Unpack[Command]) -> int:
+    """Runs `main` on `argv` (program name first) and returns the exit code; raises nothing."""
     debug = "--debug" in argv or bool(os.environ.get("LM_JAX_DEBUG"))
     workdir = log = None
     try:
-        arguments = _parse(
-            argv,
-            config,
-            config_class,
-            options,
-            workdir_required,
-            distributed,
-            training,
-            doc or sys.modules[main.__module__].__doc__,
-        )
+        doc = command.get("doc") or sys.modules[main.__module__].__doc__
+        arguments = _parse(argv, command, doc)
         if arguments is None:
             return 0
         workdir = arguments.workdir
@@ -220,17 +201,11 @@ def _log_traceback(log: Path | None) -> Path | None:
     return log
 
 
-def _parse(
-    argv: Sequence[str],
-    default_config: str | None,
-    config_class: type | None,
-    options: type | None,
-    workdir_required: bool,
-    distributed: bool,
-    training: bool,
-    doc: str | None,
-) -> Arguments | None:
+def _parse(argv: Sequence[str], command: Command, doc: str | None) -> Arguments | None:
     """Parses in two passes, because the flags of the second depend on the config of the first."""
+    default_config, config_class = command.get("config"), command.get("config_class")
+    options = command.get("options")
+    distributed, training = command.get("distributed"), command.get("training")
     own = flags.FlagValues()
     own.set_gnu_getopt(True)
     spec = None
@@ -302,7 +277,8 @@ def _parse(
     # grain reads a flag of absl's global table.
     flags.FLAGS.mark_as_parsed()
     chosen = None if options is None else setting_flags.read_options(options, own)
-    if not workdir.value and (workdir_required or workdir.value is not None):
+    required = command.get("workdir_required", True)
+    if not workdir.value and (required or workdir.value is not None):
         raise UsageError("--workdir is missing; name the folder this run may write")
     folder = Path(workdir.value) if workdir.value else _default_folder(config, config_class)
     traced = None if profile is None else profiling.parse(profile.value)

@@ -15,11 +15,9 @@ Bricken et al., 2023; Paulo et al., 2024) and its rubric; the wording of the pro
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import json
 import os
 from pathlib import Path
-import re
-from typing import Any, Protocol
+from typing import Protocol
 
 from absl import logging
 import jax
@@ -28,11 +26,11 @@ from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.evaluate import chat
 from lm_jax.evaluate.answers import Answers, append, digest
 from lm_jax.evaluate.framing import frame, stop_ids
-from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS, RUBRIC, SCORES, MarkedText, prompt
+from lm_jax.evaluate.judge_answer import Label, parse
+from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS, RUBRIC, MarkedText, prompt
 from lm_jax.model.decode import Sampling, generate
 from lm_jax.run import stop as stop_flag
 from lm_jax.run.finished import file_inputs
-from lm_jax.run.results import Count
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import is_there, load_pretrained, open_pretrained
 
@@ -42,18 +40,6 @@ GREEDY = Sampling()
 MAX_NEW_TOKENS = 256
 # Prompts of a local model are padded to multiples of this, as each length compiles a program.
 _LENGTH_STEP = 64
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-@dataclasses.dataclass(frozen=True)
-class Label:
-    """A judge's theme and scores of some texts; scores are from 1 to 10."""
-
-    theme: str
-    disentanglement: float
-    coverage: float
-    themes: Count
-    explanation: str
 
 
 class Judge(Protocol):
@@ -357,59 +343,3 @@ def _with_tokenizer(source: str | Path, tokenizer: Tokenizer | None) -> Tokenize
     if tokenizer is None:
         raise BadInputError(f"{source} holds no tokenizer; put its tokenizer.json there")
     return tokenizer
-
-
-def parse(answer: str) -> Label:
-    """Parses the label of an answer: one JSON object with theme, explanation and scores 1 to 10.
-
-    Words before and after the object, and a fence around it, are ignored.
-
-    Raises:
-      BadInputError: there is no object or more than one, or its fields are wrong.
-    """
-    objects = _objects(answer)
-    if len(objects) != 1:
-        raise BadInputError(
-            f"answer {_cut(answer)} has {len(objects)} JSON objects instead of one; ask again"
-        )
-    (label,) = objects
-    wanted = {"theme", "explanation", *SCORES}
-    if label.keys() != wanted:
-        raise BadInputError(
-            f"answer {_cut(answer)} is not an object with {', '.join(sorted(wanted))}; ask again"
-        )
-    for field in ("theme", "explanation"):
-        if not _is_text(label[field]):
-            raise BadInputError(f"answer {_cut(answer)}: {field} must be a text; ask again")
-    for field in SCORES:
-        kind = int if field == "themes" else int | float
-        value = label[field]
-        if isinstance(value, bool) or not isinstance(value, kind) or not 1 <= value <= 10:
-            raise BadInputError(
-                f"answer {_cut(answer)}: {field} = {value!r} must be a number from 1 to 10"
-            )
-    return Label(**label)
-
-
-def _is_text(value: Any) -> bool:
-    """Whether a value is a text that is not blank, without the lone surrogates of broken JSON."""
-    return isinstance(value, str) and bool(value.strip()) and not _SURROGATE.search(value)
-
-
-def _objects(answer: str) -> list[dict[str, Any]]:
-    """The outermost JSON objects of a text; none if any brace opens no valid object."""
-    result, decoder = [], json.JSONDecoder()
-    start = answer.find("{")
-    while start >= 0:
-        try:
-            label, stop = decoder.raw_decode(answer, start)
-        except (ValueError, RecursionError):
-            # What is inside a broken object is not the answer.
-            return []
-        result.append(label)
-        start = answer.find("{", stop)
-    return result
-
-
-def _cut(text: str) -> str:
-    return repr(text if len(text) <= 80 else f"{text[:79]}…")

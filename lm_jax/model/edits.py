@@ -179,7 +179,7 @@ class OneHead:
     @classmethod
     def of(cls, head: int, edit: Any) -> "OneHead":
         """The edit of head number `head`."""
-        return cls(np.full((1, 1, 1, 1), head, np.int32), edit)
+        return cls(jnp.full((1, 1, 1, 1), head, jnp.int32), edit)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         here_BTNH = jnp.arange(x.shape[2])[None, None, :, None] == self.head
@@ -193,7 +193,7 @@ def resolve(edits: Mapping[str, Any] | None, cfg: DecoderConfig) -> dict[str, An
     they are data.
 
     Raises:
-      UsageError: a layer or a head is none of the model's.
+      UsageError: a layer or a head does not exist in the model.
     """
     return {site: _resolved(edit, cfg, site) for site, edit in (edits or {}).items()}
 

@@ -37,7 +37,7 @@ BATCH = PartitionSpec(("data", "fsdp"))
 
 
 def make_mesh(
-    *, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
+    data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[Any] | None = None
 ) -> Mesh:
     """A mesh over the given devices (default: all); one size may be -1: all that are left.
 
@@ -117,6 +117,12 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
     if held != list(range(held[0], held[-1] + 1)) or held[0] % len(held) or ways % len(held):
         return 0, 1
     return held[0] // len(held), ways // len(held)
+
+
+def own_block(mesh: Mesh, batch_size: int) -> dict[str, int]:
+    """Arguments by which `lm_jax.text.examples.Batches` reads the block of this process."""
+    index, count = batch_share(mesh)
+    return {"batch_size": batch_size, "process_index": index, "process_count": count}
 
 
 def shard_batch(mesh: Mesh, batch: Any) -> Any:

@@ -14,7 +14,7 @@ import dataclasses
 import math
 from pathlib import Path
 import typing
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from lm_jax.errors import UsageError, nearest
 
@@ -101,6 +101,23 @@ def within(low: float, high: float) -> Bound:
     return Bound(f"from {low:,} to {high:,}", lambda value: low <= value <= high)
 
 
+def choice(known: Collection[str]) -> Bound:
+    """Names out of the known ones."""
+    return Bound(f"one of {', '.join(known)}", lambda value: value in known)
+
+
+SEED = within(0, 2**32 - 1)
+SHARE_BELOW_1 = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
+# Annotations of fields that many settings have.
+Seed = Annotated[int, SEED]
+PositiveInt = Annotated[int, at_least(1)]
+NonNegativeInt = Annotated[int, at_least(0)]
+PositiveFloat = Annotated[float, above(0)]
+NonNegativeFloat = Annotated[float, at_least(0)]
+Finite = Annotated[float, Bound("finite", math.isfinite)]
+ShareBelow1 = Annotated[float, SHARE_BELOW_1]
+
+
 def different(each: Bound) -> Bound:
     """Tuples of one or more different values, of which each is as told."""
 
@@ -129,14 +146,15 @@ class Settings:
 
     Attributes:
       shortcuts: flags that set several fields, by name.
+      where: text before the name of a field in errors.
     """
 
     shortcuts: ClassVar[Mapping[str, Shortcut]] = {}
+    where: ClassVar[str] = "config."
 
     def __post_init__(self) -> None:
-        own = own_flags(type(self))
         problems = [
-            f"{_assigned(name, value, own)} must be {bound.phrase}{bound.hint(value)}"
+            f"{self._assigned(name, value)} must be {bound.phrase}{bound.hint(value)}"
             for name, bounds in annotations(type(self), Bound).items()
             for bound in bounds
             if (value := getattr(self, name)) is not None and not bound.holds(value)
@@ -152,13 +170,13 @@ class Settings:
         """The work folder of a command that names none; None where it must name one."""
         return None
 
+    def _assigned(self, field: str, value: Any) -> str:
+        """A field and its value as the command line has them."""
+        own = own_flags(type(self))
+        if field in own:
+            return f"--{own[field].name or field}={value}"
+        return f"{self.where}{field} = {value!r}"
+
 
 class CommandOptions(Settings):
     """Base of the settings of a command without a config file: each field is a flag."""
-
-
-def _assigned(field: str, value: Any, own: Mapping[str, Flag]) -> str:
-    """A field and its value as the command line has them."""
-    if field in own:
-        return f"--{own[field].name or field}={value}"
-    return f"config.{field} = {value!r}"

@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import gzip
 import hashlib
-import html
 import io
 import json
 from pathlib import Path
@@ -39,7 +38,7 @@ import zlib
 from lm_jax import assets
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.run.files import content_digest, load_json
-from lm_jax.text import lines, wikitext
+from lm_jax.text import enwik8, lines, wikitext
 
 Document = tuple[str, str | bytes]
 Unit = Literal["document", "paragraph"]
@@ -214,7 +213,7 @@ def _whole_documents(source: str, field: str) -> Iterator[Document]:
             for i, text in enumerate(wikitext2(split))
         )
     if kind == "enwik8":
-        return _enwik8(Path(rest))
+        return enwik8.articles(Path(rest))
     if kind == "tfds":
         return _tfds(rest, field)
     if kind == "tokens":
@@ -309,7 +308,7 @@ def _uncompressed(file: Path) -> io.BufferedIOBase:
 
 def _parquet(file: Path, name: str, field: str) -> Iterator[Document]:
     for row, (data,) in enumerate(parquet_rows(file, [field])):
-        yield f"{name}:{row}", decoded(data)
+        yield f"{name}:{row}", lines.decoded(data)
 
 
 def parquet_rows(
@@ -364,54 +363,8 @@ def _tfds(name: str, field: str) -> Iterator[Document]:
         row = source[i]
         if field not in row:
             raise BadInputError(f"tfds:{name} has no field {field!r}{nearest(field, row)}")
-        yield f"{name}:{i}", decoded(row[field]) if isinstance(row[field], bytes) else row[field]
-
-
-_PAGE = re.compile(rb"<page>\s*<title>(.*?)</title>.*?<text[^>]*>(.*?)</text>", re.DOTALL)
-_NAMESPACE = re.compile(r"(Category|Help|Image|MediaWiki|Portal|Talk|Template|User|Wikipedia)\b.*:")
-# In this order: each rule relies on those before it.
-_MARKUP = [
-    (re.compile(r"<!--.*?-->|<ref[^>/]*/>|<(ref|math|gallery)\b.*?</\1>", re.DOTALL), ""),
-    (re.compile(r"<[^>]*>"), ""),
-    (re.compile(r"\[\[(?:Category|Image|[a-z-]+):(?:[^][]|\[\[[^][]*\]\])*\]\]"), ""),
-    (re.compile(r"\[\[(?:[^][|]*\|)?([^][]*)\]\]"), r"\1"),
-    (re.compile(r"\[\w+://\S+ ?([^]]*)\]"), r"\1"),
-    (re.compile(r"'{2,}|^[*#:;]+ ?|^=+ *| *=+$", re.MULTILINE), ""),
-    (re.compile(r"\n{3,}"), "\n\n"),
-]
-_INNERMOST = re.compile(r"\{\{[^{}]*\}\}|\{\|[^{}]*\|\}")
-
-
-def _enwik8(file: Path) -> Iterator[Document]:
-    """The articles of the dump in plain text; redirects and pages about Wikipedia are no articles.
-
-    The rules are few, so that a little markup stays: the text is for training, not for reading.
-    """
-    try:
-        data = file.read_bytes()
-        dump = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadInputError(
-            f"enwik8:{file} cannot be read ({error}); give the path of enwik8 or enwik8.gz"
-        ) from error
-    for page in _PAGE.finditer(dump):
-        title, text = (decoded(part) for part in page.groups())
-        if isinstance(title, bytes) or isinstance(text, bytes):
-            yield repr(title), page.group(2)
-            continue
-        if not _NAMESPACE.match(title) and not text.lstrip().lower().startswith("#redirect"):
-            yield title, _plain_text(text)
-
-
-def _plain_text(wikitext: str) -> str:
-    # The dump escapes once for XML, and authors write entities of their own.
-    text = html.unescape(html.unescape(wikitext))
-    removed = 1
-    while removed:
-        text, removed = _INNERMOST.subn("", text)
-    for pattern, replacement in _MARKUP:
-        text = pattern.sub(replacement, text)
-    return text.strip()
+        text = row[field]
+        yield f"{name}:{i}", lines.decoded(text) if isinstance(text, bytes) else text
 
 
 def _paragraphs(result: Iterator[Document], words: int) -> Iterator[Document]:
@@ -433,14 +386,6 @@ def _joined(paragraphs: list[str], words: int) -> Iterator[str]:
         held.append(paragraph)
         count += more
     yield "\n\n".join(held)
-
-
-def decoded(data: bytes) -> str | bytes:
-    """The text, or the bytes themselves where they are no UTF-8."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data
 
 
 def _is_unicode(text: str) -> bool:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError, UsageError
-from lm_jax.text.preparation import Prepared
+from lm_jax.text.prepared import Prepared
 from lm_jax.text.records import open_records, records_file, unreadable
 from lm_jax.text.splits import SPLITS
 from lm_jax.text.tokenizer_training import PAD

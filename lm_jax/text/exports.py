@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lm_jax.run.files import check_new, new_folder
-from lm_jax.text.preparation import EncodedDocument, Prepared, write_documents
+from lm_jax.text.prepared import EncodedDocument, Prepared, write_documents
 from lm_jax.text.records import read_records, records_file
 from lm_jax.text.splits import SPLITS
 from lm_jax.text.token_files import split_file, write_token_file

@@ -143,3 +143,11 @@ def json_lines(data: bytes, name: object, **options: Any) -> Iterator[JsonLine]:
                 f"{line.where}: not JSON ({error}); write one object per line"
             ) from error
         yield JsonLine(line.number, line.where, value)
+
+
+def decoded(data: bytes) -> str | bytes:
+    """The text, or the bytes themselves where they are no UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data

@@ -39,3 +39,10 @@ def check_shares(splits: Sequence[float]) -> None:
             f"splits = {tuple(splits)} must be three shares, of {', '.join(SPLITS)}, none "
             "negative, with sum 1"
         )
+
+
+def missing_splits(splits: Sequence[float]) -> list[str]:
+    """What is wrong with `config.corpus.splits` of a training that evaluates; empty if nothing."""
+    if min(splits[:2]) > 0:
+        return []
+    return [f"config.corpus.splits = {splits} must give training and validation a share above 0"]

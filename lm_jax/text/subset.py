@@ -33,8 +33,8 @@ from lm_jax.run.files import (
     read_manifest,
     write_manifest,
 )
-from lm_jax.text import corpora
-from lm_jax.text.preparation import document_ids
+from lm_jax.text import corpora, lines
+from lm_jax.text.prepared import document_ids
 from lm_jax.text.splits import SPLITS, split_of, split_point
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import train_tokenizer
@@ -225,7 +225,7 @@ def _documents(
                     raise BadInputError(
                         f"{file}: a document has no {config.id!r}; name the column of its ids"
                     )
-                yield (name.decode(), dump.decode() or config.dump), corpora.decoded(text)
+                yield (name.decode(), dump.decode() or config.dump), lines.decoded(text)
 
     for (name, dump), text in corpora.usable(rows(), read.skips):
         yield name, dump, text

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
-import json
 from pathlib import Path
 import threading
 from typing import Any, Protocol
@@ -18,12 +17,8 @@ from tokenizers import processors
 
 from lm_jax.errors import BadInputError
 from lm_jax.run.files import storage_error, write_bytes, write_json
-from lm_jax.text import gguf_tokenizer
+from lm_jax.text import gguf_tokenizer, tokenizer_files
 from lm_jax.text.gguf_reader import contents, open_gguf
-
-GENERATION_CONFIG = "generation_config.json"
-# Fields of a tokenizer that name the end of a text, of a turn and of a message.
-_ENDS = ("eos_token", "eot_token", "eom_token")
 
 # One backend may be shared by threads, and its handling of special tokens is a switch on it.
 _switch = threading.Lock()
@@ -77,11 +72,14 @@ class Tokenizer:
             raise BadInputError(f"{file}: not a readable tokenizer ({error})") from error
         backend.no_truncation()
         backend.no_padding()
-        config = _read_json(folder / "tokenizer_config.json")
-        special = {kind: _special_id(folder, backend, config, kind) for kind in ("bos", "eos")}
+        config = tokenizer_files.read_object(folder / "tokenizer_config.json")
+        special = {
+            kind: tokenizer_files.special_id(folder, backend, config, kind)
+            for kind in ("bos", "eos")
+        }
         _check_ids(special, backend.get_vocab_size(), folder)
-        template = _chat_template(folder, config)
-        stops = _stop_ids(folder, backend, config, special["eos"])
+        template = tokenizer_files.chat_template(folder, config)
+        stops = tokenizer_files.stop_ids(folder, backend, config, special["eos"])
         tokenizer = cls(backend, special["bos"], special["eos"], template, stops)
         _apply_flags(tokenizer, config.get("add_bos_token"), config.get("add_eos_token"))
         return tokenizer
@@ -110,7 +108,7 @@ class Tokenizer:
             special["bos"],
             special["eos"],
             contents(template) if template else None,
-            _others(ends.values(), special["eos"]),
+            tokenizer_files.other_ids(ends.values(), special["eos"]),
         )
         bos_default = gguf_tokenizer.begins_with_bos(fields)
         _apply_flags(
@@ -237,7 +235,9 @@ class Tokenizer:
         write_bytes(folder / "tokenizer.json", self.backend.to_str(pretty=True).encode())
         write_json(folder / "tokenizer_config.json", config)
         if self.other_stop_ids:
-            write_json(folder / GENERATION_CONFIG, {"eos_token_id": list(self.stop_ids)})
+            write_json(
+                folder / tokenizer_files.GENERATION_CONFIG, {"eos_token_id": list(self.stop_ids)}
+            )
 
 
 class Encodes(Protocol):
@@ -312,90 +312,7 @@ def _wanted(i: int | None, flag: bool | None, present: int) -> list[int]:
     return [i] if wanted and i is not None else []
 
 
-def _special_id(
-    folder: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], kind: str
-) -> int | None:
-    key = f"{kind}_token"
-    if (i := _named_id(folder, backend, config, key)) is not None:
-        return i
-    # Several models list more than one EOS, the main one first.
-    return next(iter(_listed_ids(folder / "config.json", f"{key}_id")), None)
-
-
-def _named_id(
-    folder: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], key: str
-) -> int | None:
-    """The id of the token that the files of a tokenizer name as `key`, or None."""
-    nested = (
-        config.get(name) for name in ("model_specific_special_tokens", "extra_special_tokens")
-    )
-    groups = [config, *(each for each in nested if isinstance(each, Mapping))]
-    groups.append(_read_json(folder / "special_tokens_map.json"))
-    named = next((group[key] for group in groups if group.get(key)), None)
-    if named is None:
-        return None
-    token = named["content"] if isinstance(named, Mapping) else named
-    i = backend.token_to_id(token)
-    if i is None:
-        raise BadInputError(
-            f"{folder}: {key} {token!r} is not in tokenizer.json; take both files from one model"
-        )
-    return i
-
-
-def _listed_ids(path: Path, key: str) -> list[int]:
-    """The ids of a field that holds one id, a list of them, or nothing."""
-    config = _read_json(path)
-    text = config.get("text_config")
-    value = config.get(key)
-    if value is None and isinstance(text, Mapping):
-        value = text.get(key)
-    listed = value if isinstance(value, list) else [] if value is None else [value]
-    if any(isinstance(i, bool) or not isinstance(i, int) for i in listed):
-        raise BadInputError(f"{path}: {key} = {value!r} must be a token id or a list of token ids")
-    return listed
-
-
-def _stop_ids(
-    folder: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], eos_id: int | None
-) -> tuple[int, ...]:
-    """The ids beside `eos_id` that end a text, by the files of a folder."""
-    ids = [_named_id(folder, backend, config, key) for key in _ENDS]
-    for name in (GENERATION_CONFIG, "config.json"):
-        ids += _listed_ids(folder / name, "eos_token_id")
-    known = (i for i in ids if i is not None and i >= 0 and backend.id_to_token(i) is not None)
-    return _others(known, eos_id)
-
-
-def _others(ids: Iterable[int | None], eos_id: int | None) -> tuple[int, ...]:
-    """The ids in their order, each once, without None and `eos_id`."""
-    return tuple(dict.fromkeys(i for i in ids if i is not None and i != eos_id))
-
-
 def _check_ids(special: Mapping[str, int | None], vocab_size: int, where: Any) -> None:
     for kind, i in special.items():
         if i is not None and not 0 <= i < vocab_size:
             raise BadInputError(f"{where}: {kind}_token_id {i} is outside 0..{vocab_size - 1}")
-
-
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {t["name"]: t["template"] for t in template}.get("default")
-    return template
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """A json object, empty where there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        raise BadInputError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise BadInputError(f"{path} is not a JSON object")
-    return data

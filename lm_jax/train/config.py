@@ -1,13 +1,24 @@
 """Training configuration: batch, optimizer, schedule, logging and checkpoints.
 
 A checkpoint is bound to a `TrainConfig`: a run resumes only under the same one. `CheckpointPolicy`
-may change between two starts of a run, because no number depends on it.
+may change between two starts of a run, because no number depends on it. `BatchFields` and its
+subclasses are the fields of these that the settings of commands have.
 """
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from lm_jax.errors import UsageError, out_of_range
+from lm_jax.run.settings import (
+    Bound,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    ShareBelow1,
+    above,
+    choice,
+)
 
 # Fields of a command's config that may differ between two starts of a run: no number depends on
 # them, or by rounding alone.
@@ -18,9 +29,14 @@ MAY_CHANGE = ("mesh", "save_every", "allow_fallback")
 Schedule = Literal["cosine", "constant", "linear"]
 WeightsDtype = Literal["float32", "bfloat16"]
 
+_MESH = Bound(
+    "three sizes of at least 1, of which one may be -1",
+    lambda mesh: mesh.count(-1) <= 1 and all(size == -1 or size >= 1 for size in mesh),
+)
+
 
 @dataclasses.dataclass(frozen=True)
-class Plateau:
+class Plateau(Settings):
     """When the validation loss counts as no longer falling.
 
     Attributes:
@@ -32,21 +48,14 @@ class Plateau:
       UsageError: listing every field that cannot be used.
     """
 
-    min_gain: float
-    patience: int
+    where: ClassVar[str] = "Plateau."
 
-    def __post_init__(self) -> None:
-        _refuse(
-            self,
-            {
-                "min_gain": (0 <= self.min_gain < float("inf"), "at least 0"),
-                "patience": (self.patience >= 1, "at least 1"),
-            },
-        )
+    min_gain: NonNegativeFloat
+    patience: PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """The training half of a config; the defaults are those of Prototype Transformer, section 4.
 
     Attributes:
@@ -71,43 +80,24 @@ class TrainConfig:
       UsageError: listing every field that cannot be used.
     """
 
-    steps: int
-    learning_rate: float
-    weight_decay: float = 0.1
-    warmup: float = 0.02
-    clip_norm: float | None = None
-    skip_sigma: float | None = None
-    accumulate: int = 1
-    eval_every: int = 0
-    early_stop: bool = True
-    schedule: Schedule = "cosine"
-    plateau: Plateau | None = None
-    weights_dtype: WeightsDtype = "float32"
+    where: ClassVar[str] = "TrainConfig."
 
-    def __post_init__(self) -> None:
-        wanted = {
-            "steps": (self.steps >= 1, "at least 1"),
-            "learning_rate": (self.learning_rate > 0, "above 0"),
-            "weight_decay": (self.weight_decay >= 0, "at least 0"),
-            "warmup": (0 <= self.warmup < 1, "at least 0 and below 1"),
-            "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "above 0, or None"),
-            "skip_sigma": (self.skip_sigma is None or self.skip_sigma > 0, "above 0, or None"),
-            "accumulate": (self.accumulate >= 1, "at least 1"),
-            "eval_every": (self.eval_every >= 0, "at least 0"),
-            "schedule": (
-                self.schedule in get_args(Schedule),
-                f"one of {', '.join(get_args(Schedule))}",
-            ),
-            "weights_dtype": (
-                self.weights_dtype in get_args(WeightsDtype),
-                f"one of {', '.join(get_args(WeightsDtype))}",
-            ),
-        }
-        _refuse(self, wanted)
+    steps: PositiveInt
+    learning_rate: PositiveFloat
+    weight_decay: NonNegativeFloat = 0.1
+    warmup: ShareBelow1 = 0.02
+    clip_norm: Annotated[float | None, above(0)] = None
+    skip_sigma: Annotated[float | None, above(0)] = None
+    accumulate: PositiveInt = 1
+    eval_every: NonNegativeInt = 0
+    early_stop: bool = True
+    schedule: Annotated[Schedule, choice(get_args(Schedule))] = "cosine"
+    plateau: Plateau | None = None
+    weights_dtype: Annotated[WeightsDtype, choice(get_args(WeightsDtype))] = "float32"
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointPolicy:
+class CheckpointPolicy(Settings):
     """How often a run logs and saves.
 
     Attributes:
@@ -121,17 +111,71 @@ class CheckpointPolicy:
       UsageError: listing every field that cannot be used.
     """
 
-    log_every: int = 50
-    save_every: int = 1000
-    keep: int = 2
+    where: ClassVar[str] = "CheckpointPolicy."
+
+    log_every: PositiveInt = 50
+    save_every: PositiveInt = 1000
+    keep: PositiveInt = 2
     allow_fallback: bool = False
 
-    def __post_init__(self) -> None:
-        names = ("log_every", "save_every", "keep")
-        _refuse(self, {name: (getattr(self, name) >= 1, "at least 1") for name in names})
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchFields(Settings):
+    """Fields of the settings of every command that trains in batches.
+
+    Attributes:
+      batch_size: examples of one update, on all devices together.
+      eval_every: steps between evaluations; 0 for an epoch.
+      mesh: sizes of the axes data, fsdp, tensor; one may be -1.
+      allow_fallback: whether to continue from the checkpoint before the newest one where that is
+        damaged.
+    """
+
+    batch_size: PositiveInt
+    eval_every: NonNegativeInt = 0
+    mesh: Annotated[tuple[int, int, int], _MESH] = (-1, 1, 1)
+    allow_fallback: bool = False
 
 
-def _refuse(config: object, wanted: dict[str, tuple[bool, str]]) -> None:
-    problems = out_of_range(config, wanted)
-    if problems:
-        raise UsageError(f"{type(config).__name__}: " + "; ".join(problems))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RateFields(BatchFields):
+    """Fields of the settings of a command that trains at one learning rate.
+
+    Attributes:
+      learning_rate: peak of the learning rate; a cosine to a tenth follows.
+      warmup: share of the steps in which the learning rate rises to its peak.
+      clip_norm: largest norm of the gradient; 0 does not clip.
+    """
+
+    learning_rate: PositiveFloat
+    warmup: ShareBelow1
+    clip_norm: NonNegativeFloat = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepFields(RateFields):
+    """Fields of the settings of a command that trains for a number of steps.
+
+    Attributes:
+      steps: updates of a run.
+      save_every: steps between checkpoints; each evaluation saves one too.
+    """
+
+    steps: PositiveInt
+    save_every: PositiveInt
+
+
+def train_config(settings: Any, **others: Any) -> TrainConfig:
+    """The training configuration whose fields are those of the same name in a command's settings.
+
+    Args:
+      settings: settings of a command; a `clip_norm` or `skip_sigma` of 0 is None.
+      **others: fields that the settings lack, or that differ from theirs.
+
+    Raises:
+      UsageError: listing every field that cannot be used.
+    """
+    names = [field.name for field in dataclasses.fields(TrainConfig)]
+    given = {name: getattr(settings, name) for name in names if hasattr(settings, name)} | others
+    off: dict[str, Any] = {name: given.get(name) or None for name in ("clip_norm", "skip_sigma")}
+    return TrainConfig(**given | off)

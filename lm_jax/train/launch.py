@@ -34,6 +34,7 @@ class LaunchOptions(CommandOptions):
     track: trackers.Track = "none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         trackers.check(self.track)
 
 

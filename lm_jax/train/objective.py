@@ -241,8 +241,23 @@ def fastest_softmax(mixer: Mixer, dropout: float = 0.0) -> Attend | Fused:
     return softmax if mixer.pattern_dropout and dropout > 0 else fused(softmax, "kernels")
 
 
+class Stateless:
+    """Base of an objective that has neither a state nor metrics of its own."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ()
+
+    def init_state(self) -> None:
+        return None
+
+    def update(self, aux_state: Any, metrics: Numbers) -> tuple[Any, Numbers]:
+        del metrics
+        return aux_state, {}
+
+
 @dataclasses.dataclass(frozen=True)
-class LanguageModelling:
+class LanguageModelling(Stateless):
     """The mean negative log likelihood of every next token that is not padding.
 
     Master weights are float32. Under bfloat16 the parameters that `casts` selects are cast inside
@@ -284,9 +299,6 @@ class LanguageModelling:
             else {"make_batch": getattr(self.make_batch, "__qualname__", repr(self.make_batch))}
         )
 
-    def init_state(self) -> None:
-        return None
-
     def normalizers(self, tokens_BS: jax.Array) -> Numbers:
         # A batch of padding alone has a loss of zero, not of 0 / 0.
         return {"tokens": jnp.maximum(jnp.sum(self.make_batch(tokens_BS).loss_mask_BT), 1)}
@@ -312,10 +324,6 @@ class LanguageModelling:
         )
         loss = total / normalizers["tokens"]
         return loss, {"loss": loss}
-
-    def update(self, aux_state: Any, metrics: Numbers) -> tuple[Any, Numbers]:
-        del metrics
-        return aux_state, {}
 
     def flops(self, rows: int, columns: int, causal: Causal) -> int:
         read = input_length(self.make_batch, rows, columns)

@@ -4,8 +4,8 @@ The state goes into and out of every step in the same pinned shardings. Without 
 may choose another layout after a restart, and a resumed run then differs in the last bits.
 """
 
-import functools
-from typing import Any
+import dataclasses
+from typing import Any, Self
 
 from flax import struct
 import jax
@@ -17,6 +17,11 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.train import optim
+from lm_jax.train.config import TrainConfig
+from lm_jax.train.objective import Objective
+
+# Losses of the last steps, of which a spike stands out.
+LOSS_WINDOW = 128
 
 
 @struct.dataclass
@@ -35,78 +40,76 @@ class TrainState:
     aux_state: Any = None
 
 
-def state_shardings(
-    mesh: Mesh,
-    spec: ParamTree,
-    optimizer: optax.GradientTransformation,
-    *,
-    window: int = 0,
-    aux_state: Any = None,
-) -> TrainState:
-    """The sharding of every leaf: moments as their parameters, scalars replicated."""
-    everywhere = sharding.replicated(mesh)
-    placed = sharding.param_shardings(mesh, spec)
-    moments = optim.moment_shardings(optimizer, params_lib.abstract(spec), placed, everywhere)
-    own = jax.tree.map(lambda _: everywhere, aux_state)
-    return TrainState(everywhere, placed, moments, everywhere if window else None, own)
+@dataclasses.dataclass(frozen=True, eq=False)
+class StateLayout:
+    """What a state is made of, and where on the devices it is.
 
-
-def abstract_state(
-    mesh: Mesh,
-    spec: ParamTree,
-    optimizer: optax.GradientTransformation,
-    *,
-    window: int = 0,
-    aux_state: Any = None,
-) -> TrainState:
-    """The state as `jax.ShapeDtypeStruct` with shardings, into which a checkpoint is loaded."""
-    start = functools.partial(_start, optimizer=optimizer, window=window, aux_state=aux_state)
-    state = jax.eval_shape(start, params_lib.abstract(spec))
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        state,
-        state_shardings(mesh, spec, optimizer, window=window, aux_state=aux_state),
-    )
-
-
-def _start(
-    params: ParamTree, *, optimizer: optax.GradientTransformation, window: int, aux_state: Any
-) -> TrainState:
-    return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        opt_state=optimizer.init(params),
-        losses_W=jnp.full((window,), jnp.nan) if window else None,
-        aux_state=aux_state,
-    )
-
-
-def init_state(
-    key: jax.Array,
-    mesh: Mesh,
-    spec: ParamTree,
-    optimizer: optax.GradientTransformation,
-    *,
-    window: int = 0,
-    aux_state: Any = None,
-    params: ParamTree | None = None,
-) -> TrainState:
-    """The state before the first step, initialised sharded: no device ever holds it whole.
-
-    Args:
-      key: random key of the parameters.
+    Attributes:
       mesh: the devices of the state.
       spec: the declaration of the parameters.
       optimizer: the optimizer of the moments.
       window: number of losses that the state keeps.
       aux_state: the objective's own state, before the first step.
-      params: initial parameters; None draws them.
     """
-    start = functools.partial(_start, optimizer=optimizer, window=window, aux_state=aux_state)
-    shardings = state_shardings(mesh, spec, optimizer, window=window, aux_state=aux_state)
-    if params is None:
-        drawn = jax.jit(lambda key: start(params_lib.init(key, spec)), out_shardings=shardings)
-        return drawn(key)
-    params_lib.check(params, spec)
-    params = jax.device_put(params, shardings.params)
-    return jax.jit(start, out_shardings=shardings)(params)
+
+    mesh: Mesh
+    spec: ParamTree
+    optimizer: optax.GradientTransformation
+    window: int = 0
+    aux_state: Any = None
+
+    @classmethod
+    def of(
+        cls,
+        objective: Objective,
+        mesh: Mesh,
+        config: TrainConfig,
+        decays: optim.Choice = optim.is_weight,
+    ) -> Self:
+        """The layout of a training, of which `decays` selects the parameters with weight decay."""
+        spec, window = objective.spec, 0 if config.skip_sigma is None else LOSS_WINDOW
+        optimizer = optim.adamw(spec, config, decays)
+        return cls(mesh, spec, optimizer, window, objective.init_state())
+
+    def shardings(self) -> TrainState:
+        """The sharding of every leaf: moments as their parameters, scalars replicated."""
+        everywhere = sharding.replicated(self.mesh)
+        placed = sharding.param_shardings(self.mesh, self.spec)
+        shapes = params_lib.abstract(self.spec)
+        moments = optim.moment_shardings(self.optimizer, shapes, placed, everywhere)
+        own = jax.tree.map(lambda _: everywhere, self.aux_state)
+        return TrainState(everywhere, placed, moments, everywhere if self.window else None, own)
+
+    def abstract(self) -> TrainState:
+        """The state as `jax.ShapeDtypeStruct` with shardings, into which a checkpoint is loaded."""
+        return jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            jax.eval_shape(self._start, params_lib.abstract(self.spec)),
+            self.shardings(),
+        )
+
+    def init(self, key: jax.Array, params: ParamTree | None = None) -> TrainState:
+        """The state before the first step, initialised sharded: no device ever holds it whole.
+
+        Args:
+          key: random key of the parameters.
+          params: initial parameters; None draws them.
+        """
+        places = self.shardings()
+        if params is None:
+            drawn = jax.jit(
+                lambda key: self._start(params_lib.init(key, self.spec)), out_shardings=places
+            )
+            return drawn(key)
+        params_lib.check(params, self.spec)
+        params = jax.device_put(params, places.params)
+        return jax.jit(self._start, out_shardings=places)(params)
+
+    def _start(self, params: ParamTree) -> TrainState:
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=self.optimizer.init(params),
+            losses_W=jnp.full((self.window,), jnp.nan) if self.window else None,
+            aux_state=self.aux_state,
+        )

@@ -22,9 +22,7 @@ from lm_jax.parallel.kernels import under_mesh
 from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import Numbers, Objective
-from lm_jax.train.state import TrainState, state_shardings
-
-LOSS_WINDOW = 128
+from lm_jax.train.state import LOSS_WINDOW, StateLayout, TrainState
 
 Metrics = dict[str, Any]
 Step = Callable[[TrainState, Any, jax.Array, jax.Array], tuple[TrainState, Metrics]]
@@ -43,11 +41,6 @@ def check_batch(rows: int, accumulate: int, mesh: Mesh) -> None:
             f"batch of {rows} does not divide into {accumulate} micro-batches over data x fsdp = "
             f"{ways} devices; make it a multiple of {accumulate * ways}"
         )
-
-
-def loss_window(config: TrainConfig) -> int:
-    """The number of losses that a state of this config keeps."""
-    return 0 if config.skip_sigma is None else LOSS_WINDOW
 
 
 def is_spike(loss: jax.Array, losses_W: jax.Array, sigma: float) -> jax.Array:
@@ -73,12 +66,9 @@ def make_train_step(
     are), `skipped` (whether the loss was a spike, and the parameters are as before), the
     objective's `columns`, and with `group` the `grad_norms` by the name of a group.
     """
-    spec = objective.spec
-    optimizer = optim.adamw(spec, config, decays)
+    layout = StateLayout.of(objective, mesh, config, decays)
+    optimizer, state_places = layout.optimizer, layout.shardings()
     schedule = optim.schedule(config)
-    state_places = state_shardings(
-        mesh, spec, optimizer, window=loss_window(config), aux_state=objective.init_state()
-    )
     everywhere = sharding.replicated(mesh)
     micro_place = NamedSharding(mesh, PartitionSpec(None, *sharding.BATCH))
     differentiate = jax.value_and_grad(objective.loss_terms, has_aux=True)

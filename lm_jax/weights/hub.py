@@ -12,7 +12,7 @@ import re
 from lm_jax.errors import BadInputError, StorageError
 from lm_jax.run import downloads
 from lm_jax.run.files import STORAGE_ERRNOS
-from lm_jax.text.tokenizer import GENERATION_CONFIG
+from lm_jax.text.tokenizer_files import GENERATION_CONFIG
 from lm_jax.weights.safetensors import CONFIG, INDEX, SINGLE, weight_map
 
 NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@((?!.*\.\.)[\w.-][\w./-]*))?")

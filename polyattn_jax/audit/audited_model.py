@@ -68,8 +68,7 @@ def load(config: AuditConfig) -> AuditedModel:
     """Loads the model onto the device of this process, or onto a mesh of its devices."""
     mesh = None
     if config.mesh != (1, 1, 1):
-        data, fsdp, tensor = config.mesh
         own = jax.local_devices()
-        mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=own)
+        mesh = sharding.make_mesh(*config.mesh, devices=own)
     model = load_pretrained(config.model, dtype=jnp.dtype(config.dtype), mesh=mesh)
     return AuditedModel(model, mesh, config)

@@ -1,14 +1,17 @@
 """Settings of the prototype mixer (`prototypes.py`), which are those of `config.prototypes`."""
 
 import dataclasses
+from typing import Annotated, ClassVar
 
-from lm_jax.errors import UsageError
 from lm_jax.model.rope import LARGEST
+from lm_jax.run.settings import Bound, Settings, ShareBelow1
 from protot_jax.mixers.routing import Routing
+
+_THETA = Bound(f"above 1 and at most {LARGEST:g}", lambda value: 1 < value <= LARGEST)
 
 
 @dataclasses.dataclass(frozen=True)
-class Prototypes:
+class Prototypes(Settings):
     """Settings of the mixer that the paper ablates, with its defaults.
 
     Attributes:
@@ -44,6 +47,8 @@ class Prototypes:
       UsageError: for fields that do not fit each other.
     """
 
+    where: ClassVar[str] = "prototypes."
+
     num_prototypes: int = 32
     low_rank: bool = True
     conv_kernel: int = 5
@@ -57,32 +62,24 @@ class Prototypes:
     heads: int = 1
     routing: Routing = "softmax"
     top_k: int = 0
-    prototype_dropout: float = 0.0
+    prototype_dropout: ShareBelow1 = 0.0
     rotary_queries: bool = False
     rotary_values: bool = False
-    rotary_theta: float = 10_000.0
+    rotary_theta: Annotated[float, _THETA] = 10_000.0
     entropy_weight: float = 0.0
     balance_weight: float = 0.0
 
-    def __post_init__(self) -> None:
+    def problems(self) -> list[str]:
+        """What does not fit together."""
         of_head, odd = divmod(self.num_prototypes, self.heads) if self.heads > 0 else (0, 1)
         if odd:
-            raise UsageError(
+            return [
                 f"prototypes.heads = {self.heads} must divide num_prototypes = "
                 f"{self.num_prototypes}"
-            )
+            ]
         if not (1 <= self.top_k <= of_head if self.routing == "top_k" else self.top_k == 0):
-            raise UsageError(
+            return [
                 f"prototypes.top_k = {self.top_k} must be from 1 to the {of_head} prototypes of a "
                 "head with routing = 'top_k', and 0 with another"
-            )
-        if not 0 <= self.prototype_dropout < 1:
-            raise UsageError(
-                f"prototypes.prototype_dropout = {self.prototype_dropout} must be at least 0 and "
-                "below 1"
-            )
-        if not 1 < self.rotary_theta <= LARGEST:
-            raise UsageError(
-                f"prototypes.rotary_theta = {self.rotary_theta} must be above 1 and at most "
-                f"{LARGEST:g}"
-            )
+            ]
+        return []

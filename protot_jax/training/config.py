@@ -14,15 +14,23 @@ from ml_collections import ConfigDict
 from lm_jax.console.config_files import in_mode
 from lm_jax.errors import UsageError, nearest
 from lm_jax.run.config import from_plain, to_plain
-from lm_jax.run.settings import Settings, at_least, different
+from lm_jax.run.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ShareBelow1,
+    at_least,
+    different,
+)
 from lm_jax.text.preparation import CorpusConfig
-from lm_jax.train.config import Schedule, WeightsDtype
+from lm_jax.train.config import RateFields, Schedule, TrainConfig, WeightsDtype, train_config
 from protot_jax.mixers.config import Prototypes
 from protot_jax.mixers.models import MODELS
 
 
-@dataclasses.dataclass(frozen=True)
-class PretrainConfig(Settings):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainConfig(RateFields):
     """Settings of pretraining.
 
     Attributes:
@@ -42,11 +50,9 @@ class PretrainConfig(Settings):
         "truncate" a document is an example.
       validation_documents: number of validation documents to evaluate; 0 for all.
       test_documents: number of test documents to evaluate; 0 for all.
-      batch_size: examples of one update, on all devices together.
       epochs: passes over the training split.
       max_steps: maximum number of updates, if the epochs have more; 0 for no maximum.
       learning_rate: peak of the learning rate, after the warm-up.
-      warmup: the fraction of the steps in which the rate rises.
       schedule: learning rate after the warm-up: "cosine" falls to a tenth, "linear" to zero, and
         "constant" stays.
       weight_decay: weight decay of matrices; none on norms, prototypes, convolutions' biases and
@@ -62,13 +68,9 @@ class PretrainConfig(Settings):
       weights_dtype: precision to which weights, gradients and moments are rounded at every update;
         with "bfloat16" there are no finer master weights, much as for DeltaNet in the released
         code. Arrays are float32, so that no memory is saved.
-      eval_every: steps between evaluations; 0 for an epoch.
       early_stop: whether to stop at the first evaluation whose perplexity rises, as in the released
         code.
       seeds: one run each; a seed determines initial parameters, data order and dropout.
-      mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: whether to continue from the checkpoint before the newest one where that is
-        damaged.
     """
 
     model: str = "protot"
@@ -80,30 +82,28 @@ class PretrainConfig(Settings):
     arithmetic: Literal["exact", "released"] = "exact"
     corpus: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
     examples: Literal["truncate", "pack", "join"] = "truncate"
-    train_documents: Annotated[int, at_least(0)] = 0
-    validation_documents: Annotated[int, at_least(0)] = 20_000
-    test_documents: Annotated[int, at_least(0)] = 0
-    batch_size: Annotated[int, at_least(1)] = 32
-    epochs: Annotated[int, at_least(1)] = 10
-    max_steps: Annotated[int, at_least(0)] = 0
-    learning_rate: float = 2e-3
-    warmup: float = 0.02
+    train_documents: NonNegativeInt = 0
+    validation_documents: NonNegativeInt = 20_000
+    test_documents: NonNegativeInt = 0
+    batch_size: PositiveInt = 32
+    epochs: PositiveInt = 10
+    max_steps: NonNegativeInt = 0
+    learning_rate: PositiveFloat = 2e-3
+    warmup: ShareBelow1 = 0.02
     schedule: Schedule = "cosine"
-    weight_decay: float = 0.1
-    clip_norm: float = 0.0
-    skip_sigma: Annotated[float, at_least(0)] = 0.0
-    dropout: float = 0.1
+    weight_decay: NonNegativeFloat = 0.1
+    clip_norm: NonNegativeFloat = 0.0
+    skip_sigma: NonNegativeFloat = 0.0
+    dropout: ShareBelow1 = 0.1
     attention_dropout: bool = True
-    accumulate: int = 1
+    accumulate: PositiveInt = 1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     weights_dtype: WeightsDtype = "float32"
-    eval_every: int = 0
     early_stop: bool = True
     seeds: Annotated[tuple[int, ...], different(at_least(0))] = (234, 124, 325)
-    mesh: tuple[int, int, int] = (-1, 1, 1)
-    allow_fallback: bool = False
 
     def problems(self) -> list[str]:
+        """What does not fit together."""
         problems = []
         if self.model not in MODELS:
             problems.append(f"config.model = {self.model!r}{nearest(self.model, MODELS)}")
@@ -113,6 +113,11 @@ class PretrainConfig(Settings):
                 "config.arithmetic = 'released' cannot; choose 'join' or 'truncate'"
             )
         return problems
+
+    def training(self, per_epoch: int) -> TrainConfig:
+        """The settings of the loop, for a training split of so many batches."""
+        steps = self.epochs * per_epoch
+        return train_config(self, steps=min(steps, self.max_steps) if self.max_steps else steps)
 
 
 _SMOKE: Mapping[str, Any] = {

@@ -41,7 +41,6 @@ and 2 * D V for the logits. Letters are those of the mixers' parameters.
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Annotated
 
 from lm_jax.console import cli
 from lm_jax.console.terminal import format_table
@@ -50,7 +49,7 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import count_params
 from lm_jax.model.flops import Flops, forward_flops
 from lm_jax.run.config import from_plain
-from lm_jax.run.settings import Settings, at_least
+from lm_jax.run.settings import PositiveInt, Settings
 from protot_jax.mixers.models import MODELS, build_model
 from protot_jax.mixers.prototypes import PrototypeMixer
 
@@ -69,16 +68,17 @@ class CountConfig(Settings):
       tied: names of the models whose output projection is the token embedding.
     """
 
-    hidden_size: Annotated[int, at_least(1)]
-    num_layers: Annotated[int, at_least(1)]
-    vocab_size: Annotated[int, at_least(1)]
-    context: Annotated[int, at_least(1)]
+    hidden_size: PositiveInt
+    num_layers: PositiveInt
+    vocab_size: PositiveInt
+    context: PositiveInt
     models: tuple[str, ...]
     tied: tuple[str, ...] = ()
 
     def problems(self) -> list[str]:
-        empty = [] if self.models else ["config.models is empty; name at least one model"]
-        return empty + [
+        """What is wrong with the names of models."""
+        problems = [] if self.models else ["config.models is empty; name at least one model"]
+        return problems + [
             f"config.{field} names {name!r}, which is no model{nearest(name, MODELS)}"
             for field in ("models", "tied")
             for name in getattr(self, field)

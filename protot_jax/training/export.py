@@ -49,7 +49,7 @@ from lm_jax.run.settings import at_least
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.study.frame import SUMMARY
 from lm_jax.text.exports import export_held_out
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.prepared import open_prepared
 from lm_jax.weights import card as cards
 from lm_jax.weights.safetensors import write_tensors
 from protot_jax.training.card import card

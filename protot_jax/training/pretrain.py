@@ -14,9 +14,9 @@ from lm_jax.model.params import ParamSpec, ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.text.examples import Batches, OnePass
 from lm_jax.train import optim
-from lm_jax.train.config import CheckpointPolicy, TrainConfig
+from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.evaluate import Evaluation, evaluate
-from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.loop import Hooks, TrainRun, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, is_cast
 from lm_jax.train.step import make_eval_step
@@ -46,25 +46,9 @@ def casts(path: str, spec: ParamSpec) -> bool:
 def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> SeedSummary:
     """Trains one seed to its end and evaluates its best and its last weights."""
     cfg, mixer = model(config, data.prepared.manifest["vocab_size"])
-    data_ways, fsdp, tensor = config.mesh
-    mesh = sharding.make_mesh(data=data_ways, fsdp=fsdp, tensor=tensor)
-    index, count = sharding.batch_share(mesh)
-    share = {"batch_size": config.batch_size, "process_index": index, "process_count": count}
+    mesh = sharding.make_mesh(*config.mesh)
+    share = sharding.own_block(mesh, config.batch_size)
     batches = Batches(data.train, seed=seed, **share)
-    steps = config.epochs * batches.per_epoch
-    settings = TrainConfig(
-        steps=min(steps, config.max_steps) if config.max_steps else steps,
-        learning_rate=config.learning_rate,
-        warmup=config.warmup,
-        schedule=config.schedule,
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm or None,
-        skip_sigma=config.skip_sigma or None,
-        accumulate=config.accumulate,
-        eval_every=config.eval_every,
-        early_stop=config.early_stop,
-        weights_dtype=config.weights_dtype,
-    )
     validation = OnePass(data.validation, **share)
     make_batch = batch_maker(config, data.prepared.tokenizer)
     kind = RoutedLanguageModelling if adds_routing_loss(mixer) else LanguageModelling
@@ -76,21 +60,24 @@ def train_seed(config: PretrainConfig, data: Data, folder: Path, seed: int) -> S
         casts=casts,
         make_batch=make_batch,
     )
-    result: TrainResult = train(
+    result = train(
         folder,
-        objective,
-        settings,
-        batches,
-        validation,
-        seed=seed,
-        mesh=mesh,
-        policy=CheckpointPolicy(allow_fallback=config.allow_fallback),
-        decays=decays,
-        group=optim.group,
-        # Further numbers of every evaluation.
-        measure=router_statistics(cfg, mixer, validation, mesh, make_batch)
-        if isinstance(mixer, PrototypeMixer)
-        else None,
+        TrainRun(
+            objective=objective,
+            config=config.training(batches.per_epoch),
+            batches=batches,
+            validation=validation,
+            seed=seed,
+            decays=decays,
+            group=optim.group,
+        ),
+        mesh,
+        CheckpointPolicy(allow_fallback=config.allow_fallback),
+        Hooks(
+            measure=router_statistics(cfg, mixer, validation, mesh, make_batch)
+            if isinstance(mixer, PrototypeMixer)
+            else None
+        ),
     )
     splits = {"validation": validation, "test": OnePass(data.test, **share)}
     eval_step = make_eval_step(objective, mesh)

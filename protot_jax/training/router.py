@@ -51,7 +51,7 @@ def router_statistics(
     mesh: Mesh,
     make_batch: MakeBatch = next_token_batch,
 ) -> Measure:
-    """A `measure` for `lm_jax.train.loop.train`, over the inputs of one pass of `batches`.
+    """A `measure` for `lm_jax.train.loop.Hooks`, over the inputs of one pass of `batches`.
 
     Each batch is reduced on the device, so that the gates of one batch at a time are in memory.
     """

@@ -31,7 +31,8 @@ from lm_jax.run.files import file_digest, read_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.examples import Examples, Mode
-from lm_jax.text.preparation import Prepared, prepare_on_first
+from lm_jax.text.preparation import prepare_on_first
+from lm_jax.text.prepared import Prepared
 from lm_jax.text.splits import SPLITS
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import END_OF_TEXT

@@ -25,7 +25,15 @@ from lm_jax.console.config_files import in_mode
 from lm_jax.errors import UsageError
 from lm_jax.model import flops
 from lm_jax.parallel import sharding
-from lm_jax.run.settings import Settings, at_least, different
+from lm_jax.run.settings import (
+    Bound,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    at_least,
+    different,
+)
 from lm_jax.train.step import check_batch
 from protot_jax.training.config import PretrainConfig, smoke, with_fields
 from protot_jax.training.results import Trial
@@ -34,6 +42,7 @@ from protot_jax.training.saved_run import model
 # Perplexities on other tokens, or of other seeds, are not comparable.
 _SAME_IN_ALL = ("corpus", "context", "examples", "validation_documents", "seeds")
 _MOST_COMBINATIONS = 1_000
+_RISING = Bound("rising from above 0", lambda rates: 0 < rates[0] < rates[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,20 +62,17 @@ class SearchConfig(Settings):
     """
 
     base: PretrainConfig = dataclasses.field(default_factory=PretrainConfig)
-    learning_rate: tuple[float, float] = (3e-5, 3e-2)
+    learning_rate: Annotated[tuple[float, float], _RISING] = (3e-5, 3e-2)
     batch_sizes: Annotated[tuple[int, ...], different(at_least(1))] = (32, 64, 128)
     choices: tuple[str, ...] = ()
-    most_flops: Annotated[float, at_least(0)] = 0.0
-    trials: Annotated[int, at_least(1)] = 50
-    random_trials: Annotated[int, at_least(1)] = 15
+    most_flops: NonNegativeFloat = 0.0
+    trials: PositiveInt = 50
+    random_trials: PositiveInt = 15
     sampler: Literal["botorch", "tpe", "random"] = "botorch"
-    seed: Annotated[int, at_least(0)] = 0
+    seed: NonNegativeInt = 0
 
     def problems(self) -> list[str]:
-        low, high = self.learning_rate
         problems = []
-        if not 0 < low < high:
-            problems.append(f"config.learning_rate = {self.learning_rate} must rise from above 0")
         fields = [field for field, _ in map(_choice, self.choices)]
         if len(set(fields)) < len(fields):
             problems.append(f"config.choices name {fields}; name each field once")
@@ -144,8 +150,7 @@ def check(config: SearchConfig) -> None:
             "'interpretable-attention-jax[botorch]' (torch first where its build matters, CPU or "
             "GPU), or choose --config.sampler=tpe"
         )
-    ways, fsdp, tensor = config.base.mesh
-    mesh = sharding.make_mesh(data=ways, fsdp=fsdp, tensor=tensor)
+    mesh = sharding.make_mesh(*config.base.mesh)
     for size in config.batch_sizes:
         check_batch(size, config.base.accumulate, mesh)
     values = config.values()

@@ -14,6 +14,7 @@ EAP-IG, and the edges of highest parameter are the circuit: exactly as many as a
 import dataclasses
 import functools
 import math
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ import optax
 from scipy.special import ndtri
 
 from lm_jax.errors import UsageError
+from lm_jax.run.settings import Bound, PositiveFloat, PositiveInt, Settings
 from sparse_jax.circuits.component_ablation import ablate_edges
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.discover import component_values
@@ -32,7 +34,7 @@ LOW, HIGH, TEMPERATURE = -0.1, 1.1, 2.0 / 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class EdgePruningConfig:
+class EdgePruningConfig(Settings):
     """Settings of the optimisation.
 
     Attributes:
@@ -47,21 +49,14 @@ class EdgePruningConfig:
       UsageError: a field that cannot be used.
     """
 
-    steps: int = 400
-    learning_rate: float = 0.1
-    multiplier_rate: float = 0.1
-    ramp: float = 0.7
+    where: ClassVar[str] = "edge pruning: "
+
+    steps: PositiveInt = 400
+    learning_rate: PositiveFloat = 0.1
+    multiplier_rate: PositiveFloat = 0.1
+    ramp: Annotated[float, Bound("in (0, 1]", lambda value: 0 < value <= 1)] = 0.7
     start: float = 2.0
     spread: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or not 0 < self.ramp <= 1:
-            raise UsageError(
-                f"edge pruning: steps = {self.steps} must be at least 1 and ramp = {self.ramp} "
-                "in (0, 1]"
-            )
-        if not (self.learning_rate > 0 and self.multiplier_rate > 0):
-            raise UsageError("edge pruning: learning_rate and multiplier_rate must be above 0")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

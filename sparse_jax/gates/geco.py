@@ -20,16 +20,18 @@ batch, tau bounds the difference, which depends on the text of the batch far les
 from collections.abc import Sequence
 import dataclasses
 import math
+from typing import Annotated, ClassVar
 
 from flax import struct
 import jax
 import jax.numpy as jnp
 
-from lm_jax.errors import UsageError, out_of_range
+from lm_jax.errors import out_of_range
+from lm_jax.run.settings import Finite, PositiveFloat, Settings, ShareBelow1, within
 
 
 @dataclasses.dataclass(frozen=True)
-class Strength:
+class Strength(Settings):
     """Update rule of the strength, without its target.
 
     Attributes:
@@ -46,28 +48,21 @@ class Strength:
       UsageError: fields are out of range; the message lists them all.
     """
 
-    dual_rate: float = 0.01
-    decay: float = 0.99
+    where: ClassVar[str] = "GECO: "
+
+    dual_rate: PositiveFloat = 0.01
+    decay: ShareBelow1 = 0.99
     start: float = 1.0
     least: float = 1e-4
-    most: float = 1e5
-    longest: float = 0.1
-    settle: float = 0.0
+    most: Finite = 1e5
+    longest: PositiveFloat = 0.1
+    settle: Annotated[float, within(0, 1)] = 0.0
 
-    def _wanted(self) -> dict[str, tuple[bool, str]]:
-        return {
-            "dual_rate": (self.dual_rate > 0, "above 0"),
-            "decay": (0 <= self.decay < 1, "at least 0 and below 1"),
-            "start": (0 < self.least <= self.start <= self.most, "between least and most, above 0"),
-            "most": (math.isfinite(self.most), "finite"),
-            "longest": (self.longest > 0, "above 0"),
-            "settle": (0 <= self.settle <= 1, "at least 0 and at most 1"),
-        }
-
-    def __post_init__(self) -> None:
-        problems = out_of_range(self, self._wanted())
-        if problems:
-            raise UsageError("GECO: " + "; ".join(problems))
+    def problems(self) -> list[str]:
+        """What does not fit together."""
+        fits = 0 < self.least <= self.start <= self.most
+        wanted = {"start": (fits, "between least and most, above 0")}
+        return out_of_range(self, wanted, prefix=self.where)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +72,13 @@ class GecoConfig(Strength):
     `steps` matters only with `settle`.
     """
 
-    target: float = dataclasses.field(kw_only=True)
+    target: Finite = dataclasses.field(kw_only=True)
     steps: int = dataclasses.field(default=0, kw_only=True)
 
-    def _wanted(self) -> dict[str, tuple[bool, str]]:
-        return {
-            "target": (math.isfinite(self.target), "finite"),
-            "steps": (self.steps >= 1 or not self.settle, "at least 1 with settle"),
-        } | super()._wanted()
+    def problems(self) -> list[str]:
+        """What does not fit together."""
+        wanted = {"steps": (self.steps >= 1 or not self.settle, "at least 1 with settle")}
+        return out_of_range(self, wanted, prefix=self.where) + super().problems()
 
     @classmethod
     def fixed(cls, strength: float) -> "GecoConfig":

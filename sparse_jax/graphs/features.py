@@ -28,7 +28,7 @@ from lm_jax.model.sites import keep
 from lm_jax.run import stop
 from lm_jax.run.files import make_folder, write_json
 from lm_jax.text.examples import Examples, OnePass
-from lm_jax.text.preparation import Prepared
+from lm_jax.text.prepared import Prepared
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.train.objective import ignore_index_batch
 from sparse_jax.circuits.source_model import SourceModel

@@ -20,16 +20,24 @@ were silent for `silent_steps` updates.
 
 import dataclasses
 import math
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from flax import struct
 import jax
 import jax.numpy as jnp
 
-from lm_jax.errors import UsageError, out_of_range
+from lm_jax.errors import out_of_range
 from lm_jax.model.flops import Causal
 from lm_jax.model.params import ParamTree
 from lm_jax.run.config import to_plain
+from lm_jax.run.settings import (
+    Bound,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    choice,
+)
 from lm_jax.train.objective import MakeBatch, Numbers, ignore_index_batch
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.transcoders import transcoder as transcoder_lib
@@ -41,10 +49,11 @@ _ROOM = 1e-6
 
 # How a coefficient gets from 0 to its peak: in equal steps, or as half a cosine wave.
 Rise = Literal["linear", "cosine"]
+_RAMP = Bound("above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Penalties:
+class Penalties(Settings):
     """Coefficients of the loss, for inputs and outputs scaled to norm sqrt(D).
 
     Attributes:
@@ -64,33 +73,23 @@ class Penalties:
       UsageError: fields are out of range.
     """
 
-    sparsity: float = 2.0
-    tanh_scale: float = 4.0
-    dead: float = 1e-5
-    ramp: float = 0.8
-    active: int = 16
-    active_start: int = 160
-    silent_steps: int = 250
-    rise: Rise = "linear"
-    aux: float = 0.0
-    aux_active: int = 32
+    where: ClassVar[str] = "penalties."
 
-    def __post_init__(self) -> None:
-        wanted = {
-            "sparsity": (self.sparsity >= 0, "at least 0"),
-            "tanh_scale": (self.tanh_scale > 0, "above 0"),
-            "dead": (self.dead >= 0, "at least 0"),
-            "ramp": (0 < self.ramp <= 1, "above 0 and at most 1"),
-            "active": (self.active >= 1, "at least 1"),
-            "active_start": (self.active_start >= self.active, "at least `active`"),
-            "silent_steps": (self.silent_steps >= 1, "at least 1"),
-            "rise": (self.rise in get_args(Rise), f"one of {', '.join(get_args(Rise))}"),
-            "aux": (self.aux >= 0, "at least 0"),
-            "aux_active": (self.aux_active >= 1, "at least 1"),
-        }
-        problems = out_of_range(self, wanted, prefix="penalties.")
-        if problems:
-            raise UsageError("; ".join(problems))
+    sparsity: NonNegativeFloat = 2.0
+    tanh_scale: PositiveFloat = 4.0
+    dead: NonNegativeFloat = 1e-5
+    ramp: Annotated[float, _RAMP] = 0.8
+    active: PositiveInt = 16
+    active_start: int = 160
+    silent_steps: PositiveInt = 250
+    rise: Annotated[Rise, choice(get_args(Rise))] = "linear"
+    aux: NonNegativeFloat = 0.0
+    aux_active: PositiveInt = 32
+
+    def problems(self) -> list[str]:
+        """What does not fit together."""
+        wanted = {"active_start": (self.active_start >= self.active, "at least `active`")}
+        return out_of_range(self, wanted, prefix=self.where)
 
 
 @struct.dataclass

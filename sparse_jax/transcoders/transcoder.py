@@ -12,7 +12,7 @@ are what it adds to the residual stream (`mlp.out`).
 """
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from flax import struct
 import jax
@@ -20,11 +20,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from lm_jax.errors import UsageError, nearest
+from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.params import ParamSpec, ParamTree, constant, zeros
 from lm_jax.parallel.kernels import split_axes
+from lm_jax.run.settings import PositiveFloat, PositiveInt, Settings, at_least, choice
 from sparse_jax.transcoders.activations import jumprelu, products_of_some
 
 Kind = Literal["jumprelu", "batchtopk", "relu"]
@@ -37,7 +38,7 @@ BARE_INPUT, BARE_OUTPUT = "ln2.hook_normalized", "mlp.hook_out"
 
 
 @dataclasses.dataclass(frozen=True)
-class TranscoderConfig:
+class TranscoderConfig(Settings):
     """Sizes and activation function of a transcoder.
 
     Attributes:
@@ -55,29 +56,15 @@ class TranscoderConfig:
       UsageError: fields are out of range.
     """
 
-    num_layers: int
-    hidden_size: int
-    features: int
-    kind: Kind = "jumprelu"
-    window: int | None = None
-    bandwidth: float = 1.0
-    threshold: float = 0.03
+    where: ClassVar[str] = "transcoder: "
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UsageError(f"transcoder: kind = {self.kind!r}{nearest(self.kind, KINDS)}")
-        wanted = {
-            "num_layers": self.num_layers >= 1,
-            "hidden_size": self.hidden_size >= 1,
-            "features": self.features >= 1,
-            "window": self.window is None or self.window >= 1,
-            "bandwidth": self.bandwidth > 0,
-            "threshold": self.threshold > 0,
-        }
-        for name, holds in wanted.items():
-            if not holds:
-                value = getattr(self, name)
-                raise UsageError(f"transcoder: {name} = {value!r} is out of range; raise it")
+    num_layers: PositiveInt
+    hidden_size: PositiveInt
+    features: PositiveInt
+    kind: Annotated[Kind, choice(KINDS)] = "jumprelu"
+    window: Annotated[int | None, at_least(1)] = None
+    bandwidth: PositiveFloat = 1.0
+    threshold: PositiveFloat = 0.03
 
     def sources(self, layer: int) -> range:
         """The layers whose features write into this one."""

@@ -37,10 +37,10 @@ from lm_jax.model.lora import LoraConfig
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.run.files import write_json
-from lm_jax.train import losses, optim
+from lm_jax.train import losses
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import Numbers, fastest_softmax
-from lm_jax.train.state import init_state
+from lm_jax.train.state import StateLayout
 from lm_jax.train.step import make_train_step
 from sparse_jax.gates.geco import GecoConfig
 from sparse_jax.gates.objective import WEIGHTS, Sparsifying
@@ -114,10 +114,7 @@ class Step:
         settings = TrainConfig(steps=1_000, learning_rate=1e-4)
         self._frozen, self._key = frozen, jax.random.key(1)
         self._tokens = sharding.shard_batch(mesh, tokens_BS)
-        optimizer = optim.adamw(task.spec, settings)
-        self.state = init_state(
-            jax.random.key(0), mesh, task.spec, optimizer, aux_state=task.init_state()
-        )
+        self.state = StateLayout.of(task, mesh, settings).init(jax.random.key(0))
         step = make_train_step(task, mesh, settings)
         donating = jax.jit(step, donate_argnums=0)
         self._step = donating.lower(self.state, frozen, self._tokens, self._key).compile()

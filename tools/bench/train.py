@@ -43,10 +43,9 @@ from lm_jax.model.decoder import count_params
 from lm_jax.parallel import sharding
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import write_json
-from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import LanguageModelling, token_loss
-from lm_jax.train.state import init_state
+from lm_jax.train.state import StateLayout
 from lm_jax.train.step import make_eval_step, make_train_step
 from protot_jax.mixers import models
 from protot_jax.training import pretrain
@@ -78,11 +77,9 @@ class Step:
         objective = LanguageModelling(
             cfg, mixer, dtype=config.dtype, dropout=config.dropout, casts=pretrain.casts
         )
-        spec = objective.spec
         step = make_train_step(objective, mesh, settings, decays=pretrain.decays)
-        self.state = init_state(
-            jax.random.key(0), mesh, spec, optim.adamw(spec, settings, pretrain.decays)
-        )
+        layout = StateLayout.of(objective, mesh, settings, pretrain.decays)
+        self.state = layout.init(jax.random.key(0))
         self.tokens = sharding.shard_batch(mesh, random_batch(config, cfg.vocab_size))
         sums = make_eval_step(objective, mesh)(self.state.params, (), self.tokens)
         self.loss, self.guess = float(sums["loss"]) / int(sums["tokens"]), math.log(cfg.vocab_size)

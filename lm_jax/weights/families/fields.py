@@ -291,6 +291,33 @@ def write_activation(name: str) -> str:
     return {"gelu_tanh": "gelu_pytorch_tanh"}.get(name, name)
 
 
+def read_block(hf: Any, fields: Mapping[str, str], *, partial: bool = False) -> dict[str, Any]:
+    """What most families after GPT-2 share: fields, the activation, and rotary positions.
+
+    Args:
+      hf: a transformers config.
+      fields: our names of its fields, with theirs.
+      partial: whether the family rotates only a part of each head (`read_rope`).
+    """
+    return read_fields(hf, fields) | {
+        "activation": read_activation(hf.hidden_act, "hidden_act"),
+        "rope": read_rope(hf.rope_parameters, hf.max_position_embeddings, partial=partial),
+    }
+
+
+def write_block(
+    cfg: DecoderConfig, fields: Mapping[str, str], *, partial: bool = False, **own: Any
+) -> dict[str, Any]:
+    """The inverse of `read_block`, with fields that are the family's own."""
+    whole = {"partial_rotary_factor": 1.0} if partial else {}
+    return {
+        **write_fields(cfg, fields),
+        **own,
+        "hidden_act": write_activation(cfg.activation),
+        "rope_parameters": whole | write_rope(cfg.rope),
+    }
+
+
 def refuse(config: Any, **unsupported: Any) -> None:
     """Raises if any named field of a transformers config is not one of the values given for it."""
     for field, allowed in unsupported.items():

@@ -125,8 +125,6 @@ def entries(cfg: DecoderConfig) -> list[Entry]:
 GEMMA2 = Family(
     name="gemma2",
     architecture="Gemma2ForCausalLM",
-    prefix="model.",
-    head="lm_head.weight",
     read_config=read_gemma2,
     write_config=write_gemma2,
     entries=entries,
@@ -134,8 +132,6 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     name="gemma3_text",
     architecture="Gemma3ForCausalLM",
-    prefix="model.",
-    head="lm_head.weight",
     read_config=read_gemma3,
     write_config=write_gemma3,
     entries=entries,

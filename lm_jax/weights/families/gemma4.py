@@ -181,8 +181,6 @@ def _unused(cfg: DecoderConfig) -> list[str]:
 GEMMA4 = Family(
     name="gemma4_text",
     architecture="Gemma4ForCausalLM",
-    prefix="model.",
-    head="lm_head.weight",
     read_config=read_config,
     write_config=write_config,
     entries=entries,

@@ -98,7 +98,6 @@ GPT2 = Family(
     name="gpt2",
     architecture="GPT2LMHeadModel",
     prefix="transformer.",
-    head="lm_head.weight",
     read_config=read_config,
     write_config=write_config,
     entries=entries,

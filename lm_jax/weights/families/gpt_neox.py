@@ -8,43 +8,30 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.weights.families.fields import (
     ATTENTION_BIAS,
     COMMON_FIELDS,
-    read_activation,
-    read_fields,
-    read_rope,
+    read_block,
     shared_head_dim,
-    write_activation,
-    write_fields,
-    write_rope,
+    write_block,
 )
 from lm_jax.weights.families.table import Entry, Family, Tables
 
 _FIELDS = COMMON_FIELDS | ATTENTION_BIAS
+_FIELDS |= {"norm_eps": "layer_norm_eps", "parallel_residual": "use_parallel_residual"}
 
 
 def read_config(hf: Any) -> DecoderConfig:
     return DecoderConfig(
         family="gpt_neox",
-        **read_fields(hf, _FIELDS),
+        **read_block(hf, _FIELDS, partial=True),
         num_kv_heads=hf.num_attention_heads,
         head_dim=shared_head_dim(hf),
         norm="layer",
-        norm_eps=hf.layer_norm_eps,
-        parallel_residual=hf.use_parallel_residual,
-        activation=read_activation(hf.hidden_act, "hidden_act"),
         gated_mlp=False,
         mlp_bias=True,
-        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings, partial=True),
     )
 
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
-    return {
-        **write_fields(cfg, _FIELDS),
-        "layer_norm_eps": cfg.norm_eps,
-        "use_parallel_residual": cfg.parallel_residual,
-        "hidden_act": write_activation(cfg.activation),
-        "rope_parameters": {"partial_rotary_factor": 1.0} | write_rope(cfg.rope),
-    }
+    return write_block(cfg, _FIELDS, partial=True)
 
 
 def entries(cfg: DecoderConfig) -> list[Entry]:

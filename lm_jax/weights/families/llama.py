@@ -7,9 +7,7 @@ from lm_jax.weights.families.fields import (
     ATTENTION_BIAS,
     HEAD_DIM,
     LLAMA_FIELDS,
-    read_activation,
-    read_fields,
-    read_rope,
+    read_block,
     write_activation,
     write_fields,
     write_rope,
@@ -22,10 +20,8 @@ _FIELDS = LLAMA_FIELDS | ATTENTION_BIAS | HEAD_DIM
 def read_config(hf: Any) -> DecoderConfig:
     return DecoderConfig(
         family="llama",
-        **read_fields(hf, _FIELDS),
-        activation=read_activation(hf.hidden_act, "hidden_act"),
+        **read_block(hf, _FIELDS),
         mlp_bias=hf.mlp_bias,
-        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings),
     )
 
 
@@ -89,8 +85,6 @@ def entries(cfg: DecoderConfig) -> list[Entry]:
 LLAMA = Family(
     name="llama",
     architecture="LlamaForCausalLM",
-    prefix="model.",
-    head="lm_head.weight",
     read_config=read_config,
     write_config=write_config,
     entries=entries,

@@ -7,13 +7,9 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.weights.families.fields import (
     ATTENTION_BIAS,
     COMMON_FIELDS,
-    read_activation,
-    read_fields,
-    read_rope,
+    read_block,
     shared_head_dim,
-    write_activation,
-    write_fields,
-    write_rope,
+    write_block,
 )
 from lm_jax.weights.families.llama import attention_entries, gated_mlp_entries
 from lm_jax.weights.families.table import Entry, Family, Tables
@@ -31,23 +27,16 @@ def read_config(hf: Any) -> DecoderConfig:
         )
     return DecoderConfig(
         family="olmo",
-        **read_fields(hf, _FIELDS),
+        **read_block(hf, _FIELDS),
         head_dim=shared_head_dim(hf),
         norm="layer",
         norm_eps=_EPS,
         norm_weights=False,
-        activation=read_activation(hf.hidden_act, "hidden_act"),
-        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings),
     )
 
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
-    return {
-        **write_fields(cfg, _FIELDS),
-        "clip_qkv": None,
-        "hidden_act": write_activation(cfg.activation),
-        "rope_parameters": write_rope(cfg.rope),
-    }
+    return write_block(cfg, _FIELDS, clip_qkv=None)
 
 
 def entries(cfg: DecoderConfig) -> list[Entry]:
@@ -65,8 +54,6 @@ def entries(cfg: DecoderConfig) -> list[Entry]:
 OLMO = Family(
     name="olmo",
     architecture="OlmoForCausalLM",
-    prefix="model.",
-    head="lm_head.weight",
     read_config=read_config,
     write_config=write_config,
     entries=entries,

@@ -7,13 +7,9 @@ from lm_jax.weights.families.fields import (
     ATTENTION_BIAS,
     HEAD_DIM,
     LLAMA_FIELDS,
-    read_activation,
-    read_fields,
+    read_block,
     read_head_dim,
-    read_rope,
-    write_activation,
-    write_fields,
-    write_rope,
+    write_block,
 )
 from lm_jax.weights.families.llama import attention_entries, embedding_entries, gated_mlp_entries
 from lm_jax.weights.families.table import Entry, Family, Tables
@@ -24,21 +20,15 @@ _FIELDS = LLAMA_FIELDS | ATTENTION_BIAS
 def read_config(hf: Any) -> DecoderConfig:
     return DecoderConfig(
         family="olmo2",
-        **read_fields(hf, _FIELDS),
+        **read_block(hf, _FIELDS),
         head_dim=read_head_dim(hf),
         norm_placement="post",
         qk_norm="projection",
-        activation=read_activation(hf.hidden_act, "hidden_act"),
-        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings),
     )
 
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
-    return {
-        **write_fields(cfg, _FIELDS | HEAD_DIM),
-        "hidden_act": write_activation(cfg.activation),
-        "rope_parameters": write_rope(cfg.rope),
-    }
+    return write_block(cfg, _FIELDS | HEAD_DIM)
 
 
 def entries(cfg: DecoderConfig) -> list[Entry]:
@@ -59,8 +49,6 @@ def entries(cfg: DecoderConfig) -> list[Entry]:
 OLMO2 = Family(
     name="olmo2",
     architecture="Olmo2ForCausalLM",
-    prefix="model.",
-    head="lm_head.weight",
     read_config=read_config,
     write_config=write_config,
     entries=entries,

@@ -12,14 +12,10 @@ from lm_jax.model.rope import LongRopeScaling
 from lm_jax.weights.families.fields import (
     HEAD_DIM,
     LLAMA_FIELDS,
-    read_activation,
-    read_fields,
+    read_block,
     read_head_dim,
-    read_rope,
     read_same_windows,
-    write_activation,
-    write_fields,
-    write_rope,
+    write_block,
     write_same_windows,
 )
 from lm_jax.weights.families.llama import embedding_entries
@@ -31,19 +27,15 @@ def read_config(hf: Any) -> DecoderConfig:
     hf.standardize_rope_params()
     return DecoderConfig(
         family="phi3",
-        **read_fields(hf, LLAMA_FIELDS),
+        **read_block(hf, LLAMA_FIELDS, partial=True),
         head_dim=read_head_dim(hf),
-        activation=read_activation(hf.hidden_act, "hidden_act"),
-        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings, partial=True),
         windows=read_same_windows(hf),
     )
 
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
     return {
-        **write_fields(cfg, LLAMA_FIELDS | HEAD_DIM),
-        "hidden_act": write_activation(cfg.activation),
-        "rope_parameters": {"partial_rotary_factor": 1.0} | write_rope(cfg.rope),
+        **write_block(cfg, LLAMA_FIELDS | HEAD_DIM, partial=True),
         **_write_first_context(cfg),
         # A default padding token outside a small vocabulary would be refused.
         "pad_token_id": None,
@@ -93,8 +85,6 @@ def _stacked_rows(t: Tables, name: str, *paths: str) -> Entry:
 PHI3 = Family(
     name="phi3",
     architecture="Phi3ForCausalLM",
-    prefix="model.",
-    head="lm_head.weight",
     read_config=read_config,
     write_config=write_config,
     entries=entries,

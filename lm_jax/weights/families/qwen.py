@@ -4,6 +4,7 @@ Qwen 2 and 2.5 have biases on queries, keys and values; Qwen 3 has per-head norm
 keys in their place.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from lm_jax.model.config import DecoderConfig
@@ -12,14 +13,10 @@ from lm_jax.weights.families.fields import (
     ATTENTION_BIAS,
     HEAD_DIM,
     LLAMA_FIELDS,
-    read_activation,
-    read_fields,
+    read_block,
     read_head_dim,
-    read_rope,
     read_windows,
-    write_activation,
-    write_fields,
-    write_rope,
+    write_block,
     write_windows,
 )
 from lm_jax.weights.families.table import Family
@@ -29,44 +26,29 @@ _QWEN3_FIELDS = LLAMA_FIELDS | ATTENTION_BIAS
 
 
 def read_qwen2(hf: Any) -> DecoderConfig:
-    return DecoderConfig(
-        family="qwen2", **read_fields(hf, _QWEN2_FIELDS), qkv_bias=True, **_read_shared(hf)
-    )
+    return _read(hf, _QWEN2_FIELDS, family="qwen2", qkv_bias=True)
 
 
 def read_qwen3(hf: Any) -> DecoderConfig:
-    return DecoderConfig(
-        family="qwen3", **read_fields(hf, _QWEN3_FIELDS), qk_norm="head", **_read_shared(hf)
-    )
+    return _read(hf, _QWEN3_FIELDS, family="qwen3", qk_norm="head")
 
 
-def _read_shared(hf: Any) -> dict[str, Any]:
-    return {
-        "head_dim": read_head_dim(hf),
-        "activation": read_activation(hf.hidden_act, "hidden_act"),
-        "rope": read_rope(hf.rope_parameters, hf.max_position_embeddings),
-        "windows": read_windows(hf),
-    }
+def _read(hf: Any, fields: Mapping[str, str], **own: Any) -> DecoderConfig:
+    shared = read_block(hf, fields)
+    return DecoderConfig(**own, **shared, head_dim=read_head_dim(hf), windows=read_windows(hf))
 
 
 def write_qwen2(cfg: DecoderConfig) -> dict[str, Any]:
-    return {
-        **write_fields(cfg, _QWEN2_FIELDS | HEAD_DIM),
-        **_write_shared(cfg),
-    }
+    return _write(cfg, _QWEN2_FIELDS)
 
 
 def write_qwen3(cfg: DecoderConfig) -> dict[str, Any]:
-    return {
-        **write_fields(cfg, _QWEN3_FIELDS | HEAD_DIM),
-        **_write_shared(cfg),
-    }
+    return _write(cfg, _QWEN3_FIELDS)
 
 
-def _write_shared(cfg: DecoderConfig) -> dict[str, Any]:
+def _write(cfg: DecoderConfig, fields: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "hidden_act": write_activation(cfg.activation),
-        "rope_parameters": write_rope(cfg.rope),
+        **write_block(cfg, {**fields, **HEAD_DIM}),
         "use_sliding_window": any(cfg.layer_windows),
         **write_windows(cfg),
     }
@@ -75,8 +57,6 @@ def _write_shared(cfg: DecoderConfig) -> dict[str, Any]:
 QWEN2 = Family(
     name="qwen2",
     architecture="Qwen2ForCausalLM",
-    prefix="model.",
-    head="lm_head.weight",
     read_config=read_qwen2,
     write_config=write_qwen2,
     entries=llama.entries,
@@ -85,8 +65,6 @@ QWEN2 = Family(
 QWEN3 = Family(
     name="qwen3",
     architecture="Qwen3ForCausalLM",
-    prefix="model.",
-    head="lm_head.weight",
     read_config=read_qwen3,
     write_config=write_qwen3,
     entries=llama.entries,

@@ -10,16 +10,7 @@ import numpy as np
 
 from lm_jax.errors import BadInputError
 from lm_jax.model.config import DecoderConfig
-from lm_jax.weights.families.fields import (
-    COMMON_FIELDS,
-    read_activation,
-    read_fields,
-    read_rope,
-    shared_head_dim,
-    write_activation,
-    write_fields,
-    write_rope,
-)
+from lm_jax.weights.families.fields import COMMON_FIELDS, read_block, shared_head_dim, write_block
 from lm_jax.weights.families.llama import attention_entries, gated_mlp_entries
 from lm_jax.weights.families.table import Entry, Family, Tables
 
@@ -34,22 +25,15 @@ _FIELDS = COMMON_FIELDS | {
 def read_config(hf: Any) -> DecoderConfig:
     return DecoderConfig(
         family="stablelm",
-        **read_fields(hf, _FIELDS),
+        **read_block(hf, _FIELDS, partial=True),
         head_dim=shared_head_dim(hf),
         norm="layer",
         qk_norm="each_head" if hf.qk_layernorm else "none",
-        activation=read_activation(hf.hidden_act, "hidden_act"),
-        rope=read_rope(hf.rope_parameters, hf.max_position_embeddings, partial=True),
     )
 
 
 def write_config(cfg: DecoderConfig) -> dict[str, Any]:
-    return {
-        **write_fields(cfg, _FIELDS),
-        "qk_layernorm": cfg.qk_norm == "each_head",
-        "hidden_act": write_activation(cfg.activation),
-        "rope_parameters": {"partial_rotary_factor": 1.0} | write_rope(cfg.rope),
-    }
+    return write_block(cfg, _FIELDS, partial=True, qk_layernorm=cfg.qk_norm == "each_head")
 
 
 def entries(cfg: DecoderConfig) -> list[Entry]:
@@ -99,8 +83,6 @@ def _shared(t: Tables, name: str, part: str) -> Entry:
 STABLELM = Family(
     name="stablelm",
     architecture="StableLmForCausalLM",
-    prefix="model.",
-    head="lm_head.weight",
     read_config=read_config,
     write_config=write_config,
     entries=entries,

@@ -59,11 +59,11 @@ class Family:
 
     name: str
     architecture: str
-    prefix: str
-    head: str
     read_config: Callable[[Any], DecoderConfig]
     write_config: Callable[[DecoderConfig], dict[str, Any]]
     entries: Callable[[DecoderConfig], list[Entry]]
+    prefix: str = "model."
+    head: str = "lm_head.weight"
     nested: str | None = None
     ignored: Sequence[str] = ()
     unused: Callable[[DecoderConfig], Sequence[str]] = lambda cfg: ()

@@ -34,7 +34,14 @@ from lm_jax.model.mixers import ATTENTION, AttentionMixer, Layer, Mixer
 from lm_jax.model.params import ParamSpec, ParamTree
 from lm_jax.model.sites import Scope, keep
 from lm_jax.run.config import to_plain
-from lm_jax.train.objective import LMBatch, MakeBatch, Numbers, ignore_index_batch, input_length
+from lm_jax.train.objective import (
+    LMBatch,
+    MakeBatch,
+    Numbers,
+    Stateless,
+    ignore_index_batch,
+    input_length,
+)
 from polyattn_jax.recipes.feature_maps import FeatureMap, with_inputs
 from polyattn_jax.recipes.probe import DENSE
 from polyattn_jax.recipes.row_maps import Map
@@ -165,7 +172,7 @@ def outweighed(rows_BNQS: jax.Array, target_BNQ: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadMatching:
+class HeadMatching(Stateless):
     """The relative error of the replaced heads, as an objective of `lm_jax.train`.
 
     `frozen` is the model. Evaluations weight the error of a batch by its tokens.
@@ -198,10 +205,6 @@ class HeadMatching:
         return isinstance(self.row_map, FeatureMap) and self.row_map.trained
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def spec(self) -> ParamTree:
         if not self.trains_maps:
             return {ADAPTERS: lora.adapter_spec(param_spec(self.cfg), self.adapters)}
@@ -223,9 +226,6 @@ class HeadMatching:
         }
         return to_plain({"head_matching": fields})
 
-    def init_state(self) -> None:
-        return None
-
     def normalizers(self, tokens_BS: jax.Array) -> Numbers:
         return {"tokens": jnp.maximum(self.make_batch(tokens_BS).loss_mask_BT.sum(), 1)}
 
@@ -242,10 +242,6 @@ class HeadMatching:
         output = self.run(params, frozen, self.make_batch(tokens_BS), mixer=MATCHED)
         loss = self._error(output)
         return loss, {"loss": loss}
-
-    def update(self, aux_state: Any, metrics: Numbers) -> tuple[Any, Numbers]:
-        del metrics
-        return aux_state, {}
 
     def flops(self, rows: int, columns: int, causal: Causal) -> int:
         read = input_length(self.make_batch, rows, columns)

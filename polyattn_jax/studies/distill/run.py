@@ -20,8 +20,8 @@ from lm_jax.run.finished import Inputs, file_inputs
 from lm_jax.run.tables import write_table
 from lm_jax.study import Work
 from lm_jax.text.corpora import corpus_inputs
-from lm_jax.train.config import CheckpointPolicy, TrainConfig
-from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.config import CheckpointPolicy
+from lm_jax.train.loop import TrainResult, TrainRun, train
 from lm_jax.weights import hub
 from lm_jax.weights.load import identities
 from polyattn_jax.audit.results.provenance import read_provenance
@@ -50,29 +50,22 @@ def inputs(config: DistillConfig) -> Inputs:
 def train_heads(task: Task, objective: HeadMatching, folder: Path) -> TrainResult:
     """Trains to the last step, from the last checkpoint in `folder`."""
     config = task.config
-    settings = TrainConfig(
-        steps=config.steps,
-        learning_rate=config.learning_rate,
-        weight_decay=0.0,
-        warmup=config.warmup,
-        clip_norm=config.clip_norm or None,
-        eval_every=config.eval_every,
-        early_stop=False,
-    )
     return train(
         folder,
-        objective,
-        settings,
-        task.batches,
-        task.validation,
-        seed=config.seed,
-        mesh=task.mesh,
-        frozen=task.base.params,
-        base_sha256=task.base.identity.text,
-        policy=CheckpointPolicy(
+        TrainRun(
+            objective=objective,
+            config=config.train,
+            batches=task.batches,
+            validation=task.validation,
+            seed=config.seed,
+            frozen=task.base.params,
+            base_sha256=task.base.identity.text,
+            in_nats=False,
+        ),
+        task.mesh,
+        CheckpointPolicy(
             save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
         ),
-        in_nats=False,
     )
 
 

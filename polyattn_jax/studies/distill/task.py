@@ -15,7 +15,8 @@ from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import Prepared, prepare_corpus
+from lm_jax.text.preparation import prepare_corpus
+from lm_jax.text.prepared import Prepared
 from lm_jax.train.step import check_batch
 from lm_jax.weights.load import Pretrained, open_pretrained
 from polyattn_jax.audit import bias_tables, model_calibration
@@ -52,8 +53,7 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
         batch of windows, or fewer than two documents to measure on; the hybrid is of another model.
       CorruptError: the file of the hybrid is damaged.
     """
-    data, fsdp, tensor = config.mesh
-    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    mesh = sharding.make_mesh(*config.mesh)
     check_batch(config.batch_size, 1, mesh)
     hybrid = load_result(config.hybrid, HybridRecipe) if config.hybrid else None
     opened = open_pretrained(config.model)
@@ -72,8 +72,7 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
     windows = functools.partial(
         Examples, prepared, context=config.context, mode="window", vocab_size=opened.cfg.vocab_size
     )
-    index, count = sharding.batch_share(mesh)
-    share = {"batch_size": config.batch_size, "process_index": index, "process_count": count}
+    share = sharding.own_block(mesh, config.batch_size)
     batches = Batches(windows("train"), seed=config.seed, **share)
     held_out = windows("validation", limit=config.validation_documents)
     # A document of one id has no window.

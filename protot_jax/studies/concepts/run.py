@@ -16,7 +16,7 @@ from lm_jax.evaluate.judge_prompt import RUBRIC, read_rubric
 from lm_jax.run.finished import file_inputs
 from lm_jax.study import Opened, Work
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import MANIFEST, open_prepared
+from lm_jax.text.prepared import MANIFEST, open_prepared
 from protot_jax.studies.concepts import collect, numbers, units
 from protot_jax.studies.concepts.results import ConceptReport
 from protot_jax.studies.concepts.settings import ConceptConfig

@@ -27,7 +27,7 @@ from lm_jax.model.mixers import AttentionMixer
 from lm_jax.run import progress, stop
 from lm_jax.statistics import Interval
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.prepared import open_prepared
 from protot_jax.studies.concepts import collect, measures, ranking, resampling, sae
 from protot_jax.studies.concepts.collect import Texts
 from protot_jax.studies.concepts.examples import ReportTexts, spelled_tokens

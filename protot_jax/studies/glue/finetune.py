@@ -37,9 +37,9 @@ from lm_jax.run.files import storage_error, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.tables import write_table
 from lm_jax.run.workdir import CONFIG_FILE, config_changes, list_changes
-from lm_jax.train.config import CheckpointPolicy, Plateau, TrainConfig
+from lm_jax.train.config import CheckpointPolicy, Plateau, train_config
 from lm_jax.train.evaluate import Evaluation, stop_between
-from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
 from protot_jax.studies.glue import metrics
 from protot_jax.studies.glue.encoding import Encoded, EvalBatches, Rows, TrainBatches
 from protot_jax.studies.glue.objective import HEAD, MODEL, POOLINGS, TextPrediction
@@ -221,12 +221,11 @@ def _train(
     encoded, task = subject.encoded, find(cell.task)
     batches = TrainBatches(encoded.train, batch_size=config.batch_size, seed=cell.seed)
     steps = config.epochs * batches.per_epoch
-    settings = TrainConfig(
+    settings = train_config(
+        config,
         steps=min(steps, config.max_steps) if config.max_steps else steps,
         learning_rate=cell.learning_rate,
-        weight_decay=config.weight_decay,
         warmup=cell.warmup,
-        eval_every=config.eval_every,
         early_stop=False,
         schedule="linear",
         plateau=Plateau(config.min_gain, config.patience),
@@ -234,19 +233,23 @@ def _train(
     head = params_lib.init(jax.random.key(cell.seed), {HEAD: objective.head_spec})
     return train(
         own,
-        objective,
-        settings,
-        batches,
-        EvalBatches(encoded.selection, batch_size=config.batch_size),
-        seed=cell.seed,
-        mesh=mesh,
-        base_sha256=subject.base.identity.text,
-        policy=CheckpointPolicy(keep=1, allow_fallback=config.allow_fallback),
-        params={MODEL: subject.base.params, **head},
-        decays=decays,
-        measure=functools.partial(_measure, task),
-        criterion=functools.partial(criterion, task),
-        in_nats=False,
+        TrainRun(
+            objective=objective,
+            config=settings,
+            batches=batches,
+            validation=EvalBatches(encoded.selection, batch_size=config.batch_size),
+            seed=cell.seed,
+            base_sha256=subject.base.identity.text,
+            params={MODEL: subject.base.params, **head},
+            decays=decays,
+            in_nats=False,
+        ),
+        mesh,
+        CheckpointPolicy(keep=1, allow_fallback=config.allow_fallback),
+        Hooks(
+            measure=functools.partial(_measure, task),
+            criterion=functools.partial(criterion, task),
+        ),
     )
 
 

@@ -32,6 +32,7 @@ from lm_jax.train import optim
 from lm_jax.train.objective import (
     PAD,
     Numbers,
+    Stateless,
     cast_params,
     dtype_problems,
     is_cast,
@@ -100,7 +101,7 @@ def text_batch(rows_BS: jax.Array) -> TextBatch:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextPrediction:
+class TextPrediction(Stateless):
     """The mean loss of the head's outputs over examples.
 
     `loss` is per example: nats for classes, the squared error of the standardised score for one
@@ -134,10 +135,6 @@ class TextPrediction:
             raise UsageError("; ".join(problems))
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def head_spec(self) -> dict[str, ParamSpec]:
         """The declaration of the head, which starts at N(0, 0.02)."""
         return {
@@ -161,9 +158,6 @@ class TextPrediction:
             "mixer": mixer_metadata(self.mixer),
             "text_prediction": own,
         }
-
-    def init_state(self) -> None:
-        return None
 
     def normalizers(self, tokens_BS: jax.Array) -> Numbers:
         batch = text_batch(tokens_BS)
@@ -217,10 +211,6 @@ class TextPrediction:
         loss_B = self._losses(self.predict(params, tokens_BS, rng), text_batch(tokens_BS))
         loss = loss_B.sum() / normalizers["examples"]
         return loss, {"loss": loss}
-
-    def update(self, aux_state: Any, metrics: Numbers) -> tuple[Any, Numbers]:
-        del metrics
-        return aux_state, {}
 
     def flops(self, rows: int, columns: int, causal: Causal) -> int:
         model = forward_flops(self.cfg, self.mixer, columns - 1, causal=causal)

@@ -177,8 +177,7 @@ def choose(grid: tuple[GridPoint, ...]) -> tuple[float, float]:
 
 def measure(config: GlueConfig, work: Work) -> GlueSummary:
     """Runs or resumes all fine-tunings, and writes rows and submission files."""
-    data_ways, fsdp, tensor = config.mesh
-    mesh = sharding.make_mesh(data=data_ways, fsdp=fsdp, tensor=tensor)
+    mesh = sharding.make_mesh(*config.mesh)
     check_batch(config.batch_size, 1, mesh)
     # What cannot be read is refused before a model is loaded.
     data = read_tasks(config)

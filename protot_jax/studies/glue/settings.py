@@ -5,15 +5,25 @@ silent, of its released code: weight decay 0.01, dropout 0.1 before the head and
 patience of two evaluations at a gain of 0.001.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from lm_jax.errors import UsageError
-from lm_jax.run.settings import Bound, at_least, different
+from lm_jax.run.settings import (
+    SHARE_BELOW_1,
+    Bound,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ShareBelow1,
+    at_least,
+    choice,
+    different,
+)
 from lm_jax.study import Training
-from lm_jax.train.config import MAY_CHANGE
+from lm_jax.train.config import MAY_CHANGE, BatchFields
 from protot_jax.studies.glue.objective import PoolingName
 from protot_jax.studies.glue.tasks import EMBEDDED, OFFICIAL, find
 from protot_jax.training.saved_run import study_variant
@@ -21,28 +31,16 @@ from protot_jax.training.saved_run import study_variant
 PAPER_RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-4, 1e-3)
 
 
-def _distinct(values: Iterable[Any]) -> bool:
-    values = list(values)
-    return 0 < len(values) == len(set(values))
-
-
-_NAMES = Bound("different names, at least one", _distinct)
+_NAMES = Bound("different names, at least one", lambda names: 0 < len(names) == len(set(names)))
 _RATES = Bound(
     "different rates above 0",
     # As the names of folders spell them.
-    lambda rates: _distinct(f"{rate:g}" for rate in rates) and min(rates) > 0,
-)
-_SHARES = Bound(
-    "different shares from 0 to below 1",
-    lambda shares: _distinct(shares) and min(shares) >= 0 and max(shares) < 1,
-)
-_POOLINGS = Bound(
-    f"one of {', '.join(get_args(PoolingName))}", lambda name: name in get_args(PoolingName)
+    lambda rates: 0 < len(rates) == len({f"{rate:g}" for rate in rates}) and min(rates) > 0,
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class GlueConfig(Training):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GlueConfig(BatchFields, Training):
     """Settings of fine-tuning.
 
     Attributes:
@@ -60,10 +58,8 @@ class GlueConfig(Training):
         of a model for all tasks; those of `tasks` among them, or all if none is.
       seeds: one fine-tuning each of the chosen rate; the first one searches. A seed determines the
         head, the order of examples and the dropout.
-      batch_size: examples of one update.
       epochs: the most passes over the training split.
       max_steps: the most updates, if the epochs have more; 0 for no maximum.
-      eval_every: steps between evaluations; 0 for an epoch.
       min_gain: least gain of the main metric over the best evaluation so far that counts as one.
       patience: training ends at so many evaluations in a row without such a gain.
       max_length: the most ids of a text or pair. A model with attention has at most its context,
@@ -74,8 +70,6 @@ class GlueConfig(Training):
       head_dropout: dropout before the classifier; the model has none.
       dtype: dtype of the computation; weights and moments are float32.
       resamples: bootstrap samples of an interval.
-      mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: whether to continue from the checkpoint before where the newest is damaged.
     """
 
     runs: tuple[str, ...] = ()
@@ -83,25 +77,22 @@ class GlueConfig(Training):
     checkpoint: Literal["best", "last"] = "best"
     tasks: Annotated[tuple[str, ...], _NAMES] = tuple(EMBEDDED)
     folder: str = ""
-    examples: Annotated[int, at_least(0)] = 0
+    examples: NonNegativeInt = 0
     learning_rates: Annotated[tuple[float, ...], _RATES] = PAPER_RATES
-    warmups: Annotated[tuple[float, ...], _SHARES] = (0.06, 0.1)
+    warmups: Annotated[tuple[float, ...], different(SHARE_BELOW_1)] = (0.06, 0.1)
     search_tasks: tuple[str, ...] = ("sst2", "mnli")
     seeds: Annotated[tuple[int, ...], different(at_least(0))] = (234, 124, 325)
-    batch_size: Annotated[int, at_least(1)] = 16
-    epochs: Annotated[int, at_least(1)] = 3
-    max_steps: Annotated[int, at_least(0)] = 0
-    eval_every: int = 0
-    min_gain: float = 1e-3
-    patience: int = 2
-    max_length: Annotated[int, at_least(1)] = 512
-    pooling: Annotated[PoolingName, _POOLINGS] = "mean"
-    weight_decay: float = 0.01
-    head_dropout: float = 0.1
+    batch_size: PositiveInt = 16
+    epochs: PositiveInt = 3
+    max_steps: NonNegativeInt = 0
+    min_gain: NonNegativeFloat = 1e-3
+    patience: PositiveInt = 2
+    max_length: PositiveInt = 512
+    pooling: Annotated[PoolingName, choice(get_args(PoolingName))] = "mean"
+    weight_decay: NonNegativeFloat = 0.01
+    head_dropout: ShareBelow1 = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
     resamples: Annotated[int, at_least(100)] = 1000
-    mesh: tuple[int, int, int] = (-1, 1, 1)
-    allow_fallback: bool = False
 
     def problems(self) -> list[str]:
         for name in (*self.tasks, *self.search_tasks):

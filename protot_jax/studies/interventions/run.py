@@ -27,7 +27,7 @@ from lm_jax.run.finished import Inputs, file_inputs
 from lm_jax.run.tables import write_table
 from lm_jax.study import Opened, Work, frame
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import MANIFEST, Prepared, open_prepared
+from lm_jax.text.prepared import MANIFEST, Prepared, open_prepared
 from protot_jax.mixers.edits import check
 from protot_jax.studies import interventions
 from protot_jax.studies.interventions import comparison, effects, gates, matching, numbers, results

@@ -15,7 +15,7 @@ from lm_jax.errors import BadInputError
 from lm_jax.run.config import config_hash
 from lm_jax.text.examples import Examples
 from lm_jax.text.lines import read_json_lines
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.prepared import open_prepared
 from lm_jax.text.tokenizer import Tokenizer
 from protot_jax.training.saved_run import DATA, TrainedModel
 

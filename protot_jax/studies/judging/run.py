@@ -20,7 +20,7 @@ from lm_jax.run.config import config_hash
 from lm_jax.run.files import read_json
 from lm_jax.run.tables import write_table
 from lm_jax.study import Opened, Work
-from lm_jax.text.preparation import MANIFEST
+from lm_jax.text.prepared import MANIFEST
 from protot_jax.studies.judging import continuations, judges, numbers, prompts, results
 from protot_jax.studies.judging.continuations import Decoding
 from protot_jax.studies.judging.prompts import Prompts

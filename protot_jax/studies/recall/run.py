@@ -30,7 +30,7 @@ from lm_jax.run.finished import Inputs
 from lm_jax.run.results import load_result
 from lm_jax.run.stop import check as check_stop
 from lm_jax.study import Work
-from lm_jax.train.loop import train
+from lm_jax.train.loop import TrainRun, train
 from lm_jax.train.objective import PAD, LanguageModelling
 from protot_jax.analysis.equal_memory import state_size
 from protot_jax.analysis.recall import Batches, Condition, Split, Task, answer_batch, rows
@@ -126,17 +126,19 @@ def run_one(config: RecallConfig, one: Run, folder: Path) -> dict[str, list[Any]
     parent.mkdir(exist_ok=True)
     trained = train(
         parent / one.name,
-        LanguageModelling(cfg, mixer, make_batch=answer_batch),
-        config.training(one.learning_rate),
-        Batches(
-            config.trained(one.task),
-            batch_size=config.batch_size,
-            vocab_size=config.vocab_size,
+        TrainRun(
+            objective=LanguageModelling(cfg, mixer, make_batch=answer_batch),
+            config=config.training(one.learning_rate),
+            batches=Batches(
+                config.trained(one.task),
+                batch_size=config.batch_size,
+                vocab_size=config.vocab_size,
+                seed=one.seed,
+            ),
             seed=one.seed,
+            decays=pretrain.decays,
         ),
-        seed=one.seed,
-        mesh=sharding.make_mesh(data=-1),
-        decays=pretrain.decays,
+        sharding.make_mesh(data=-1),
     )
     params = sharding.fetch(trained.state.params)
     predict = functools.partial(_predict(cfg, mixer), params)

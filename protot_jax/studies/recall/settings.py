@@ -7,9 +7,18 @@ from typing import Annotated
 from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
-from lm_jax.run.settings import above, at_least, different, names, within
+from lm_jax.run.settings import (
+    SEED,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    above,
+    at_least,
+    different,
+    names,
+)
 from lm_jax.study import Training
-from lm_jax.train.config import TrainConfig
+from lm_jax.train.config import TrainConfig, train_config
 from protot_jax.analysis.equal_memory import matched_model
 from protot_jax.analysis.recall import TASKS, Condition, Task, is_possible
 from protot_jax.mixers.models import MODELS
@@ -49,20 +58,20 @@ class RecallConfig(Training):
         *("protot", "llama", "mamba_ffn", "deltanet"),
         *("gated_deltanet", "gated_slots", "raven"),
     )
-    memory: Annotated[int, at_least(1)] = 4096
-    hidden_size: Annotated[int, at_least(1)] = 128
-    num_layers: Annotated[int, at_least(1)] = 2
+    memory: PositiveInt = 4096
+    hidden_size: PositiveInt = 128
+    num_layers: PositiveInt = 2
     vocab_size: Annotated[int, at_least(4)] = 1024
-    train_length: Annotated[int, at_least(1)] = 256
+    train_length: PositiveInt = 256
     lengths: Annotated[tuple[int, ...], different(at_least(1))] = (128, 256, 512, 1024)
     pairs: Annotated[tuple[int, ...], different(at_least(1))] = (4, 8, 16, 32, 64)
     sequences: Annotated[int, at_least(2)] = 200
-    batch_size: Annotated[int, at_least(1)] = 64
-    steps: Annotated[int, at_least(1)] = 5000
+    batch_size: PositiveInt = 64
+    steps: PositiveInt = 5000
     learning_rates: Annotated[tuple[float, ...], different(above(0))] = (1e-3, 4e-3)
-    weight_decay: Annotated[float, at_least(0)] = 0.1
-    clip_norm: Annotated[float, above(0)] = 1.0
-    seeds: Annotated[tuple[int, ...], different(within(0, 2**32 - 1))] = (0, 1, 2)
+    weight_decay: NonNegativeFloat = 0.1
+    clip_norm: PositiveFloat = 1.0
+    seeds: Annotated[tuple[int, ...], different(SEED)] = (0, 1, 2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,13 +118,7 @@ class RecallConfig(Training):
 
     def training(self, learning_rate: float) -> TrainConfig:
         """The training settings of one run."""
-        return TrainConfig(
-            steps=self.steps,
-            learning_rate=learning_rate,
-            weight_decay=self.weight_decay,
-            clip_norm=self.clip_norm,
-            early_stop=False,
-        )
+        return train_config(self, learning_rate=learning_rate, early_stop=False)
 
 
 def quickstart(config: RecallConfig) -> RecallConfig:

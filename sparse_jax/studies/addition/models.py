@@ -20,7 +20,7 @@ import numpy as np
 from lm_jax.model.config import DecoderConfig
 from lm_jax.parallel import sharding
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
-from lm_jax.train.loop import Measure, TrainResult, train
+from lm_jax.train.loop import Hooks, Measure, TrainResult, TrainRun, train
 from lm_jax.train.objective import LanguageModelling, Objective
 from sparse_jax.gates.objective import WEIGHTS, Sparsifying
 from sparse_jax.studies.addition import problems
@@ -111,18 +111,19 @@ def train_model(
     Raises:
       As `lm_jax.train.loop.train`.
     """
-    batch_size = config.batch_size
     return train(
         folder,
-        task.objective,
-        task.training,
-        problems.Batches(train_P, batch_size=batch_size, seed=seed),
-        problems.OnePass(held_out_P, batch_size=_divisible(len(held_out_P), mesh)),
-        seed=seed,
-        mesh=mesh,
-        policy=CheckpointPolicy(allow_fallback=config.allow_fallback),
-        params=None if begin is None else task.params(begin),
-        measure=_measure(task, held_out_P),
+        TrainRun(
+            objective=task.objective,
+            config=task.training,
+            batches=problems.Batches(train_P, batch_size=config.batch_size, seed=seed),
+            validation=problems.OnePass(held_out_P, batch_size=_divisible(len(held_out_P), mesh)),
+            seed=seed,
+            params=None if begin is None else task.params(begin),
+        ),
+        mesh,
+        CheckpointPolicy(allow_fallback=config.allow_fallback),
+        Hooks(measure=_measure(task, held_out_P)),
     )
 
 

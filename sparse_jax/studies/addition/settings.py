@@ -6,9 +6,17 @@ from typing import Annotated, Literal
 
 from lm_jax.errors import out_of_range
 from lm_jax.model.mixers import ATTENTION, AttentionMixer, BidirectionalAttention
-from lm_jax.run.settings import Bound, above, at_least, different, within
+from lm_jax.run.settings import (
+    SEED,
+    Bound,
+    Finite,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    different,
+)
 from lm_jax.study import Training
-from lm_jax.train.config import TrainConfig
+from lm_jax.train.config import TrainConfig, train_config
 from sparse_jax.gates.geco import GecoConfig
 from sparse_jax.studies.addition.problems import COUNT, number
 
@@ -17,7 +25,6 @@ Attention = Literal["causal", "bidirectional"]
 LEAST = 1e-4
 _LAYERS = Bound("at least 2, because carries need a second layer", lambda count: count >= 2)
 _STRENGTH = Bound(f"at least {LEAST:g}", lambda value: LEAST <= value < math.inf)
-_FINITE = Bound("finite", math.isfinite)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,25 +67,25 @@ class AdditionConfig(Training):
     """
 
     num_layers: Annotated[int, _LAYERS] = 4
-    hidden_size: Annotated[int, at_least(1)] = 64
-    mlp_size: Annotated[int, at_least(1)] = 128
+    hidden_size: PositiveInt = 64
+    mlp_size: PositiveInt = 128
     attention: Attention = "causal"
     held_out: int = 2000
     drawn: tuple[str, ...] = ("53+21", "36+28", "43+59")
-    batch_size: Annotated[int, at_least(1)] = 256
-    dense_steps: Annotated[int, at_least(1)] = 1500
-    sparse_steps: Annotated[int, at_least(1)] = 2000
+    batch_size: PositiveInt = 256
+    dense_steps: PositiveInt = 1500
+    sparse_steps: PositiveInt = 2000
     begin: Literal["dense", "drawn"] = "dense"
-    dense_rate: Annotated[float, above(0)] = 3e-3
-    sparse_rate: Annotated[float, above(0)] = 1e-3
-    dense_decay: Annotated[float, at_least(0)] = 0.01
-    sparse_decay: Annotated[float, at_least(0)] = 1e-3
-    clip_norm: Annotated[float, above(0)] = 1.0
+    dense_rate: PositiveFloat = 3e-3
+    sparse_rate: PositiveFloat = 1e-3
+    dense_decay: NonNegativeFloat = 0.01
+    sparse_decay: NonNegativeFloat = 1e-3
+    clip_norm: PositiveFloat = 1.0
     strength: Annotated[float, _STRENGTH] = 0.03
-    bound: Annotated[float, at_least(0)] = 0.0
-    bias: Annotated[float, _FINITE] = 3.0
-    eval_every: Annotated[int, at_least(1)] = 100
-    seeds: Annotated[tuple[int, ...], different(within(0, 2**32 - 1))] = (0,)
+    bound: NonNegativeFloat = 0.0
+    bias: Finite = 3.0
+    eval_every: PositiveInt = 100
+    seeds: Annotated[tuple[int, ...], different(SEED)] = (0,)
     allow_fallback: bool = False
 
     def problems(self) -> list[str]:
@@ -113,12 +120,11 @@ class AdditionConfig(Training):
 
     def training(self, steps: int, learning_rate: float, weight_decay: float) -> TrainConfig:
         """Training settings of one of the two models."""
-        return TrainConfig(
+        return train_config(
+            self,
             steps=steps,
             learning_rate=learning_rate,
             weight_decay=weight_decay,
-            clip_norm=self.clip_norm,
-            eval_every=self.eval_every,
             early_stop=False,
         )
 

@@ -23,9 +23,9 @@ from lm_jax.run import processes
 from lm_jax.run.files import write_bytes, write_json
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batch, Batches, Examples, OnePass
-from lm_jax.text.preparation import Prepared
+from lm_jax.text.prepared import Prepared
 from lm_jax.train.config import CheckpointPolicy
-from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.loop import TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
 from lm_jax.weights import card as cards
@@ -73,12 +73,7 @@ def train_dense(
 def _train(config: PairConfig, prepared: Prepared, folder: Path, mesh: jax.sharding.Mesh) -> None:
     dense = config.dense
     processes.on_first(lambda: folder.mkdir(parents=True, exist_ok=True))
-    index, count = sharding.batch_share(mesh)
-    share = {
-        "batch_size": dense.batch_size,
-        "process_index": index,
-        "process_count": count,
-    }
+    share = sharding.own_block(mesh, dense.batch_size)
     examples, held_out = (
         Examples(prepared, split, context=config.context, mode="window")
         for split in ("train", "validation")
@@ -92,14 +87,16 @@ def _train(config: PairConfig, prepared: Prepared, folder: Path, mesh: jax.shard
     def phase(name: str, batches: Batches | Following, params: ParamTree | None) -> TrainResult:
         return train(
             folder / name,
-            objective,
-            dense.phase(cooldown=name == COOLDOWN),
-            batches,
-            validation,
-            seed=dense.seed,
-            mesh=mesh,
-            policy=policy,
-            params=params,
+            TrainRun(
+                objective=objective,
+                config=dense.phase(cooldown=name == COOLDOWN),
+                batches=batches,
+                validation=validation,
+                seed=dense.seed,
+                params=params,
+            ),
+            mesh,
+            policy,
         )
 
     first = phase(PLATEAU, batches, None)

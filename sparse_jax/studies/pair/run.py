@@ -19,7 +19,8 @@ from lm_jax.run import processes
 from lm_jax.run.finished import Inputs
 from lm_jax.study import Work, frame
 from lm_jax.text.corpora import corpus_inputs
-from lm_jax.text.preparation import MANIFEST, CorpusConfig, Prepared, prepare_corpus
+from lm_jax.text.preparation import CorpusConfig, prepare_corpus
+from lm_jax.text.prepared import MANIFEST, Prepared
 from lm_jax.text.tokenizer_training import train_byte_tokenizer
 from lm_jax.train.step import check_batch
 from sparse_jax.studies.pair import corpus, dense, numbers, task_scores
@@ -54,8 +55,7 @@ def train_all(config: PairConfig, work: Work) -> PairSummary:
       UsageError: a batch does not divide over the devices.
     """
     folder = work.path
-    data, fsdp, tensor = config.posttrain.mesh
-    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    mesh = sharding.make_mesh(*config.posttrain.mesh)
     check_batch(config.dense.batch_size, 1, mesh)
     check_batch(config.posttrain.batch_size, config.posttrain.accumulate, mesh)
     processes.on_first(lambda: corpus.write_corpora(config.text, folder / TEXT))

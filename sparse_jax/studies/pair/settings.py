@@ -2,13 +2,23 @@
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from lm_jax.errors import nearest, out_of_range
 from lm_jax.model.config import DecoderConfig
-from lm_jax.run.settings import at_least
+from lm_jax.run.settings import (
+    Bound,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    ShareBelow1,
+    at_least,
+    between,
+)
 from lm_jax.study import Distributed, Training
-from lm_jax.train.config import Plateau, TrainConfig
+from lm_jax.train.config import Plateau, TrainConfig, train_config
 from sparse_jax.circuits.generators import GENERATORS
 from sparse_jax.studies.posttrain.settings import OVER_CONTROL, PosttrainConfig
 
@@ -22,8 +32,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+_HEAD_DIM = Bound("even, for rotary positions, or 0", lambda value: value >= 0 and value % 2 == 0)
+
+
 @dataclasses.dataclass(frozen=True)
-class TextConfig:
+class TextConfig(Settings):
     """The text of all models of the pair.
 
     Attributes:
@@ -39,20 +52,30 @@ class TextConfig:
       seed: random seed of the splits and of the prompts.
     """
 
+    where: ClassVar[str] = "config.text."
+
     source: str = "wiki"
-    documents: int = 0
-    posttrain_share: float = 0.5
-    validation_share: float = 0.02
+    documents: NonNegativeInt = 0
+    posttrain_share: Annotated[float, between(0, 1)] = 0.5
+    validation_share: Annotated[float, between(0, 1)] = 0.02
     tasks: tuple[str, ...] = ("copy", "ioi", "ioi_rephrased", "greater_than", "docstring")
-    task_share: float = 0.35
-    prompts_per_document: int = 3
-    scored_prompts: int = 200
+    task_share: ShareBelow1 = 0.35
+    prompts_per_document: PositiveInt = 3
+    scored_prompts: Annotated[int, at_least(2)] = 200
     vocab_size: int = 8_192
     seed: int = 0
 
+    def problems(self) -> list[str]:
+        """What is wrong with the names of tasks."""
+        return [
+            f"config.text.tasks has {name!r}{nearest(name, GENERATORS)}"
+            for name in self.tasks
+            if name not in GENERATORS
+        ]
+
 
 @dataclasses.dataclass(frozen=True)
-class DenseConfig:
+class DenseConfig(Settings):
     """The dense model and its pretraining.
 
     The rate is constant until the held-out loss has reached a plateau, then falls to zero.
@@ -75,21 +98,31 @@ class DenseConfig:
       seed: random seed of the initial weights and the order.
     """
 
+    where: ClassVar[str] = "config.dense."
+
     num_layers: int = 4
-    num_heads: int = 8
+    num_heads: PositiveInt = 8
     hidden_size: int = 256
     mlp_size: int = 688
-    head_dim: int = 0
-    batch_size: int = 32
-    learning_rate: float = 2e-3
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
+    head_dim: Annotated[int, _HEAD_DIM] = 0
+    batch_size: PositiveInt = 32
+    learning_rate: PositiveFloat = 2e-3
+    weight_decay: NonNegativeFloat = 0.1
+    clip_norm: PositiveFloat = 1.0
     warmup_steps: int = 100
     eval_every: int = 100
     plateau: Plateau = dataclasses.field(default_factory=lambda: Plateau(0.01, 3))
-    most_steps: int = 6_000
-    cooldown_steps: int = 600
+    most_steps: PositiveInt = 6_000
+    cooldown_steps: PositiveInt = 600
     seed: int = 0
+
+    def problems(self) -> list[str]:
+        """What does not fit together."""
+        fits = bool(self.head_dim) or (
+            self.num_heads >= 1 and self.hidden_size % (2 * self.num_heads) == 0
+        )
+        what = "an even multiple of config.dense.num_heads, or give config.dense.head_dim"
+        return out_of_range(self, {"hidden_size": (fits, what)}, prefix=self.where)
 
     def decoder(self, vocab_size: int, max_length: int) -> DecoderConfig:
         """The config of the decoder."""
@@ -107,12 +140,10 @@ class DenseConfig:
     def phase(self, *, cooldown: bool) -> TrainConfig:
         """Training settings of one of the two phases."""
         steps = self.cooldown_steps if cooldown else self.most_steps
-        return TrainConfig(
+        return train_config(
+            self,
             steps=steps,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
             warmup=0.0 if cooldown else min(self.warmup_steps / steps, 0.5),
-            clip_norm=self.clip_norm,
             eval_every=min(self.eval_every, steps),
             early_stop=False,
             schedule="linear" if cooldown else "constant",
@@ -162,37 +193,13 @@ class PairConfig(Training, Distributed):
 
     def problems(self) -> list[str]:
         """What is wrong in the sections, or does not fit together."""
-        text, dense, default = self.text, self.dense, PosttrainConfig()
+        default = PosttrainConfig()
         problems = [
-            f"config.text.tasks has {name!r}{nearest(name, GENERATORS)}"
-            for name in text.tasks
-            if name not in GENERATORS
-        ]
-        problems += [
             f"config.variants has {name!r}{nearest(name, VARIANTS)}"
             for name in self.variants
             if name not in VARIANTS
         ]
         wanted = {
-            "text.posttrain_share": (0 < text.posttrain_share < 1, "between 0 and 1"),
-            "text.validation_share": (0 < text.validation_share < 1, "between 0 and 1"),
-            "text.task_share": (0 <= text.task_share < 1, "at least 0 and below 1"),
-            "text.prompts_per_document": (text.prompts_per_document >= 1, "at least 1"),
-            "text.scored_prompts": (text.scored_prompts >= 2, "at least 2"),
-            "text.documents": (text.documents >= 0, "at least 0"),
-            "dense.num_heads": (dense.num_heads >= 1, "at least 1"),
-            "dense.head_dim": (
-                dense.head_dim >= 0 and dense.head_dim % 2 == 0,
-                "even, for rotary positions, or 0",
-            ),
-            "dense.hidden_size": (
-                bool(dense.head_dim)
-                or (dense.num_heads >= 1 and dense.hidden_size % (2 * dense.num_heads) == 0),
-                "an even multiple of config.dense.num_heads, or give config.dense.head_dim",
-            ),
-            "dense.most_steps": (dense.most_steps >= 1, "at least 1"),
-            "dense.cooldown_steps": (dense.cooldown_steps >= 1, "at least 1"),
-            "dense.batch_size": (dense.batch_size >= 1, "at least 1"),
             "variants": (
                 self.variants[:1] == ("sparse",) and len(set(self.variants)) == len(self.variants),
                 'different names of which the first is "sparse"',

@@ -9,9 +9,21 @@ import numpy as np
 
 from lm_jax.errors import out_of_range
 from lm_jax.model.lora import LoraConfig
-from lm_jax.run.settings import Bound, above, at_least, different, within
+from lm_jax.run.settings import (
+    SEED,
+    Bound,
+    Finite,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ShareBelow1,
+    different,
+    within,
+)
 from lm_jax.study import Distributed, Training
 from lm_jax.text.preparation import CorpusConfig
+from lm_jax.text.splits import missing_splits
+from lm_jax.train.config import StepFields, TrainConfig, train_config
 from sparse_jax.gates.geco import Strength
 
 
@@ -23,18 +35,12 @@ def _apart(bounds: Sequence[float], *, least: float) -> bool:
     )
 
 
-_FINITE = Bound("finite", math.isfinite)
-_SHARE_BELOW_1 = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
 _TARGETS = Bound("above 0 and 0.0001 apart", lambda bounds: _apart(bounds, least=1e-4))
 _SLACKS = Bound("at least 0 and 0.0001 apart", lambda bounds: _apart(bounds, least=0.0))
-_MESH = Bound(
-    "three sizes of at least 1, of which one may be -1",
-    lambda mesh: mesh.count(-1) <= 1 and all(size == -1 or size >= 1 for size in mesh),
-)
 
 
-@dataclasses.dataclass(frozen=True)
-class PosttrainConfig(Training, Distributed):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PosttrainConfig(StepFields, Training, Distributed):
     """All settings of post-training.
 
     Attributes:
@@ -67,11 +73,7 @@ class PosttrainConfig(Training, Distributed):
         where a needed edge was open in half of the samples, the rule may close it for good.
       batch_size: windows of one update, on all devices together.
       accumulate: micro-batches of one update.
-      steps: updates of a run.
-      learning_rate: peak of the learning rate; a cosine to a tenth follows.
-      warmup: share of the steps in which the learning rate rises to its peak.
       weight_decay: weight decay of matrices.
-      clip_norm: largest norm of the gradient; 0 does not clip.
       skip_sigma: skip an update whose loss is that many standard deviations above the mean of the
         last 128; 0 skips none.
       dtype: dtype of the computation and of frozen weights; trained weights and moments are
@@ -80,11 +82,7 @@ class PosttrainConfig(Training, Distributed):
         is `dtype`, to which the sum is rounded once; "float32" does not round it.
       remat: keep only the residual stream of each layer for the backward pass.
       eval_every: steps between evaluations.
-      save_every: steps between checkpoints; each evaluation saves one too.
       seeds: random seeds of adapters, order and gates; one run for each seed and bound.
-      mesh: sizes of the axes data, fsdp, tensor; one may be -1.
-      allow_fallback: whether to continue from the checkpoint before the newest one where that is
-        damaged.
       texts: texts whose attention before and after is in the report.
       heads: heads in the report, as "layer.head"; if there are none, heads whose few open edges
         carry much weight (`patterns.legible`).
@@ -94,39 +92,36 @@ class PosttrainConfig(Training, Distributed):
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0))
     )
-    context: Annotated[int, at_least(1)] = 64
-    validation_documents: Annotated[int, at_least(1)] = 200
+    context: PositiveInt = 64
+    validation_documents: PositiveInt = 200
     slacks: Annotated[tuple[float, ...], _SLACKS] = (0.05,)
     slack_over: Literal["dense", "control"] = "dense"
     targets: Annotated[tuple[float, ...], _TARGETS] = ()
     strength: Strength = dataclasses.field(default_factory=Strength)
     adapters: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     full: bool = False
-    bias: Annotated[float, _FINITE] = 0.0
+    bias: Finite = 0.0
     learn_bias: bool = False
     raw_gate: bool = False
     renormalise: bool = False
     control: bool = False
-    distill: Annotated[float, at_least(0)] = 1.0
-    temperature: Annotated[float, above(0)] = 1.0
+    distill: NonNegativeFloat = 1.0
+    temperature: PositiveFloat = 1.0
     paired: bool = False
     by_rule: Annotated[float, within(0, 1)] = 0.0
-    batch_size: Annotated[int, at_least(1)] = 16
-    accumulate: Annotated[int, at_least(1)] = 1
-    steps: Annotated[int, at_least(1)] = 1_000
-    learning_rate: Annotated[float, above(0)] = 1e-4
-    warmup: Annotated[float, _SHARE_BELOW_1] = 0.02
-    weight_decay: Annotated[float, at_least(0)] = 0.0
-    clip_norm: Annotated[float, at_least(0)] = 1.0
-    skip_sigma: Annotated[float, at_least(0)] = 0.0
+    batch_size: PositiveInt = 16
+    accumulate: PositiveInt = 1
+    steps: PositiveInt = 1_000
+    learning_rate: PositiveFloat = 1e-4
+    warmup: ShareBelow1 = 0.02
+    weight_decay: NonNegativeFloat = 0.0
+    skip_sigma: NonNegativeFloat = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     export_dtype: Literal["base", "float32"] = "base"
     remat: bool = False
-    eval_every: Annotated[int, at_least(1)] = 100
-    save_every: Annotated[int, at_least(1)] = 50
-    seeds: Annotated[tuple[int, ...], different(within(0, 2**32 - 1))] = (234,)
-    mesh: Annotated[tuple[int, int, int], _MESH] = (-1, 1, 1)
-    allow_fallback: bool = False
+    eval_every: PositiveInt = 100
+    save_every: PositiveInt = 50
+    seeds: Annotated[tuple[int, ...], different(SEED)] = (234,)
     texts: tuple[str, ...] = (
         "When Mary and John went to the store, John gave a drink to Mary, and Mary thanked him.",
     )
@@ -136,6 +131,7 @@ class PosttrainConfig(Training, Distributed):
         """What does not fit together."""
         some = bool(self.targets or self.slacks)
         problems = out_of_range(self, {"slacks": (some, "one number or more")}, prefix="config.")
+        problems += missing_splits(self.corpus.splits)
         if self.slack_over == "control" and not self.control:
             problems.append("config.slack_over = 'control' needs config.control = True")
         if self.paired and (self.slack_over != "control" or self.targets):
@@ -152,15 +148,15 @@ class PosttrainConfig(Training, Distributed):
                 f"config.batch_size = {self.batch_size} must be a multiple of config.accumulate = "
                 f"{self.accumulate}"
             )
-        if min(self.corpus.splits[:2]) <= 0:
-            problems.append(
-                f"config.corpus.splits = {self.corpus.splits} must give training and validation "
-                "a share above 0"
-            )
         for head in self.heads:
             if not all(part.isdecimal() for part in head.split(".")) or head.count(".") != 1:
                 problems.append(f"config.heads has {head!r}; write layer.head, such as 3.0")
         return problems
+
+    @property
+    def train(self) -> TrainConfig:
+        """The settings of the loop."""
+        return train_config(self, early_stop=False)
 
 
 # Settings for hundreds of updates. The bound leaves a margin to 0.05, because it is on the training

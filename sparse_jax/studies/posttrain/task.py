@@ -27,7 +27,8 @@ from lm_jax.run.files import write_json
 from lm_jax.run.identity import difference
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import Prepared, prepare_on_first
+from lm_jax.text.preparation import prepare_on_first
+from lm_jax.text.prepared import Prepared
 from lm_jax.train.config import MAY_CHANGE
 from lm_jax.train.evaluate import evaluate
 from lm_jax.train.metrics import METRICS
@@ -68,7 +69,9 @@ class Task:
 
     def batches(self, seed: int) -> Batches:
         """Training batches of a run with this seed."""
-        return Batches(self.examples, seed=seed, **_share(self.config, self.mesh))
+        return Batches(
+            self.examples, seed=seed, **sharding.own_block(self.mesh, self.config.batch_size)
+        )
 
 
 def open_model(config: PosttrainConfig) -> OpenedModel:
@@ -101,7 +104,7 @@ def open_task(config: PosttrainConfig, folder: Path, *, force: bool = False) -> 
       UsageError: as `open_model`; the batch does not divide over the devices.
       BadInputError: as `open_model`; the corpus is missing, or has less than one batch of windows.
     """
-    mesh = _mesh(config)
+    mesh = sharding.make_mesh(*config.mesh)
     # Not among the inputs: what has finished can be shown on a machine with fewer devices.
     check_batch(config.batch_size, config.accumulate, mesh)
     model = open_model(config)
@@ -109,12 +112,11 @@ def open_task(config: PosttrainConfig, folder: Path, *, force: bool = False) -> 
     windows = functools.partial(
         Examples, prepared, context=config.context, mode="window", vocab_size=model.cfg.vocab_size
     )
+    share = sharding.own_block(mesh, config.batch_size)
     examples = windows("train")
-    validation = OnePass(
-        windows("validation", limit=config.validation_documents), **_share(config, mesh)
-    )
+    validation = OnePass(windows("validation", limit=config.validation_documents), **share)
     # Refuses a corpus of less than one batch.
-    Batches(examples, seed=config.seeds[0], **_share(config, mesh))
+    Batches(examples, seed=config.seeds[0], **share)
     # Trained weights are float32; frozen ones are only read in the dtype of the computation.
     dtype = jnp.float32 if config.full else jnp.dtype(config.dtype)
     base = model.load(dtype=dtype, mesh=mesh)
@@ -145,16 +147,6 @@ def controls_of(folder: Path) -> Path:
     """
     file = folder / SHARED
     return folder / load_result(file, SharedControls).folder if file.exists() else folder
-
-
-def _mesh(config: PosttrainConfig) -> jax.sharding.Mesh:
-    data, fsdp, tensor = config.mesh
-    return sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
-
-
-def _share(config: PosttrainConfig, mesh: jax.sharding.Mesh) -> dict[str, int]:
-    index, count = sharding.batch_share(mesh)
-    return {"batch_size": config.batch_size, "process_index": index, "process_count": count}
 
 
 def dense_loss(task: Task) -> DenseResult:

@@ -15,9 +15,9 @@ from lm_jax.model import lora
 from lm_jax.model.params import ParamTree
 from lm_jax.model.precision import exact_jit
 from lm_jax.run.results import load_result
-from lm_jax.train.config import CheckpointPolicy, TrainConfig
+from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.evaluate import Evaluation
-from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.weights.load import Pretrained
 from sparse_jax.gates.geco import GecoConfig
@@ -75,34 +75,25 @@ def start(objective: Sparsifying, task: Task) -> ParamTree:
 def train_once(task: Task, folder: Path, objective: Sparsifying, seed: int) -> TrainResult:
     """Trains to the last step, from the last checkpoint in `folder`."""
     config = task.config
-    settings = TrainConfig(
-        steps=config.steps,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        warmup=config.warmup,
-        clip_norm=config.clip_norm or None,
-        skip_sigma=config.skip_sigma or None,
-        accumulate=config.accumulate,
-        eval_every=config.eval_every,
-        early_stop=False,
-    )
     needs_dense = objective.adapters is not None or objective.distill > 0
     return train(
         folder,
-        objective,
-        settings,
-        task.batches(seed),
-        task.validation,
-        seed=seed,
-        mesh=task.mesh,
-        frozen=task.base.params if needs_dense else (),
-        base_sha256=task.base.identity.text,
-        policy=CheckpointPolicy(
+        TrainRun(
+            objective=objective,
+            config=config.train,
+            batches=task.batches(seed),
+            validation=task.validation,
+            seed=seed,
+            frozen=task.base.params if needs_dense else (),
+            base_sha256=task.base.identity.text,
+            # Adapters are initialised at random, weights are those of the base.
+            params=start(objective, task) if config.full else None,
+        ),
+        task.mesh,
+        CheckpointPolicy(
             save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
         ),
-        # Adapters are initialised at random, weights are those of the base.
-        params=start(objective, task) if config.full else None,
-        measure=edge_metrics,
+        Hooks(measure=edge_metrics),
     )
 
 

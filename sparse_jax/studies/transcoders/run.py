@@ -34,9 +34,10 @@ from lm_jax.run.results import load_result
 from lm_jax.study import Work, frame
 from lm_jax.text.corpora import corpus_inputs
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import Prepared, prepare_on_first
+from lm_jax.text.preparation import prepare_on_first
+from lm_jax.text.prepared import Prepared
 from lm_jax.train.config import CheckpointPolicy
-from lm_jax.train.loop import TrainResult, train
+from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.step import check_batch
 from lm_jax.weights import hub
@@ -126,8 +127,7 @@ class _Task:
     @classmethod
     def open(cls, config: TranscoderTraining, folder: Path) -> "_Task":
         """Loads the model, and prepares the text in the work folder."""
-        data, fsdp, tensor = config.mesh
-        mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+        mesh = sharding.make_mesh(*config.mesh)
         # Not among the inputs: what has finished can be shown on a machine with fewer devices.
         check_batch(config.batch_size, config.accumulate, mesh)
         source = SourceModel.load(config.model, dtype=config.dtype, mesh=mesh)
@@ -148,9 +148,7 @@ class _Task:
     def train(self, config: TranscoderTraining, folder: Path) -> _Trained:
         """Trains, or resumes training, in a folder."""
         cfg = self.source.model.cfg
-        index, count = sharding.batch_share(self.mesh)
-        size = {"batch_size": config.batch_size}
-        share = size | {"process_index": index, "process_count": count}
+        size, share = config.batch_size, sharding.own_block(self.mesh, config.batch_size)
         windows = functools.partial(
             Examples,
             self.prepared,
@@ -163,7 +161,9 @@ class _Task:
         batches = Batches(train_windows, seed=config.seed, **share)
         validation = OnePass(held_out, **share)
         text = Text(
-            Batches(train_windows, seed=config.seed, **size), OnePass(held_out, **size), self.mesh
+            Batches(train_windows, batch_size=size, seed=config.seed),
+            OnePass(held_out, batch_size=size),
+            self.mesh,
         )
         frozen = _frozen(config, self.source, text, folder)
         objective = Transcoding(
@@ -179,21 +179,23 @@ class _Task:
         )
         result = train(
             folder,
-            objective,
-            config.train,
-            batches,
-            validation,
-            seed=config.seed,
-            mesh=self.mesh,
-            frozen=frozen,
-            base_sha256=self.source.identity.text,
-            policy=CheckpointPolicy(
-                save_every=config.save_every, allow_fallback=config.allow_fallback
+            TrainRun(
+                objective=objective,
+                config=config.train,
+                batches=batches,
+                validation=validation,
+                seed=config.seed,
+                frozen=frozen,
+                base_sha256=self.source.identity.text,
+                params=functools.partial(_start, config, objective, frozen, text),
+                in_nats=False,
             ),
-            params=functools.partial(_start, config, objective, frozen, text),
-            measure=measurements.numbers,
-            done=measurements.ends if config.stop_l0 else None,
-            in_nats=False,
+            self.mesh,
+            CheckpointPolicy(save_every=config.save_every, allow_fallback=config.allow_fallback),
+            Hooks(
+                measure=measurements.numbers,
+                done=measurements.ends if config.stop_l0 else None,
+            ),
         )
         return _Trained(folder, measurements, result)
 

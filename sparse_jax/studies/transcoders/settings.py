@@ -4,18 +4,24 @@ import dataclasses
 from typing import Annotated, Literal
 
 from lm_jax.errors import out_of_range
-from lm_jax.run.settings import Bound, above, at_least, between
+from lm_jax.run.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ShareBelow1,
+    above,
+    between,
+)
 from lm_jax.study import Distributed, Training
 from lm_jax.text.preparation import CorpusConfig
-from lm_jax.train.config import TrainConfig
+from lm_jax.train.config import StepFields, TrainConfig, train_config
 from sparse_jax.transcoders.objective import Penalties
 from sparse_jax.transcoders.transcoder import Kind, TranscoderConfig
 
-_WARMUP = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
 
-
-@dataclasses.dataclass(frozen=True)
-class TranscoderTraining(Training, Distributed):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranscoderTraining(StepFields, Training, Distributed):
     """All settings of a transcoder and its training.
 
     Attributes:
@@ -37,10 +43,6 @@ class TranscoderTraining(Training, Distributed):
       outlier: tokens are left out whose input has at least so many times the mean norm.
       batch_size: windows of one update, on all devices together.
       accumulate: micro-batches of one update.
-      steps: number of updates of a run.
-      learning_rate: peak of the learning rate; a cosine to a tenth follows.
-      warmup: share of the steps in which the learning rate rises to its peak.
-      clip_norm: largest norm of the gradient; 0 does not clip.
       dtype: dtype of the model's forward pass; the transcoder is float32.
       stop_l0: training ends at the first evaluation with at most so many active features per token
         and layer, in the mean over layers (the paper's "optimal L0"); 0 trains all steps.
@@ -53,48 +55,42 @@ class TranscoderTraining(Training, Distributed):
       score_tokens: length of these prompts, in tokens.
       score_features: features with a row in these graphs, those of most influence.
       control: train a per-layer transcoder of as many parameters too, on the same batches.
-      save_every: steps between checkpoints; each evaluation saves one too.
       seed: random seed of the initial weights and the order.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. Features are split over tensor.
-      allow_fallback: whether to continue from the checkpoint before the newest one where that is
-        damaged.
     """
 
     model: str = ""
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0))
     )
-    context: Annotated[int, at_least(1)] = 64
-    validation_documents: Annotated[int, at_least(1)] = 200
-    features: Annotated[int, at_least(1)] = 2_048
+    context: PositiveInt = 64
+    validation_documents: PositiveInt = 200
+    features: PositiveInt = 2_048
     kind: Kind = "jumprelu"
-    window: Annotated[int, at_least(0)] = 0
-    bandwidth: Annotated[float, above(0)] = 1.0
-    threshold: Annotated[float, above(0)] = 0.03
+    window: NonNegativeInt = 0
+    bandwidth: PositiveFloat = 1.0
+    threshold: PositiveFloat = 0.03
     penalties: Penalties = dataclasses.field(default_factory=Penalties)
     firing_rate: Annotated[float, between(0, 1)] = 0.05
-    scale_batches: Annotated[int, at_least(1)] = 10
+    scale_batches: PositiveInt = 10
     skip_start: int = 1
     outlier: Annotated[float, above(1)] = 20.0
-    batch_size: Annotated[int, at_least(1)] = 16
-    accumulate: Annotated[int, at_least(1)] = 1
-    steps: Annotated[int, at_least(1)] = 2_000
-    learning_rate: Annotated[float, above(0)] = 1e-3
-    warmup: Annotated[float, _WARMUP] = 0.05
-    clip_norm: Annotated[float, at_least(0)] = 1.0
+    batch_size: PositiveInt = 16
+    accumulate: PositiveInt = 1
+    steps: PositiveInt = 2_000
+    learning_rate: PositiveFloat = 1e-3
+    warmup: ShareBelow1 = 0.05
     dtype: Literal["float32", "bfloat16"] = "float32"
-    stop_l0: Annotated[float, at_least(0)] = 0.0
-    eval_every: Annotated[int, at_least(0)] = 200
-    scores_every: Annotated[int, at_least(0)] = 400
+    stop_l0: NonNegativeFloat = 0.0
+    eval_every: NonNegativeInt = 200
+    scores_every: NonNegativeInt = 400
     prompts: tuple[str, ...] = ()
-    score_prompts: Annotated[int, at_least(1)] = 8
+    score_prompts: PositiveInt = 8
     score_tokens: int = 16
-    score_features: Annotated[int, at_least(1)] = 512
+    score_features: PositiveInt = 512
     control: bool = False
-    save_every: Annotated[int, at_least(1)] = 200
+    save_every: PositiveInt = 200
     seed: int = 0
-    mesh: tuple[int, int, int] = (-1, 1, 1)
-    allow_fallback: bool = False
 
     def problems(self) -> list[str]:
         """What does not fit together."""
@@ -118,16 +114,7 @@ class TranscoderTraining(Training, Distributed):
     @property
     def train(self) -> TrainConfig:
         """The settings of the loop."""
-        return TrainConfig(
-            steps=self.steps,
-            learning_rate=self.learning_rate,
-            weight_decay=0.0,
-            warmup=self.warmup,
-            clip_norm=self.clip_norm or None,
-            accumulate=self.accumulate,
-            eval_every=self.eval_every,
-            early_stop=False,
-        )
+        return train_config(self, weight_decay=0.0, early_stop=False)
 
     def sizes(self, num_layers: int, hidden_size: int) -> TranscoderConfig:
         """The transcoder of a model of these sizes."""

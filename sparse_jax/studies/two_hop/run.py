@@ -15,8 +15,7 @@ import numpy as np
 
 from lm_jax.parallel import sharding
 from lm_jax.study import Work
-from lm_jax.train import optim
-from lm_jax.train.state import init_state
+from lm_jax.train.state import StateLayout
 from lm_jax.train.step import make_train_step
 from sparse_jax.studies.two_hop.numbers import paths
 from sparse_jax.studies.two_hop.results import ROWS, Paths, TwoHopRun, TwoHopSummary
@@ -88,9 +87,8 @@ def trained(
     )
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     update = make_train_step(objective, mesh, config.train)
-    optimizer = optim.adamw(objective.spec, config.train, optim.is_weight)
     key = jax.random.key(seed)
-    state = init_state(key, mesh, objective.spec, optimizer, aux_state=objective.init_state())
+    state = StateLayout.of(objective, mesh, config.train).init(key)
     rng = np.random.default_rng(seed)
     for _ in range(config.steps):
         drawn_XB = rng.random((config.batch_size, 4 * config.groups)) < config.probability

@@ -3,9 +3,18 @@
 import dataclasses
 from typing import Annotated, get_args
 
-from lm_jax.run.settings import above, at_least, between, different, names, within
+from lm_jax.run.settings import (
+    PositiveFloat,
+    PositiveInt,
+    above,
+    at_least,
+    between,
+    different,
+    names,
+    within,
+)
 from lm_jax.study import Settings
-from lm_jax.train.config import TrainConfig
+from lm_jax.train.config import TrainConfig, train_config
 from sparse_jax.transcoders.two_hop_model import SecondHop
 
 
@@ -32,30 +41,19 @@ class TwoHopConfig(Settings):
     second_hops: Annotated[tuple[str, ...], names(get_args(SecondHop))] = ("relay", "and")
     groups: Annotated[int, within(1, 3)] = 2
     probability: Annotated[float, between(0, 1)] = 0.6
-    features: Annotated[int, at_least(1)] = 32
+    features: PositiveInt = 32
     sparsities: Annotated[tuple[float, ...], different(above(0))] = (0.003, 0.01, 0.03, 0.1)
     windows: Annotated[tuple[int, ...], different(within(0, 1))] = (0, 1)
-    bandwidth: Annotated[float, above(0)] = 0.5
-    batch_size: Annotated[int, at_least(1)] = 256
-    steps: int = 2_000
-    learning_rate: float = 3e-3
+    bandwidth: PositiveFloat = 0.5
+    batch_size: PositiveInt = 256
+    steps: PositiveInt = 2_000
+    learning_rate: PositiveFloat = 3e-3
     seeds: Annotated[tuple[int, ...], different(at_least(0))] = (0, 1, 2)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.train
 
     @property
     def train(self) -> TrainConfig:
         """The settings of the optimizer."""
-        return TrainConfig(
-            steps=self.steps,
-            learning_rate=self.learning_rate,
-            weight_decay=0.0,
-            warmup=0.05,
-            clip_norm=1.0,
-            early_stop=False,
-        )
+        return train_config(self, weight_decay=0.0, warmup=0.05, clip_norm=1.0, early_stop=False)
 
 
 def smoke(config: TwoHopConfig) -> TwoHopConfig:

@@ -14,7 +14,8 @@ from lm_jax.checkpoint.folder import MANIFEST
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError
 from lm_jax.parallel import sharding
 from lm_jax.run import files
-from lm_jax.train import optim, state
+from lm_jax.train import optim
+from lm_jax.train.state import StateLayout
 from tests.lm_jax.train import tiny_training as tiny
 
 OPTIMIZER = optim.adamw(tiny.SPEC, tiny.CONFIG)
@@ -27,7 +28,7 @@ IDENTITY = manager.Identity(
 
 
 def target(ways=4):
-    return state.abstract_state(tiny.mesh(ways), tiny.SPEC, OPTIMIZER)
+    return StateLayout(tiny.mesh(ways), tiny.SPEC, OPTIMIZER).abstract()
 
 
 def numbered(step):
@@ -200,7 +201,7 @@ def test_another_mesh_goes_on_and_says_that_it_is_not_bitwise(saved, caplog, cap
 
 def test_another_model_is_refused_with_every_difference(saved):
     cfg = dataclasses.replace(tiny.CFG, mlp_size=20)
-    other = state.abstract_state(tiny.mesh(4), lm_jax.param_spec(cfg), OPTIMIZER)
+    other = StateLayout(tiny.mesh(4), lm_jax.param_spec(cfg), OPTIMIZER).abstract()
     with pytest.raises(BadInputError, match=r"\(9 differences\).*mlp/up has shape"):
         restore(saved, other, IDENTITY)
 

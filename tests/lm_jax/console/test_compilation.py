@@ -27,8 +27,12 @@ jax.monitoring.register_event_listener(lambda name, **_: events.update([name.spl
 def main(arguments):
     with tempfile.TemporaryDirectory() as folder:
         trained = loop.train(
-            pathlib.Path(folder), tiny.OBJECTIVE, tiny.CONFIG, tiny.BATCHES, tiny.VALIDATION,
-            seed=1, mesh=tiny.mesh(4),
+            pathlib.Path(folder),
+            loop.TrainRun(
+                objective=tiny.OBJECTIVE, config=tiny.CONFIG, batches=tiny.BATCHES,
+                validation=tiny.VALIDATION, seed=1,
+            ),
+            tiny.mesh(4),
         )
         digest = hashlib.sha256()
         for leaf in jax.tree.leaves(trained.state.params):

@@ -173,8 +173,7 @@ def test_a_signal_that_the_others_have_not_heard_of_waits(monkeypatch):
 
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 2, 1), (1, 1, 4)])
 def test_one_process_holds_every_row(sizes):
-    data, fsdp, tensor = sizes
-    assert sharding.batch_share(sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)) == (0, 1)
+    assert sharding.batch_share(sharding.make_mesh(*sizes)) == (0, 1)
 
 
 def test_fetched_arrays_are_whole():

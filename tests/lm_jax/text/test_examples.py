@@ -157,7 +157,7 @@ def test_batches_need_no_parsed_flags_and_the_package_loads_without_grain(folder
 import sys
 import lm_jax, lm_jax.text.examples as data
 assert "grain" not in sys.modules
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.prepared import open_prepared
 examples = data.Examples(open_prepared(sys.argv[1]), context=8)
 print(data.Batches(examples, batch_size=4).at(2)["document"].tolist())
 """

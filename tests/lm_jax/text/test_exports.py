@@ -7,7 +7,8 @@ import pytest
 
 from lm_jax.errors import BadInputError
 from lm_jax.text.exports import export_held_out
-from lm_jax.text.preparation import CorpusConfig, open_prepared, prepare_corpus
+from lm_jax.text.preparation import CorpusConfig, prepare_corpus
+from lm_jax.text.prepared import open_prepared
 from lm_jax.text.splits import SPLITS
 from tests.lm_jax.text.synthetic_corpus import stored, write_corpus
 

@@ -10,7 +10,8 @@ import pytest
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.run.files import file_digest, verify_manifest
 from lm_jax.text import subset
-from lm_jax.text.preparation import CorpusConfig, document_ids, prepare_corpus
+from lm_jax.text.preparation import CorpusConfig, prepare_corpus
+from lm_jax.text.prepared import document_ids
 from lm_jax.text.splits import split_point
 from lm_jax.text.subset import FORMAT, SubsetConfig, build_subset, exact_shares, nearest_counts
 from tests.lm_jax.text.synthetic_corpus import texts

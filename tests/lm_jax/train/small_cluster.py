@@ -20,9 +20,9 @@ from lm_jax.parallel import sharding
 from lm_jax.run import processes, stop
 from lm_jax.run.config import from_plain
 from lm_jax.text.examples import Batches, Examples
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.prepared import open_prepared
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
-from lm_jax.train.loop import train
+from lm_jax.train.loop import Hooks, TrainRun, train
 from lm_jax.train.objective import LanguageModelling
 from tests import tiny
 from tests.lm_jax.weights.parity_pairs import launch
@@ -77,8 +77,7 @@ class Recorded:
 
 def main(arguments):
     config = from_plain(arguments.config, Config)
-    data, fsdp, tensor = config.mesh
-    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    mesh = sharding.make_mesh(*config.mesh)
     block, blocks = sharding.batch_share(mesh)
     shared = Batches(
         examples(config.data),
@@ -98,13 +97,15 @@ def main(arguments):
     with opened as folder:
         train(
             folder / TRAINING,
-            OBJECTIVE,
-            TrainConfig(steps=STEPS, learning_rate=3e-3),
-            Recorded(shared, block, folder / f"batches.{os.getpid()}.jsonl"),
-            seed=SEED,
-            mesh=mesh,
-            policy=CheckpointPolicy(log_every=1, save_every=config.save_every, keep=STEPS),
-            on_step=on_step,
+            TrainRun(
+                objective=OBJECTIVE,
+                config=TrainConfig(steps=STEPS, learning_rate=3e-3),
+                batches=Recorded(shared, block, folder / f"batches.{os.getpid()}.jsonl"),
+                seed=SEED,
+            ),
+            mesh,
+            CheckpointPolicy(log_every=1, save_every=config.save_every, keep=STEPS),
+            Hooks(on_step=on_step),
         )
 
 

@@ -30,7 +30,7 @@ from lm_jax.run.files import read_json
 from lm_jax.train import loop, optim
 from lm_jax.train.launch import LaunchOptions, launched_with
 from lm_jax.train.metrics import DIVERGED, METRICS
-from lm_jax.train.state import state_shardings
+from lm_jax.train.state import StateLayout
 from lm_jax.train.throughput import RATES, format_rates, measured_peak
 from tests import rounding
 from tests.lm_jax.checkpoint.test_manager import flip
@@ -148,7 +148,7 @@ def test_a_run_on_one_device_takes_the_steps_of_four(straight, tmp_path):
         trajectory.append((state.params, state.opt_state[0].mu))
         for ways, rows in result.items():
             mesh = tiny.mesh(ways)
-            places = state_shardings(mesh, tiny.SPEC, optim.adamw(tiny.SPEC, tiny.CONFIG))
+            places = StateLayout.of(tiny.OBJECTIVE, mesh, tiny.CONFIG).shardings()
             update = loop.make_train_step(tiny.OBJECTIVE, mesh, tiny.CONFIG, decays=optim.is_weight)
             batch = sharding.shard_batch(mesh, tokens_BS)
             after, row = jax.device_get(update(jax.device_put(state, places), (), batch, key))
@@ -392,15 +392,13 @@ def test_kill_minus_nine_at_random_times_ends_in_the_same_bits(kills, tmp_path):
     assert not any(saved.glob(".*"))
 
     def last(folder):
-        mesh, spec = tiny.mesh(4), tiny.SPEC
-        optimizer = optim.adamw(spec, tiny.CONFIG)
         where = folder / "train" / "checkpoints"
         manifest = json.loads((where / "step_000012" / "MANIFEST.json").read_text())
         notes = manifest["notes"]
         identity = manager.Identity(
             **{field.name: notes[field.name] for field in dataclasses.fields(manager.Identity)}
         )
-        target = loop.abstract_state(mesh, spec, optimizer)
+        target = StateLayout.of(tiny.OBJECTIVE, tiny.mesh(4), tiny.CONFIG).abstract()
         return manager.load(where, manager.newest(where, identity), target).state
 
     tiny.assert_bitwise(last(killed), last(tmp_path / "whole"))

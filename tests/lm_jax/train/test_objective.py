@@ -1,7 +1,6 @@
 """Another job in the same loop: adapters over frozen weights, with a state of its own."""
 
 import dataclasses
-import functools
 
 from flax import struct
 import jax
@@ -14,11 +13,12 @@ from lm_jax.errors import UsageError
 from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.model.decoder import forward
-from lm_jax.train import loop, optim, step
+from lm_jax.train import step
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.objective import LanguageModelling, token_loss
-from lm_jax.train.state import init_state
+from lm_jax.train.state import StateLayout
 from tests import rounding
+from tests.lm_jax.train import tiny_run
 from tests.lm_jax.train import tiny_training as tiny
 
 SETTINGS = lora.LoraConfig(rank=2, alpha=4.0)
@@ -66,27 +66,17 @@ OBJECTIVE = Adapting(tiny.CFG)
 
 
 def train(folder, **options):
-    return loop.train(
+    return tiny_run.train(
         folder,
-        OBJECTIVE,
-        CONFIG,
-        tiny.BATCHES,
-        tiny.VALIDATION,
+        objective=OBJECTIVE,
+        config=CONFIG,
         seed=1,
-        mesh=tiny.mesh(),
+        params=None,
         frozen=tiny.initial_params(),
+        mesh=tiny.mesh(),
         policy=CheckpointPolicy(log_every=2, save_every=2),
         **options,
     )
-
-
-class Killed(BaseException):
-    """Simulates the end of the process."""
-
-
-def kill_at_4(now):
-    if now == 4:
-        raise Killed
 
 
 def test_its_state_and_metrics_are_kept_and_resumed_to_the_bit(tmp_path):
@@ -107,8 +97,8 @@ def test_its_state_and_metrics_are_kept_and_resumed_to_the_bit(tmp_path):
     )
     assert last < first < 32
 
-    with pytest.raises(Killed):
-        train(tmp_path / "killed", on_step=kill_at_4)
+    with pytest.raises(tiny_run.Killed):
+        train(tmp_path / "killed", on_step=tiny_run.kill_at(4))
     tiny.assert_bitwise(train(tmp_path / "killed").state, train_result.state)
 
 
@@ -119,8 +109,8 @@ def test_micro_batches_add_up_to_the_batch():
     target_BT = tokens_BS[:, 1:]
 
     def started(config):
-        optimizer = optim.adamw(OBJECTIVE.spec, config)
-        return init_state(jax.random.key(0), mesh, OBJECTIVE.spec, optimizer, aux_state=aux_state)
+        layout = StateLayout.of(OBJECTIVE, mesh, config)
+        return dataclasses.replace(layout, aux_state=aux_state).init(jax.random.key(0))
 
     def mean(adapters, frozen):
         laid = lora.attach(frozen, adapters, SETTINGS)
@@ -146,8 +136,7 @@ def test_the_first_update_moves_the_second_factor_alone():
     """The gradient by `down` is zero while `up` is."""
     mesh = tiny.mesh()
     config = dataclasses.replace(CONFIG, warmup=0.0, weight_decay=0.0)
-    draw = functools.partial(init_state, jax.random.key(0), mesh, OBJECTIVE.spec)
-    state = draw(optim.adamw(OBJECTIVE.spec, config), aux_state=OBJECTIVE.init_state())
+    state = StateLayout.of(OBJECTIVE, mesh, config).init(jax.random.key(0))
     before = jax.tree.map(np.asarray, params_lib.by_path(state.params))
     tokens_BS = jnp.asarray(tiny.BATCHES.at(0)["tokens"])
     update = step.make_train_step(OBJECTIVE, mesh, config)

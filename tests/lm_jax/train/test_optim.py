@@ -111,9 +111,9 @@ def test_first_adam_step_is_the_rate_and_clipping_shortens_the_gradient():
 
 
 def test_every_bad_field_is_named():
-    with pytest.raises(UsageError, match=r"steps = 0 .*; learning_rate = -1.0 .*; eval_every = -1"):
+    with pytest.raises(UsageError, match=r"steps = 0 .*learning_rate = -1.0 .*eval_every = -1"):
         TrainConfig(steps=0, learning_rate=-1.0, eval_every=-1)
-    with pytest.raises(UsageError, match=r"log_every = 0 must be at least 1; keep = 0"):
+    with pytest.raises(UsageError, match=r"log_every = 0 must be at least 1; .*\.keep = 0"):
         CheckpointPolicy(log_every=0, keep=0)
     with pytest.raises(UsageError, match="weights_dtype = 'float16' must be one of float32, bfl"):
         TrainConfig(steps=1, learning_rate=1.0, weights_dtype="float16")

@@ -9,19 +9,15 @@ import pytest
 
 from lm_jax.console import cli
 from lm_jax.errors import UsageError
-from lm_jax.train import loop, profiling
-from lm_jax.train.config import CheckpointPolicy
+from lm_jax.train import profiling
 from lm_jax.train.profiling import SCOPES, Request
+from tests.lm_jax.train import tiny_run
 from tests.lm_jax.train import tiny_training as tiny
 
 
 def train(folder, *, steps=None, **options):
-    arguments = {"seed": tiny.SEED, "mesh": tiny.mesh(), "params": tiny.initial_params()} | options
-    policy = CheckpointPolicy(log_every=3, save_every=4)
     with profiling.request(steps):
-        return loop.train(
-            folder, tiny.OBJECTIVE, tiny.CONFIG, tiny.BATCHES, policy=policy, **arguments
-        )
+        return tiny_run.train(folder, mesh=tiny.mesh(), validation=None, **options)
 
 
 def opened(folder):

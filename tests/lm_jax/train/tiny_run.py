@@ -1,5 +1,7 @@
 """Runs of the tiny training, and what they wrote."""
 
+import dataclasses
+
 import pyarrow.parquet as pq
 
 from lm_jax.train import loop
@@ -22,22 +24,31 @@ def kill_at(step):
     return on_step
 
 
-def train(
-    folder,
-    *,
-    objective=tiny.OBJECTIVE,
-    config=tiny.CONFIG,
-    batches=tiny.BATCHES,
-    policy=UPKEEP,
-    **options,
-):
-    arguments = {
+def train(folder, *, mesh=None, policy=UPKEEP, **options):
+    """Trains the tiny model; options are fields of `TrainRun` and `Hooks`."""
+    names = {field.name for field in dataclasses.fields(loop.Hooks)}
+    hooks = {name: options.pop(name) for name in names & options.keys()}
+    run = {
+        "objective": tiny.OBJECTIVE,
+        "config": tiny.CONFIG,
+        "batches": tiny.BATCHES,
         "validation": tiny.VALIDATION,
         "seed": tiny.SEED,
-        "mesh": tiny.mesh(4),
         "params": tiny.initial_params(),
     } | options
-    return loop.train(folder, objective, config, batches, policy=policy, **arguments)
+    return loop.train(
+        folder, loop.TrainRun(**run), mesh or tiny.mesh(4), policy, loop.Hooks(**hooks)
+    )
+
+
+def stepwise(train, on_step):
+    """A training loop in whose place `on_step` is called after every step too."""
+
+    def stepping(folder, run, mesh, policy=None, hooks=None):
+        hooks = dataclasses.replace(hooks or loop.Hooks(), on_step=on_step)
+        return train(folder, run, mesh, policy, hooks)
+
+    return stepping
 
 
 def metrics(folder):

@@ -10,9 +10,10 @@ import pytest
 
 import lm_jax
 from lm_jax.parallel import sharding
-from lm_jax.train import optim, state, step
+from lm_jax.train import optim
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import LanguageModelling
+from lm_jax.train.state import StateLayout
 from tests import rounding, tiny
 
 CFG = tiny.decoder(vocab_size=32, max_length=16)
@@ -61,12 +62,7 @@ def initial_params():
 
 def fresh_state(mesh, config=CONFIG):
     """The state before the first step, from the initial parameters."""
-    optimizer = optim.adamw(SPEC, config)
-    return state.init_state(
-        *(jax.random.key(0), mesh, SPEC, optimizer),
-        window=step.loss_window(config),
-        params=initial_params(),
-    )
+    return StateLayout.of(OBJECTIVE, mesh, config).init(jax.random.key(0), initial_params())
 
 
 def mesh(ways: int = 1):

@@ -35,6 +35,7 @@ from polyattn_jax.studies.distill.numbers import rank_correlation
 from polyattn_jax.studies.distill.results import DistillSummary
 from polyattn_jax.studies.distill.settings import DistillConfig
 from tests import tiny
+from tests.lm_jax.train.tiny_run import stepwise
 from tests.polyattn_jax.conftest import write_documents
 
 L, N, K, B, T, H = 2, 4, 2, 2, 9, 6
@@ -345,7 +346,7 @@ def test_a_stopped_run_ends_with_the_same_numbers(trained, tiny, text, tmp_path,
             if now == step:
                 stop.request()
 
-        return lambda *args, **kwargs: train(*args, **kwargs, on_step=on_step)
+        return stepwise(train, on_step)
 
     config, folder = settings(tiny, text), tmp_path / "run"
     monkeypatch.setattr(distill, "train", until(11))

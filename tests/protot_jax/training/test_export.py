@@ -19,7 +19,7 @@ from lm_jax.run.files import content_digest, read_json, write_json, write_manife
 from lm_jax.study import command as study_command
 from lm_jax.study import frame
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import MANIFEST, open_prepared
+from lm_jax.text.prepared import MANIFEST, open_prepared
 from lm_jax.train.objective import cast_params
 from lm_jax.weights import runs
 import protot_jax

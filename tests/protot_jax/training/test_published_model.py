@@ -11,7 +11,7 @@ import lm_jax
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import MANIFEST, open_prepared
+from lm_jax.text.prepared import MANIFEST, open_prepared
 import protot_jax
 from protot_jax.studies.concepts import lag
 from protot_jax.studies.judging.run import data_identity

@@ -205,8 +205,7 @@ def test_a_run_writes_them_at_every_evaluation_and_as_events(run):
     assert taus[-1][1] == float(model.params["blocks"]["mixer"]["write_tau"][0])
     # Of every validation row, of which there is more than one batch.
     data = saved_run.load_data(model.config, run / "data")
-    ways, fsdp, tensor = model.config.mesh
-    mesh = sharding.make_mesh(data=ways, fsdp=fsdp, tensor=tensor)
+    mesh = sharding.make_mesh(*model.config.mesh)
     whole = OnePass(data.validation, batch_size=model.config.batch_size)
     assert whole.per_epoch > 1
     expected = router.router_statistics(model.cfg, model.mixer, whole, mesh)(model.params)

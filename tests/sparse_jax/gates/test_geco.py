@@ -147,7 +147,9 @@ def test_a_loss_that_is_not_finite_is_not_hidden():
 
 
 def test_invalid_settings_are_refused():
-    with pytest.raises(UsageError, match=r"target = nan must be finite; dual_rate = 0"):
+    with pytest.raises(
+        UsageError, match=r"dual_rate = 0 must .*; GECO: target = nan must be finite"
+    ):
         GecoConfig(target=math.nan, dual_rate=0)
     with pytest.raises(UsageError, match=r"start = 1\.0 must be between least and most"):
         GecoConfig(target=1.0, least=2.0)

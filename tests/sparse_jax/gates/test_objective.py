@@ -16,9 +16,10 @@ from lm_jax.errors import UsageError
 from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.parallel import sharding
-from lm_jax.train import optim, state, step
+from lm_jax.train import optim, step
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import ignore_index_batch, nll
+from lm_jax.train.state import StateLayout
 from lm_jax.weights.load import Pretrained
 from sparse_jax.gates.attend import gated
 from sparse_jax.gates.geco import GecoConfig
@@ -196,10 +197,8 @@ def test_an_evaluation_counts_the_open_edges_of_the_patterns():
 
 def updated(objective, mesh, accumulate=1):
     config = TrainConfig(steps=3, learning_rate=1e-2, warmup=0.0, accumulate=accumulate)
-    optimizer = optim.adamw(objective.spec, config)
-    initial = state.init_state(
-        jax.random.key(7), mesh, objective.spec, optimizer, aux_state=FIXED_START
-    )
+    layout = dataclasses.replace(StateLayout.of(objective, mesh, config), aux_state=FIXED_START)
+    initial = layout.init(jax.random.key(7))
     update = step.make_train_step(objective, mesh, config)
     frozen = jax.device_put(dense(), sharding.param_shardings(mesh, lm_jax.param_spec(CFG)))
     return update(initial, frozen, sharding.shard_batch(mesh, np.asarray(rows())), KEY)
@@ -226,8 +225,7 @@ def test_micro_batches_add_up_to_the_batch():
 def test_four_devices_sample_the_gates_of_one_and_take_its_step(sizes):
     objective = Sparsifying(CFG, FIXED, adapters=LORA, learn_bias=True)
     one, metrics = updated(objective, one_device())
-    data, fsdp, tensor = sizes
-    four, others = updated(objective, sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor))
+    four, others = updated(objective, sharding.make_mesh(*sizes))
     for name in ("loss", "edges", "divergence", "grad_norm"):
         assert float(metrics[name]) == pytest.approx(float(others[name]), rel=1e-5), name
     pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(four.params), strict=True)

@@ -96,8 +96,7 @@ def written_out(objective, acts, progress, open_at, aux_at, params):
 
 def on_mesh(objective, sizes, params, acts, progress):
     """Loss, gradient and the collectives of the program, as (kind, shape)."""
-    data, fsdp, tensor = sizes
-    mesh = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    mesh = sharding.make_mesh(*sizes)
     places = sharding.param_shardings(mesh, spec(objective.cfg))
 
     def loss(params, acts):

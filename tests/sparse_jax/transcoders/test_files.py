@@ -336,7 +336,7 @@ def with_first(value):
             CorruptError,
             r"config\.kind = 'jumprelo' is not one of the choices; did you mean 'jumprelu'",
         ),
-        (lambda f: change_sizes(f, window=0), CorruptError, "window = 0 is out of range; raise it"),
+        (lambda f: change_sizes(f, window=0), CorruptError, "window = 0 must be at least 1"),
         (
             lambda f: change_sizes(f, num_layers=2),
             CorruptError,

@@ -1,7 +1,6 @@
 """A transcoder from a command: what it learns, resuming to the bit, what its folder holds."""
 
 import dataclasses
-import functools
 import re
 import shutil
 import types
@@ -19,7 +18,8 @@ from lm_jax.run import results, stop
 from lm_jax.run.files import read_json, write_json
 from lm_jax.study import frame
 from lm_jax.text.examples import Examples, OnePass
-from lm_jax.text.preparation import CorpusConfig, open_prepared
+from lm_jax.text.preparation import CorpusConfig
+from lm_jax.text.prepared import open_prepared
 from lm_jax.train import loop
 from lm_jax.train.metrics import EVALUATIONS
 from lm_jax.train.objective import ignore_index_batch
@@ -33,6 +33,7 @@ from sparse_jax.studies.transcoders.settings import TranscoderTraining
 from sparse_jax.transcoders import thresholds
 from sparse_jax.transcoders.inputs import read_activations
 from sparse_jax.transcoders.objective import Penalties
+from tests.lm_jax.train.tiny_run import stepwise
 from tests.sparse_jax.small_runs import save_base, write_text
 
 SCORE = "validation/graph/replacement"
@@ -334,7 +335,7 @@ def test_features_are_split_over_devices_from_the_draw_on(config, tmp_path, monk
         return thresholds.initial_biases(*args)
 
     monkeypatch.setattr(run, "thresholds", types.SimpleNamespace(initial_biases=initial_biases))
-    monkeypatch.setattr(run, "train", functools.partial(loop.train, on_step=on_step))
+    monkeypatch.setattr(run, "train", stepwise(loop.train, on_step))
     with pytest.raises(Looked):
         start(config, tmp_path)
     part = {(1, config.features // 2, 16)}

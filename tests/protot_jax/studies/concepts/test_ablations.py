@@ -11,7 +11,7 @@ from scipy import stats
 import lm_jax
 from lm_jax.evaluate.judge import NullJudge
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.prepared import open_prepared
 import protot_jax
 from protot_jax.studies import attribution
 from protot_jax.studies.concepts import ablations, collect, numbers

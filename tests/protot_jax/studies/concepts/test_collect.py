@@ -6,7 +6,8 @@ import pytest
 
 from lm_jax.errors import BadInputError
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import open_prepared, prepare
+from lm_jax.text.preparation import prepare
+from lm_jax.text.prepared import open_prepared
 import protot_jax
 from protot_jax.studies.concepts import collect, examples
 from tests import rounding

@@ -10,7 +10,7 @@ from lm_jax.run.files import read_json
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.study import command, frame
 from lm_jax.text.examples import Examples
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.prepared import open_prepared
 import protot_jax
 from protot_jax.studies.concepts import STUDY, collect, measures, ranking, scores
 from protot_jax.studies.concepts.results import ConceptReport

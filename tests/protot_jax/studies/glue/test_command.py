@@ -282,11 +282,11 @@ def test_a_fine_tuning_that_diverges_ends_neither_the_search_nor_its_task(
         (folder / name).unlink()
     real = finetune.train
 
-    def train(own, *args, **kwargs):
+    def train(own, *args):
         trained.append(f"{own.parent.name} {own.name}")
         if "lr_0.02" in own.name or own.name.endswith("seed_1") or own.parent.name == "stsb":
             raise DivergedError(f"step 3 has loss nan ({own}/diverged.json)")
-        return real(own, *args, **kwargs)
+        return real(own, *args)
 
     monkeypatch.setattr(finetune, "train", train)
     printed = launch(folder)
@@ -324,7 +324,7 @@ BAD = {
     "task": ({"tasks": ("sst",)}, "there is no task 'sst'; did you mean 'sst2'?"),
     "folder": ({"folder": ""}, "config.folder is missing, and sst2 is read from official files"),
     "rates": ({"learning_rates": (0.0,)}, "config.learning_rates = (0.0,) must be different rates"),
-    "warmups": ({"warmups": (1.0,)}, "config.warmups = (1.0,) must be different shares"),
+    "warmups": ({"warmups": (1.0,)}, "config.warmups = (1.0,) must be one or more different"),
     "seeds": ({"seeds": (1, 1)}, "config.seeds = (1, 1) must be one or more different values"),
     "pooling": ({"pooling": "first"}, "config.pooling = 'first' must be one of mean, last"),
 }

@@ -18,6 +18,7 @@ from lm_jax.train import loop
 from protot_jax.studies.recall import STUDY, numbers, report, run
 from protot_jax.studies.recall.results import ROWS, DivergedTraining, RecallSummary
 from protot_jax.studies.recall.settings import RecallConfig
+from tests.lm_jax.train.tiny_run import stepwise
 
 
 def command(folder, *flags) -> int:
@@ -58,7 +59,7 @@ def test_every_condition_of_every_run_has_its_rows(finished):
 def test_a_stopped_suite_resumes_to_the_same_rows(finished, tmp_path, monkeypatch):
     train, started = loop.train, []
 
-    def stopped(folder, *args, **kwargs):
+    def stopped(folder, *args):
         started.append(folder.name)
 
         def stop(step):
@@ -66,7 +67,7 @@ def test_a_stopped_suite_resumes_to_the_same_rows(finished, tmp_path, monkeypatc
             if len(started) == 2 and step == 1:
                 stop_flag.request()
 
-        return train(folder, *args, **kwargs, on_step=stop)
+        return stepwise(train, stop)(folder, *args)
 
     folder, tasks = tmp_path / "run", ("mqar", "induction")
     monkeypatch.setattr(run, "train", stopped)

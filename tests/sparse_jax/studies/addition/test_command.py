@@ -26,6 +26,7 @@ from sparse_jax.studies.addition.results import AdditionSummary, SeedSummary
 from sparse_jax.studies.addition.run import SUMS
 from sparse_jax.studies.addition.settings import AdditionConfig
 from sparse_jax.studies.posttrain.results import Spread
+from tests.lm_jax.train.tiny_run import stepwise
 
 CONFIG = "--config=sparse/addition:smoke"
 
@@ -125,12 +126,12 @@ def test_settings_that_cannot_be_are_refused_together(field, message):
 def test_a_stopped_study_resumes_to_the_same_numbers(finished, tmp_path, monkeypatch):
     train = loop.train
 
-    def stopped(folder, *args, **kwargs):
+    def stopped(folder, *args):
         def stop(step):
             if folder.name == "sparse" and step == 4:
                 stop_flag.request()
 
-        return train(folder, *args, **kwargs, on_step=stop)
+        return stepwise(train, stop)(folder, *args)
 
     folder = tmp_path / "run"
     monkeypatch.setattr(models, "train", stopped)

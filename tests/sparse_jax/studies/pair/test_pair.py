@@ -16,7 +16,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.study import frame
 from lm_jax.text.examples import Batches, Examples, OnePass
-from lm_jax.text.preparation import open_prepared
+from lm_jax.text.prepared import open_prepared
 from lm_jax.train import loop
 from lm_jax.train.config import Plateau
 from lm_jax.train.evaluate import evaluate
@@ -289,15 +289,15 @@ def untimed(summary):
 def test_wrong_settings_are_named():
     for changes, message in (
         ({"variants": ("teacher",)}, 'of which the first is "sparse"'),
-        ({"text": TextConfig(tasks=("coppy",))}, "did you mean 'copy'"),
-        ({"text": TextConfig(task_share=1.0)}, r"config.text.task_share = 1.0 must be"),
+        ({"text": {"tasks": ("coppy",)}}, "did you mean 'copy'"),
+        ({"text": {"task_share": 1.0}}, r"config.text.task_share = 1.0 must be"),
         (
             {"posttrain": dataclasses.replace(PairConfig().posttrain, context=9)},
             "config.posttrain.context = 9 must be left out",
         ),
     ):
         with pytest.raises(UsageError, match=message):
-            PairConfig(**changes)
+            from_plain(changes, PairConfig)
 
 
 def test_numbers_of_two_digits_are_tokens(config, tmp_path):

@@ -16,9 +16,10 @@ from lm_jax.parallel import sharding
 from lm_jax.run import stop
 from lm_jax.run.files import read_json
 from lm_jax.study import frame
-from lm_jax.train.step import LOSS_WINDOW
+from lm_jax.train.state import LOSS_WINDOW
 from sparse_jax.studies.posttrain import export, training
 from sparse_jax.studies.posttrain import task as task_module
+from tests.lm_jax.train.tiny_run import stepwise
 from tests.sparse_jax.small_runs import command, run_folder, save_base, settings
 
 
@@ -32,9 +33,7 @@ def stop_at(monkeypatch):
             if now == step:
                 stop.request()
 
-        monkeypatch.setattr(
-            training, "train", lambda *args, **kwargs: train(*args, **kwargs, on_step=on_step)
-        )
+        monkeypatch.setattr(training, "train", stepwise(train, on_step))
 
     yield arrange
     stop._stop.clear()
@@ -78,7 +77,7 @@ def test_a_run_stopped_on_four_devices_resumes_on_two_with_another_mesh(
     start_again(monkeypatch)
     make_mesh = sharding.make_mesh
     monkeypatch.setattr(
-        sharding, "make_mesh", lambda **ways: make_mesh(**ways, devices=jax.devices()[:2])
+        sharding, "make_mesh", lambda *ways: make_mesh(*ways, devices=jax.devices()[:2])
     )
     # A second evaluation may change the last bit of the dense loss, and the bound with it.
     monkeypatch.setattr(task_module, "evaluate", None)
