@@ -49,18 +49,6 @@ def test_other_rows_are_not_timed(slip, monkeypatch, capsys):
     assert "rows up to" in capsys.readouterr().out
 
 
-def test_shares_of_open_pairs_that_are_no_numbers_are_not_timed(monkeypatch, capsys):
-    real = bench_graphs.mediation.mediate_edges
-
-    def mediate(*given):
-        scores = real(*given)
-        return scores.replace(score_XLNTS=scores.score_XLNTS * np.nan)
-
-    monkeypatch.setattr(bench_graphs.mediation, "mediate_edges", mediate)
-    assert bench_graphs.main(SMALL) == 1
-    assert "shares of open pairs" in capsys.readouterr().out
-
-
 def test_a_graph_of_neurons_is_timed_with_its_memory(monkeypatch, capsys):
     shape = bench_graphs.dataclasses.replace(bench_graphs.PAIR, num_layers=2, mlp_size=32)
     monkeypatch.setattr(bench_graphs, "SHAPE", shape)

@@ -15,7 +15,7 @@ from lm_jax.weights.load import open_pretrained
 from tools import plan_training
 from tools.collectives import Collective, collectives
 from tools.make_goldens import GOLDEN
-from tools.plan_training import PRESETS, Workload, compile_step, memory, roofline
+from tools.plan_training import PRESETS, Workload, memory, roofline
 
 ROOT = Path(__file__).parents[2]
 MODEL = GOLDEN / "llama_gqa"
@@ -226,8 +226,3 @@ def test_the_document_has_the_table_of_the_command():
 def test_what_is_refused(flags, said, capsys):
     assert plan_training.main(flags) in (2, 3)
     assert said in capsys.readouterr().err
-
-
-def test_more_devices_than_are_here_are_refused():
-    with pytest.raises(UsageError, match="has 16 devices, and here are 4"):
-        compile_step(workload(open_pretrained(MODEL).cfg), (16, 1, 1))

@@ -101,23 +101,6 @@ def test_a_call_that_cannot_be_used_is_one_line_and_exit_2(command, argument, wo
     assert not calls
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("def get_config(mode): return {}", "missing 1 required positional argument"),
-        ("def get_config(): return {}", "gave a dict; return a ConfigDict"),
-        ("def get_config(): return 1 / 0", "ZeroDivisionError"),
-        ("def get_config(: pass", "SyntaxError"),
-        ("x = 1", "has no attribute 'get_config'"),
-    ],
-)
-def test_a_broken_config_file_is_one_line_and_exit_2(command, config_path, body, words):
-    config_path.write_text(body)
-    code, lines, _ = command()
-    assert (code, len(lines)) == (2, 1)
-    assert words in lines[0]
-
-
 def test_help_shows_the_fields_of_the_chosen_config(command, config_path):
     code, lines, text = command(f"--config={config_path}:smoke", "--help", workdir=False)
     assert (code, lines) == (0, [])
@@ -192,17 +175,6 @@ def test_without_a_work_folder_the_traceback_of_a_fault_is_on_standard_error(com
     assert lines[0].startswith("Traceback")
     # The escape sequence would colour the user's terminal.
     assert lines[-1] == "error: RuntimeError: odd [31m; traceback above"
-
-
-def test_debug_prints_the_traceback_of_a_refusal(command):
-    code, lines, _ = command("--debug", main=_raising(BadInputError("x")))
-    assert code == 3
-    assert lines[0].startswith("Traceback")
-    assert lines[-1] == "error: x"
-
-
-def test_the_exit_code_of_main_is_kept(command):
-    assert command(main=lambda arguments: 10)[0] == 10
 
 
 PROGRAM = """

@@ -9,7 +9,6 @@ import pytest
 
 from kernels.attention.visibility import Visibility
 import lm_jax
-from lm_jax.errors import UsageError
 from lm_jax.model import attention
 import polyattn_jax
 from polyattn_jax.audit import measure
@@ -17,7 +16,7 @@ from polyattn_jax.recipes import row_maps
 from polyattn_jax.recipes.fused import by_kernels
 from polyattn_jax.recipes.probe import DENSE, Probe
 from polyattn_jax.recipes.row_maps import RECIPES
-from polyattn_jax.recipes.substitute import GlobalRowMap, recipe, substitute
+from polyattn_jax.recipes.substitute import recipe, substitute
 from tests import rounding
 
 L, N, B, T = 2, 4, 2, 37
@@ -143,24 +142,6 @@ def test_no_score_matrix_is_formed(params, tokens_BT):
     )
     sizes = {var.aval.size for eqn in _equations(jaxpr.jaxpr) for var in eqn.outvars}
     assert max(sizes) < B * N * (8 * T) ** 2
-
-
-def test_what_no_kernel_knows_is_refused(params, tokens_BT):
-    def own(z, b):
-        return jax.nn.softmax(z + b, axis=-1)
-
-    with pytest.raises(TypeError, match="row_map is a function; make one with a function of"):
-        lm_jax.forward(params, tokens_BT, CFG, attend=by_kernels(GlobalRowMap(own, 0.0)))
-    with pytest.raises(UsageError, match="no kernel 'kernels' for"):
-        by_kernels(jax.nn.softmax)
-    with pytest.raises(UsageError, match="forms no scores"):
-        lm_jax.forward(
-            params,
-            tokens_BT,
-            CFG,
-            attend=by_kernels(recipe("sigmoid")),
-            record={"attn.pattern": lm_jax.keep},
-        )
 
 
 def _equations(jaxpr):

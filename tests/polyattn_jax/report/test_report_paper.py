@@ -101,41 +101,9 @@ def test_unlike_numbers_are_not_judged_and_say_why(finding, changes, caption, li
     assert reason in text_of(tree)
 
 
-def test_few_short_prompts_of_a_model_of_the_paper_are_not_judged(finding):
-    result, rows, by_head = finding
-    tree = parsed(build(dataclasses.replace(result, model="models/Llama-3.2-1B"), rows, by_head))
-    for caption in ("Needle probe, ours", "Unsafe rows, ours", "Calibration and bound"):
-        marks = [text for row in lines(tree, caption) for text in row if text[:1] in "✓≈✗" and text]
-        assert marks == []
-    shape = "3 layers of 2 heads (paper: 16 of 32), float32 (paper: bfloat16)"
-    why = f"{shape}, prompts of 64 tokens (paper: 4,096), 12 prompts (paper: 200)"
-    assert f"not comparable: {why}" in text_of(tree)
-    assert f"b_auto not comparable: {shape}, b_auto of 64 tokens (paper: 1,024)" in text_of(tree)
-    assert "paper, Llama-3.2-1B" not in text_of(tree)
-
-
 def test_another_model_is_not_judged_and_one_of_another_architecture_says_so(finding):
     result, rows, by_head = finding
     needle = lines(parsed(build(*finding)), "Needle probe, ours")
     assert [cell for _, cell in needle if cell[0] in "✓≈✗"] == []
     page = text_of(parsed(build(dataclasses.replace(result, family="gpt2"), rows, by_head)))
     assert "none of them is of its architecture" in page
-
-
-def test_what_differs_from_the_paper_is_what_the_settings_say(finding):
-    result, rows, by_head = finding
-    without = parsed(build(*finding))
-    named = {row[0]: row[1] for row in lines(without, "This audit and")}
-    assert named["Literary probe"] == "left out"
-    assert named["Ablation"].endswith("needle probe")
-    assert "This audit has no such probe." in text_of(without)
-    changes = {"suites": ("copying",), "suite_n": 200, "suite_lengths": (512,)}
-    config = dataclasses.replace(result.config, **changes, ablation_suites=("copying",))
-    tree = parsed(build(dataclasses.replace(result, config=config), rows, by_head))
-    named = {row[0]: row[1:] for row in lines(tree, "This audit and")}
-    assert named["Literary probe"] == [
-        "54 of 54 openings, one prompt each, at 512 tokens",
-        "200 openings, known by heart (contaminated)",
-    ]
-    assert named["Ablation"][0].endswith("needle and literary openings probe")
-    assert "This audit has its own above." in text_of(tree)

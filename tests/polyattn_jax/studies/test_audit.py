@@ -13,7 +13,6 @@ import pytest
 
 from lm_jax.errors import BadInputError
 from lm_jax.run.files import read_json
-from lm_jax.run.tables import read_table_provenance
 from polyattn_jax.audit import head_sets, measure, schema
 from polyattn_jax.audit.audited_model import load
 from polyattn_jax.audit.config import AuditConfig
@@ -23,7 +22,6 @@ from tests.polyattn_jax import audit_oracle
 
 L, N = 3, 4
 PROMPTS = {"niah_64": 7, "induction": 4, "mqar": 3}
-TABLES = ("rows", "answers", "heads", "head_sets")
 SETS = [("top", ""), ("bottom", ""), ("random", "-0")]
 KEY = ["suite", "prompt", "layer", "head", "query", "target", "bias_kind"]
 ANSWER_KEY = ["stage", "cell", "suite", "prompt"]
@@ -96,21 +94,6 @@ def test_files_schema_and_number_of_rows(audited):
     assert rows.select(KEY).group_by(KEY).aggregate([]).num_rows == rows.num_rows
     # Control: needle and none. Sweep: softmax and 4 recipes. Ablation: softmax, 2 sizes x 3 sets.
     assert answers.num_rows == (7 + 3) + 7 * 5 + 4 * 7
-
-
-def test_every_result_file_holds_its_provenance(audited):
-    recorded = json.loads((audited / "provenance.json").read_text())
-    recorded_provenance = [read_table_provenance(audited / f"{n}.parquet") for n in TABLES]
-    recorded_provenance.append(summary_of(audited)["provenance"])
-    for provenance in recorded_provenance:
-        assert len(provenance.pop("config_hash")) == 64
-        assert provenance == recorded
-    assert {"git", "packages", "device", "start", "seeds", "data"} <= set(recorded)
-
-
-def test_files_of_two_models_can_be_merged(audited, tiny):
-    for name in TABLES:
-        assert set(table(audited, name)["model"].to_pylist()) == {tiny.name}
 
 
 @pytest.mark.parametrize("suite", PROMPTS)
@@ -233,22 +216,6 @@ def test_the_head_sets_of_the_ablation_are_read_back_and_give_its_answers(
         head_sets.read(audited / "head_sets.parquet", (1, N))
 
 
-def test_a_recipe_with_a_bias_of_its_own_is_measured_at_it(run_audit, tmp_path):
-    outcome = run_audit(tmp_path / "run", "--config.recipes=('relu:p=4,b=0.25',)")
-    assert outcome.code == 0, outcome.err
-    verdicts = {entry["recipe"]: entry for entry in summary_of(tmp_path / "run")["verdicts"]}
-    verdict = verdicts["relu_p4_b0.25"]
-    rows = by_key(table(tmp_path / "run"))
-    own = (
-        (rows["bias_kind"] == "0.25") & (rows["target"] == "argmax") & (rows["suite"] == "niah_64")
-    )
-    assert set(rows["bias"][own]) == {0.25}
-    assert verdict["safe"]["estimate"] == pytest.approx(np.mean(rows["s_4"][own] < 1))
-    dead = rows["status"][own] == Status.DEAD
-    assert verdict["dead"]["estimate"] == pytest.approx(np.mean(dead))
-    assert "b = 0.25" in (tmp_path / "run" / "report.html").read_text()
-
-
 def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
     hopeless = "ramapuram:b=-1000"
     outcome = run_audit(
@@ -304,12 +271,6 @@ def assert_same_audit(audited, expected_rows, expected_answers, bias_limits):
         expected_answers.assert_within(folder)
 
     return check
-
-
-def test_the_batch_size_does_not_change_the_audit(assert_same_audit, run_audit, tmp_path):
-    outcome = run_audit(tmp_path / "run", "--config.batch_size=3")
-    assert outcome.code == 0, outcome.err
-    assert_same_audit(tmp_path / "run")
 
 
 def test_four_devices_give_the_audit_of_one(assert_same_audit, run_audit, tmp_path):

@@ -60,11 +60,6 @@ def test_a_setting_that_cannot_be_used(run_audit, tmp_path, override, code, word
     assert not list(tmp_path.glob("run/*.parquet"))
 
 
-def test_a_file_that_is_not_there_claims_no_folder(run_audit, tmp_path):
-    assert run_audit(tmp_path / "run", "--config.prompts=no/such.jsonl").code == 3
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.fixture
 def copied(tiny, tmp_path):
     """A copy of the model's folder, to be spoilt."""
@@ -114,38 +109,6 @@ def test_a_model_that_cannot_be_used(run_audit, tmp_path, copied, spoil, words):
     outcome = run_audit(tmp_path / "run", f"--config.model={copied}")
     assert (outcome.code, len(outcome.err)) == (3, 1)
     assert words in outcome.err[0]
-
-
-def test_other_weights_in_the_same_place(run_audit, audited, tiny, tmp_path):
-    """The config is the same, and yet the rows on disk are of another model."""
-    model, folder = tmp_path / "model", tmp_path / "run"
-    shutil.copytree(tiny, model)
-    assert run_audit(folder, f"--config.model={model}").code == 0
-    (folder / "finished.json").unlink()
-    path = model / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-2] ^= 1
-    path.write_bytes(data)
-    outcome = run_audit(folder, f"--config.model={model}")
-    assert (outcome.code, len(outcome.refusals)) == (3, 1)
-    assert "holds the results of other inputs (model: weights" in outcome.refusals[0]
-    outcome = run_audit(folder, f"--config.model={model}", "--resume=force")
-    assert (outcome.code, len(outcome.refusals)) == (2, 1)
-    assert "another model, data set or setting made them" in outcome.refusals[0]
-
-
-def test_a_damaged_shard(run_audit, audited, tmp_path):
-    folder = shutil.copytree(audited, tmp_path / "run")
-    (folder / "finished.json").unlink()
-    (shard,) = folder.glob("rows/*.parquet")
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
-    outcome = run_audit(folder)
-    assert (outcome.code, len(outcome.err)) == (7, 1)
-    assert shard.name in outcome.err[0]
-    shard.unlink()
-    assert run_audit(folder).code == 0
 
 
 def test_a_finished_audit_is_shown_though_its_files_are_gone(audited, tmp_path, capsys):

@@ -14,12 +14,10 @@ import pytest
 from scipy import stats
 
 import lm_jax
-from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.lora import LoraConfig
-from lm_jax.run import stop
 from lm_jax.run.config import from_plain
-from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.study import Work, frame
@@ -335,33 +333,6 @@ def test_the_trained_heads_are_a_folder_that_another_program_runs(trained, tiny,
     file.write_bytes(data)
     with pytest.raises(CorruptError, match=r"trained\.safetensors is not the file"):
         polyattn_jax.load_trained(damaged)
-
-
-def test_a_stopped_run_ends_with_the_same_numbers(trained, tiny, text, tmp_path, monkeypatch):
-    train = distill.train
-
-    def until(step):
-        def on_step(now):
-            if now == step:
-                stop.request()
-
-        return lambda *args, **kwargs: train(*args, **kwargs, on_step=on_step)
-
-    config, folder = settings(tiny, text), tmp_path / "run"
-    monkeypatch.setattr(distill, "train", until(11))
-    with pytest.raises(StoppedError):
-        frame.execute(STUDY, config, folder)
-    monkeypatch.undo()
-    stop._stop.clear()
-    frame.execute(STUDY, config, folder)
-    first, second = (read_json(f / "summary.json") for f in (trained, folder))
-    for one in (first, second):
-        one.pop("provenance")
-    assert first == second
-    metrics = [pq.read_table(f / "train" / "metrics.parquet")["loss"] for f in (trained, folder)]
-    assert metrics[0] == metrics[1]
-    for name in ("rows.parquet", "losses.parquet"):
-        assert pq.read_table(trained / name) == pq.read_table(folder / name)
 
 
 def test_too_few_documents_are_refused_before_training(tiny, text, tmp_path):

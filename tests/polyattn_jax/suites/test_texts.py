@@ -179,18 +179,6 @@ def test_a_check_tells_what_a_recipe_does_to_texts(run_check, texts_file, tmp_pa
     assert line.split()[4] == f"{result.texts.recipe.change.estimate:+.3f}"
 
 
-def test_the_diagnosis_reads_rows_at_b_auto_too(run_check, texts_file, tmp_path):
-    arguments = [f"--text={texts_file}", f"--text_length={LENGTH}", "--recipe=relu:p=4,b=auto"]
-    outcome = run_check(*arguments, "--diagnose", f"--workdir={tmp_path / 'run'}")
-    assert outcome.code == 0, outcome.err
-    result = load_result(tmp_path / "run" / "summary.json", DiagnosisResult)
-    zero, auto = result.prevalence
-    assert (zero.bias_kind, zero.bias, auto.bias_kind) == ("zero", 0.0, "auto")
-    assert auto.bias == pytest.approx(result.calibration.bias)
-    dead = 100 * auto.dead.estimate
-    assert f"b_auto = {auto.bias:.3g} of 64 tokens, {auto.rows:,} rows, {dead:.1f} [" in outcome.out
-
-
 def test_the_diagnosis_has_the_rows_of_the_check_and_stops(run_check, texts_file, tmp_path):
     arguments = [f"--text={texts_file}", f"--text_length={LENGTH}", "--recipe=relu:p=3,b=0.5"]
     outcome = run_check(*arguments, "--diagnose", f"--workdir={tmp_path / 'run'}")
