@@ -98,8 +98,10 @@ def rows(scale, dtype=np.float32, shape=(6, 40)):
 
 
 @rounded
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e4])
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [(1e-3, np.float32), (1.0, jnp.bfloat16), (30.0, np.float32), (1e4, np.float32)],
+)
 def test_values_match_a_float64_oracle(name, scale, dtype):
     row_map, oracle = MAPS[name]
     z, bias = rows(scale, dtype), np.float32(0.25 * scale)

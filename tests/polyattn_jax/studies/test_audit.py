@@ -19,6 +19,7 @@ from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.recipes.diagnostic import Status
 from polyattn_jax.recipes.row_maps import parse_recipe
 from tests.polyattn_jax import audit_oracle
+from tests.polyattn_jax.conftest import HOPELESS
 
 L, N = 3, 4
 PROMPTS = {"niah_64": 7, "induction": 4, "mqar": 3}
@@ -216,20 +217,12 @@ def test_the_head_sets_of_the_ablation_are_read_back_and_give_its_answers(
         head_sets.read(audited / "head_sets.parquet", (1, N))
 
 
-def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
-    hopeless = "ramapuram:b=-1000"
-    outcome = run_audit(
-        tmp_path / "run",
-        f"--config.prompts={prompts_file}",
-        f"--config.recipes=('relu_p4_b0', {hopeless!r})",
-    )
-    assert outcome.code == 0, outcome.err
-    result = summary_of(tmp_path / "run")
+def test_own_prompts_are_one_more_suite(asked):
+    folder, _, _ = asked
+    result = summary_of(folder)
     cells = {entry["cell"]: entry for entry in result["prompts"]}
     assert [*cells] == [entry["cell"] for entry in result["sweep"]]
-    answers = [
-        row for row in table(tmp_path / "run", "answers").to_pylist() if row["stage"] == "prompts"
-    ]
+    answers = [row for row in table(folder, "answers").to_pylist() if row["stage"] == "prompts"]
     assert len(answers) == 9 * len(cells)
     for name, entry in cells.items():
         right = [a["predicted"] == a["target"] for a in answers if a["cell"] == name]
@@ -241,15 +234,12 @@ def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
     (unmet,) = result["controls"]["unmet"]
     assert "does not fall to half" in unmet
     assert {entry["verdict"] for entry in result["sweep"]} == {"undecided"}
-    assert cells[parse_recipe(hopeless).name]["verdict"] == "no-go"
-    assert {e["suite"] for e in result["prevalence"]} == {*PROMPTS, "prompts"}
+    assert cells[parse_recipe(HOPELESS).name]["verdict"] == "no-go"
+    assert {e["suite"] for e in result["prevalence"]} >= {*PROMPTS, "prompts"}
     # The answer's key is the noun's position.
-    rows = [r for r in table(tmp_path / "run").to_pylist() if r["suite"] == "prompts"]
+    rows = [r for r in table(folder).to_pylist() if r["suite"] == "prompts"]
     assert {r["answer"] for r in rows} == {4}
-    assert "Your prompts: do they keep their answers?" in (
-        tmp_path / "run" / "report.html"
-    ).read_text("utf-8")
-    manifest = json.loads((tmp_path / "run" / "suites.json").read_text())["prompts"]
+    manifest = json.loads((folder / "suites.json").read_text())["prompts"]
     assert manifest["source"] == "mine.jsonl"
 
 
