@@ -29,10 +29,9 @@ def test_rows_with_and_without_later_positions_are_timed_in_turns(capsys):
     assert "rows of 48 features, 40 tokens, without the positions" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("slip", [1e-3, np.nan])
-def test_other_shares_are_not_timed(slip, monkeypatch, capsys):
+def test_other_shares_are_not_timed(monkeypatch, capsys):
     real = bench_graphs.by_removal
-    monkeypatch.setattr(bench_graphs, "by_removal", lambda *given: slip + np.asarray(real(*given)))
+    monkeypatch.setattr(bench_graphs, "by_removal", lambda *given: 1e-3 + np.asarray(real(*given)))
     assert bench_graphs.main(SMALL) == 1
     assert "not timed" in capsys.readouterr().out
 

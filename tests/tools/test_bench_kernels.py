@@ -5,7 +5,6 @@ import json
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -180,19 +179,6 @@ def test_every_row_names_a_case_and_a_baseline():
         )
         bars = (benchmark.speed, benchmark.time, benchmark.microseconds, benchmark.memory)
         assert any(bar is not None for bar in bars), benchmark.label
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_copies_in_one_run_have_their_own_arguments(together):
-    # A shape of this test alone.
-    shape = (3, 1, 7, 1 + together)
-    program = timing.program(jnp.sin, (jnp.ones(shape),), copies=4, together=together)
-    outputs = program.run()
-    assert len(outputs) == program.calls == 4 and program.bytes >= 0
-    # What was given, four copies of it that live with the program, and four outputs.
-    live = [each for each in jax.live_arrays() if each.shape == shape]
-    assert len({each.unsafe_buffer_pointer() for each in live}) == 1 + 4 + 4
-    assert all(float(each.ravel()[0]) == pytest.approx(0.8414709848) for each in outputs)
 
 
 def test_a_slow_baseline_is_called_less_often_than_ours(monkeypatch):

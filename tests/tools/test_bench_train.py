@@ -213,14 +213,6 @@ def test_nothing_is_timed_where_a_loss_is_no_number(monkeypatch, capsys):
     assert "torch llama: loss nan on the weights" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("error", "shown"), [(0.5, "5.0e-01"), (math.nan, "nan")])
-def test_nothing_is_timed_where_decoding_is_off(error, shown, monkeypatch, capsys):
-    monkeypatch.setattr(decoding.Decoder, "error", lambda self, length: error)
-    argv = [*SMALL, "--models", "protot", "--lengths", "--prompts", "8"]
-    assert bench_train.main(argv) == 1
-    assert f"decoding is {shown} from the parallel pass" in capsys.readouterr().out
-
-
 def test_without_torch_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(torch_llama.importlib.util, "find_spec", lambda name: None)
     assert bench_train.main([*STEPS, "--against=torch"]) == 2

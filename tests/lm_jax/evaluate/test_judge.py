@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 import lm_jax
-from lm_jax.errors import BadInputError, UsageError
+from lm_jax.errors import BadInputError
 from lm_jax.evaluate import chat, judge
 from lm_jax.evaluate.answers import Answers, about, digest
 from lm_jax.evaluate.judge import Label
@@ -97,17 +97,6 @@ def test_a_judge_counts_what_gave_no_label(caplog):
     assert own.label([]) is None and own.asked == 3
 
 
-def test_a_judge_that_generates_nothing_has_no_sampler(tmp_path):
-    (tmp_path / "answers").touch()
-    for name in ("null", f"cached:{tmp_path / 'answers'}"):
-        for settings in ({"temperature": 1.0}, {"max_new_tokens": 9}):
-            with pytest.raises(UsageError, match="generates nothing: leave out temperature"):
-                judge.build_judge(name, **settings)
-    for settings in ({"marked": 0.8}, {"most_texts": 3}):
-        with pytest.raises(UsageError, match="judge = 'null' reads no texts"):
-            judge.build_judge("null", **settings)
-
-
 def test_answers_come_back_from_their_file_and_missing_prompts_are_listed(tmp_path):
     file = tmp_path / "answers.jsonl"
     with pytest.raises(BadInputError, match="is not a file of answers"):
@@ -161,38 +150,6 @@ def test_an_endpoint_is_asked_once_for_a_prompt(tmp_path, monkeypatch):
         assert own.label(TEXTS) == Label(**LABEL)
     assert own.name == "chat:m at http://localhost:1/v1"
     assert sent == [("m", "http://localhost:1/v1", judge.prompt(TEXTS))]
-
-
-def test_an_endpoint_is_sent_the_sampler(tmp_path, monkeypatch):
-    sent = []
-
-    def answer(model, url, text, **options):
-        sent.append(options)
-        return ANSWER
-
-    monkeypatch.setattr(chat, "_answer", answer)
-    place, answers = "chat:m@http://localhost:1/v1", tmp_path / "answers.jsonl"
-    settings = [{}, {"temperature": 1.0, "max_new_tokens": 756}, {"temperature": 1.0}]
-    judges = [judge.build_judge(place, answers=answers, **each) for each in settings]
-    # An answer of another sampler is none of this one.
-    assert [each.label(TEXTS) for each in judges] == [Label(**LABEL)] * 3
-    assert sent == [{}, {"temperature": 1.0, "max_tokens": 756}, {"temperature": 1.0}]
-    start = "chat:m at http://localhost:1/v1"
-    names = [start, f"{start}, temperature 1, max_tokens 756", f"{start}, temperature 1"]
-    assert [each.name for each in judges] == names
-
-
-def test_the_last_answer_to_a_prompt_counts_and_judges_are_kept_apart(tmp_path):
-    stored = Answers(tmp_path / "answers.jsonl")
-    stored.add("p", "one", judge="a")
-    stored.add("p", "two", judge="b")
-    again = Answers(tmp_path / "answers.jsonl")
-    assert [again.find("p", judge=name) for name in ("a", "b", "c", None)] == [
-        "one",
-        "two",
-        None,
-        "two",
-    ]
 
 
 def test_an_answer_names_its_unit_model_and_judge(tmp_path):

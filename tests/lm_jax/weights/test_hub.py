@@ -17,7 +17,7 @@ import lm_jax
 from lm_jax.checkpoint.folder import MANIFEST
 from lm_jax.errors import BadInputError, StorageError
 from lm_jax.run import downloads
-from lm_jax.weights import hub, load
+from lm_jax.weights import load
 from tests.lm_jax.weights.golden_copies import CONFIG, SECOND, WEIGHTS, equal, refused
 from tools import make_goldens
 
@@ -86,18 +86,6 @@ def test_a_cached_model_is_loaded_by_its_id(cache, network, copy):
     network.answer = lambda: None
     assert lm_jax.load_pretrained("org/name", download=True).revision == MAIN
     assert [asked["revision"] for asked in network] == [MAIN]
-
-
-def test_gates_that_another_program_did_not_fetch_are_missed(cache, network, copy):
-    """transformers fetches no sparse.json; a dense model with these weights is another one."""
-    folder = copy()
-    raw = json.loads((folder / CONFIG).read_text())
-    (folder / CONFIG).write_text(json.dumps(raw | {hub.GATES_FIELD: hub.GATES}))
-    snapshot = put(cache, folder, MAIN, "main")
-    refused("org/name", "the weights of a sparse model, but not its gates", "--download")
-    network.answer = lambda: (snapshot / hub.GATES).write_text("{}")
-    with pytest.raises(BadInputError, match="is a sparse model, whose gates are in"):
-        lm_jax.load_pretrained("org/name", download=True)
 
 
 @pytest.mark.parametrize(
@@ -178,15 +166,6 @@ def test_a_download_that_fails(cache, network, error, kind, words):
     with pytest.raises(kind) as caught:
         lm_jax.load_pretrained("org/name", download=True)
     assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_repository_of_pickles_alone(cache, network, copy):
-    folder = copy()
-    (folder / WEIGHTS).unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"x")
-    network.answer = lambda: put(cache, folder, MAIN, "main")
-    with pytest.raises(BadInputError, match="pickled weights are never fetched"):
-        lm_jax.load_pretrained("org/name", download=True)
 
 
 def test_the_commit_is_part_of_the_provenance(tmp_path, copy):

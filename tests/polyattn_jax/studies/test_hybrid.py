@@ -14,9 +14,8 @@ from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.results import load_result
 import polyattn_jax
 from polyattn_jax.audit import opening
-from polyattn_jax.audit.results import HybridResult, Search
+from polyattn_jax.audit.results import HybridResult
 from polyattn_jax.recipes.row_maps import parse_recipe
-from polyattn_jax.studies.check.hybrid import head_sets_of
 from tests.polyattn_jax.conftest import PROSE
 from tests.tiny import edit_json
 
@@ -131,16 +130,6 @@ def test_a_file_is_neither_lost_nor_replaced_nor_asked_for_too_late(
         (line,) = run_check(f"--hybrid={target}", f"--text={texts_file}").refusals
         assert words in line
     assert old.read_text() == "{}"
-
-
-def test_the_sets_keep_the_heads_that_cost_most(searched):
-    ranking = np.array([3, 1, 0, 2])
-    sets = head_sets_of(ranking, Search((0.0, 50.0), 2, 0.05))
-    assert [*sets] == ["but-0", "but-2", "but-random-2-0", "but-random-2-1"]
-    assert sets["but-2"][1].tolist() == [3, 1]
-    assert (
-        sets["but-random-2-1"][1].tolist() == np.random.RandomState(1).permutation(4)[:2].tolist()
-    )
 
 
 def test_the_saved_heads_run_as_they_were_tried(searched, tiny, tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lm_jax.statistics import Interval
-from polyattn_jax.audit.results import SuiteAblation, SuiteResult
+from polyattn_jax.audit.results import SuiteResult
 from polyattn_jax.report import findings, paper
 from polyattn_jax.studies.paper import tables
 from polyattn_jax.studies.paper.beside import Audit
@@ -134,30 +134,6 @@ def test_head_sets_stand_beside_the_figure_and_its_draws(finding):
     assert "2 random sets (paper: 20)" in beaten[2]
 
 
-def test_literary_head_sets_stand_beside_their_own_figure(finding):
-    summary, _, _ = finding
-    (first, *_) = summary.decisiveness
-    sets = {"softmax": 1.0, "top-40": 0.5, "bottom-40": 1.0, "random-40-0": 0.75}
-    conditions = tuple(
-        condition(name, share, 12, delta=Interval(share - 1.0, -1.0, 1.0, 12))
-        for name, share in sets.items()
-    )
-    entry = dataclasses.replace(first, size=40, top=6, bottom=12, random=(9,), beaten=1)
-    ablated = SuiteAblation("copying", 500, conditions, (entry,))
-    result = dataclasses.replace(summary, suite_ablation=(ablated,))
-    qwen = next(model for model in paper.MODELS if model.name == tables.QWEN)
-    audit = audit_of(finding, result, beside=qwen)
-    figure, draws = numbers(audit, "Figure 3"), numbers(audit, "Table 27")
-    assert figure["copying_500", "top 40 heads", "change of accuracy"][:2] == (-62.5, -50.0)
-    cell = ("copying_500", "top 40 heads against 1 random sets")
-    assert draws[*cell, "worst random set"][:2] == (-43.0, -25.0)
-    assert draws[*cell, "best random set"][0] is None
-    (top, bottom) = (one for one in compare(audit_of(finding, result)) if one.item == "Figure 3")
-    assert {(one.paper, one.paper_low, one.paper_high) for one in (top, bottom)} == {
-        (None, -7.0, 7.0)
-    }
-
-
 def test_single_heads_are_counted_and_ranked_beside_table_26(finding):
     summary, _, by_head = finding
     # By head 0 to 5; the median S_2 of heads 1, 4 and 5 is given.
@@ -180,19 +156,6 @@ def test_single_heads_are_counted_and_ranked_beside_table_26(finding):
         "In one head alone, for each of the 3 at both ends of the ranking: 2 of them change the "
         "number of right prompts, by -3 to +6 of 12."
     )
-
-
-def test_safe_rows_of_the_sigmoid_stand_beside_table_15(finding):
-    summary, _, _ = finding
-    share = Interval(0.25, 0.2, 0.3, 12)
-    verdicts = [
-        dataclasses.replace(entry, safe=share) if entry.recipe == "sigmoid_b0" else entry
-        for entry in summary.verdicts
-    ]
-    audit = audit_of(finding, dataclasses.replace(summary, verdicts=tuple(verdicts)))
-    assert {key: row[:2] for key, row in numbers(audit, "Table 15").items()} == {
-        ("niah_64", "sigmoid_b0", "safe rows"): (0.5, 25.0)
-    }
 
 
 def test_where_the_paper_has_no_number_none_is_made_up(finding):
