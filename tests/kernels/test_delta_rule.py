@@ -284,6 +284,10 @@ def test_vmap_equals_a_loop():
     rounding.assert_within(jax.vmap(gradients(XLA))(stacked), wanted)
 
 
+def test_checkpoint_changes_no_gradient():
+    rounding.assert_within(gradients(jax.checkpoint(XLA))(small()), gradients_wanted())
+
+
 def test_sharding_over_the_batch_changes_nothing():
     arrays, wanted = (
         jax.tree.map(lambda *x: np.concatenate(x), of(0), of(1)) for of in (small, gradients_wanted)
@@ -323,6 +327,14 @@ def test_outputs_keep_the_dtype_of_v_and_the_state_is_float32():
     assert result["end"].dtype == jnp.float32
 
 
+def test_the_default_scale_is_one_over_the_root_of_the_key_width():
+    arrays = small()
+    drive = [arrays[name] for name in NAMES[:4]]
+    unscaled = functools.partial(delta_rule, scale=1.0, implementation="reference")
+    wanted = rounding.expected(lambda *drive: unscaled(*drive) / jnp.sqrt(6.0), *drive)
+    rounding.assert_within(delta_rule(*drive), wanted)
+
+
 @pytest.mark.parametrize(
     ("changed", "error", "text"),
     [
@@ -339,6 +351,11 @@ def test_outputs_keep_the_dtype_of_v_and_the_state_is_float32():
 def test_an_error_names_the_argument(changed, error, text):
     with pytest.raises(error, match=text):
         XLA(small() | changed)
+
+
+def test_an_empty_sequence_is_refused():
+    with pytest.raises(ValueError, match="delta_rule: q has T = 0 steps"):
+        XLA(head(small(), slice(0, 0)))
 
 
 def test_the_implementation_on_a_cpu_is_xla():

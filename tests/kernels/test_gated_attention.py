@@ -250,6 +250,43 @@ def test_one_step_of_decoding_is_the_last_row_of_the_whole():
     rounding.assert_within(got, last)
 
 
+def test_vmap_and_checkpoint_change_nothing():
+    q, k, v, bias = _inputs(B=3, T=20)
+    wave = jnp.cos(jnp.arange(q.size, dtype=jnp.float32)).reshape(q.shape)
+
+    def outputs(*arrays, implementation="xla"):
+        got = _call(*arrays, implementation=implementation)
+        return got.out_BTNH, got.expected_edges_BN
+
+    def pulled(outputs, *arrays):
+        # With cotangents of its own, so that no loss is compiled along.
+        results, pull = jax.vjp(outputs, *arrays)
+        return results, pull((wave, jnp.ones_like(results[1])))[:4]
+
+    seeds = jnp.arange(2, dtype=jnp.uint32)
+    two = tuple(jnp.stack([x, x[::-1]]) for x in (q, k, v))
+
+    def mapped(outputs):
+        return jax.vmap(functools.partial(pulled, outputs), (0, 0, 0, None, 0))
+
+    wanted = rounding.expected(
+        mapped(functools.partial(outputs, implementation="reference")), *two, bias, seeds
+    )
+    rounding.assert_within(jax.jit(mapped(jax.checkpoint(outputs)))(*two, bias, seeds), wanted)
+
+
+def test_a_cotangent_of_one_output_alone_is_enough():
+    q, k, v, bias = _inputs()
+
+    def expected(v, bias):
+        return _call(q, k, v, bias).expected_edges_BN.sum()
+
+    d_v, d_bias = jax.jit(jax.grad(expected, (0, 1)))(v, bias)
+    assert (d_v == 0).all() and (d_bias > 0).all()
+    d_scalar = jax.jit(jax.grad(expected, 1))(v, 0.5)
+    assert d_scalar.shape == () and d_scalar > 0
+
+
 def test_the_exported_xla_path_is_the_same_function():
     arrays = _inputs()
 
@@ -281,6 +318,16 @@ def test_second_derivatives_and_forward_mode_are_refused_but_of_the_reference():
     assert np.isfinite(moved).all() and (moved != 0).any()
 
 
+def test_seeds_of_every_integer_type_draw_the_same():
+    q, k, v, bias = _inputs(T=3)
+    run = _jitted()
+    outs = [run(q, k, v, bias, seed).out_BTNH for seed in (np.uint32(3), jnp.int32(3))]
+    outs.append(jax.jit(lambda *x: _call(*x, 3).out_BTNH)(q, k, v, bias))
+    for each in outs:
+        np.testing.assert_array_equal(each, outs[0])
+    assert (run(q, k, v, bias, jnp.uint32(4)).out_BTNH != outs[0]).any()
+
+
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
@@ -297,6 +344,25 @@ def test_an_option_out_of_range_is_named(changed, error, message):
     q, k, v, _ = _inputs()
     with pytest.raises(error, match=f"gated_attention: .*{message}"):
         gated_attention(q, k, v, **({"seed": 0} | changed))
+
+
+@pytest.mark.parametrize(
+    ("at", "replace", "error", "message"),
+    [
+        (0, jnp.zeros((2, 9, 3, 8)), ValueError, "N = 3 heads, which K = 2"),
+        (0, jnp.zeros((2, 9, 8)), ValueError, r"q has shape \(2, 9, 8\); expected \[B, T, N, H\]"),
+        (1, jnp.zeros((2, 9, 2, 4)), ValueError, "H = 4"),
+        (2, jnp.zeros((2, 8, 2, 8)), ValueError, "S = 8"),
+        (2, jnp.zeros((2, 9, 2, 8), jnp.bfloat16), TypeError, "cast them to one dtype"),
+        (0, jnp.zeros((2, 9, 4, 8), jnp.float16), TypeError, "q is float16"),
+        (0, jnp.zeros((2, 0, 4, 8)), ValueError, "T = 0"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_named(at, replace, error, message):
+    arrays = list(_inputs()[:3])
+    arrays[at] = replace
+    with pytest.raises(error, match=f"gated_attention: .*{message}"):
+        gated_attention(*arrays, seed=0)
 
 
 def test_pallas_does_not_serve_the_renormalised_ablation():

@@ -83,6 +83,16 @@ def test_modes_without_a_closed_gate_list_what_they_count(arrays):
     _assert_weights(expected.edges, short, mode="expected")
 
 
+def test_the_list_has_no_gradient(arrays):
+    short = [x[:1, :20] for x in arrays]
+
+    def loss(q, k, v):
+        return gated_attention(q, k, v, seed=1, edge_capacity=500).edges.weight.sum()
+
+    for gradient in jax.jit(jax.grad(loss, (0, 1, 2)))(*short):
+        assert (gradient == 0).all()
+
+
 def test_no_array_of_the_program_is_as_large_as_the_map():
     # 2 rows, 3 heads, 700 x 700: the whole map has 2.9 M entries, one block of it 90 k.
     shape = jax.ShapeDtypeStruct((2, 700, 3, 16), jnp.float32)

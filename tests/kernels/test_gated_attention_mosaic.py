@@ -34,6 +34,11 @@ def _visibility(B=1, T=128, S=None, **options):
     return visibility("gated_attention", B, T, S or T, **arguments)
 
 
+def _call(q, k, visible):
+    """A call of these queries, keys and visibility; the values are of the shape of the keys."""
+    return Call(q, k, k, jnp.zeros(q.shape[2]), jnp.uint32(0), jnp.zeros(2, jnp.int32), visible)
+
+
 def _inputs(B=1, T=256, N=2, K=1, H=64):
     """q, k, v, bias, seed and origin."""
     keys = jax.random.split(jax.random.key(3), 3)
@@ -77,6 +82,42 @@ def test_the_comparison_of_a_gate_is_exact_in_float32():
         is_open = np.asarray(noise.from_one(bits)) + probability >= np.float32(2.0)
         exact = u.astype(np.float64) + probability.astype(np.float64) >= 1.0
         np.testing.assert_array_equal(is_open, exact)
+
+
+REFUSED = {
+    "soft_cap": (_config(on=H200, soft_cap=30.0), (128, 64), {}),
+    "gate_scale": (_config(on=H200, gate_scale=1.0), (128, 64), {}),
+    "renormalise": (_config(on=H200, renormalise=True), (128, 64), {}),
+    "segment_ids": (_config(on=H200), (128, 64), {"segment_ids": jnp.zeros((1, 128), jnp.int32)}),
+    "from position 0": (_config(on=H200), (128, 64), {"start": 1}),
+    "as many queries as keys": (_config(on=H200), (128, 64), {"S": 256}),
+    "T to be a multiple of 128, and T = 192": (_config(on=H200), (192, 64), {}),
+    "a head width of 64 or 128, and H = 32": (_config(on=H200), (128, 32), {}),
+    "bfloat16 arrays, and q is float32": (_config(on=H200), (128, 64), {"dtype": jnp.float32}),
+    "Hopper GPU and this is NVIDIA B200": (
+        _config(on=dispatch.Target("gpu", "NVIDIA B200")),
+        (128, 64),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_an_unsupported_call_has_its_reason(reason):
+    config, (T, H), options = REFUSED[reason]
+    options = dict(options)
+    dtype, S = options.pop("dtype", jnp.bfloat16), options.get("S", T)
+    q, k = (jax.ShapeDtypeStruct((1, rows, 2, H), dtype) for rows in (T, S))
+    assert reason in mosaic.unsupported_reason(config, _call(q, k, _visibility(T=T, **options)))
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 7}])
+@pytest.mark.parametrize("H", [64, 128])
+def test_a_supported_call_has_no_reason(H, options):
+    q = jax.ShapeDtypeStruct((1, 256, 2, H), jnp.bfloat16)
+    assert not mosaic.unsupported_reason(
+        _config(on=H200), _call(q, q, _visibility(T=256, **options))
+    )
 
 
 @pytest.mark.skipif(

@@ -153,6 +153,20 @@ def test_rows_that_see_no_key_are_zero_and_give_no_gradient():
     rounding.assert_within(got, _wanted(q, k, v, bias, **hidden))
 
 
+def test_one_program_runs_every_window_and_the_largest_hides_nothing():
+    arrays = _inputs(B=1, T=70, N=1)
+
+    def run(window, *arrays, implementation="pallas"):
+        return _outputs_and_gradients(*arrays, window=window, implementation=implementation)
+
+    fast, slow = jax.jit(run), functools.partial(run, implementation="reference")
+    for window in (1, 33, 2**31 - 1):
+        inputs = jnp.int32(window), *arrays
+        result = fast(*inputs)
+        rounding.assert_within(result, rounding.expected(slow, *inputs))
+    rounding.assert_within(result, _wanted(*arrays))
+
+
 def test_a_tile_without_an_open_gate_reads_no_values():
     q, k, v, _ = _inputs(B=1, T=96, N=1)
     blocks = (32, 32)
@@ -230,6 +244,11 @@ def test_second_derivatives_are_refused():
 
     with pytest.raises(NotImplementedError, match=r"gated_attention: .*'reference'"):
         jax.eval_shape(jax.grad(lambda q: (jax.grad(loss)(q) ** 2).sum()), q)
+
+
+def test_a_head_wider_than_the_tiles_is_refused():
+    with pytest.raises(dispatch.UnavailableError, match=r"at most 256, and H = 320.*'xla'"):
+        jax.eval_shape(_call, *_inputs(T=3, H=320))
 
 
 def test_a_short_call_takes_small_tiles_and_no_more_warps_than_they_feed():

@@ -164,3 +164,32 @@ def test_prompt_then_single_steps_equals_the_parallel_form(prompt):
         result = run(head(arrays, slice(t, t + 1)) | state)
         out.append(result["out"])
     rounding.assert_within(result | {"out": jnp.concatenate(out, 1)}, values_wanted())
+
+
+def test_outputs_keep_the_dtype_of_v_and_the_state_is_float32():
+    arrays = small()
+    arrays |= {name: arrays[name].astype(jnp.bfloat16) for name in ("q", "k", "v")}
+    result = jax.eval_shape(XLA, arrays)
+    assert result["out"].dtype == jnp.bfloat16
+    assert result["end_keys"].dtype == result["end_values"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "text"),
+    [
+        ({"q": jnp.zeros((2, 37, 6))}, ValueError, r"gated_slots: q has shape \(2, 37, 6\)"),
+        ({"v": jnp.zeros((2, 36, 2, 3))}, ValueError, "gated_slots: v has T = 36"),
+        ({"log_decay": jnp.zeros((2, 37, 3, 4))}, ValueError, "log_decay has N = 3"),
+        ({"slot_keys": jnp.zeros((2, 2, 5, 6))}, ValueError, "initial_keys has M = 5"),
+        ({"log_decay": jnp.zeros((2, 37, 2, 4), int)}, TypeError, "log_decay is int32; cast it"),
+        ({"slot_values": jnp.zeros((2, 2, 4, 3), "bfloat16")}, TypeError, "initial_values is bflo"),
+    ],
+)
+def test_an_error_names_the_argument(changed, error, text):
+    with pytest.raises(error, match=text):
+        XLA(small() | changed)
+
+
+def test_an_empty_sequence_is_refused():
+    with pytest.raises(ValueError, match="gated_slots: T = 0 steps"):
+        XLA(head(small(), slice(0, 0)))

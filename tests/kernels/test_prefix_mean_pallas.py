@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 
 from kernels.core import cases, dispatch, tuning
+from kernels.prefix_mean import pallas
 from kernels.prefix_mean.cases import SUITE
+from kernels.prefix_mean.config import Call, Config
+from kernels.prefix_mean.state import State
 from tests import rounding
 from tests.kernels import comparison
 from tools.gpu_code import target
+
+CONFIG = Config(mass_normalisation=True, target=dispatch.INTERPRETER)
 
 SMALL = cases.Case("small", {"B": 4, "T": 40, "R": 16, "E": 32}, "float32", {"initial_state": True})
 # Segments of two chunks, the last of each partial.
@@ -173,3 +178,28 @@ def test_one_segment_whose_state_is_unused_is_one_launch(tmp_path):
         lambda arrays: SUITE.call(case, arrays, "pallas")["out"], arrays, dump=tmp_path
     )
     assert compiled.as_text().count('"__gpu$xla.gpu.triton"') == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ({"R": 24, "E": 64}, "R = 24"),
+        ({"R": 32, "E": 512}, "E = 512"),
+        ({"R": 8, "E": 64}, "R = 8"),
+        ({"R": 32, "E": 64}, ""),
+    ],
+)
+def test_sizes_that_are_not_served_are_named(sizes, text):
+    case = cases.Case("sizes", {"B": 1, "T": 7, **sizes}, "float32", {"initial_state": True})
+    write, value, decay, read, total, mass = SUITE.make(case, jax.random.key(0)).values()
+    call = Call(write, value, decay, read, State(total, mass))
+    reason = pallas.unsupported_reason(CONFIG, call)
+    assert text in reason and bool(reason) == bool(text)
+
+
+def test_traces_with_64_bit_types_on():
+    arrays, cotangents = _inputs(SMALL)
+    with jax.enable_x64(True):
+        run = _values_and_gradients(SMALL, SMALL_TILES)
+        shapes = jax.eval_shape(run, arrays, cotangents)
+    assert {str(each.dtype) for each in shapes.values()} == {"float32"}

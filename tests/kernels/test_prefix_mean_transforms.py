@@ -186,3 +186,11 @@ def test_one_step_of_decoding_is_one_update_of_the_state():
     # Read, write, decay: three products of B R E, two of them added up.
     assert compiled.cost_analysis()["flops"] < 8 * B * R * E
     assert "while(" not in compiled.as_text()
+
+
+def test_nothing_is_divided_by_a_power_of_the_decay():
+    """Half-lives of a hundredth: beta^-16 is 10^481."""
+    arrays, cotangents = _inputs()
+    arrays = arrays | {"decay": jnp.full_like(arrays["decay"], np.exp2(-100.0))}
+    got = jax.jit(functools.partial(_gradients, _operation))(arrays, cotangents)
+    assert all(np.isfinite(each).all() for each in got.values())

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from kernels.attention import mosaic_pipeline
+from kernels.attention.visibility import visibility
 from kernels.core import cases, dispatch
 from kernels.row_map_attention import maps, mosaic, tile
 from kernels.row_map_attention.api import row_map_attention
 from kernels.row_map_attention.cases import MAPS
-from kernels.row_map_attention.config import Config, Tiles
+from kernels.row_map_attention.config import Call, Config, Tiles
 from tests import rounding
 from tests.kernels import comparison, mosaic_code
 from tools.gpu_code import target
@@ -116,6 +117,43 @@ def test_a_row_without_an_active_key_is_dead_at_any_scale():
     np.testing.assert_array_equal(folded_XY[0], 0.0)
     # As above: both parts of u are at most 16, and the largest is 15.
     np.testing.assert_allclose(folded_XY, share_XY, atol=4 * 16 / 15 * 2**-24)
+
+
+REFUSED = {
+    "soft_cap or heads": ({"soft_cap": 30.0}, (128, 64)),
+    "or heads": ({"heads": jnp.array([True, False])}, (128, 64)),
+    "segment_ids": ({"segment_ids": jnp.zeros((1, 128), jnp.int32)}, (128, 64)),
+    "from position 0": ({"start": 1}, (128, 64)),
+    "as many queries as keys": ({"S": 256}, (128, 64)),
+    "T to be a multiple of 128, and T = 192": ({}, (192, 64)),
+    "a head width of 64 or 128, and H = 32": ({}, (128, 32)),
+    "bfloat16 arrays, and q is float32": ({"dtype": jnp.float32}, (128, 64)),
+    "Hopper GPU and this is NVIDIA B200": (
+        {"on": dispatch.Target("gpu", "NVIDIA B200")},
+        (128, 64),
+    ),
+    "needs an NVIDIA GPU and this is cpu": ({"on": dispatch.Target("cpu", "cpu")}, (128, 64)),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_an_unsupported_call_has_its_reason(reason):
+    options, (T, H) = REFUSED[reason]
+    arguments = {"dtype": jnp.bfloat16, "S": T, "on": H200} | options
+    dtype, S, on = (arguments.pop(name) for name in ("dtype", "S", "on"))
+    q, k = (jnp.zeros((1, rows, 2, H), dtype) for rows in (T, S))
+    with dispatch.on(on), pytest.raises(dispatch.UnavailableError, match=reason):
+        row_map_attention(q, k, k, row_map=maps.SOFTMAX, implementation="mosaic", **arguments)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 7}])
+@pytest.mark.parametrize("H", [64, 128])
+def test_a_supported_call_has_no_reason(H, options):
+    q = jnp.zeros((1, 256, 2, H), jnp.bfloat16)
+    arguments = {"causal": True, "window": None, "segment_ids": None, "start": None} | options
+    visible = visibility("row_map_attention", 1, 256, 256, **arguments)
+    call = Call(q, q, q, jnp.zeros(2), None, visible)
+    assert not mosaic.unsupported_reason(_config(maps.SOFTMAX, on=H200), call)
 
 
 @pytest.mark.skipif(

@@ -1,6 +1,7 @@
 """Properties of a row: streams in any order, invariances of the maps, and dead rows."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -296,3 +297,13 @@ def test_tiles_change_nothing():
         run = results("pallas")
         with tuning.trying("row_map_attention", tiles), dispatch.on(dispatch.INTERPRETER):
             rounding.assert_within(jax.jit(run)(q, k, v), wanted, f"{block_q} {block_k}")
+
+
+def test_maps_refuse_what_is_no_degree():
+    for p in (0, -1, math.inf, math.nan):
+        with pytest.raises(ValueError, match="relu_power has p"):
+            maps.relu_power(p)
+    with pytest.raises(ValueError, match="alpha"):
+        maps.relu_over_length(2, math.inf)
+    assert maps.relu_power(4) == maps.relu_power(4.0)
+    assert hash(maps.relu_power(4)) == hash(maps.relu_power(4.0))

@@ -112,6 +112,27 @@ def test_forward_mode_and_second_derivatives_are_refused(implementation):
         jax.grad(lambda q: (jax.grad(run)(q, k, v, bias) ** 2).sum())(q)
 
 
+def test_reference_has_both():
+    q, k, v, bias = sample(T=5)
+    run = functools.partial(loss, implementation="reference")
+    _, tangent = jax.jvp(run, (q, k, v, bias), (q, k, v, bias))
+    assert np.isfinite(tangent)
+    hessian = jax.jit(jax.hessian(run, argnums=3))(q, k, v, bias)
+    assert np.all(np.isfinite(hessian))
+
+
+def test_a_constant_bias_and_a_scalar_one_are_a_bias_of_every_head():
+    q, k, v, _ = sample()
+    xla, reference = (
+        jax.value_and_grad(functools.partial(loss, implementation=name), argnums=(0, 1, 2))
+        for name in ("xla", "reference")
+    )
+    of_every_head = jnp.full(4, 0.25)
+    wanted = rounding.expected(reference, q, k, v, of_every_head)
+    rounding.assert_within(jax.jit(xla, static_argnums=3)(q, k, v, 0.25), wanted)
+    rounding.assert_within(jax.jit(xla)(q, k, v, of_every_head), wanted)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
@@ -135,3 +156,10 @@ def test_refusals_name_what_was_found_and_the_remedy(change, error, text):
     q, k, v = (arguments.pop(name) for name in "qkv")
     with pytest.raises(error, match=f"row_map_attention: .*{text}"):
         row_map_attention(q, k, v, **arguments)
+
+
+def test_pallas_names_its_head_widths_and_none_falls_back():
+    q, k, v, bias = sample(T=5, H=24)
+    with pytest.raises(dispatch.UnavailableError, match="64, 128, 256, and H = 24"):
+        loss(q, k, v, bias, implementation="pallas")
+    assert np.isfinite(loss(q, k, v, bias))

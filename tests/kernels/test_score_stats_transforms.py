@@ -5,6 +5,7 @@ import math
 import re
 
 import jax
+from jax import export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -124,6 +125,16 @@ def test_sharding_over_batch_and_heads_equals_one_device(implementation):
     _assert_equal(jax.jit(sharded)(q, k, target), want, rtol=_between(16, k))
 
 
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_64_bit_types_change_nothing(implementation):
+    q, k, target, want = _on_one_device(implementation)
+    with jax.enable_x64(True):
+        # The target is of int64 here.
+        got = jax.jit(lambda: score_stats(q, k, target=target, implementation=implementation))()
+    assert [x.dtype for x in got] == [x.dtype for x in want]
+    _assert_equal(got, want, rtol=_between(16, k))
+
+
 def test_no_array_of_all_scores_is_formed():
     T = 4096
     q, k = (jax.ShapeDtypeStruct((1, T, 1, 16), jnp.float32),) * 2
@@ -132,6 +143,12 @@ def test_no_array_of_all_scores_is_formed():
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
     # 64 queries of scores, and as many numbers computed from them.
     assert largest == 64 * T
+
+
+def test_the_xla_path_is_exported():
+    q, k = _integers(T=9, S=9)
+    run = jax.jit(lambda q, k: score_stats(q, k, implementation="xla"))
+    _assert_equal(export.export(run)(q, k).call(q, k), run(q, k))
 
 
 @pytest.mark.parametrize("implementation", ALL)
@@ -148,3 +165,53 @@ def test_a_derivative_is_refused_and_stop_gradient_allowed(implementation):
         with pytest.raises(NotImplementedError, match=r"score_stats: .*stop_gradient"):
             jax.grad(loss, argument)(q, k, 0.5, False)
     np.testing.assert_array_equal(gradient(q, k, 0.5, True), 2 * q)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"degrees": ()}, ValueError, "degrees is"),
+        ({"degrees": (2, 0)}, ValueError, "degrees is"),
+        ({"cap": 0.0}, ValueError, "cap is 0.0"),
+        ({"bias": np.zeros((2, 2))}, ValueError, "bias has shape"),
+        ({"target": np.zeros((1, 3), np.int32)}, ValueError, "target has shape"),
+        ({"target": np.zeros((1, 2))}, TypeError, "target is float"),
+        ({"implementation": "cuda"}, ValueError, "none of"),
+        ({"implementation": "pallas", "blocks": (48, 64)}, dispatch.UnavailableError, "powers of"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, error, text):
+    q, k = _integers(T=2, S=2)
+    with pytest.raises(error, match=f"score_stats: .*{text}"):
+        score_stats(q, k, **options)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "error", "text"),
+    [
+        ((1, 2, 3, 16), (1, 2, 2, 16), ValueError, "N = 3"),
+        ((1, 2, 2, 16), (1, 0, 2, 16), ValueError, "S = 0"),
+        ((1, 2, 2, 16), (1, 2, 2, 8), ValueError, "H = 8"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(q, k, error, text):
+    with pytest.raises(error, match=f"score_stats: .*{text}"):
+        score_stats(jnp.zeros(q), jnp.zeros(k))
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(TypeError, match="q is float16"):
+        score_stats(jnp.zeros((1, 2, 2, 16), jnp.float16), jnp.zeros((1, 2, 2, 16)))
+    with pytest.raises(TypeError, match="k is bfloat16"):
+        score_stats(jnp.zeros((1, 2, 2, 16)), jnp.zeros((1, 2, 2, 16), jnp.bfloat16))
+
+
+def test_a_head_width_that_no_tile_has_falls_back():
+    q, k = _integers(T=5, S=5, H=24)
+    by_default, by_xla = (
+        jax.make_jaxpr(functools.partial(score_stats, implementation=implementation))(q, k)
+        for implementation in (None, "xla")
+    )
+    assert str(by_default) == str(by_xla)
+    with pytest.raises(dispatch.UnavailableError, match="H = 24"):
+        score_stats(q, k, implementation="pallas")

@@ -200,6 +200,18 @@ def test_no_state_of_the_whole_sequence_is_kept():
     assert peak("xla") == max(T // 16 * B * I * J, T * B * I)
 
 
+def test_vmap_equals_a_loop():
+    stacked, wanted = (
+        jax.tree.map(lambda *x: np.stack(x), of(seed=0), of(seed=1))
+        for of in (small, gradients_wanted)
+    )
+    rounding.assert_within(jax.vmap(gradients(XLA))(stacked), wanted)
+
+
+def test_checkpoint_changes_no_gradient():
+    rounding.assert_within(gradients(jax.checkpoint(XLA))(small()), gradients_wanted())
+
+
 def test_sharding_over_the_batch_changes_nothing():
     arrays = small(B=4)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
@@ -241,3 +253,32 @@ def test_second_derivatives_are_the_references_alone():
     assert jnp.abs(curvature(REFERENCE)).max() > 0
     with pytest.raises(NotImplementedError, match="selective_scan: its fast implementations"):
         curvature(XLA)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "text"),
+    [
+        ({"u": jnp.zeros((2, 40))}, ValueError, r"selective_scan: u has shape \(2, 40\)"),
+        ({"B": jnp.zeros((2, 39, 4))}, ValueError, "selective_scan: B has T = 39"),
+        ({"A": jnp.zeros((6, 5))}, ValueError, "selective_scan: B has J = 4 .* but A has J = 5"),
+        ({"state": jnp.zeros((2, 4, 6))}, ValueError, "selective_scan: initial_state has I = 4"),
+        ({"delta": jnp.zeros((2, 40, 6), jnp.float16)}, TypeError, "delta is float16; cast it"),
+        ({"A": jnp.zeros((6, 4), jnp.bfloat16)}, TypeError, "A is bfloat16; cast it to float32$"),
+    ],
+)
+def test_an_error_names_the_argument(changed, error, text):
+    with pytest.raises(error, match=text):
+        XLA(small() | changed)
+
+
+def test_an_empty_sequence_is_refused():
+    with pytest.raises(ValueError, match="selective_scan: u has T = 0 steps"):
+        XLA(head(small(), slice(0, 0)))
+
+
+def test_the_implementations_are_xla_and_the_reference():
+    drive = [small()[name] for name in NAMES[:5]]
+    with pytest.raises(ValueError, match="'pallas' is none of triton, xla, reference"):
+        selective_scan(*drive, implementation="pallas")
+    named = selective_scan(*drive, implementation="xla")
+    np.testing.assert_array_equal(selective_scan(*drive), named)

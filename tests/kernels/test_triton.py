@@ -80,6 +80,23 @@ def test_a_mapped_call_is_one_of_more_rows(op):
         np.testing.assert_array_equal(mapped[name][:, 0], whole[name])
 
 
+@pytest.mark.triton
+@operations
+def test_a_second_derivative_is_refused(op):
+    suite, single, arrays = of_two(op)
+    name = next(iter(arrays))
+
+    def slope(x):
+        run = lambda x: suite.call(single, arrays | {name: x}, "triton")  # noqa: E731
+        return jax.grad(lambda x: sum(y.sum() for y in run(x).values()))(x).sum()
+
+    with (
+        dispatch.on(dispatch.INTERPRETER),
+        pytest.raises(NotImplementedError, match="implementation='reference'"),
+    ):
+        jax.eval_shape(jax.grad(slope), arrays[name])
+
+
 def chosen(op, target, implementation=None, **sizes):
     """Runs `op` on zeros for `target`, without computing anything."""
     suite = SUITES[op]

@@ -116,3 +116,25 @@ def test_visibility_is_an_argument_of_jit_and_its_window_is_traced():
         )
         assert int(masks(visible).sum()) == 4 + 3 * (window - 1)
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"window": 0}, r"op: window is 0; it counts the query itself, so at least 1"),
+        (
+            {"start": jnp.zeros((3,), int)},
+            r"op: start has shape \(3,\); expected a scalar or \[B\]",
+        ),
+        (
+            {"segment_ids": jnp.zeros((2, 4), int)},
+            r"op: segment_ids is one array but T = 4 and S = 5",
+        ),
+        ({"segment_ids": (jnp.zeros((2, 5), int),) * 2}, r"op: segment_ids has T = 5, not 4"),
+        ({"segment_ids": (jnp.zeros((4,), int),) * 2}, r"op: segment_ids has shape \(4,\)"),
+    ],
+)
+def test_what_does_not_fit_is_named(changed, message):
+    arguments = {"causal": True, "window": None, "segment_ids": None, "start": None} | changed
+    with pytest.raises(ValueError, match=message):
+        visibility.visibility("op", 2, 4, 5, **arguments)

@@ -10,6 +10,8 @@ from scipy import stats as oracle
 
 from lm_jax import statistics
 from lm_jax.errors import UsageError
+from lm_jax.run.files import write_json
+from lm_jax.run.results import load_result
 
 
 def _wilson_formula(successes, n, z):
@@ -43,6 +45,15 @@ def test_wilson_covers_a_rate_as_often_as_it_says(p):
     n = 60
     held = [k for k in range(n + 1) if p in statistics.wilson(k, n)]
     assert abs(oracle.binom.pmf(held, n, p).sum() - 0.95) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "named"),
+    [(3, 2, "successes=3"), (-1, 5, "successes=-1"), (0, 0, "n=0"), (0.5, 10, "successes=0.5")],
+)
+def test_wilson_refuses_what_is_no_count(successes, n, named):
+    with pytest.raises(UsageError, match=named):
+        statistics.wilson(successes, n)
 
 
 def test_bootstrap_of_a_mean_agrees_with_scipy_when_each_row_is_its_own_cluster():
@@ -91,6 +102,15 @@ def test_bootstrap_covers_where_the_interval_over_rows_does_not():
     assert naive / runs < 0.7
 
 
+def test_bootstrap_is_reproducible_and_follows_the_seed():
+    values, clusters = np.arange(20.0), np.arange(20) // 2
+    first, again, other = (
+        statistics.clustered_bootstrap(values, clusters, np.median, seed=seed) for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first != other
+
+
 @pytest.mark.parametrize("n", [2, 5, 12, 29])
 def test_of_few_clusters_the_interval_of_a_mean_is_students(n):
     """But for the noise of the bootstrap's standard error, whose relative size is 1 / sqrt(2 B)."""
@@ -133,6 +153,12 @@ def test_of_too_few_clusters_there_is_no_interval():
     assert not statistics.cluster_interval(values, values // 2, seed=0).bounded
 
 
+def test_an_interval_without_ends_is_stored_and_read(tmp_path):
+    few = statistics.cluster_interval([1.0, 2.0], [0, 1], seed=0)
+    write_json(tmp_path / "interval.json", few)
+    assert load_result(tmp_path / "interval.json", statistics.Interval) == few
+
+
 def test_the_interval_of_a_ratio_is_one_of_its_logarithm():
     values = np.exp(np.random.default_rng(1).normal(size=8))
 
@@ -154,6 +180,20 @@ def test_an_interval_stays_within_what_its_statistic_may_be():
     own = statistics.cluster_interval(shares, np.arange(5), within=(0.0, 1.0), seed=0)
     assert own.estimate == 0.8 and 0 < own.low < own.high == 1.0
     assert statistics.clustered_bootstrap(shares, np.arange(5), seed=0).high > 1.0
+
+
+@pytest.mark.parametrize(
+    ("values", "clusters", "named"),
+    [
+        ([1.0, 2.0], [0], "one length"),
+        ([1.0, np.nan], [0, 1], "1 of 2 are not finite"),
+        ([1.0, 2.0], [0, 0], "need 2 or more"),
+        (["a", "b"], [0, 1], "must be numbers"),
+    ],
+)
+def test_bootstrap_names_the_field_it_cannot_use(values, clusters, named):
+    with pytest.raises(UsageError, match=named):
+        statistics.clustered_bootstrap(values, clusters, seed=0)
 
 
 def test_mcnemar_is_the_exact_binomial_test_on_discordant_pairs():
@@ -234,6 +274,23 @@ def test_interval_of_a_paired_change_covers_it(n):
     assert np.mean(covered) > 0.95
 
 
+@pytest.mark.parametrize("counts", [(-1, 0, 4), (3, 2, 4), (0, 0, 0)])
+def test_counts_of_no_pairs_are_refused(counts):
+    with pytest.raises(UsageError, match="need counts, lost"):
+        statistics.paired_change(*counts)
+    with pytest.raises(UsageError, match="need counts, lost"):
+        statistics.noninferiority(*counts, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [([1, 0], [1], "one length"), ([], [], "not empty"), ([1, 2], [0, 1], "before holds values")],
+)
+def test_mcnemar_names_what_it_cannot_use(before, after, named):
+    with pytest.raises(UsageError, match=named):
+        statistics.mcnemar(before, after)
+
+
 def test_minimum_detectable_effect_gives_the_ten_points_of_the_paper_as_a_gain():
     gain = statistics.minimum_detectable_effect(0.78, 200, direction="gain")
     drop = statistics.minimum_detectable_effect(0.78, 200)
@@ -251,6 +308,10 @@ def test_minimum_detectable_effect_is_found_with_the_stated_power(p, direction):
     rejected = np.abs(first - second) > oracle.norm.ppf(0.975) * spread
     weight = np.outer(oracle.binom.pmf(k, n, p), oracle.binom.pmf(k, n, shifted))
     assert weight[rejected].sum() == pytest.approx(0.8, abs=0.02)
+
+
+def test_effects_that_no_change_can_reach_are_nan():
+    assert math.isnan(statistics.minimum_detectable_effect(0.99, 10, direction="gain"))
 
 
 def test_median_interval_has_the_order_statistics_of_the_binomial():

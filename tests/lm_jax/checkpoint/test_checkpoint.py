@@ -161,6 +161,13 @@ def test_a_manifest_that_was_written_elsewhere(damaged, change, error, word):
         verify_checkpoint(damaged)
 
 
+@pytest.mark.parametrize("content", ["[]", "{}", "3", "{"])
+def test_a_manifest_that_is_none(damaged, content):
+    (damaged / MANIFEST).write_text(content)
+    with pytest.raises(CorruptError, match=MANIFEST):
+        verify_checkpoint(damaged)
+
+
 def test_another_dtype_is_converted_only_when_asked(saved):
     folder, params, _ = saved
     with pytest.raises(BadInputError, match="is float32, not bfloat16; pass cast=True"):

@@ -94,6 +94,10 @@ def test_state_notes_and_shardings_come_back(saved):
     assert back.notes["config_hash"] == lm_jax.run.config.config_hash(IDENTITY.config)
 
 
+def test_no_checkpoint_is_none(tmp_path):
+    assert restore(tmp_path / "checkpoints", target(), IDENTITY) is None
+
+
 def test_the_last_ones_and_the_best_stay(tmp_path):
     for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2)):
         save(tmp_path, step, best=best)
@@ -151,6 +155,14 @@ def test_damage_is_named_and_one_step_back_taken_only_where_allowed(damaged, how
     tiny.assert_bitwise(restore(damaged, target(), IDENTITY).state, numbered(8))
 
 
+def test_two_damaged_checkpoints_are_one_too_many(damaged):
+    flip(newest_data(damaged))
+    (damaged / "step_000004" / MANIFEST).unlink()
+    with pytest.raises(CorruptError, match="step_000004"):
+        restore(damaged, target(), IDENTITY, allow_fallback=True)
+    assert manager.saved_steps(damaged) == [4, 8]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -184,6 +196,13 @@ def test_another_mesh_goes_on_and_says_that_it_is_not_bitwise(saved, caplog, cap
     assert "fsdp = 2, not 1" in caplog.text
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("note: step_000008 was saved with mesh data = 2, not 1, mesh fsdp")
+
+
+def test_another_model_is_refused_with_every_difference(saved):
+    cfg = dataclasses.replace(tiny.CFG, mlp_size=20)
+    other = state.abstract_state(tiny.mesh(4), lm_jax.param_spec(cfg), OPTIMIZER)
+    with pytest.raises(BadInputError, match=r"\(9 differences\).*mlp/up has shape"):
+        restore(saved, other, IDENTITY)
 
 
 def test_a_failed_save_leaves_the_checkpoints_before_it(damaged, monkeypatch):

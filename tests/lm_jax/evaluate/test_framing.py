@@ -12,6 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from lm_jax.errors import UserError
 from lm_jax.evaluate.framing import frame, stop_ids
 from lm_jax.text.chat_template import render
+from lm_jax.text.plain_text import encode_around
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.compat import transformers
 from tests.lm_jax.text.synthetic_tokenizers import llama2_backend, train_backend
@@ -187,6 +188,12 @@ def test_a_base_model_reads_message_and_opening_as_one_text():
     ids = frame(tokenizer, "the text", opening="\nA:")
     assert ids == tokenizer.encode("the text\nA:")
     assert 2 not in frame(tokenizer, "the </s> text", opening="\nA:")
+
+
+def test_any_occurrence_of_the_message_is_plain_text():
+    tokenizer = TOKENIZERS["mistral"]
+    ids = encode_around(tokenizer, ["</s>a", "</s>", "b"], "</s>")
+    assert [tokenizer.token(i) for i in ids if i == 2] == ["</s>"] * 2
 
 
 @pytest.mark.parametrize(

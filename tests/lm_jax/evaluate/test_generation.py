@@ -80,6 +80,11 @@ def test_rouge_l_is_that_of_the_longest_of_all_subsequences(text, reference):
     assert found == wanted and generation.rouge_l([reference], [text]) == (found,)
 
 
+@given(WORDS.filter(bool))
+def test_rouge_l_is_1_for_equal_texts_and_0_without_a_common_word(text):
+    assert generation.rouge_l([text, text], [text, "d e f"]) == (1.0, 0.0)
+
+
 def test_distinct_counts_over_all_texts():
     texts = ["a b a b", "a b c"]
     # 7 words of 3 kinds; 5 pairs: a b, b a, a b, a b, b c.

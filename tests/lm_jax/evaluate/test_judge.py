@@ -10,11 +10,12 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 import lm_jax
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate import chat, judge
 from lm_jax.evaluate.answers import Answers, about, digest
 from lm_jax.evaluate.judge import Label
 from lm_jax.evaluate.judge_prompt import read_rubric
+from lm_jax.model.decode import Sampling
 from lm_jax.text.tokenizer import Tokenizer
 from tests import tiny
 
@@ -49,6 +50,21 @@ def test_the_prompt_marks_the_strongest_fifth_of_the_words():
     assert judge.prompt([(["a", " b"], [0.0, 0.0])]).endswith("Marked in text 1: nothing\n")
 
 
+def test_the_prompt_marks_another_share_of_the_words():
+    asked = judge.prompt(TEXTS, marked=0.8)
+    # Four of five words, and all three: of 2.4 the next whole number.
+    assert "Marked in text 1: in, 1861, until, 1865\n" in asked
+    assert "Text 2: «during» «the» «winter»\n" in asked
+
+
+def test_the_prompt_holds_ten_texts_at_most():
+    asked = judge.prompt([(["word"], [1.0])] * 12)
+    assert "Text 10: " in asked and "Text 11: " not in asked
+    assert "Below are 10 texts" in asked
+    asked = judge.prompt([(["word"], [1.0])] * 12, most_texts=11)
+    assert "Text 11: " in asked and "Text 12: " not in asked and "Below are 11 texts" in asked
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -60,6 +76,11 @@ def test_the_prompt_marks_the_strongest_fifth_of_the_words():
 )
 def test_an_answer_is_one_object_with_or_without_words_around_it(answer):
     assert judge.parse(answer) == Label(**LABEL)
+
+
+def test_braces_inside_a_text_of_the_answer_are_part_of_it():
+    label = {**LABEL, "explanation": 'The mark "}" and {"theme": 1} come back.'}
+    assert judge.parse(f"```json\n{json.dumps(label)}\n```") == Label(**label)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +116,65 @@ def test_a_judge_counts_what_gave_no_label(caplog):
     assert "I would say dates." in caplog.text
     # There is nothing to ask about a prototype without texts.
     assert own.label([]) is None and own.asked == 3
+
+
+def test_the_null_judge_says_nothing():
+    null = judge.build_judge("null")
+    assert null.name == "null" and null.label(TEXTS) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("nul", "did you mean 'null'"),
+        ("cache:answers.jsonl", "did you mean 'cached:FILE'"),
+        ("cached:", "did you mean 'cached:FILE'"),
+        ("locl:/models/small", "did you mean 'local:FOLDER'"),
+        ("gpt", "known: cached:FILE, chat:MODEL@URL, local:FOLDER, null"),
+        ("chat:http://localhost", "is not chat:MODEL@URL"),
+    ],
+)
+def test_an_unknown_judge_is_refused_with_the_nearest(name, match):
+    with pytest.raises(UsageError, match=match):
+        judge.build_judge(name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"marked": 0.0}, "marked = 0.0 must be a share"),
+        ({"marked": 1.5}, "marked = 1.5 must be a share"),
+        ({"marked": float("nan")}, "marked = nan must be a share"),
+        ({"most_texts": 0}, "most_texts = 0 must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens = 0 must be at least 1"),
+        ({"temperature": -1.0}, "temperature = -1.0 must be 0"),
+        ({"temperature": float("inf")}, "temperature = inf must be 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, match):
+    with pytest.raises(UsageError, match=match):
+        judge.build_judge("chat:m@http://localhost:1/v1", **settings)
+
+
+def test_a_judge_that_generates_nothing_has_no_sampler(tmp_path):
+    (tmp_path / "answers").touch()
+    for name in ("null", f"cached:{tmp_path / 'answers'}"):
+        for settings in ({"temperature": 1.0}, {"max_new_tokens": 9}):
+            with pytest.raises(UsageError, match="generates nothing: leave out temperature"):
+                judge.build_judge(name, **settings)
+    for settings in ({"marked": 0.8}, {"most_texts": 3}):
+        with pytest.raises(UsageError, match="judge = 'null' reads no texts"):
+            judge.build_judge("null", **settings)
+
+
+def test_settings_of_a_prompt_are_in_the_name_of_a_judge(tmp_path):
+    file = tmp_path / "answers"
+    file.touch()
+    own = judge.build_judge(f"cached:{file}", marked=0.8, most_texts=1)
+    assert own.name == "cached:answers, 0.8 of the words marked, at most 1 texts"
+    assert own.label(TEXTS) is None
+    (line,) = (tmp_path / "answers.missing").read_text("utf-8").splitlines()
+    assert json.loads(line)["prompt"] == judge.prompt(TEXTS[:1], marked=0.8)
 
 
 def test_answers_come_back_from_their_file_and_missing_prompts_are_listed(tmp_path):
@@ -150,6 +230,38 @@ def test_an_endpoint_is_asked_once_for_a_prompt(tmp_path, monkeypatch):
         assert own.label(TEXTS) == Label(**LABEL)
     assert own.name == "chat:m at http://localhost:1/v1"
     assert sent == [("m", "http://localhost:1/v1", judge.prompt(TEXTS))]
+
+
+def test_an_endpoint_is_sent_the_sampler(tmp_path, monkeypatch):
+    sent = []
+
+    def answer(model, url, text, **options):
+        sent.append(options)
+        return ANSWER
+
+    monkeypatch.setattr(chat, "_answer", answer)
+    place, answers = "chat:m@http://localhost:1/v1", tmp_path / "answers.jsonl"
+    settings = [{}, {"temperature": 1.0, "max_new_tokens": 756}, {"temperature": 1.0}]
+    judges = [judge.build_judge(place, answers=answers, **each) for each in settings]
+    # An answer of another sampler is none of this one.
+    assert [each.label(TEXTS) for each in judges] == [Label(**LABEL)] * 3
+    assert sent == [{}, {"temperature": 1.0, "max_tokens": 756}, {"temperature": 1.0}]
+    start = "chat:m at http://localhost:1/v1"
+    names = [start, f"{start}, temperature 1, max_tokens 756", f"{start}, temperature 1"]
+    assert [each.name for each in judges] == names
+
+
+def test_the_last_answer_to_a_prompt_counts_and_judges_are_kept_apart(tmp_path):
+    stored = Answers(tmp_path / "answers.jsonl")
+    stored.add("p", "one", judge="a")
+    stored.add("p", "two", judge="b")
+    again = Answers(tmp_path / "answers.jsonl")
+    assert [again.find("p", judge=name) for name in ("a", "b", "c", None)] == [
+        "one",
+        "two",
+        None,
+        "two",
+    ]
 
 
 def test_an_answer_names_its_unit_model_and_judge(tmp_path):
@@ -275,3 +387,30 @@ def test_a_local_model_sees_its_template_with_the_message_as_plain_text(
     again = judge.build_judge(f"local:{folder}", answers=tmp_path / "answers.jsonl")
     assert again.label(hostile) == Label(**LABEL)
     assert len(calls) == 1
+
+
+def test_a_local_model_samples_as_it_is_told(folder, tmp_path, monkeypatch):
+    calls = []
+
+    def generate(params, prompts, cfg, **options):
+        calls.append((options["sampling"], options["max_new_tokens"]))
+        return [[*Tokenizer.from_folder(folder).encode(ANSWER)]]
+
+    monkeypatch.setattr(judge, "generate", generate)
+    settings = [{}, {"temperature": 1.0}, {"max_new_tokens": 756}]
+    judges = [
+        judge.build_judge(f"local:{folder}", answers=tmp_path / "answers.jsonl", **each)
+        for each in settings
+    ]
+    assert [each.label(TEXTS) for each in judges] == [Label(**LABEL)] * 3
+    assert calls == [(Sampling(), 256), (Sampling(1.0), 256), (Sampling(), 756)]
+    plain, sampled, longer = (each.name for each in judges)
+    assert "temperature=1.0" in sampled and longer == f"{plain[:-1]}, 756 tokens)"
+
+
+def test_a_template_that_swallows_the_message_is_refused(tmp_path):
+    cfg = tiny.decoder(vocab_size=258)
+    params = lm_jax.init_params(jax.random.key(0), cfg)
+    lm_jax.save_pretrained(tmp_path / "model", cfg, params, byte_tokenizer("{{ bos_token }}"))
+    with pytest.raises(BadInputError, match="leaves out the message"):
+        judge.local(tmp_path / "model").label(TEXTS)

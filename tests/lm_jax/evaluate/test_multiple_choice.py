@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import lm_jax
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, StorageError, UsageError
 from lm_jax.evaluate.multiple_choice import (
     TASKS,
     Question,
@@ -145,6 +145,14 @@ def test_a_pair_is_tokenised_as_one_text():
     assert likelihood.pair(tokenizer, "the cat sat on ", "the mat") == token_pair
 
 
+def test_text_cannot_name_a_special_token():
+    tokenizer = tiny_multiple_choice.tokenizer()
+    token_pair = likelihood.pair(
+        tokenizer, f"a {tiny_multiple_choice.BEGIN}", f" b {tiny_multiple_choice.END}"
+    )
+    assert not {0, 1} & set(token_pair.context + token_pair.continuation)
+
+
 @pytest.mark.parametrize("template", ["<s> $A", "<s> $A </s>"])
 def test_begin_of_text_is_first_where_the_model_has_it(template):
     begins = tiny_multiple_choice.tokenizer(template=template)
@@ -237,6 +245,24 @@ def test_a_killed_run_goes_on(tmp_path):
     assert resumed.log_likelihoods == comparison.answers(whole, QUESTIONS).log_likelihoods
 
 
+def test_a_cache_that_cannot_be_created_is_named(tmp_path):
+    with pytest.raises(StorageError, match="nowhere"):
+        open_cache(tmp_path / "nowhere" / "cache", model="0" * 64, settings={})
+
+
+@pytest.mark.parametrize(
+    ("choices", "gold", "message"),
+    [
+        (("one",), 0, "two or more"),
+        (("one", ""), 0, "none empty"),
+        (("one", "two"), 2, "count from 0"),
+    ],
+)
+def test_a_question_has_choices_and_a_right_one(choices, gold, message):
+    with pytest.raises(BadInputError, match=f"question 7: .*{message}"):
+        Question("7", "why", choices, gold)
+
+
 @pytest.fixture
 def mc(tmp_path, monkeypatch):
     """An asset of two questions a task, laid out as the real one is."""
@@ -272,6 +298,19 @@ def test_questions_of_the_asset():
     assert read("arc_easy", split="validation")[0] == arc
     book = Question("y", "s", ("a", "b", "c"), 0)
     assert read("openbookqa", split="validation")[0] == book
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("arc_eazy", {}, "did you mean 'arc_easy'"),
+        ("piqa", {"split": "test"}, "no split 'test'"),
+        ("piqa", {"limit": 0}, "limit = 0"),
+    ],
+)
+def test_questions_that_are_not_there(task, options, message):
+    with pytest.raises(UsageError, match=message):
+        read(task, **options)
 
 
 @pytest.mark.real("mc")

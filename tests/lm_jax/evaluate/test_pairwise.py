@@ -81,6 +81,22 @@ def test_answers_come_from_a_file_in_both_orders(tmp_path):
     assert judged.unreadable == 1 and judged.name == "cached:answers.jsonl"
 
 
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("null:fist", "did you mean 'null:first'"),
+        ("cache:answers.jsonl", "is unknown"),
+        ("tokens:", "is unknown; did you mean 'tokens:FOLDER'"),
+        ("gpt", "known: cached:FILE, chat:MODEL@URL"),
+        ("chat:http://localhost", "is not chat:MODEL@URL"),
+        ("chat:m@ftp://localhost", "is not chat:MODEL@URL"),
+    ],
+)
+def test_an_unknown_judge_is_refused(name, match):
+    with pytest.raises(UsageError, match=match):
+        pairwise.check(name)
+
+
 # Language models over bytes, given as logits
 
 

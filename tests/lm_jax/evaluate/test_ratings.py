@@ -123,6 +123,20 @@ def test_wins_without_finite_strengths_are_refused_unless_shrunk(wins, what):
     assert strength[0] >= strength[-1]
 
 
+@pytest.mark.parametrize(
+    ("wins", "match"),
+    [
+        ([[0, 1]], "must be square"),
+        ([[0]], "must be square"),
+        ([[0, -1], [1, 0]], "finite and 0 or more"),
+        ([[0, np.nan], [1, 0]], "finite and 0 or more"),
+    ],
+)
+def test_counts_that_are_none_are_refused(wins, match):
+    with pytest.raises(UsageError, match=match):
+        ratings.bradley_terry(wins)
+
+
 def test_the_bootstrap_draws_prompts_and_not_games():
     """Copies of each prompt's games say nothing new, and must not narrow the intervals."""
     rng = np.random.default_rng(1)
@@ -187,3 +201,9 @@ def test_length_control_without_lengths_is_bradley_terry():
 )
 def test_kappa_of_known_tables(first, second, kappa):
     assert ratings.cohens_kappa(first, second) == pytest.approx(kappa, abs=1e-12)
+
+
+def test_kappa_is_undefined_for_one_label_and_refused_without_items():
+    assert math.isnan(ratings.cohens_kappa(["tie"] * 3, ["tie"] * 3))
+    with pytest.raises(UsageError, match="0 and 0 labels"):
+        ratings.cohens_kappa([], [])

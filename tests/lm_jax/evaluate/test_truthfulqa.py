@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate.multiple_choice import truthfulqa
 
 # (question, answers, the one that is true)
@@ -72,6 +72,13 @@ def test_the_true_answer_need_not_come_first(tmp_path):
     assert [each.gold for each in truthfulqa(write(tmp_path / "mc.jsonl", rows))] == [2, 1]
 
 
+def test_a_preset_precedes_every_question(tmp_path):
+    asked = truthfulqa(write(tmp_path / "mc.jsonl"), preset="Q: Who?\nA: Me.", limit=1)
+    assert [each.context for each in asked] == [
+        "Q: Who?\nA: Me.\n\nQ: What, if anything, is under a hat?\nA:"
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -102,3 +109,10 @@ def test_a_file_that_is_not_truthfulqa_is_refused(name, text, message, tmp_path)
     with pytest.raises(BadInputError, match=message) as refused:
         truthfulqa(file)
     assert name in str(refused.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(BadInputError, match="is not there"):
+        truthfulqa(tmp_path / "mc.jsonl")
+    with pytest.raises(UsageError, match="limit = 0"):
+        truthfulqa(tmp_path / "mc.jsonl", limit=0)

@@ -72,6 +72,13 @@ def test_the_two_rules_on_one_log():
     np.testing.assert_array_equal(played.score, [1, 1, 1, 0.5, 1, 0, 0])
 
 
+def test_no_verdict_at_all_has_no_shares():
+    found = verdicts.consistency(np.full((2, 1, 2), np.nan), [(0, 1)], np.ones((2, 2)))
+    assert (found.pairs, found.missing, found.flips, found.kappa) == (0, 4, None, None)
+    made = verdicts.control("other", np.full((2, 2), np.nan))
+    assert made.share is None and not made.passed
+
+
 PROMPTS = [f"prompt {i}" for i in range(40)]
 REAL = [f" it was the year {i} when two of the kings went to war" for i in range(40)]
 

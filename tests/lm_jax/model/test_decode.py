@@ -58,6 +58,18 @@ def test_prompts_of_unequal_length_are_continued_as_each_alone():
     assert lm_jax.generate(params, [PROMPTS[1]], cfg, max_new_tokens=NEW) == [together[1]]
 
 
+def test_a_row_ends_after_its_stop_id():
+    params, cfg = model("llama_gqa")
+    free = lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW)
+    stop = free[0][4]
+    cut = [row[: row.index(stop) + 1] if stop in row else row for row in free]
+    assert [len(row) for row in cut] != [len(row) for row in free]
+    assert lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW, stop_id=stop) == cut
+    # Every row stopped at its first token, before the loop.
+    same, stop = [PROMPTS[0]] * 3, free[0][0]
+    assert lm_jax.generate(params, same, cfg, max_new_tokens=NEW, stop_id=stop) == [[stop]] * 3
+
+
 def test_each_row_ends_at_the_first_of_several_stop_ids():
     params, cfg = model("llama_gqa")
     free = lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW)
@@ -219,6 +231,23 @@ def test_bfloat16_parameters_decode_as_they_run():
         assert row[token] > row.max() - 2**-6 * abs(row).max()
 
 
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+    ],
+)
+def test_sampling_that_means_nothing(setting, word):
+    with pytest.raises(UsageError, match=word):
+        decode.Sampling(**setting)
+
+
 # Refusals
 
 
@@ -241,3 +270,10 @@ def test_prompts_that_cannot_be_continued(prompts, options, error, word):
     params, cfg = model("llama_gqa")
     with pytest.raises(error, match=word):
         lm_jax.generate(params, prompts, cfg, **{"max_new_tokens": 2} | options)
+
+
+def test_the_whole_context_can_be_used():
+    params, cfg = model("gpt2")
+    new_ids = lm_jax.generate(params, [[1] * 30], cfg, max_new_tokens=2)[0]
+    logits = next_logits(params, np.array([[1] * 30 + new_ids[:1]]), np.array([[30]]), cfg)
+    assert new_ids[1] == int(logits[0].argmax())

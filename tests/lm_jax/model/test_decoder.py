@@ -337,6 +337,23 @@ def test_param_count_is_the_sum_over_arrays():
         assert lm_jax.count_params(cfg) == total
 
 
+def test_initial_values_depend_on_the_path_alone():
+    cfg = CONFIGS["llama"]
+    with_bias = dataclasses.replace(cfg, qkv_bias=True)
+    np.testing.assert_array_equal(
+        model(with_bias)["blocks"]["mlp"]["up"], model(cfg)["blocks"]["mlp"]["up"]
+    )
+
+
+def test_unusable_configs_name_every_field():
+    with pytest.raises(BadInputError, match=r"num_heads = 5 is not a multiple.*windows has 2"):
+        dataclasses.replace(CONFIGS["llama"], num_heads=5, windows=(1, None))
+    with pytest.raises(BadInputError, match=r"norm_placement = 'after'.*qk_norm = True must be"):
+        dataclasses.replace(CONFIGS["llama"], norm_placement="after", qk_norm=True)
+    with pytest.raises(BadInputError, match="num_layers = -1"):
+        dataclasses.replace(CONFIGS["llama"], num_layers=-1)
+
+
 def test_parameters_that_do_not_fit_are_all_listed():
     cfg, params = CONFIGS["llama"], model(CONFIGS["llama"])
     params["blocks"]["mlp"]["extra"] = params["blocks"]["mlp"].pop("gate")

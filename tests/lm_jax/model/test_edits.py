@@ -163,6 +163,25 @@ def test_hooks_fire_on_every_layer():
                 assert not np.array_equal(out, unedited), (name, layer)
 
 
+def test_five_patches_one_trace():
+    params, tokens_BT = model(CFG), tokens(1)
+    value = recorded(params, tokens(2), CFG, ("attn.z",)).records["attn.z"]
+    traces = []
+
+    @jax.jit
+    def patched(edits):
+        traces.append(1)
+        return lm_jax.forward(params, tokens_BT, CFG, edits=edits).logits
+
+    outs = []
+    for head in range(4):
+        mask = jnp.zeros((3, 1, 1, 4, 1), bool).at[1, 0, 0, head].set(True)
+        outs.append(patched({"attn.z": lm_jax.Replace(value, mask)}))
+    outs.append(patched({"attn.z": lm_jax.Replace(2 * value, jnp.ones((3, 1, 1, 4, 1), bool))}))
+    assert len(traces) == 1
+    assert len({np.asarray(o).tobytes() for o in outs}) == 5
+
+
 def test_frozen_patterns_and_scales_make_the_forward_linear():
     """With all but residual additions held, logits are affine in an injection: f(a) + f(b)."""
     params, tokens_BT = model(CFG), tokens(1)
@@ -286,6 +305,14 @@ def test_masked_keys_stay_masked_whatever_the_edit():
 def test_what_does_not_fit_is_refused_by_name(kwargs, message):
     with pytest.raises(UsageError, match=message):
         lm_jax.forward(model(PLAIN), tokens(1), PLAIN, **kwargs)
+
+
+def test_parallel_blocks_have_no_resid_mid():
+    import dataclasses
+
+    cfg = dataclasses.replace(PLAIN, parallel_residual=True)
+    with pytest.raises(UsageError, match="no site 'resid_mid'"):
+        lm_jax.forward(model(cfg), tokens(1), cfg, edits={"resid_mid": lm_jax.Freeze()})
 
 
 def test_fused_path_equals_softmax_and_refuses_score_sites():

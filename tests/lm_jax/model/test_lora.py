@@ -201,6 +201,13 @@ def test_a_saved_adapter_comes_back_bitwise_and_only_over_its_base(tmp_path):
         lora.attach(tiny.params(other), result, settings)
 
 
+def test_settings_that_cannot_be():
+    with pytest.raises(UsageError, match="rank = 0 must be at least 1; alpha = -1"):
+        lora.LoraConfig(rank=0, alpha=-1.0)
+    with pytest.raises(UsageError, match="targets must name"):
+        lora.LoraConfig(targets=())
+
+
 @pytest.mark.parametrize("qk_norm", ["each_head", "projection"])
 def test_norms_with_weights_by_head_are_no_matrices(qk_norm):
     """Neither adapted nor shrunk by weight decay, though they have two axes in a layer."""

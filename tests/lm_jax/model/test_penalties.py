@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import lm_jax
+from lm_jax.errors import UsageError
 from lm_jax.model import decode, penalties
 from lm_jax.model.decode import Sampling
 from tests import tiny
@@ -121,6 +122,19 @@ def test_decoding_is_penalised_by_prompt_and_continuation():
     assert list(itertools.islice(streamed, NEW)) == new_ids[0]
     bigrams = [(*pair,) for pair in itertools.pairwise(PROMPTS[0] + new_ids[0])]
     assert len(set(bigrams)) == len(bigrams)
+
+
+@pytest.mark.parametrize(
+    ("setting", "match"),
+    [
+        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0 must be above 0"),
+        ({"repetition_penalty": np.inf}, "repetition_penalty = inf"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram = -1 must be 0"),
+    ],
+)
+def test_impossible_penalties_are_refused(setting, match):
+    with pytest.raises(UsageError, match=match):
+        Sampling(**setting)
 
 
 @pytest.mark.torch

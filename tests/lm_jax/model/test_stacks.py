@@ -11,7 +11,8 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.model import layers
+from lm_jax.model import frozen, layers
+from lm_jax.model.mixers import ATTENTION
 from lm_jax.run.config import canonical_json, from_plain
 from tests import tiny
 
@@ -125,8 +126,35 @@ def test_records_and_edits_that_not_all_layers_can_have():
         traced(edits={"attn.z": lm_jax.Add(jnp.ones((4, 1, 1, 1, 6)))})
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layers": CFG.layers[:3]}, "layers has 3 entries for num_layers = 4"),
+        ({"layers": (*CFG.layers[:3], lm_jax.LayerShape(kv=1))}, r"layers\[3\].kv = 1 must be"),
+        ({"layers": (*CFG.layers[:3], lm_jax.LayerShape(kv=2))}, r"layers\[3\].kv = 2 must be"),
+        ({"layers": (*CFG.layers[:3], lm_jax.LayerShape(head_dim=7))}, "rotary width of 7"),
+        ({"block_end": lm_jax.BlockEnd(-1)}, "block_end.input_size = -1"),
+    ],
+)
+def test_configs_of_layers_that_cannot_be(changes, words):
+    with pytest.raises(BadInputError, match=words):
+        dataclasses.replace(CFG, **changes)
+
+
 def test_a_stored_config_is_read_back():
     assert from_plain(json.loads(canonical_json(CFG)), lm_jax.DecoderConfig) == CFG
+
+
+def test_keys_of_no_other_layer():
+    cfg = dataclasses.replace(CFG, layers=(), kv=0)
+    spec = lm_jax.params.abstract(lm_jax.param_spec(cfg))
+    with pytest.raises(UsageError, match=r"config.kv = 0.*name it in config.layers"):
+        jax.eval_shape(lambda p: lm_jax.forward(p, TOKENS_BT, cfg), spec)
+
+
+def test_what_needs_equal_layers_refuses_others():
+    with pytest.raises(UsageError, match="frozen form cannot take family"):
+        frozen.frozen_sites(CFG, ATTENTION)
 
 
 def test_proportional_frequencies_against_scalar_arithmetic():

@@ -177,6 +177,11 @@ def test_the_sizes_of_a_mesh(sizes, shape):
         assert mesh.axis_names == sharding.AXES
 
 
+def test_a_mesh_over_some_of_the_devices():
+    mesh = sharding.make_mesh(tensor=2, devices=jax.devices()[2:])
+    assert list(mesh.devices.flat) == jax.devices()[2:]
+
+
 @pytest.mark.parametrize(("sizes", "ways"), [((4, 1, 1), 4), ((1, 4, 1), 4), ((2, 1, 2), 2)])
 def test_a_batch_that_does_not_divide(sizes, ways):
     mesh = mesh_of(sizes)

@@ -109,6 +109,14 @@ class Nested:
     windows: tuple[int | None, ...] = ()
 
 
+def test_what_a_dataclass_refuses_itself_passes_through():
+    with pytest.raises(BadInputError, match=r"^config\.count = -1; give a positive number$"):
+        from_plain({"first": {"count": -1}}, Nested)
+    assert from_plain({"first": {"count": 1}, "windows": [None, 3]}, Nested) == Nested(
+        Positive(1), None, (None, 3)
+    )
+
+
 def test_an_error_of_a_dataclass_is_among_the_other_errors():
     config = {"first": {"count": -1}, "second": {"count": "2"}, "windows": [None, 2.0]}
     with pytest.raises(UsageError) as caught:
@@ -121,6 +129,12 @@ def test_an_error_of_a_dataclass_is_among_the_other_errors():
         "config.windows[1] = 2.0 (float)",
         "give a int",
     ]
+
+
+def test_an_annotation_that_no_config_can_hold_is_a_fault_of_the_program():
+    cls = dataclasses.make_dataclass("Odd", [("table", dict[str, int])], frozen=True)
+    with pytest.raises(TypeError, match=r"config\.table"):
+        from_plain({"table": {"a": 1}}, cls)
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)

@@ -6,13 +6,19 @@ import pytest
 
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.files import write_json
-from lm_jax.run.finished import file_inputs, finish_time, mark_finished
+from lm_jax.run.finished import file_inputs, finish_time, is_finished, mark_finished
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.workdir import FINISHED_FILE
 
 MODEL = ModelIdentity("a" * 64, "b" * 64, "c" * 64)
 GIVEN = {"dense": MODEL.text, "config.text": "f" * 64}
+
+
+def test_a_finished_run_has_a_time_and_an_unfinished_one_has_none(tmp_path):
+    assert finish_time(tmp_path, GIVEN) is None and not is_finished(tmp_path)
+    mark_finished(tmp_path, GIVEN)
+    assert finish_time(tmp_path, GIVEN).endswith("+00:00") and is_finished(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +52,15 @@ def test_a_run_of_an_earlier_version_is_compared_by_the_weights_in_its_provenanc
     assert "by its weights alone" in capsys.readouterr().err
     with pytest.raises(BadInputError, match="dense: weights aaaaaaaaaaaa, not 0000"):
         finish_time(tmp_path, {"dense": ModelIdentity("0" * 64, "b" * 64).text})
+
+
+def test_an_input_that_was_not_recorded_is_said_not_to_be_compared(tmp_path, capsys):
+    record_provenance(tmp_path, collect_provenance(data={"pairs": "0" * 64}))
+    write_json(tmp_path / FINISHED_FILE, {"finished": "2026-01-01T00:00:00+00:00"})
+    assert finish_time(tmp_path, GIVEN)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "dense, config.text cannot be compared, as the run did not record them" in said
 
 
 def test_files_and_folders_are_known_by_their_content(tmp_path):

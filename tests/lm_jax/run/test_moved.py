@@ -55,6 +55,19 @@ def test_every_earlier_name_leads_to_a_module():
         assert importlib.util.find_spec(now) is not None, now
 
 
+def test_a_module_that_never_was_is_missing_by_its_own_name():
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'protot_jax\.judging\.no'"):
+        importlib.import_module("protot_jax.judging.no")
+
+
+def test_an_earlier_name_runs_as_a_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "protot_jax.count", "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Examples:")
+
+
 @pytest.mark.parametrize("name", ["protot_jax.pretrain", "sparse_jax.posttrain"])
 def test_an_earlier_command_that_is_a_study_now_does_not_end_as_if_it_had_run(name):
     command = [sys.executable, "-W", "ignore", "-m", name, "--workdir=run"]

@@ -15,6 +15,7 @@ import pytest
 
 from lm_jax.console import cli
 from lm_jax.errors import ElsewhereError, UsageError
+from lm_jax.parallel import sharding
 from lm_jax.run import processes, stop
 
 
@@ -38,6 +39,11 @@ def test_flags_that_do_not_fit_together(flags, said, capsys):
     assert cli.run(main, ["test", "--workdir=run", *flags], distributed=True) == 2
     assert said in capsys.readouterr().err
     assert jax.config.jax_enable_preemption_service == before
+
+
+def test_a_command_of_one_process_has_no_such_flags(capsys):
+    assert cli.run(main, ["test", "--workdir=run", "--processes=2"]) == 2
+    assert "--processes is not a flag of this command" in capsys.readouterr().err
 
 
 # The ports from which JAX takes one by the number of a Slurm job.
@@ -91,6 +97,27 @@ print(processes.is_first(), processes.gather(np.array([10 + jax.process_index()]
     assert [out.splitlines()[-1] for out in outs] == ["True [10, 11]", "False [10, 11]"]
 
 
+def test_auto_without_a_launcher_is_refused():
+    """In a process of its own, for JAX looks for a launcher only as long as it has no backend."""
+    code = (
+        "import sys; from lm_jax.console import cli; "
+        "argv = ['test', '--workdir=run', '--coordinator=auto']; "
+        "sys.exit(cli.run(print, argv, distributed=True))"
+    )
+    launchers = ("SLURM_", "OMPI_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+    assert ended.returncode == 2
+    assert "JAX knows no launcher here" in ended.stderr
+
+
 def test_one_process_is_the_first_and_all():
     assert processes.is_first()
     assert processes.on_first(lambda: 3) == 3
@@ -142,3 +169,17 @@ def test_a_signal_that_the_others_have_not_heard_of_waits(monkeypatch):
     monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert cli.run(main, ["test"], workdir_required=False) == 0
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 2, 1), (1, 1, 4)])
+def test_one_process_holds_every_row(sizes):
+    data, fsdp, tensor = sizes
+    assert sharding.batch_share(sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)) == (0, 1)
+
+
+def test_fetched_arrays_are_whole():
+    mesh = sharding.make_mesh(data=2, fsdp=2)
+    x_BT = np.arange(24.0).reshape(8, 3)
+    fetched = sharding.fetch({"x": sharding.shard_batch(mesh, x_BT)})["x"]
+    assert isinstance(fetched, np.ndarray)
+    np.testing.assert_array_equal(fetched, x_BT)

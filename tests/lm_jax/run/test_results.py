@@ -79,6 +79,12 @@ def test_a_written_result_is_read_back_and_fits_its_schema(tmp_path_factory, rep
     jsonschema.validate(json.loads(path.read_text()), json_schema(Report))
 
 
+def test_a_list_of_results_is_read_back_as_a_tuple(tmp_path):
+    written = (Name("one"), Name("two"))
+    write_json(tmp_path / "names.json", written)
+    assert load_result(tmp_path / "names.json", tuple[Name, ...]) == written
+
+
 def test_what_is_not_finite_is_spelled_by_json_and_read_back(tmp_path):
     path = tmp_path / "report.json"
     values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "numpy": np.float32(0.5)}
@@ -154,3 +160,34 @@ def test_of_a_union_the_file_says_which_it_is(tmp_path, written):
     match = f"is no {type(written).__name__}: invented is not a field of {type(written).__name__}"
     with pytest.raises(CorruptError, match=match):
         load_result(tmp_path / "x.json", Alone | Several)
+
+
+def test_the_schema_has_the_words_of_the_docstring_and_requires_every_field():
+    schema = json_schema(Report)
+    assert (schema["title"], schema["description"]) == (
+        "A report of points",
+        "Two sentences stand here. They are the description.",
+    )
+    assert schema["properties"]["kind"] == {
+        "description": "which, spelled over two lines.",
+        "enum": ["small", "large"],
+        "type": "string",
+    }
+    assert schema["properties"]["ends"]["description"] == "low and high."
+    assert schema["required"] == [field.name for field in dataclasses.fields(Report)]
+    assert schema["properties"]["version"] == {"const": 2, "type": "integer"}
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_of_a_union_the_dataclass_that_fits_best_is_meant(tmp_path):
+    path = tmp_path / "result.json"
+    kinds = Point | Name
+    for value in (Name("a"), Point(1.0, 0.5)):
+        write_json(path, value)
+        assert load_result(path, kinds) == value
+    write_json(path, {"name": "a", "invented": 1})
+    with pytest.raises(CorruptError, match=r"is no Name: invented is not a field of Name"):
+        load_result(path, kinds)
+    # Any other type is read as it is.
+    write_json(path, {"a": 1})
+    assert load_result(path, dict[str, int]) == {"a": 1}

@@ -83,6 +83,23 @@ def test_one_unit_is_read_alone(tmp_path):
         store.read_unit(("sweep", 1))
 
 
+def test_units_of_ints_and_strings_have_one_order(tmp_path):
+    with _store(tmp_path) as store:
+        for unit in [("b",), (10,), ("a", 2), (9,), ("a", 1)]:
+            store.append(unit, _rows(sum(map(len, map(str, unit))), 1))
+        assert store.done_keys() == set()
+        store.flush()
+        assert store.done_keys() == {("b",), (10,), ("a", 2), (9,), ("a", 1)}
+        assert store.read()["prompt"].to_pylist() == [1, 2, 2, 2, 1]
+
+
+def test_a_unit_without_rows_is_done_all_the_same(tmp_path):
+    _fill(tmp_path, [0])
+    store = _store(tmp_path)
+    assert ("sweep", 0) in store
+    assert store.read().num_rows == 0
+
+
 def test_shards_are_written_by_count_and_by_age(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -195,6 +212,15 @@ def test_a_deleted_shard_is_done_again_and_only_that(tmp_path):
         assert store.read()["prompt"].equals(whole["prompt"])
 
 
+def test_a_shard_deleted_under_an_open_store_is_no_silent_hole(tmp_path):
+    _fill(tmp_path, range(30), flush_units=10)
+    store = _store(tmp_path)
+    _shards(tmp_path)[1].unlink()
+    with pytest.raises(CorruptError, match="is gone"):
+        store.merge(tmp_path / "rows.parquet")
+    assert not (tmp_path / "rows.parquet").exists()
+
+
 def test_a_unit_in_two_shards_is_refused(tmp_path):
     for process in (0, 1):
         _store(tmp_path, process=process)
@@ -243,6 +269,16 @@ def test_rows_that_cannot_be_stored_are_refused_and_the_rest_is_kept(tmp_path, u
             store.append(unit, _rows(1) | change)
         assert words in str(caught.value)
     assert _store(tmp_path).done_keys() == {("done",)}
+
+
+def test_a_table_passes_as_rows(tmp_path):
+    with _store(tmp_path) as store:
+        table = pa.table(_rows(1)).select(["s_2", "text", "status", "prompt"])
+        store.append((1,), table)
+        store.append((2,), _rows(1))
+        stored = store.read()
+    assert stored.slice(0, 3)["s_2"].to_pylist()[1:] == stored.slice(3)["s_2"].to_pylist()[1:]
+    assert stored.drop_columns("s_2").slice(0, 3).equals(stored.drop_columns("s_2").slice(3))
 
 
 def test_a_full_disk_loses_no_row_that_was_written_and_the_run_goes_on_later(tmp_path, monkeypatch):

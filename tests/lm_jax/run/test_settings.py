@@ -54,6 +54,17 @@ def test_a_value_out_of_bounds_is_refused_in_words(field, value, words):
     assert words in str(caught.value)
 
 
+def test_all_problems_are_in_one_message():
+    with pytest.raises(UsageError) as caught:
+        Outer(count=0, rate=-1.0)
+    assert str(caught.value).count(" must be ") == 2
+
+
+def test_values_at_the_ends_hold():
+    assert Outer(count=99, rate=1e-9, chance=0.99, seeds=(0, 1)).inner == Inner()
+    assert {Inner(0.0).share, Inner(1.0).share} == {0.0, 1.0}
+
+
 def test_a_config_is_read_with_the_same_bounds():
     assert from_plain({"count": 3, "inner": {"share": 1.0}}, Outer) == Outer(3, inner=Inner(1.0))
     for tree in ({"count": 0}, {"inner": {"share": 2.0}}):

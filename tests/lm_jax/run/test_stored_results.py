@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lm_jax.errors import CorruptError
+from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.files import file_digest
 from lm_jax.run.stored_results import (
     Tolerance,
@@ -46,6 +46,18 @@ def test_a_changed_digit_is_a_changed_file(tmp_path, digit):
     assert load_stored(tmp_path, "study/name").changed_files() == expected
 
 
+def test_a_missing_file_is_a_changed_file(tmp_path):
+    folder = store(tmp_path)
+    (folder / "summary.json").unlink()
+    assert load_stored(tmp_path, "study/name").changed_files() == ["summary.json"]
+
+
+def test_a_wrong_name_is_refused_with_the_nearest(tmp_path):
+    store(tmp_path)
+    with pytest.raises(BadInputError, match="study/name"):
+        load_stored(tmp_path, "study/nam")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -71,6 +83,11 @@ def test_values_have_their_paths():
     }
 
 
+def test_a_changed_verdict_disagrees():
+    stored, again = {"verdict": "preserve", "held": True}, {"verdict": "no-go", "held": False}
+    assert [each.agrees for each in compare_summaries(stored, again, ())] == [False, False]
+
+
 def test_each_number_is_held_to_the_first_tolerance_that_fits_it():
     again = {"loss": 2.1, "rows": [SUMMARY["rows"][0] | {"n": 4}], "seconds": 1.0, "new": 0.0}
     tolerances = (
@@ -89,3 +106,8 @@ def test_each_number_is_held_to_the_first_tolerance_that_fits_it():
     }
     assert compared["loss"].allowed == pytest.approx(0.12)
     assert not compared["seconds"].compared
+
+
+def test_without_a_tolerance_numbers_are_equal():
+    (loss,) = compare_summaries({"loss": 1.0}, {"loss": 1.0 + 1e-12}, ())
+    assert not loss.agrees

@@ -4,7 +4,9 @@ import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from lm_jax.errors import StorageError
 from lm_jax.run.provenance import (
     Provenance,
     collect_provenance,
@@ -50,3 +52,22 @@ def test_a_merged_store_has_the_provenance_beside_its_fingerprint(tmp_path):
     assert pq.read_schema(tmp_path / "rows.parquet").metadata[b"fingerprint"] == b"abc"
     recorded = json.loads((tmp_path / "provenance.json").read_text())
     assert read_table_provenance(tmp_path / "rows.parquet") == recorded
+
+
+def test_a_table_outside_of_a_run_has_none(tmp_path):
+    deep = tmp_path / "a" / "b" / "c" / "d"
+    deep.mkdir(parents=True)
+    record_provenance(tmp_path, collect_provenance())
+    write_table(deep / "x.parquet", TABLE)
+    assert read_table_provenance(deep / "x.parquet") is None
+
+
+def test_a_table_without_one_has_none(tmp_path):
+    pq.write_table(TABLE, tmp_path / "x.parquet")
+    assert read_table_provenance(tmp_path / "x.parquet") is None
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    record_provenance(tmp_path, collect_provenance())
+    with pytest.raises(StorageError, match=r"gone/x\.parquet"):
+        write_table(tmp_path / "gone" / "x.parquet", TABLE, read_provenance(tmp_path))

@@ -4,13 +4,16 @@ import dataclasses
 import errno
 import json
 import logging
+import math
 import os
 from pathlib import Path
 import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 
+import numpy as np
 import pytest
 
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError, WorkdirInUseError
@@ -107,6 +110,12 @@ def test_a_field_that_may_change_is_no_other_run(tmp_path):
         _open(path, {**config, "lr": 2.0, "mesh": (1, 1, 1)}, may_change=free)
 
 
+def test_never_wants_a_new_folder(tmp_path):
+    _open(tmp_path / "run", resume="never")
+    with pytest.raises(UsageError, match="holds a run already"):
+        _open(tmp_path / "run", resume="never")
+
+
 def test_a_folder_of_other_things_is_refused_untouched(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match=r"holds 'thesis\.tex' but no config\.json"):
@@ -158,6 +167,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
         _open(closed_folder / place)
 
 
+def test_a_read_only_disk_is_refused_before_any_work(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StorageError, match="Read-only file system"):
+        _open(tmp_path / "run")
+
+
 HOLD = """
 import sys, time
 from lm_jax.run.workdir import open_workdir
@@ -186,6 +204,29 @@ def test_a_second_process_is_refused_and_kill_9_frees_the_folder(tmp_path):
     assert not list(path.glob(".*.tmp"))
 
 
+def test_the_lock_ends_with_its_context_even_by_an_exception(tmp_path):
+    with pytest.raises(KeyError), open_workdir(tmp_path / "run", {"lr": 1}):
+        raise KeyError("x")
+    _open(tmp_path / "run")
+
+
+def test_a_handler_that_was_there_shows_no_more_than_before(tmp_path):
+    """absl puts one on standard error as soon as a library logs through it."""
+    shown = []
+    handler = logging.Handler()
+    handler.emit = lambda entry: shown.append(entry.getMessage())
+    logging.getLogger().addHandler(handler)
+    try:
+        with open_workdir(tmp_path / "run", {"lr": 1}):
+            logging.getLogger("some.module").info("a detail")
+            logging.getLogger("some.module").warning("a warning")
+        assert handler.level == logging.NOTSET
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert shown == ["a warning"]
+    assert "a detail" in (tmp_path / "run" / "log.txt").read_text()
+
+
 def test_the_log_holds_what_was_logged_inside_and_the_level_is_put_back(tmp_path):
     before = logging.getLogger().level
     with open_workdir(tmp_path / "run", {"lr": 1}):
@@ -195,6 +236,16 @@ def test_the_log_holds_what_was_logged_inside_and_the_level_is_put_back(tmp_path
     assert "INFO some.library: token \\ud800 seen" in log
     assert "outside" not in log
     assert logging.getLogger().level == before
+
+
+def test_json_has_no_nan_and_takes_arrays_and_dataclasses(tmp_path):
+    @dataclasses.dataclass
+    class Point:
+        x: float
+
+    path = tmp_path / "a.json"
+    write_json(path, {"p": Point(math.nan), 1: (np.float32(0.5), np.arange(2)), "q": -math.inf})
+    assert read_json(path) == {"p": {"x": None}, "1": [0.5, [0, 1]], "q": "-inf"}
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
@@ -213,6 +264,45 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, 
     assert caught.value.exit_code == 5
     assert read_json(path) == 1
     assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
+
+
+FILL = """
+import resource, sys
+from lm_jax.console import cli
+from lm_jax.run.files import write_bytes
+from lm_jax.run.workdir import open_workdir
+
+def main(arguments):
+    with open_workdir(arguments.workdir, {}) as workdir:
+        write_bytes(workdir.path / "big.bin", b"old")
+        # Past this size the kernel refuses to write, as a full disk does.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        write_bytes(workdir.path / "big.bin", bytes(1_000_000))
+
+cli.app(main)
+"""
+
+
+def test_a_full_disk_is_one_line_and_exit_5_and_the_old_file_stays(tmp_path):
+    path = tmp_path / "run"
+    process = _start(FILL, f"--workdir={path}")
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 5
+    (line,) = err.splitlines()
+    assert f"{path / 'big.bin'} cannot be written" in line
+    assert (path / "big.bin").read_bytes() == b"old"
+    assert not list(path.glob(".*.tmp"))
+    assert "Traceback" in (path / "log.txt").read_text()
+
+
+def test_a_log_that_cannot_be_written_stops_the_run(tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with open_workdir(tmp_path / "run", {}), monkeypatch.context() as patch:
+        patch.setattr(logging.FileHandler, "flush", fail)
+        with pytest.raises(StorageError, match=r"log\.txt cannot be written"):
+            logging.getLogger("x").info("message")
 
 
 def test_provenance_says_what_a_repeat_needs_and_keeps_every_start(tmp_path, monkeypatch):
@@ -250,6 +340,22 @@ def test_what_is_known_later_is_added_to_the_latest_start(tmp_path):
     assert (again.data, again.tokenizer) == ({"model": "ab", "text": "12"}, "34")
 
 
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        # Of `iaj` here, `sys.argv` has the file of the module that it runs.
+        ("/venv/bin/python /venv/bin/iaj sparse transcoder", "iaj sparse transcoder"),
+        ("/venv/bin/python -m iaj sparse transcoder", "iaj sparse transcoder"),
+        ("python3 -m sparse_jax.transcoders", "python -m sparse_jax.transcoders"),
+        ("python3 train.py", "python train.py"),
+        ("python3 -S /venv/bin/iaj doctor", "iaj doctor"),
+    ],
+)
+def test_provenance_has_the_command_that_was_given(given, recorded, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", [*given.split(), "--resume=auto"])
+    assert collect_provenance().command == f"{recorded} --resume=auto"
+
+
 def test_the_commit_is_that_of_the_code_and_none_outside_a_checkout(tmp_path):
     def git(*arguments):
         identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -264,6 +370,39 @@ def test_the_commit_is_that_of_the_code_and_none_outside_a_checkout(tmp_path):
     assert _git(tmp_path) == Commit(git("rev-parse", "HEAD"), dirty=False)
     (tmp_path / "provenance.py").write_text("2")
     assert _git(tmp_path).dirty
+
+
+def test_the_device_is_named_only_where_jax_was_used(monkeypatch):
+    import jax
+
+    assert collect_provenance().device.count == jax.device_count()
+    monkeypatch.delitem(sys.modules, "jax")
+    assert collect_provenance().device is None
+
+
+def test_the_fallbacks_of_a_run_are_in_its_provenance(tmp_path, monkeypatch):
+    from kernels.core import dispatch
+
+    # A function that an earlier run of the process traced is not traced again.
+    earlier = "of an earlier run"
+    monkeypatch.setattr(dispatch, "_FALLBACKS", [earlier])
+    for start in range(2):
+        with open_workdir(tmp_path / "run", {"lr": 1}) as work:
+            record_provenance(work.path, collect_provenance())
+            with dispatch.on(dispatch.Target("gpu", "some")), warnings.catch_warnings():
+                warnings.simplefilter("ignore", dispatch.FallbackWarning)
+                for _ in range(1 + start):
+                    dispatch.choose("op", None, {"pallas": f"is out {start}; try xla", "xla": ""})
+    said = "op: pallas is out {}; xla runs instead, which can be many times slower"
+    stored = read_provenance(tmp_path / "run")
+    first = (earlier, said.format(0))
+    assert stored.fallbacks == first
+    assert [each.fallbacks for each in stored.restarts] == [(*first, said.format(1))]
+    assert said.format(1) in (tmp_path / "run" / "log.txt").read_text()
+    # What is shown later in another process is not of the run.
+    monkeypatch.setattr(dispatch, "_FALLBACKS", ["of another run"])
+    _open(tmp_path / "run")
+    assert read_provenance(tmp_path / "run") == stored
 
 
 @pytest.mark.parametrize("name", ["log.txt", "config.json"])

@@ -1,5 +1,6 @@
 """The readers of text: real corpora as they were counted, and files as users have them."""
 
+from collections import Counter
 import gzip
 import hashlib
 import json
@@ -62,6 +63,17 @@ def test_nouns():
     nouns = corpora.nouns()
     assert len(nouns) == len(set(nouns)) == 6_782
     assert all(noun == noun.strip() != "" for noun in nouns)
+
+
+def test_without_the_asset_the_command_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("INTERPRETABLE_ATTENTION_CACHE", str(tmp_path))
+    with pytest.raises(BadInputError, match=r"run: iaj fetch nouns"):
+        corpora.nouns()
+
+
+def test_a_data_set_that_is_not_prepared_is_refused_without_a_network():
+    with pytest.raises(BadInputError, match="tfds:no_such_set: tensorflow-datasets has no such"):
+        list(corpora.documents("tfds:no_such_set"))
 
 
 def test_a_data_set_of_tensorflow_datasets_is_read_by_its_field(monkeypatch):
@@ -173,6 +185,16 @@ def test_a_source_that_is_not_there_is_refused(tmp_path):
         corpora.documents("sotu", unit="paragraph", words=0)
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.jsonl.bz2"])
+def test_a_file_of_another_format_is_no_text(name, tmp_path):
+    """It was read as one document of raw syntax."""
+    (tmp_path / name).write_text(LINES[0])
+    with pytest.raises(BadInputError, match=rf"{name} is no \.txt, .* file; convert it"):
+        read(tmp_path / name)
+    with pytest.raises(BadInputError, match=r"holds no \.txt"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "text"), [("a.ndjson", "document 1 word "), ("LICENSE", LINES[1]), ("a.md", LINES[1])]
 )
@@ -203,6 +225,12 @@ def test_articles_of_a_dump_come_without_their_markup(tmp_path):
     expected = "A boat is a small\nvessel of wood. See the page.\n\nUse\nRowing & sailing"
     for name in ("enwik8", "enwik8.gz"):
         assert dict(corpora.documents(f"enwik8:{tmp_path / name}")) == {"Boat": expected}
+
+
+def test_usable_counts_into_its_argument():
+    skips = Counter(empty=1)
+    assert list(corpora.usable([("a", ""), ("b", "x")], skips)) == [("b", "x")]
+    assert skips == {"empty": 2}
 
 
 def test_a_corpus_is_an_input_by_the_files_that_it_reads(tmp_path, monkeypatch):

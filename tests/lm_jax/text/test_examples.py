@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import subprocess
 import sys
+import time
+import timeit
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -141,6 +143,15 @@ def test_the_orders_of_epochs_and_seeds_are_as_unlike_as_random_ones():
     assert abs(gaps - (count + 1) / 3) < 4 * (count / 18**0.5) / orders.size**0.5
 
 
+def test_a_late_batch_of_a_million_examples_costs_what_one_of_a_thousand_does():
+    def seconds(count):
+        numbers = data.shuffled(count, seed=3).batch(256)
+        return min(timeit.repeat(lambda: numbers[123_456], timer=time.process_time, number=3))
+
+    # By the count it would be a thousandfold.
+    assert seconds(1_000_000) < 10 * seconds(1_000)
+
+
 def test_batches_need_no_parsed_flags_and_the_package_loads_without_grain(folder):
     code = """
 import sys
@@ -177,6 +188,12 @@ def test_one_pass_sees_every_example_once_in_batches_of_one_shape(prepared, mode
         whole.at(len(batches))
 
 
+def test_a_limit_uses_the_first_documents(prepared):
+    examples = Examples(prepared, context=12, limit=9)
+    batches = Batches(examples, batch_size=9)
+    assert sorted(batches.at(0)["document"]) == list(range(9))
+
+
 def test_the_fingerprint_tells_what_differs(prepared, tokenizer, tmp_path):
     def fingerprint(prepared=prepared, batch_size=8, seed=0, **options):
         return Batches(
@@ -199,6 +216,14 @@ def test_the_fingerprint_tells_what_differs(prepared, tokenizer, tmp_path):
         assert {word.partition("=")[0] for word in words} == {name}
 
 
+def test_the_same_documents_prepared_twice_have_one_fingerprint(prepared, tokenizer, tmp_path):
+    preparation.prepare(texts(53), tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0)
+    again = preparation.open_prepared(tmp_path / "p")
+    assert again.manifest == prepared.manifest
+    pair = [Batches(Examples(p, context=12), batch_size=8).fingerprint for p in (prepared, again)]
+    assert pair[0] == pair[1]
+
+
 def test_too_few_documents_are_refused(prepared, tokenizer, tmp_path):
     with pytest.raises(BadInputError, match="53 examples, fewer than one batch of 54"):
         Batches(Examples(prepared, context=8), batch_size=54)
@@ -209,6 +234,39 @@ def test_too_few_documents_are_refused(prepared, tokenizer, tmp_path):
     with pytest.raises(BadInputError, match=r"train, validation, test got none of 0 .* 2 empty"):
         preparation.prepare([("a", ""), ("b", " ")], tokenizer, tmp_path / "p", seed=0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_that_cannot_be_are_refused(prepared, tokenizer, tmp_path):
+    for message, options in [
+        ("split = 'dev'", {"split": "dev"}),
+        ("mode = 'pad'", {"mode": "pad"}),
+        ("context = 0", {"context": 0}),
+        ("limit = 0", {"limit": 0}),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            Examples(prepared, **({"context": 8} | options))
+    examples = Examples(prepared, context=8)
+    for message, options in [
+        (r"process 0 of 3 cannot have an even share .* of 10", {"process_count": 3}),
+        (r"process 2 of 2 cannot", {"process_index": 2, "process_count": 2}),
+        ("batch_size = 0", {"batch_size": 0}),
+        ("seed = -1", {"seed": -1}),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            Batches(examples, **({"batch_size": 10} | options))
+    with pytest.raises(UsageError, match="mode = 'truncate' joins no documents"):
+        examples.read(np.arange(3), np.arange(53))
+    with pytest.raises(UsageError, match="batch -1 is before the first"):
+        Batches(examples, batch_size=10).at(-1)
+    for splits in [(0.5, 0.5), (0.9, 0.2, -0.1), (0.5, 0.2, 0.2)]:
+        with pytest.raises(UsageError, match="three shares"):
+            preparation.prepare(texts(3), tokenizer, tmp_path / "p", splits=splits, seed=0)
+
+
+def test_a_model_with_fewer_tokens_than_the_data_is_refused(prepared, tokenizer):
+    Examples(prepared, context=8, vocab_size=tokenizer.vocab_size)
+    with pytest.raises(BadInputError, match=f"give the model vocab_size={tokenizer.vocab_size}"):
+        Examples(prepared, context=8, vocab_size=tokenizer.vocab_size - 1)
 
 
 def test_an_id_outside_the_vocabulary_is_refused_with_file_and_record(prepared):

@@ -18,11 +18,12 @@ from lm_jax.errors import (
     CorruptError,
     ElsewhereError,
     StoppedError,
+    StorageError,
     UsageError,
 )
 from lm_jax.run import processes, stop
 from lm_jax.run.files import content_digest
-from lm_jax.text import preparation
+from lm_jax.text import corpora, preparation
 from lm_jax.text.examples import Batches, Examples, OnePass
 from lm_jax.text.records import records_file
 from lm_jax.text.splits import SPLITS
@@ -169,6 +170,16 @@ def test_an_existing_folder_is_left_alone_and_a_leftover_draft_is_not_in_the_way
     assert sorted(p.name for p in copy.parent.iterdir()) == ["copy", "new"]
 
 
+def test_an_error_in_the_middle_leaves_nothing(tokenizer, tmp_path):
+    def broken():
+        yield from texts(5)
+        raise RuntimeError("source went away")
+
+    with pytest.raises(RuntimeError, match="source went away"):
+        preparation.prepare(broken(), tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_request_to_stop_is_heard_and_leaves_nothing(tokenizer, tmp_path, monkeypatch):
     def interrupted():
         yield from texts(5)
@@ -177,6 +188,29 @@ def test_a_request_to_stop_is_heard_and_leaves_nothing(tokenizer, tmp_path, monk
 
     with pytest.raises(StoppedError, match="while preparing data"):
         preparation.prepare(interrupted(), tokenizer, tmp_path / "p", splits=ALL_TRAIN, seed=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+FULL = """
+    import pathlib, random, resource, sys
+    from lm_jax.errors import StorageError
+    from lm_jax.text import preparation
+    from lm_jax.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+    draw = random.Random(0)
+    found = ((str(i), " ".join(draw.choices(["boats", "home", "way"], k=2000))) for i in range(200))
+    try:
+        preparation.prepare(found, tokenizer, sys.argv[2], splits=(1, 0, 0), seed=0)
+    except StorageError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_full_disk_is_reported_and_leaves_nothing(folder, tmp_path):
+    run = _run(FULL, folder, tmp_path / "p")
+    assert run.stdout.startswith(f"StorageError {tmp_path / 'p'} cannot be written"), run.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -219,6 +253,13 @@ def _run(program, *arguments):
         text=True,
         cwd=Path(__file__).parents[3],
     )
+
+
+def test_a_folder_that_cannot_be_created_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(corpora, "documents", lambda *a, **k: pytest.fail("read"))
+    with pytest.raises(StorageError, match="cannot be written"):
+        preparation.prepare_corpus(tmp_path / "file" / "data", preparation.CorpusConfig())
 
 
 def test_a_corpus_is_prepared_once_and_then_opened(tmp_path, monkeypatch):

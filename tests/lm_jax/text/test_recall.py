@@ -5,7 +5,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
+import pytest
 
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.text import recall
 
 IDS = np.arange(3, 203)
@@ -76,3 +78,12 @@ def test_needles_are_uniform_over_places_and_values():
         # Five standard deviations of a binomial count.
         p = 1 / choices
         assert np.abs(counts - 4000 * p).max() < 5 * np.sqrt(4000 * p * (1 - p))
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(UsageError, match="length=14 is too short for pairs=4: raise it to 15"):
+        recall.mqar(rng(), IDS, 14, 4)
+    with pytest.raises(BadInputError, match="needs 101 distinct random tokens"):
+        recall.induction(rng(), IDS[:100], 200)
+    with pytest.raises(BadInputError, match="needs 3 tokens, the vocabulary has 2"):
+        recall.needle(rng(), IDS[:2], 5)

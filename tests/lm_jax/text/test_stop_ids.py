@@ -1,5 +1,6 @@
 """Every file that says what ends a text is read, and all of it is kept on export."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,6 +10,7 @@ from iaj import convert
 import lm_jax
 from lm_jax.errors import BadInputError
 from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.weights import hub
 from lm_jax.weights.compat import transformers
 from tests import tiny
 from tests.lm_jax.text.synthetic_tokenizers import (
@@ -119,3 +121,23 @@ def test_an_exported_model_ends_at_the_same_ids_here_and_in_transformers(chat_mo
         theirs = transformers().GenerationConfig.from_pretrained(folder)
         assert theirs.eos_token_id == [1, 7, 5]
         assert transformers().AutoConfig.from_pretrained(folder).eos_token_id == 1
+
+
+def test_one_end_is_in_the_config_alone(backend, tmp_path):
+    cfg = tiny.decoder(vocab_size=300)
+    params = lm_jax.init_params(jax.random.key(0), cfg)
+    lm_jax.save_pretrained(tmp_path / "model", cfg, params, Tokenizer(backend, 0, 1))
+    assert not (tmp_path / "model" / "generation_config.json").exists()
+    theirs = transformers().GenerationConfig.from_pretrained(
+        tmp_path / "model", config_file_name="config.json"
+    )
+    assert theirs.eos_token_id == 1
+
+
+def test_another_main_end_keeps_the_others(backend):
+    tokenizer = dataclasses.replace(Tokenizer(backend, 0, 1, None, (7,)), eos_id=None)
+    assert tokenizer.stop_ids == (7,)
+
+
+def test_the_list_of_ends_is_fetched_from_the_hub():
+    assert "generation_config.json" in hub._FILES

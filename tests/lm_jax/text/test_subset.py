@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.run.files import file_digest, verify_manifest
 from lm_jax.text import subset
 from lm_jax.text.preparation import CorpusConfig, document_ids, prepare_corpus
@@ -112,6 +112,44 @@ def test_shares_part_points_exactly(counts):
     assert sum(shares) == pytest.approx(1, abs=1e-12) and min(shares) >= 0
     # A share of 0 where there is no document, as preparation wants it.
     assert [share == 0 for share in shares] == [count == 0 for count in counts]
+
+
+def test_equal_points_cannot_be_parted():
+    with pytest.raises(BadInputError, match="take another seed"):
+        exact_shares([0.5, 0.5, 0.7], (1, 1, 1))
+
+
+def test_the_paper_s_counts_are_its_shares():
+    assert nearest_counts(360_313, (0.94, 0.05, 0.01)) == (338_694, 18_016, 3_603)
+    assert sum(nearest_counts(7, (1 / 3, 1 / 3, 1 / 3))) == 7
+
+
+def test_a_changed_file_is_found(corpus, tokenizer, tmp_path):
+    config = SubsetConfig(counts=(6, 2, 2), vocab_size=120)
+    build_subset(corpus[0], tmp_path / "s", config, tokenizer=tokenizer)
+    data = bytearray((tmp_path / "s" / subset.DOCUMENTS).read_bytes())
+    data[40] ^= 1
+    (tmp_path / "s" / subset.DOCUMENTS).write_bytes(data)
+    with pytest.raises(CorruptError, match=r"documents\.parquet does not match its sha256"):
+        verify_manifest(tmp_path / "s", FORMAT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"counts": (0, 0, 0)}, UsageError, "must be three numbers of documents"),
+        ({"splits": (0.5, 0.2, 0.2)}, UsageError, "must be three shares with sum 1"),
+        ({"tokens": 0}, UsageError, "tokens = 0 must be at least 1"),
+        ({"text": "texts"}, BadInputError, "has no column 'texts'; did you mean 'text'"),
+        ({"id": "url"}, BadInputError, "has no column 'url'"),
+    ],
+)
+def test_what_cannot_be_is_refused(corpus, changes, error, message, tmp_path):
+    with pytest.raises(error, match=message.replace("(", r"\(")):
+        build_subset(corpus[0], tmp_path / "s", SubsetConfig(**changes))
+    assert not (tmp_path / "s").exists()
+    with pytest.raises(BadInputError, match=r"holds no \.parquet file"):
+        build_subset(tmp_path, tmp_path / "s", SubsetConfig())
 
 
 def test_a_document_without_an_id_is_refused(tokenizer, tmp_path):

@@ -27,6 +27,11 @@ def test_a_file_holds_what_was_written(vocab_size, dtype, tmp_path):
     assert not (tmp_path / "b.npz").exists()
 
 
+def test_a_file_of_no_documents(tmp_path):
+    write_token_file(tmp_path / "a.npz", [], vocab_size=5)
+    assert read_token_file(tmp_path / "a.npz", vocab_size=5) == []
+
+
 TOKENS, OFFSETS = np.array([1, 2, 3], "<u2"), np.array([0, 1, 3])
 
 
@@ -49,6 +54,20 @@ def test_a_wrong_file_is_refused(arrays, message, tmp_path):
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(BadInputError, match=message):
         read_token_file(tmp_path / "a.npz", vocab_size=9)
+
+
+def test_what_is_no_archive_is_refused(tmp_path):
+    np.save(tmp_path / "a.npy", TOKENS)
+    with pytest.raises(BadInputError, match=r"is no \.npz file"):
+        read_token_file(tmp_path / "a.npy", vocab_size=9)
+    with pytest.raises(BadInputError, match="is not there"):
+        read_token_file(tmp_path / "b.npz", vocab_size=9)
+    write_token_file(tmp_path / "c.npz", [np.arange(400) % 9], vocab_size=9)
+    data = bytearray((tmp_path / "c.npz").read_bytes())
+    data[60] ^= 0xFF
+    (tmp_path / "c.npz").write_bytes(data)
+    with pytest.raises(BadInputError, match="cannot be read"):
+        read_token_file(tmp_path / "c.npz", vocab_size=9)
 
 
 def test_data_prepared_from_token_files_is_that_of_the_text(tokenizer, tmp_path):

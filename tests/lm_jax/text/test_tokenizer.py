@@ -8,11 +8,13 @@ import unicodedata
 
 import hypothesis
 from hypothesis import strategies as st
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from lm_jax import assets
+from lm_jax.errors import BadInputError
 from lm_jax.text import corpora
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.compat import transformers
@@ -150,6 +152,10 @@ def test_byte_level_round_trip_is_exact(smollm, text):
     assert smollm.decode(smollm.encode(text, split_special_tokens=True)) == text
 
 
+def test_the_digit_rule(smollm):
+    assert [smollm.token(i) for i in smollm.encode("1732 12")] == [*"1732", "Ġ", "1", "2"]
+
+
 def test_sentencepiece_by_its_definition(sentencepiece):
     fields = sentencepiece_fields()
     for text in [
@@ -282,6 +288,23 @@ def test_special_strings_in_untrusted_text(name, request):
     assert tokenizer.decode(text_ids) == text
     # The switch holds for one call.
     assert tokenizer.eos_id in tokenizer.encode(text)
+
+
+def test_lone_surrogate(smollm):
+    with pytest.raises(BadInputError, match=r"surrogate '\\ud800' at character 1"):
+        smollm.encode("a\ud800b")
+
+
+@pytest.mark.parametrize("i", [-1, 300])
+def test_ids_outside_the_vocabulary(smollm, i):
+    with pytest.raises(BadInputError, match=f"token id {i} is not in the vocabulary of 300"):
+        smollm.decode([5, i])
+    with pytest.raises(BadInputError, match=f"token id {i}"):
+        smollm.token(i)
+
+
+def test_numpy_ids_decode(smollm):
+    assert smollm.decode(np.asarray(smollm.encode("the year"), np.int32)) == "the year"
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import tokenizers
 
 from lm_jax.errors import BadInputError
 from lm_jax.text.gguf_reader import open_gguf
@@ -102,6 +103,22 @@ def test_add_bos_and_add_eos_flags(smollm, tmp_path, bos, eos):
     assert again.encode("a b") == bare
 
 
+def test_truncation_and_padding_of_a_file_are_switched_off(smollm, tmp_path):
+    copy = tokenizers.Tokenizer.from_str(smollm.backend.to_str())
+    copy.enable_truncation(3)
+    copy.enable_padding(length=50)
+    copy.save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer.from_folder(tmp_path).encode(TEXT) == smollm.encode(TEXT)
+
+
+def test_chat_template_from_each_of_its_places(smollm, tmp_path):
+    named = [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}]
+    folder_with(smollm, tmp_path, tokenizer_config={"chat_template": named})
+    assert Tokenizer.from_folder(tmp_path).chat_template == "a"
+    (tmp_path / "chat_template.jinja").write_text("c")
+    assert Tokenizer.from_folder(tmp_path).chat_template == "c"
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -114,6 +131,11 @@ def test_add_bos_and_add_eos_flags(smollm, tmp_path, bos, eos):
 def test_bad_folders(smollm, tmp_path, files, message):
     with pytest.raises(BadInputError, match=message):
         Tokenizer.from_folder(folder_with(smollm, tmp_path, **files))
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+    with pytest.raises(BadInputError, match=r"no tokenizer.json; save one there with"):
+        Tokenizer.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -153,4 +175,13 @@ def test_truncated_gguf(tmp_path, kept):
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * kept)])
     with pytest.raises(BadInputError, match=r"not a readable GGUF file .* fetch it again"):
+        open_gguf(path)
+
+
+def test_a_count_that_cannot_be_true_is_not_looped_over(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", {"tokens": ["a", "b"]})
+    data = path.read_bytes()
+    count = data.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8
+    path.write_bytes(data[:count] + (1 << 60).to_bytes(8, "little") + data[count + 8 :])
+    with pytest.raises(BadInputError, match="a field ends at byte"):
         open_gguf(path)

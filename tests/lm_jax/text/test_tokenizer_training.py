@@ -7,11 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 import pytest
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.text.tokenizer_training import (
     BOS,
     EOS,
+    SPECIAL,
     train_byte_tokenizer,
     train_tokenizer,
 )
@@ -30,6 +31,12 @@ def tokenizer():
     return train_tokenizer(texts(50), vocab_size=200)
 
 
+def test_the_special_tokens_have_the_first_ids(tokenizer):
+    assert [tokenizer.token(i) for i in range(5)] == list(SPECIAL)
+    assert tokenizer.bos_id == 2 and tokenizer.eos_id == 3
+    assert tokenizer.vocab_size <= 200
+
+
 def test_a_text_is_framed_once_and_decoded_normalised(tokenizer):
     ids = tokenizer.encode("The  CAFE\u0301 runs\tunder\nnaïve bridges.")
     assert ids[0] == tokenizer.bos_id and ids[-1] == tokenizer.eos_id
@@ -42,6 +49,22 @@ def test_frequent_words_are_one_token_and_pieces_mark_the_end_of_a_word(tokenize
         assert len(tokenizer.encode(word, add_special_tokens=False)) == 1
     pieces = [tokenizer.token(i) for i in tokenizer.encode("quietriver", add_special_tokens=False)]
     assert "".join(pieces) == "quietriver</w>"
+
+
+def test_a_new_character_is_unknown(tokenizer):
+    assert tokenizer.encode("π", add_special_tokens=False) == [1]
+
+
+def test_special_tokens_written_in_a_text_are_text(tokenizer):
+    ids = tokenizer.encode("the <eot> river", split_special_tokens=True)
+    assert 4 not in ids
+
+
+def test_no_merge_below_the_minimum_frequency():
+    rare = ["zyx"] * 2 + ["abc"] * 3
+    vocabulary = train_tokenizer(rare, vocab_size=50).backend.get_vocab()
+    assert "abc</w>" in vocabulary and "zyx</w>" not in vocabulary
+    assert "zyx</w>" in train_tokenizer(rare, vocab_size=50, min_frequency=2).backend.get_vocab()
 
 
 def test_it_learns_from_the_first_documents_and_reads_no_further():
@@ -112,3 +135,10 @@ def test_bytes_learn_whole_words_and_the_same_texts_give_the_same_file(byte_toke
     read = Tokenizer.from_folder(tmp_path)
     assert (read.sha256, read.bos_id, read.eos_id) == (again.sha256, 0, 1)
     assert read.encode("the river") == again.encode("the river")
+
+
+def test_bytes_without_room_or_texts_are_refused():
+    with pytest.raises(UsageError, match=r"vocab_size = 257 must be at least 258"):
+        train_byte_tokenizer(["a"], vocab_size=257)
+    with pytest.raises(BadInputError, match="no texts"):
+        train_byte_tokenizer([], vocab_size=300)

@@ -115,6 +115,11 @@ def test_every_place_of_the_paper_is_dropped_from(params):
         assert 0.15 < share < 0.35, name
 
 
+def test_dropout_needs_a_key(params):
+    with pytest.raises(UsageError, match=r"dropout = 0\.1 needs a random key"):
+        lm_jax.forward(params, TOKENS_BT, CFG, dropout=0.1)
+
+
 def test_the_pattern_is_dropped_from_where_the_mixer_asks(params):
     def run(mixer, rng):
         out = lm_jax.forward(params, TOKENS_BT, CFG, mixer=mixer, rng=rng, dropout=0.2)

@@ -16,19 +16,22 @@ import time
 
 import jax
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.checkpoint import manager
 from lm_jax.checkpoint.folder import MANIFEST
 from lm_jax.console import cli
 from lm_jax.errors import BadInputError, CorruptError, DivergedError, UsageError
+from lm_jax.model.flops import CONVENTIONS
 from lm_jax.model.mixers import AttentionMixer
 from lm_jax.parallel import sharding
 from lm_jax.run.files import read_json
 from lm_jax.train import loop, optim
 from lm_jax.train.launch import LaunchOptions, launched_with
-from lm_jax.train.metrics import DIVERGED
+from lm_jax.train.metrics import DIVERGED, METRICS
 from lm_jax.train.state import state_shardings
+from lm_jax.train.throughput import RATES, format_rates, measured_peak
 from tests import rounding
 from tests.lm_jax.checkpoint.test_manager import flip
 from tests.lm_jax.train import tiny_training as tiny
@@ -191,6 +194,14 @@ def test_dropout_differs_for_every_step_and_seed():
     assert len({loss(3, 0), loss(4, 0), loss(3, 1)}) == 3
 
 
+def test_a_finished_run_trains_no_further(straight, tmp_path):
+    train_result, folder = straight
+    before = {path: path.stat().st_mtime_ns for path in train_result.checkpoints.rglob("*")}
+    again = train(folder, on_step=kill_at(13))
+    tiny.assert_bitwise(again.state, train_result.state)
+    assert {path: path.stat().st_mtime_ns for path in train_result.checkpoints.rglob("*")} == before
+
+
 # After step 6 there is an evaluation; the signal comes while the step before is being finished.
 @pytest.mark.parametrize("when", [5, 6])
 def test_a_sigterm_saves_and_the_same_command_goes_on_from_there(straight, tmp_path, capsys, when):
@@ -275,6 +286,61 @@ def test_a_run_of_other_settings_data_or_seed_is_refused(straight):
         train(folder, base_sha256="c" * 64)
     with pytest.raises(UsageError, match="batch of 6 does not divide"):
         train(folder, batches=tiny.FakeBatches(rows=6))
+
+
+def test_a_flipped_checkpoint_is_named_and_one_step_back_ends_in_the_same_bits(straight, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        train(folder, on_step=kill_at(9))
+    arrays = folder / "checkpoints" / "step_000008" / "arrays"
+    file = max((p for p in arrays.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptError, match=file.name):
+        train(folder)
+    train_result = train(folder, policy=dataclasses.replace(UPKEEP, allow_fallback=True))
+    tiny.assert_bitwise(train_result.state, straight[0].state)
+
+
+def test_further_numbers_of_an_evaluation_are_kept(tmp_path):
+    def measure(params, step, result):
+        return {
+            "router/gini": 0.25 * step,
+            "tokens": result.tokens,
+            "norm": float(np.asarray(params["final"]["scale"]).sum()),
+        }
+
+    train(tmp_path / "run", measure=measure)
+    rows = {(row["step"], row["name"]): row["value"] for row in evaluations(tmp_path / "run")}
+    assert rows[6, "router/gini"] == 1.5
+    assert rows[12, "router/gini"] == 3.0
+    assert rows[6, "norm"] > 0
+
+
+def test_progress_and_rates_are_logged(tmp_path, capsys, caplog):
+    caplog.set_level(logging.INFO)
+    train(tmp_path / "run", mesh=tiny.mesh())
+    rows = pq.read_table(tmp_path / "run" / METRICS).to_pylist()
+    flops = {each: tiny.OBJECTIVE.flops(8, 12, each) for each in CONVENTIONS}
+    for row in rows:
+        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+        for name in CONVENTIONS:
+            rate = row[f"flops_per_second_{name}"]
+            assert rate == pytest.approx(flops[name] / row["seconds"])
+            share = rate / measured_peak("float32")
+            assert row[f"peak_share_{name}"] == pytest.approx(share)
+        assert row["peak_share_triangle"] < row["peak_share_square"] < 1
+    # Of the steps that were settled together, here three.
+    pace = {name: rows[2][name] for name in RATES}
+    pace["tokens_per_second"] = sum(row["tokens"] for row in rows[:3]) / (3 * rows[0]["seconds"])
+    line = f"loss {rows[2]['loss']:.4f}, gradient norm {rows[2]['grad_norm']:.3g}, "
+    assert f"step 3: {line}{format_rates(pace)}" in caplog.text
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "train: 12/12 steps, " in last_line and f"left, loss {rows[11]['loss']:.4f}, " in last_line
+    )
+    assert "tokens/s, " in last_line and "of peak (visible pairs alone: " in last_line
 
 
 @pytest.mark.slow

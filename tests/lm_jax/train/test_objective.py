@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from lm_jax.errors import UsageError
 from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.model.decoder import forward
@@ -154,3 +155,8 @@ def test_the_first_update_moves_the_second_factor_alone():
     for path, leaf in params_lib.by_path(after.params).items():
         moved = not np.array_equal(leaf, before[path])
         assert moved == path.endswith("/up"), path
+
+
+def test_what_cannot_be():
+    with pytest.raises(UsageError, match=r"dropout = 1\.0 must be .*; dtype = 'half'"):
+        LanguageModelling(tiny.CFG, dropout=1.0, dtype="half")

@@ -10,10 +10,11 @@ import numpy as np
 import optax
 import pytest
 
+from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamSpec
 from lm_jax.train import optim
-from lm_jax.train.config import TrainConfig
+from lm_jax.train.config import CheckpointPolicy, TrainConfig
 
 SPEC = {
     "embed": ParamSpec((5, 4), "VD"),
@@ -107,6 +108,15 @@ def test_first_adam_step_is_the_rate_and_clipping_shortens_the_gradient():
         clip_norm=1e-8 * math.sqrt(params_lib.count(SPEC)),
     )
     assert moved(tiny, optim.is_weight, 3.0)["embed"] == pytest.approx(0.25, rel=1e-3)
+
+
+def test_every_bad_field_is_named():
+    with pytest.raises(UsageError, match=r"steps = 0 .*; learning_rate = -1.0 .*; eval_every = -1"):
+        TrainConfig(steps=0, learning_rate=-1.0, eval_every=-1)
+    with pytest.raises(UsageError, match=r"log_every = 0 must be at least 1; keep = 0"):
+        CheckpointPolicy(log_every=0, keep=0)
+    with pytest.raises(UsageError, match="weights_dtype = 'float16' must be one of float32, bfl"):
+        TrainConfig(steps=1, learning_rate=1.0, weights_dtype="float16")
 
 
 def after(weights_dtype: str, weight: float, gradients: list[float], rate: float = 1e-3):

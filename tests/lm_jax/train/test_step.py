@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lm_jax
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model.mixers import ATTENTION
 from lm_jax.parallel import sharding
 from lm_jax.train import optim, step
@@ -151,6 +151,12 @@ def test_a_batch_of_padding_alone_moves_nothing_but_by_decay(whole):
     # Two products and a sum.
     want = shrunk * np.float64(tiny.initial_params()["unembed"])
     np.testing.assert_allclose(after.params["unembed"], want, rtol=4 * tiny.U)
+
+
+@pytest.mark.parametrize(("rows", "accumulate", "ways"), [(6, 1, 4), (8, 4, 4), (8, 3, 1)])
+def test_a_batch_that_does_not_divide_is_refused_with_the_numbers(rows, accumulate, ways):
+    with pytest.raises(UsageError, match=rf"batch of {rows} .* multiple of {accumulate * ways}$"):
+        step.check_batch(rows, accumulate, tiny.mesh(ways))
 
 
 def test_a_spike_is_skipped_once_the_window_is_full_and_a_lasting_rise_is_not():

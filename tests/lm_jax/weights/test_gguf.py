@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from iaj import convert
 import lm_jax
+from lm_jax.errors import BadInputError
 from lm_jax.model.layers import inverse_frequencies
 from lm_jax.model.rope import ProportionalScaling
 from lm_jax.weights.gguf import gemma4 as gguf_gemma4
@@ -92,6 +93,16 @@ def test_quantised_weights_are_within_half_a_step(tmp_path, quant, levels):
         # The end of Q4_0's scale opposite the largest weight is one step short.
         steps = (1.0 if quant == Quant.Q4_0 else 0.5) + levels * 2**-11
         assert 0 < abs(stored - exact).max() < steps * step, name
+
+
+def test_more_rows_than_are_dequantised_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("lm_jax.weights.gguf.fields._ROWS", 10)
+    params = random_params(LLAMA)
+    path = file_of(LLAMA, params, tmp_path / "folder").write(tmp_path / "m.gguf", Quant.Q8_0)
+    in_parts = lm_jax.load_pretrained(path)
+    monkeypatch.setattr("lm_jax.weights.gguf.fields._ROWS", 1000)
+    whole = lm_jax.load_pretrained(path)
+    jax.tree.map(np.testing.assert_array_equal, in_parts.params, whole.params)
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
@@ -247,3 +258,15 @@ def test_weights_of_a_file_load_without_a_known_tokenizer(kind, pre, reason, tmp
     )
     gpt2.tokenizer.save(tmp_path / "out")
     assert lm_jax.load_pretrained(tmp_path / "out").tokenizer.sha256 == gpt2.tokenizer.sha256
+
+
+def test_tokens_of_a_file_without_a_row_are_refused_in_a_text(tmp_path):
+    file = file_of(LLAMA, random_params(LLAMA), tmp_path / "folder")
+    path = file.write(tmp_path / "m.gguf", added=1)
+    convert.convert(path, tmp_path / "out")
+    for source in (path, tmp_path / "out"):
+        tokenizer = lm_jax.load_pretrained(source).tokenizer
+        assert tokenizer.vocab_size == 48 and tokenizer.encode("ab") == [47]
+        with pytest.raises(BadInputError, match="the token '<added_0>' has the id 48"):
+            tokenizer.encode("ab<added_0>")
+    refused(file.write(tmp_path / "many.gguf", added=300), "ids up to 347", "48 rows")

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import gguf
 from gguf.constants import GGMLQuantizationType as Quant
 import numpy as np
 import pytest
@@ -13,6 +14,11 @@ from tests.lm_jax.weights.gguf_files import LLAMA, file_of, random_params, refus
 def file(tmp_path):
     cfg = dataclasses.replace(LLAMA, num_layers=1)
     return file_of(cfg, random_params(cfg), tmp_path / "folder")
+
+
+def test_an_architecture_that_is_not_supported(file, tmp_path):
+    file.kind = gguf.MODEL_ARCH.GEMMA
+    refused(file.write(tmp_path / "m.gguf"), "'gemma' is not supported", "did you mean 'gemma")
 
 
 @pytest.mark.parametrize(
@@ -69,3 +75,14 @@ def test_a_quantisation_that_the_package_cannot_undo(file, tmp_path, monkeypatch
     path = file.write(tmp_path / "m.gguf", Quant.Q8_0)
     monkeypatch.setattr("gguf.quants.dequantize", none)
     refused(path, "quantised as Q8_0", "another quantisation")
+
+
+def test_a_part_of_a_split_file(file, tmp_path):
+    refused(file.write(tmp_path / "m.gguf", split=3), "one part of a split", "--merge")
+
+
+@pytest.mark.parametrize("size", [0, 3, 20, 300, 2000, -50])
+def test_a_truncated_file(file, tmp_path, size):
+    path = file.write(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes()[:size])
+    refused(path, str(path), "fetch it again")

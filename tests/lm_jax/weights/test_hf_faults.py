@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import shutil
 
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import tokenizers
 
 import lm_jax
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate import framing
 from lm_jax.text import preparation
 from lm_jax.text.tokenizer import Tokenizer
@@ -20,6 +23,7 @@ from tests.lm_jax.weights.golden_copies import (
     change_weights,
     refused,
 )
+from tools import make_goldens
 
 # Files whose content is not that of their name
 
@@ -48,6 +52,13 @@ def test_damaged_weights(copy, damage, hint):
     refused(folder, str(folder / WEIGHTS), hint)
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", '"text"', "\x00"])
+def test_config_that_is_no_json_object(copy, content):
+    folder = copy()
+    (folder / CONFIG).write_text(content)
+    refused(folder, str(folder / CONFIG), "download it again")
+
+
 def test_no_config_no_weights_no_folder(copy, tmp_path):
     folder = copy()
     (folder / WEIGHTS).unlink()
@@ -58,6 +69,12 @@ def test_no_config_no_weights_no_folder(copy, tmp_path):
     refused("smolm2", "did you mean 'smollm2'?")
     (tmp_path / "weights.bin").write_bytes(b"")
     refused(tmp_path / "weights.bin", "neither a Hugging Face folder nor")
+
+
+def test_another_family(copy):
+    folder = copy()
+    shutil.copy(make_goldens.GOLDEN / "gemma3" / CONFIG, folder / CONFIG)
+    refused(folder, "missing model.layers.0.self_attn.q_norm.weight", "take weights and config")
 
 
 # Weights of another model
@@ -82,6 +99,13 @@ def test_config_of_another_size(copy, fields, words):
     folder = copy()
     change_config(folder, **fields)
     refused(folder, *words)
+
+
+@pytest.mark.parametrize("case", ["qwen2", "stablelm", "gpt2"])
+def test_no_heads(copy, case):
+    folder = copy(case)
+    change_config(folder, **{"n_head" if case == "gpt2" else "num_attention_heads": 0})
+    refused(folder, "num_heads = 0 must be a positive integer")
 
 
 def test_all_differences_are_listed_at_once(copy):
@@ -112,6 +136,19 @@ def test_weights_that_are_not_finite(copy, value):
 
     change_weights(folder, change)
     refused(folder, "NaN or infinite", UP, "lm_head.weight")
+
+
+def test_weights_beyond_the_dtype_that_is_asked_for(copy):
+    folder = copy()
+    change_weights(folder, lambda tensors: tensors.update({UP: 1e300 * np.ones((40, 24))}))
+    refused(folder, "beyond float32", UP)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, ml_dtypes.float8_e4m3fn])
+def test_quantised_tensors(copy, dtype):
+    folder = copy()
+    change_weights(folder, lambda tensors: tensors.update({UP: tensors[UP].astype(dtype)}))
+    refused(folder, UP, "quantised weights cannot be read")
 
 
 # Settings that the decoder does not have
@@ -177,6 +214,25 @@ def test_unsupported_rope(rope, words):
         fields.read_rope({"rope_theta": 1e4} | rope, 32)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_unsupported_rope_in_a_folder(copy):
+    folder = copy()
+    change_config(folder, rope_parameters={"rope_type": "ntk", "factor": 4.0, "rope_theta": 1e4})
+    refused(folder, "config.json: rope_parameters.rope_type = 'ntk' is not supported")
+
+
+def test_factors_for_another_number_of_pairs(copy):
+    folder = copy()
+    rope = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0], "rope_theta": 1e4}
+    change_config(folder, rope_parameters=rope)
+    refused(folder, "rope.scaling has 1 short and 1 long factors for 3 pairs")
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.int32])
+def test_another_dtype(dtype):
+    with pytest.raises(UsageError, match="give float32 or bfloat16"):
+        lm_jax.load_pretrained(make_goldens.GOLDEN / "llama_mqa", dtype=dtype)
 
 
 # Tokenizers

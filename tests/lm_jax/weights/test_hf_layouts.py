@@ -4,11 +4,12 @@ import json
 import os
 import pickle
 import shutil
+import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import lm_jax
 from tests.lm_jax.weights.golden_copies import (
@@ -68,6 +69,12 @@ def test_a_tied_model_without_its_embedding(copy):
     refused(folder, "missing model.embed_tokens.weight", "unused lm_head.weight")
 
 
+def test_an_untied_model_without_its_head(copy):
+    folder = copy()
+    change_weights(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    refused(folder, "1 differences", "missing lm_head.weight")
+
+
 # Names as hubs have them
 
 
@@ -122,6 +129,14 @@ def test_the_text_model_of_a_checkpoint_of_more_parts(copy):
     refused(folder, "num_hidden_layers = 1000000000 is absurd")
 
 
+def test_a_prefix_that_is_there_is_asked_of_every_name(copy):
+    folder = copy()
+    change_weights(
+        folder, lambda tensors: tensors.update({"norm.weight": tensors.pop("model.norm.weight")})
+    )
+    refused(folder, "missing model.norm.weight", "unused norm.weight")
+
+
 # Pickles, code, links
 
 
@@ -141,6 +156,15 @@ def test_pickles_are_never_loaded(copy, tmp_path, name):
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
     refused(folder, name, "never loaded", "save_pretrained")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_code_in_the_folder_is_not_run(copy, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    folder = copy()
+    (folder / "modeling_trap.py").write_text(f"import os; os.mkdir({str(tmp_path / 'sprung')!r})")
+    change_config(folder, auto_map={"AutoConfig": "modeling_trap.Trap"})
+    refused(folder, "auto_map")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -175,6 +199,21 @@ def test_a_link_that_leaves_the_folder(copy):
     (folder / WEIGHTS).unlink()
     (folder / WEIGHTS).symlink_to("inside.safetensors")
     equal(lm_jax.load_pretrained(folder), lm_jax.load_pretrained(make_goldens.GOLDEN / "llama_mqa"))
+
+
+def test_the_blobs_of_a_hub_snapshot(copy, tmp_path):
+    original = copy()
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123abc"
+    blobs = tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for file in (WEIGHTS, CONFIG):
+        shutil.copy(original / file, blobs / f"digest-{file}")
+        (snapshot / file).symlink_to(f"../../blobs/digest-{file}")
+    equal(lm_jax.load_pretrained(snapshot), lm_jax.load_pretrained(original))
+    (snapshot / WEIGHTS).unlink()
+    (snapshot / WEIGHTS).symlink_to("../../../model/model.safetensors")
+    refused(snapshot, "is a link out of its folder")
 
 
 # Shards
@@ -214,3 +253,12 @@ def test_shards_that_do_not_fit_their_index(copy):
     for broken in ({}, {"weight_map": {}}, {"weight_map": [FIRST]}, {"weight_map": {UP: 3}}):
         (folder / INDEX).write_text(json.dumps(broken))
         refused(folder, "no weight_map")
+
+
+def test_a_tensor_in_two_shards(copy):
+    folder = copy()
+    shard(folder)
+    first, second = load_file(folder / FIRST), load_file(folder / SECOND)
+    name = min(second)
+    save_file(first | {name: second[name]}, folder / FIRST)
+    refused(folder, "stored in two shards", name)

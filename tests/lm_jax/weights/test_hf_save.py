@@ -1,8 +1,10 @@
 """Saved folders hold the model bit for bit, or do not exist; loading stays within memory."""
 
+import dataclasses
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -12,11 +14,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 import tokenizers
 
 import lm_jax
+from lm_jax.checkpoint.folder import MANIFEST, save_checkpoint
 from lm_jax.errors import BadInputError, StorageError
+from lm_jax.run.files import new_folder, write_json
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.safetensors import write_folder
 from tests.lm_jax.weights.golden_copies import shard
@@ -50,6 +54,15 @@ def test_float32_loads_as_the_nearest_bfloat16():
         np.testing.assert_array_equal(
             bits(lm_jax.params.by_path(narrow.params)[name]), expected.view(np.uint16)
         )
+
+
+def test_transposed_arrays_are_stored_as_they_read(tmp_path):
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    strided = np.arange(8, dtype=np.float32)[::2]
+    write_folder(tmp_path / "out", {}, {"turned": w.T, "strided": strided}, None)
+    stored = load_file(tmp_path / "out" / WEIGHTS)
+    np.testing.assert_array_equal(stored["turned"], w.T)
+    np.testing.assert_array_equal(stored["strided"], strided)
 
 
 def test_a_write_that_does_not_read_back(tmp_path, monkeypatch):
@@ -90,6 +103,31 @@ def test_a_killed_save_leaves_no_folder_and_the_next_one_works(tmp_path):
     assert not (tmp_path / ".out.tmp").exists()
 
 
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(StorageError, match="cannot be written"),
+        new_folder(tmp_path / "file" / "out"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_files_are_as_readable_as_the_umask_allows(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        model = lm_jax.load_pretrained(SOURCE)
+        lm_jax.save_pretrained(tmp_path / "out", model.cfg, model.params, model.tokenizer)
+        save_checkpoint(tmp_path / "checkpoint", {"a": jnp.ones(3)})
+        write_json(tmp_path / "numbers.json", {})
+    finally:
+        os.umask(before)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {file.name for file in files} > {WEIGHTS, CONFIG, MANIFEST, "numbers.json"}
+    modes = {str(file.relative_to(tmp_path)): stat.S_IMODE(file.stat().st_mode) for file in files}
+    assert modes == dict.fromkeys(modes, mode)
+
+
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
@@ -113,6 +151,30 @@ def test_a_setting_that_the_family_cannot_store(tmp_path, fields, word):
     with pytest.raises(BadInputError, match=word):
         lm_jax.save_pretrained(tmp_path / "out", cfg, params)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_norms_of_which_the_family_stores_one(tmp_path):
+    model = lm_jax.load_pretrained(make_goldens.GOLDEN / "stablelm_parallel_qk_norm")
+    blocks = model.params["blocks"]
+    np.testing.assert_array_equal(blocks["ln1"]["bias"], blocks["ln2"]["bias"])
+    blocks["ln2"] = blocks["ln2"] | {"bias": blocks["ln2"]["bias"] + 1}
+    with pytest.raises(BadInputError, match="blocks/ln1/bias differs from blocks/ln2/bias"):
+        lm_jax.save_pretrained(tmp_path / "out", model.cfg, model.params)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "windows", "words"),
+    [
+        ("qwen2_windows", (None, 3, 4), "one window size for all layers"),
+        ("mistral", (None, 4, 4), "the same window in all layers"),
+    ],
+)
+def test_windows_that_the_family_cannot_store(tmp_path, case, windows, words):
+    model = lm_jax.load_pretrained(make_goldens.GOLDEN / case)
+    cfg = dataclasses.replace(model.cfg, windows=windows)
+    with pytest.raises(BadInputError, match=words):
+        lm_jax.save_pretrained(tmp_path / "out", cfg, model.params)
 
 
 def test_the_ids_of_the_tokenizer_are_saved(tmp_path):

@@ -15,10 +15,11 @@ import pytest
 
 import lm_jax
 from lm_jax.checkpoint.folder import MANIFEST
+from lm_jax.console import cli
 from lm_jax.errors import BadInputError, StorageError
 from lm_jax.run import downloads
-from lm_jax.weights import load
-from tests.lm_jax.weights.golden_copies import CONFIG, SECOND, WEIGHTS, equal, refused
+from lm_jax.weights import hub, load
+from tests.lm_jax.weights.golden_copies import CONFIG, SECOND, WEIGHTS, equal, refused, shard
 from tools import make_goldens
 
 MAIN, OLD = "1" * 40, "a2" * 20
@@ -88,6 +89,18 @@ def test_a_cached_model_is_loaded_by_its_id(cache, network, copy):
     assert [asked["revision"] for asked in network] == [MAIN]
 
 
+def test_gates_that_another_program_did_not_fetch_are_missed(cache, network, copy):
+    """transformers fetches no sparse.json; a dense model with these weights is another one."""
+    folder = copy()
+    raw = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(raw | {hub.GATES_FIELD: hub.GATES}))
+    snapshot = put(cache, folder, MAIN, "main")
+    refused("org/name", "the weights of a sparse model, but not its gates", "--download")
+    network.answer = lambda: (snapshot / hub.GATES).write_text("{}")
+    with pytest.raises(BadInputError, match="is a sparse model, whose gates are in"):
+        lm_jax.load_pretrained("org/name", download=True)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -141,6 +154,19 @@ def test_only_what_was_asked_for_is_downloaded(cache, network, copy):
     assert not downloads.are_allowed()
 
 
+@pytest.mark.parametrize("damage", [CONFIG, WEIGHTS, "blob", "shard"])
+def test_part_of_a_model_does_not_count_as_cached(cache, network, copy, damage):
+    folder = copy()
+    if damage == "shard":
+        shard(folder)
+    snapshot = put(cache, folder, MAIN, "main")
+    lost = {"blob": WEIGHTS, "shard": SECOND}.get(damage, damage)
+    (snapshot / lost).resolve().unlink() if damage == "blob" else (snapshot / lost).unlink()
+    refused("org/name", "whole in the hub's cache", REMEDY)
+    network.answer = lambda: shutil.copy(folder / lost, (snapshot / lost).resolve())
+    equal(lm_jax.load_pretrained("org/name", download=True), lm_jax.load_pretrained(folder))
+
+
 def http_error(kind):
     import httpx2
 
@@ -166,6 +192,34 @@ def test_a_download_that_fails(cache, network, error, kind, words):
     with pytest.raises(kind) as caught:
         lm_jax.load_pretrained("org/name", download=True)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_repository_of_pickles_alone(cache, network, copy):
+    folder = copy()
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    network.answer = lambda: put(cache, folder, MAIN, "main")
+    with pytest.raises(BadInputError, match="pickled weights are never fetched"):
+        lm_jax.load_pretrained("org/name", download=True)
+
+
+def test_code_of_a_repository_is_not_run(cache, network, copy):
+    folder = copy()
+    raw = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(raw | {"auto_map": {"AutoConfig": "x.Y"}}))
+    put(cache, folder, MAIN, "main")
+    refused("org/name", "auto_map")
+
+
+def test_every_command_can_be_asked_to_download(tmp_path):
+    seen = []
+
+    def main(arguments):
+        seen.append(downloads.are_allowed())
+
+    for flags in ([], ["--download"], []):
+        assert cli.run(main, ["command", *flags], workdir_required=False) == 0
+    assert seen == [False, True, False]
 
 
 def test_the_commit_is_part_of_the_provenance(tmp_path, copy):

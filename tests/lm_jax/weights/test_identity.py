@@ -198,3 +198,7 @@ def test_a_judge_is_another_with_another_chat_template(saved, model):
     )
     assert difference(before, after, where="x").startswith("chat template none, not ")
     assert open_pretrained(model).identity.text == open_pretrained(saved).identity.text
+
+
+def test_a_judge_that_is_gone_is_no_input(tmp_path):
+    assert judge_inputs(f"local:{tmp_path / 'gone'}") == {}

@@ -14,6 +14,7 @@ from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.weights import peft
 from lm_jax.weights.peft import load_peft, save_peft
+from tests.lm_jax.weights.test_hub import MAIN, put
 from tools import make_goldens
 
 U = 2.0**-24
@@ -219,6 +220,30 @@ def test_every_difference_is_listed_at_once(base, tmp_path):
         assert words in str(caught.value)
 
 
+def test_narrow_floats_are_read(base, tmp_path):
+    tensors = write(tmp_path / "adapter", "llama_gqa")
+    narrow = {name: a.astype(np.float16) for name, a in tensors.items()}
+    save_file(narrow, tmp_path / "adapter" / peft.WEIGHTS)
+    places = tmp_path / "adapter", "llama_gqa", base, narrow
+    assert_merged(*places, lambda module: 2.0, tmp_path / "out")
+
+
+def test_files_that_are_no_adapter(base, tmp_path):
+    write(tmp_path / "adapter", "llama_gqa")
+    file = tmp_path / "adapter" / peft.WEIGHTS
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(BadInputError, match="truncated or damaged"):
+        load_peft(tmp_path / "adapter", base)
+    file.unlink()
+    with pytest.raises(BadInputError, match="is not there"):
+        load_peft(tmp_path / "adapter", base)
+    (tmp_path / "adapter" / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(BadInputError, match="pickled, which is never loaded"):
+        load_peft(tmp_path / "adapter", base)
+    with pytest.raises(BadInputError, match=r"adapter_config\.json is missing"):
+        load_peft(make_goldens.GOLDEN / "llama_gqa", base)
+
+
 # The base
 
 
@@ -232,3 +257,18 @@ def test_an_adapter_of_another_base_is_refused(base, tmp_path, monkeypatch):
     lm_jax.save_pretrained(tmp_path / "changed", base.cfg, changed)
     with pytest.raises(BadInputError, match="was trained on a base with weights"):
         load_peft(tmp_path / "ours", lm_jax.load_pretrained(tmp_path / "changed"))
+
+
+def test_a_snapshot_of_the_hub_is_named_and_its_name_compared(tmp_path):
+    snapshots = (
+        put(tmp_path, make_goldens.GOLDEN / "llama_gqa", MAIN, "main", name)
+        for name in ("org/name", "org/other")
+    )
+    base, other = map(lm_jax.load_pretrained, snapshots)
+    write(tmp_path / "adapter", "llama_gqa", base_model_name_or_path="Org/Name")
+    save_peft(tmp_path / "ours", base, *load_peft(tmp_path / "adapter", base))
+    config = json.loads((tmp_path / "ours" / peft.CONFIG).read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("org/name", MAIN)
+    for folder in ("adapter", "ours"):
+        with pytest.raises(BadInputError, match="but the base is 'org/other'"):
+            load_peft(tmp_path / folder, other)

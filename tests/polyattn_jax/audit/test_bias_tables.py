@@ -290,3 +290,8 @@ def test_a_table_is_named_in_its_recipe(spec):
     np.testing.assert_array_equal(resolve_bias(recipe, {recipe.bias: np.ones((2, 2))}), 1)
     with pytest.raises(UsageError, match="bias has shape"):
         substitute([recipe.map], 0, jnp.ones((2, 3)), jnp.ones((2, 2), bool))
+
+
+def test_a_bias_in_words():
+    assert bias_tables.describe(1.25) == "1.25"
+    assert bias_tables.describe(((1.0, -2.0), (3.0, 0.0))) == "-2 to 3 by head"

@@ -209,6 +209,19 @@ def test_an_exact_tie_is_unsafe_and_not_undecided():
     assert concentration.unsafe(rows, 4).undecided.all()
 
 
+def test_keys_outside_the_window_do_not_count():
+    rows = {"query": np.array([9, 9, 2]), "window": np.array([0, 4, 4])}
+    np.testing.assert_array_equal(concentration.visible_keys(rows), [10, 4, 3])
+
+
+def test_one_prompt_tells_nothing_of_others():
+    scores = scores_of(rows=8)
+    rows = table(scores, 1.5, np.full(8, "only"))
+    for entry in concentration.against_softmax(rows, CONFIG):
+        assert (entry.lost.low, entry.lost.high) == (0.0, 1.0)
+        assert entry.balance.high == 1.0
+
+
 def test_windows_of_one_plain_text_are_one_text():
     """Of a plain text there is no interval; the texts of a .jsonl file are independent."""
     rows = table(scores_of(rows=80), 1.5, np.repeat(np.arange(8), 10).astype(str), suite="texts")
@@ -241,6 +254,15 @@ def test_intervals_resample_whole_prompts():
     alone = rows | {"prompt": np.arange(400).astype(str)}
     by_row = next(e for e in concentration.against_softmax(alone, CONFIG) if e.p == 2).lost
     assert clustered > 3 * (by_row.high - by_row.low)
+
+
+def test_rows_that_no_prompt_gives_are_left_out(measured):
+    rows, _ = measured
+    invalid = rows | {"status": np.full(len(rows["prompt"]), Status.INVALID)}
+    assert concentration.against_softmax(invalid, CONFIG) == ()
+    (entry,) = concentration.prevalence(invalid, CONFIG)
+    assert (entry.active_rows, entry.softmax, entry.unsafe) == (0, None, {})
+    assert (entry.softmax_active, entry.unsafe_active) == (None, {})
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

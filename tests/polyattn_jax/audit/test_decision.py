@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats as oracle
 
+from lm_jax.errors import UsageError
 from lm_jax.statistics import Interval
 import polyattn_jax
 from polyattn_jax.audit import decision
@@ -157,3 +158,27 @@ def test_the_detectable_loss_is_found_with_the_stated_power(n):
     refused = [name_of(lost, 0, n - lost) == "no-go" for lost in range(n + 1)]
     chance = oracle.binom.pmf(np.arange(n + 1), n, loss)
     assert chance[refused].sum() == pytest.approx(0.8, abs=1e-9)
+
+
+def test_too_few_prompts_detect_no_loss():
+    assert decision.detectable_loss(3) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([True], [True, False]), "of one length"),
+        (([], []), "not empty"),
+        (([0.5], [1]), "values other than 0 and 1"),
+    ],
+)
+def test_what_is_no_pair_of_outcomes_is_refused(arguments, words):
+    with pytest.raises(UsageError, match=words):
+        polyattn_jax.verdict(*arguments)
+
+
+@pytest.mark.parametrize("name", ["tolerance", "level"])
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.05, float("nan")])
+def test_a_tolerance_and_a_level_are_rates(name, value):
+    with pytest.raises(UsageError, match=f"verdict: {name}="):
+        polyattn_jax.verdict([True], [True], **{name: value})

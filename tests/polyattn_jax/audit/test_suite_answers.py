@@ -10,8 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import lm_jax
+from lm_jax.errors import UsageError
 from polyattn_jax import recipe
 from polyattn_jax.audit import measure
+from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.head_sets import SINGLE
 from polyattn_jax.audit.suite_answers import failure
 from polyattn_jax.recipes.row_maps import parse_recipe
@@ -158,6 +160,26 @@ def test_the_head_sets_of_the_ablation_are_tried_on_a_named_suite(asked):
     assert base[0] == base[1][:4]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ablation_suites": ("decoys",)}, "'decoys', which is not in config.suites"),
+        ({"suite_recipes": ("relu_p2_b0",)}, "'relu_p2_b0', which is not in config.recipes"),
+        (
+            {"single_heads": 1, "ablation_heads": ()},
+            "config.single_heads needs config.ablation_heads",
+        ),
+        (
+            {"ablation_suites": ("decoys",), "suites": ("decoys",), "ablation_heads": ()},
+            "config.ablation_suites needs config.ablation_heads",
+        ),
+    ],
+)
+def test_suites_of_the_ablation_that_cannot_be_tried_are_refused(changes, said):
+    with pytest.raises(UsageError, match=said):
+        AuditConfig(**{"model": "m", "ablation_heads": (1,), **changes})
+
+
 def test_a_needle_suite_of_the_length_of_the_sweep_has_its_answers(asked):
     folder, _, _ = asked
     named = pq.read_table(folder / "suite_answers.parquet").to_pylist()
@@ -165,3 +187,12 @@ def test_a_needle_suite_of_the_length_of_the_sweep_has_its_answers(asked):
     key = {(r["cell"], r["prompt"]): r["predicted"] for r in swept if r["stage"] == "sweep"}
     own = {(r["cell"], r["prompt"]): r["predicted"] for r in named if r["suite"] == "needle_64"}
     assert own and own.items() <= key.items()
+
+
+def test_settings_of_suites_are_checked():
+    with pytest.raises(UsageError, match=r"config\.suites has 'decoy'; did you mean 'decoys'"):
+        AuditConfig("a", suites=("decoy",))
+    with pytest.raises(UsageError, match="without prompts"):
+        AuditConfig("a", suites=("decoys",), suite_lengths=())
+    with pytest.raises(UsageError, match=r"config\.suite_n = 0 must be at least 1"):
+        AuditConfig("a", suite_n=0)

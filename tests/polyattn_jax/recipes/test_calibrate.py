@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm_jax.errors import CorruptError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from polyattn_jax.audit import model_calibration
 from polyattn_jax.recipes import calibrate
 from polyattn_jax.recipes.calibrate import MassBelow
@@ -118,6 +118,21 @@ def test_extreme_scores_are_found_exactly(value):
     scores = np.full((2, 3), value, np.float32)
     got = calibrate.calibrate(numpy_measure(scores))
     assert np.float32(-got.bias) == np.float32(value)
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.0, float("nan")])
+def test_impossible_budgets_are_refused(budget):
+    with pytest.raises(UsageError, match="budget"):
+        calibrate.calibrate(numpy_measure(heads(0)), budget=budget)
+
+
+def test_no_thresholds_and_no_rows_and_nan_scores_are_refused():
+    with pytest.raises(UsageError, match="num_thresholds"):
+        calibrate.calibrate(numpy_measure(heads(0)), num_thresholds=0)
+    for fill, message in ((-np.inf, "no row has an unmasked key"), (np.nan, "not finite")):
+        scores = jnp.full((2, 3), fill)
+        with pytest.raises(BadInputError, match=message):
+            calibrate.calibrate(lambda t, z=scores: below(z, t))
 
 
 LENGTHS = (8, 20, 48)

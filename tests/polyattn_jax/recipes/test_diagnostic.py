@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from lm_jax.errors import UsageError
 from polyattn_jax.recipes import diagnostic, row_maps
 from polyattn_jax.recipes.diagnostic import Safety, Status, row_stats
 from tests import rounding
@@ -314,6 +315,18 @@ def test_approximate_degree_is_conservative_and_meets_the_exact_one_at_small_mar
     approximate = diagnostic.approximate_required_degree(100, rho)
     assert (approximate >= exact).all()
     np.testing.assert_allclose(approximate[0], exact[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("degrees", [(), (0,), (2, -1), (math.nan,), (math.inf,)])
+def test_impossible_degrees_are_refused(degrees):
+    with pytest.raises(UsageError, match="degrees"):
+        row_stats(np.ones(3), degrees=degrees)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 0)])
+def test_scores_without_keys_are_refused(shape):
+    with pytest.raises(UsageError, match="last axis must be keys"):
+        row_stats(np.ones(shape))
 
 
 @pytest.mark.parametrize("jitted", [False, True])

@@ -10,9 +10,11 @@ import pytest
 from scipy import special
 
 import lm_jax
+from lm_jax.errors import UsageError
 from polyattn_jax.audit import recipe_rows
 from polyattn_jax.recipes.diagnostic import softmax_error_bound
 from polyattn_jax.recipes.feature_maps import FeatureMap, random_vectors
+from polyattn_jax.recipes.fused import by_kernels
 from polyattn_jax.recipes.linear_state import linear_state, sentence
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.recipes.substitute import recipe, substitute
@@ -194,6 +196,15 @@ def test_chosen_heads_of_the_first_layer_get_the_feature_map(model, name):
 
 
 @every_map
+def test_a_recipe_everywhere_is_its_map_in_every_head(model, name):
+    params, tokens_BT, _ = model
+    everywhere = jnp.ones((L, N), bool)
+    one = lm_jax.forward(params, tokens_BT, CFG, attend=recipe(name)).logits
+    attend = substitute([MAPS[name]], 0, 0.0, everywhere)
+    np.testing.assert_array_equal(one, lm_jax.forward(params, tokens_BT, CFG, attend=attend).logits)
+
+
+@every_map
 def test_no_head_is_bitwise_softmax_and_later_tokens_change_nothing(model, name):
     params, tokens_BT, _ = model
     none = substitute([MAPS[name]], 0, 0.0, jnp.zeros((L, N), bool))
@@ -280,6 +291,11 @@ def test_the_cost_as_linear_attention_is_that_of_the_features(text, features):
             f"a finite feature map of {features} features per KV head, as much memory as "
             f"{entry.cache_tokens} tokens of KV cache"
         )
+
+
+def test_no_kernel_computes_a_feature_map():
+    with pytest.raises(UsageError, match="no kernel computes performer; pass the attend unfused"):
+        by_kernels(recipe("performer:m=4"))
 
 
 def test_a_check_of_a_feature_map_counts_rows_by_s_phi(run_check, tmp_path):

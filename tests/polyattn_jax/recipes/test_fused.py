@@ -9,6 +9,7 @@ import pytest
 
 from kernels.attention.visibility import Visibility
 import lm_jax
+from lm_jax.errors import UsageError
 from lm_jax.model import attention
 import polyattn_jax
 from polyattn_jax.audit import measure
@@ -16,7 +17,7 @@ from polyattn_jax.recipes import row_maps
 from polyattn_jax.recipes.fused import by_kernels
 from polyattn_jax.recipes.probe import DENSE, Probe
 from polyattn_jax.recipes.row_maps import RECIPES
-from polyattn_jax.recipes.substitute import recipe, substitute
+from polyattn_jax.recipes.substitute import GlobalRowMap, recipe, substitute
 from tests import rounding, traced
 
 L, N, B, T = 2, 4, 2, 37
@@ -141,3 +142,21 @@ def test_no_score_matrix_is_formed(params, tokens_BT):
         params, long_BT, last_B1, last_B1, jnp.zeros(2)
     )
     assert traced.largest(jaxpr.jaxpr) < B * N * (8 * T) ** 2
+
+
+def test_what_no_kernel_knows_is_refused(params, tokens_BT):
+    def own(z, b):
+        return jax.nn.softmax(z + b, axis=-1)
+
+    with pytest.raises(TypeError, match="row_map is a function; make one with a function of"):
+        lm_jax.forward(params, tokens_BT, CFG, attend=by_kernels(GlobalRowMap(own, 0.0)))
+    with pytest.raises(UsageError, match="no kernel 'kernels' for"):
+        by_kernels(jax.nn.softmax)
+    with pytest.raises(UsageError, match="forms no scores"):
+        lm_jax.forward(
+            params,
+            tokens_BT,
+            CFG,
+            attend=by_kernels(recipe("sigmoid")),
+            record={"attn.pattern": lm_jax.keep},
+        )

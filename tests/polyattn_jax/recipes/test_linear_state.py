@@ -11,6 +11,7 @@ import pytest
 from polyattn_jax.recipes.linear_state import linear_state, sentence
 from polyattn_jax.recipes.row_maps import RECIPES, parse_recipe, resolve_bias
 from tests import tiny
+from tests.polyattn_jax.conftest import ROOT
 
 
 def cost(text, d, b_auto=1.0, **changes):
@@ -102,7 +103,21 @@ def test_maps_without_a_finite_feature_map_say_so(text, degree, words):
     assert (entry.features is None) == (degree is None)
 
 
+def test_a_cap_on_the_scores_leaves_no_polynomial():
+    entry = cost("poly:p=2", 8, score_softcap=30.0)
+    assert not entry.finite and "tanh" in entry.reason and entry.state is None
+
+
 def test_no_recipe_of_the_paper_has_a_finite_feature_map():
     for recipe in RECIPES.values():
         entry = linear_state(recipe, 1.0, tiny.decoder())
         assert not entry.finite and dataclasses.asdict(entry)["recipe"] == recipe.name
+
+
+def test_the_documentation_has_the_counts_of_heads_of_width_64():
+    words = " ".join((ROOT / "docs" / "polyattn" / "recipes.md").read_text("utf-8").split())
+    second, fourth = (cost(f"relu:p={p},b=0", 64) for p in (2, 4))
+    assert (
+        f"degree 2 has {second.features:,} features and is as large as {second.cache_tokens:,} "
+        f"tokens, degree 4 {fourth.features:,} and {fourth.cache_tokens:,}"
+    ) in words

@@ -316,6 +316,14 @@ def test_specs_and_names_round_trip(spec):
         assert row_maps.parse_recipe(recipe.name) is row_maps.RECIPES[recipe.name]
 
 
+def test_recipes_with_numbers():
+    recipe = row_maps.parse_recipe("relu: p=2.5, b=1.25")
+    assert (recipe.name, recipe.bias, recipe.map.degree) == ("relu_p2.5_b1.25", 1.25, 2.5)
+    assert row_maps.parse_recipe("relu:p=4,b=0") == row_maps.RECIPES["relu_p4_b0"]
+    recipe = row_maps.parse_recipe("ramapuram:b=2")
+    assert recipe.bias == 2.0 and recipe.map == row_maps.ramapuram_sigmoid(False)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

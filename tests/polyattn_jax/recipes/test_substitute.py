@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import lm_jax
+from lm_jax.errors import UsageError
 from lm_jax.model.attention import as_pytree
 from polyattn_jax.audit import measure
 from polyattn_jax.recipes import row_maps
@@ -213,3 +214,12 @@ def test_a_sweep_over_recipes_biases_and_heads_compiles_once_per_shape(params, t
     assert measure.evaluate._cache_size() == 1
     answer(tokens_BT[:1, :7], 1, 0.0, NO_HEADS)
     assert measure.evaluate._cache_size() == 2
+
+
+def test_what_cannot_be_substituted_is_refused():
+    with pytest.raises(UsageError, match="b=auto needs a calibrated bias"):
+        recipe("relu:p=4,b=auto")
+    with pytest.raises(UsageError, match="did you mean 'relu_p4_bauto'"):
+        recipe("relu_p4_bato")
+    with pytest.raises(UsageError, match=r"heads_LN has shape \(4,\)"):
+        substitute(MAPS, 0, 0.0, np.ones(N, bool), EVERY_QUERY)

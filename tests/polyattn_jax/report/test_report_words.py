@@ -1,12 +1,14 @@
 """Sentences, verdicts and the console follow the numbers of the summary."""
 
 import dataclasses
+import io
 import math
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from lm_jax.console.output import printable
 from lm_jax.statistics import Interval
 from polyattn_jax.recipes.diagnostic import Status
 from polyattn_jax.report import findings, recipes, sharpness
@@ -16,6 +18,7 @@ from tests.polyattn_jax.synthetic_report import (
     build,
     diagnosed_rows,
     parsed,
+    printed,
     text_of,
 )
 
@@ -109,6 +112,16 @@ def test_a_verdict_gives_the_reason_that_holds(softmax, right, recipe, verdict, 
     assert decided.could_decide == softmax
     (entry,) = (e for e in result.sweep if e.recipe == recipe)
     assert entry.verdict == verdict
+
+
+def test_the_console_prints_text_as_text_in_any_encoding(finding, monkeypatch):
+    result = dataclasses.replace(finding[0], model="models/[red]x\x1b[31m漢")
+    text = printed(result)
+    assert "[red]x" in text and "漢" in text
+    assert "\x1b" not in text
+    assert "S_2" in text
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert printable(text).isascii() and "[red]x" in printable(text)
 
 
 @pytest.mark.parametrize("ends", [(0.0, math.inf), (-math.inf, math.inf)])

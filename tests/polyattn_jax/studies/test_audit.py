@@ -23,6 +23,9 @@ from tests.polyattn_jax.conftest import HOPELESS
 
 L, N = 3, 4
 PROMPTS = {"niah_64": 7, "induction": 4, "mqar": 3}
+
+
+TABLES = ("rows", "answers", "heads", "head_sets")
 SETS = [("top", ""), ("bottom", ""), ("random", "-0")]
 KEY = ["suite", "prompt", "layer", "head", "query", "target", "bias_kind"]
 ANSWER_KEY = ["stage", "cell", "suite", "prompt"]
@@ -95,6 +98,11 @@ def test_files_schema_and_number_of_rows(audited):
     assert rows.select(KEY).group_by(KEY).aggregate([]).num_rows == rows.num_rows
     # Control: needle and none. Sweep: softmax and 4 recipes. Ablation: softmax, 2 sizes x 3 sets.
     assert answers.num_rows == (7 + 3) + 7 * 5 + 4 * 7
+
+
+def test_files_of_two_models_can_be_merged(audited, tiny):
+    for name in TABLES:
+        assert set(table(audited, name)["model"].to_pylist()) == {tiny.name}
 
 
 @pytest.mark.parametrize("suite", PROMPTS)
@@ -261,6 +269,12 @@ def assert_same_audit(audited, expected_rows, expected_answers, bias_limits):
         expected_answers.assert_within(folder)
 
     return check
+
+
+def test_the_batch_size_does_not_change_the_audit(assert_same_audit, run_audit, tmp_path):
+    outcome = run_audit(tmp_path / "run", "--config.batch_size=3")
+    assert outcome.code == 0, outcome.err
+    assert_same_audit(tmp_path / "run")
 
 
 def test_four_devices_give_the_audit_of_one(assert_same_audit, run_audit, tmp_path):

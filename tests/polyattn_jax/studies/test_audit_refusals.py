@@ -94,6 +94,20 @@ def test_a_model_that_cannot_be_used(run_audit, tmp_path, copied, spoil, words):
     assert words in outcome.err[0]
 
 
+def test_a_damaged_shard(run_audit, audited, tmp_path):
+    folder = shutil.copytree(audited, tmp_path / "run")
+    (folder / "finished.json").unlink()
+    (shard,) = folder.glob("rows/*.parquet")
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    outcome = run_audit(folder)
+    assert (outcome.code, len(outcome.err)) == (7, 1)
+    assert shard.name in outcome.err[0]
+    shard.unlink()
+    assert run_audit(folder).code == 0
+
+
 def test_a_finished_audit_is_shown_though_its_files_are_gone(audited, tmp_path, capsys):
     folder = shutil.copytree(audited, tmp_path / "run")
     gone = {"model": str(tmp_path / "gone"), "prompts": "no/such.jsonl"}

@@ -156,3 +156,11 @@ def test_jsonl_faults_name_their_line(tmp_path, tokenizer, line, match):
     with pytest.raises(BadInputError, match=re.escape(match)) as caught:
         suites.load_jsonl(path, tokenizer, max_length=6)
     assert str(caught.value).startswith(f"{path}:3: ")
+
+
+def test_jsonl_without_prompts_or_file_is_refused(tmp_path, tokenizer):
+    with pytest.raises(BadInputError, match="No such file"):
+        suites.load_jsonl(tmp_path / "none.jsonl", tokenizer)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(BadInputError, match="no prompts: write one JSON object"):
+        suites.load_jsonl(tmp_path / "empty.jsonl", tokenizer)

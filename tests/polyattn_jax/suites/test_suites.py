@@ -173,6 +173,14 @@ def test_control_is_the_same_prompt_without_its_needle(tokenizer, size):
         assert without.text.startswith(before) and without.text.endswith(after)
 
 
+def test_needles_are_drawn_from_the_whole_list(tokenizer):
+    suite = suites.niah(tokenizer, pad=0, n=3000)
+    counts = Counter(prompt.meta["answer"].strip() for prompt in suite.prompts)
+    assert set(counts) == set(NOUNS)
+    # 15 expected of each; a Poisson count above 40 has a chance below 1e-7.
+    assert max(counts.values()) < 40
+
+
 def test_shipped_nouns_are_200_plain_words():
     assert len(NOUNS) == len(set(NOUNS)) == 200
     assert sorted(NOUNS) == NOUNS
