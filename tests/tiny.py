@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 import lm_jax
 
@@ -44,6 +46,26 @@ def decoder(**changes: Any) -> lm_jax.DecoderConfig:
 GROUPED = decoder(
     num_heads=4, num_kv_heads=2, head_dim=6, hidden_size=20, mlp_size=28, max_length=32
 )
+
+
+def params(cfg: lm_jax.DecoderConfig, seed: int = 0) -> dict[str, Any]:
+    """Parameters as those of `lm_jax.init_params`, with other random numbers.
+
+    NumPy draws them. For every shape that jax draws it compiles a program, which takes several
+    times as long as compiling the model.
+    """
+    rng = np.random.default_rng(seed)
+    key = jax.random.key(0)
+
+    def draw(spec: lm_jax.params.ParamSpec) -> jax.Array:
+        def init(key: jax.Array) -> jax.Array:
+            return spec.init(key, spec.shape, jnp.float32)
+
+        if "random_bits" not in str(jax.make_jaxpr(init)(key)):
+            return init(key)
+        return jnp.asarray(0.02 * rng.standard_normal(spec.shape), jnp.float32)
+
+    return lm_jax.params.tree_map(draw, lm_jax.param_spec(cfg))
 
 
 def edit_json(path: Path, **changes: Any) -> None:

@@ -2,6 +2,7 @@
 
 import math
 
+from jax.extend import core
 from jax.interpreters import partial_eval
 
 
@@ -23,3 +24,10 @@ def used_products(jaxpr):
     """`products` without those that no output depends on."""
     used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return products(used)
+
+
+def largest(jaxpr):
+    """The size of the largest array that a jaxpr, or one within it, computes."""
+    result = max((out.aval.size for eqn in jaxpr.eqns for out in eqn.outvars), default=0)
+    within = (sub for eqn in jaxpr.eqns for sub in core.jaxprs_in_params(eqn.params))
+    return max([result, *map(largest, within)])

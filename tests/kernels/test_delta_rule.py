@@ -6,7 +6,6 @@ import itertools
 
 import jax
 import jax.export
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from kernels.core import cases, dispatch
 from kernels.delta_rule import xla
 from kernels.delta_rule.cases import SUITE
 from kernels.delta_rule.config import Call, Config
-from tests import rounding
+from tests import rounding, traced
 from tests.kernels import comparison
 
 SMALL = cases.Case(
@@ -263,13 +262,6 @@ def test_a_chunked_prompt_has_the_values_and_gradients_of_the_whole():
     rounding.assert_within(gradients(halves)(arrays), gradients_wanted())
 
 
-def largest(jaxpr):
-    """The size of the largest array that a jaxpr, or one within it, computes."""
-    result = max((out.aval.size for eqn in jaxpr.eqns for out in eqn.outvars), default=0)
-    within = (sub for eqn in jaxpr.eqns for sub in jax.extend.core.jaxprs_in_params(eqn.params))
-    return max([result, *map(largest, within)])
-
-
 def test_no_memory_of_every_step_is_kept():
     B, T, N, H, E = 2, 256, 2, 6, 4
     arrays = small(T=T)
@@ -278,7 +270,7 @@ def test_no_memory_of_every_step_is_kept():
         def loss(arrays):
             return SUITE.call(SMALL, arrays, implementation)["out"].sum()
 
-        return largest(jax.make_jaxpr(jax.grad(loss))(arrays).jaxpr)
+        return traced.largest(jax.make_jaxpr(jax.grad(loss))(arrays).jaxpr)
 
     assert peak("reference") == T * B * N * H * E
     # The largest that is left: the sequence of keys, or the products of keys within one chunk.

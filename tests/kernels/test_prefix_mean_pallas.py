@@ -19,6 +19,7 @@ from tests.kernels import comparison
 from tools.gpu_code import target
 
 CONFIG = Config(mass_normalisation=True, target=dispatch.INTERPRETER)
+
 SMALL = cases.Case("small", {"B": 4, "T": 40, "R": 16, "E": 32}, "float32", {"initial_state": True})
 # Segments of two chunks, the last of each partial.
 SMALL_TILES = {"segment": 32, "backward_segment": 32}

@@ -4,7 +4,6 @@ import functools
 
 import jax
 from jax import export
-from jax.extend import core
 import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -18,6 +17,7 @@ from kernels.prefix_mean.cases import SUITE
 from kernels.prefix_mean.state import State
 from tests import rounding
 from tests.kernels import prefix_mean_oracle as oracle
+from tests.traced import largest
 
 CASE = cases.Case(
     "transforms",
@@ -133,16 +133,6 @@ def test_the_reference_has_second_derivatives():
     np.testing.assert_allclose(curve, -slope, atol=1e-12 * np.abs(slope).max())
 
 
-def _sizes(jaxpr) -> list[tuple[int, str]]:
-    """The element count of every intermediate array, through inner jaxprs."""
-    results = []
-    for equation in jaxpr.eqns:
-        results += [(v.aval.size, equation.primitive.name) for v in equation.outvars]
-        for inner in core.jaxprs_in_params(equation.params):
-            results += _sizes(inner)
-    return results
-
-
 @pytest.mark.parametrize("T", [1, 64, 1000])
 def test_no_array_of_size_btre(T):
     """At B 2, R 32, E 64 even a [B, T, R, R] or [B, T, C, R] of all steps would be found."""
@@ -157,12 +147,12 @@ def test_no_array_of_size_btre(T):
     states = chunks * R * E
     pairs = min(chunks, linear_chunk.TOGETHER) * min(T, xla.CHUNK) ** 2 * R
     for traced in (forward, gradient):
-        largest = max(_sizes(traced.jaxpr))
-        assert largest[0] <= max(states, pairs, B * T * E), largest
-        assert T == 1 or largest[0] < B * T * R * E
+        size = largest(traced.jaxpr)
+        assert size <= max(states, pairs, B * T * E)
+        assert T == 1 or size < B * T * R * E
     materialised = functools.partial(baselines.materialised_call, case)
     if T > 1:
-        assert max(_sizes(jax.make_jaxpr(materialised)(arrays).jaxpr))[0] >= B * T * R * E
+        assert largest(jax.make_jaxpr(materialised)(arrays).jaxpr) >= B * T * R * E
 
 
 @pytest.mark.slow

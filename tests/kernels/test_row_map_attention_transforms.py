@@ -138,22 +138,15 @@ def test_a_constant_bias_and_a_scalar_one_are_a_bias_of_every_head():
     [
         ({"row_map": "relu"}, TypeError, "row_map is a str; make one with"),
         ({"q": jnp.zeros((2, 5, 3, 16))}, ValueError, "N = 3 heads, .* no multiple of the K = 2"),
-        ({"q": jnp.zeros((2, 5, 4, 8))}, ValueError, "k has H = 16 .* q has H = 8"),
-        ({"q": jnp.zeros((5, 4, 16))}, ValueError, r"q has shape \(5, 4, 16\)"),
         ({"q": jnp.zeros((2, 0, 4, 16))}, ValueError, "T = 0; pass at least one"),
         (
             {"v": jnp.zeros((2, 5, 2, 16), jnp.bfloat16)},
             TypeError,
             "v is bfloat16; cast them to one",
         ),
-        ({"q": jnp.zeros((2, 5, 4, 16), jnp.int32)}, TypeError, "q is int32; cast it to"),
         ({"bias": jnp.zeros(3)}, ValueError, r"bias has shape \(3,\)"),
-        ({"heads": jnp.ones(4)}, TypeError, "heads is float32; pass bool"),
         ({"heads": jnp.ones(3, bool)}, ValueError, "heads has N = 3"),
-        ({"scale": 0.0}, ValueError, "scale is 0.0; pass a positive number"),
-        ({"soft_cap": -1.0}, ValueError, "soft_cap is -1.0; pass a positive number"),
         ({"window": 0}, ValueError, "window is 0"),
-        ({"implementation": "palas"}, ValueError, "did you mean 'pallas'"),
         ({"implementation": "pallas"}, dispatch.UnavailableError, "needs an NVIDIA GPU"),
     ],
 )

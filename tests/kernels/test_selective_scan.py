@@ -6,7 +6,6 @@ import itertools
 
 import jax
 import jax.export
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from kernels.core import cases, dispatch
 from kernels.selective_scan import xla
 from kernels.selective_scan.cases import SUITE
 from kernels.selective_scan.config import GPU_UNROLL, Call, Config, config_for
-from tests import rounding
+from tests import rounding, traced
 from tests.kernels import comparison
 
 SMALL = cases.Case("small", {"B": 2, "T": 40, "I": 6, "J": 4}, options={"initial_state": True})
@@ -186,13 +185,6 @@ def test_a_chunked_prompt_has_the_values_and_gradients_of_the_whole():
     rounding.assert_within(gradients(halves)(arrays), gradients_wanted())
 
 
-def largest(jaxpr):
-    """The size of the largest array that a jaxpr, or one within it, computes."""
-    result = max((out.aval.size for eqn in jaxpr.eqns for out in eqn.outvars), default=0)
-    within = (sub for eqn in jaxpr.eqns for sub in jax.extend.core.jaxprs_in_params(eqn.params))
-    return max([result, *map(largest, within)])
-
-
 def test_no_state_of_the_whole_sequence_is_kept():
     B, T, I, J = 2, 256, 6, 4  # noqa: E741
     arrays = small(T=T)
@@ -201,7 +193,7 @@ def test_no_state_of_the_whole_sequence_is_kept():
         def loss(arrays):
             return SUITE.call(SMALL, arrays, implementation)["y"].sum()
 
-        return largest(jax.make_jaxpr(jax.grad(loss))(arrays).jaxpr)
+        return traced.largest(jax.make_jaxpr(jax.grad(loss))(arrays).jaxpr)
 
     assert peak("reference") == T * B * I * J
     # The largest that is left: 16 states, or the sequence of inputs.

@@ -24,6 +24,7 @@ from tokenizers import models, pre_tokenizers
 
 import lm_jax
 from lm_jax.console import cli
+from lm_jax.run.results import load_result
 from lm_jax.study import Study
 from lm_jax.study import command as study_command
 from lm_jax.text.tokenizer import Tokenizer
@@ -45,6 +46,11 @@ PROSE = re.findall(
 LAYER, HEAD = 1, 2
 CODE = 12
 QUESTIONS = 12
+# Tokens that are read of a text.
+TEXT_LENGTH = 40
+# Named suites, and a recipe under which every row dies.
+SUITES = ("needle", "decoys")
+HOPELESS = "ramapuram:b=-1000"
 
 
 def tiny_tokenizer() -> Tokenizer:
@@ -256,6 +262,47 @@ def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("questions") / "mc.jsonl"
     path.write_text("\n".join(lines), "utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def texts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three texts, the last of which is longer than is read."""
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("texts") / "mine.jsonl"
+    rows = [
+        {"id": f"text {n}", "text": " ".join(rng.choice(PROSE, n))}
+        for n in (TEXT_LENGTH, 29, TEXT_LENGTH + 7)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def asked(
+    run_audit: Command,
+    prompts_file: Path,
+    texts_file: Path,
+    questions_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, AuditSummary, str]:
+    """Folder, summary and output of an audit of all that can be asked for besides.
+
+    Prompts, texts and questions of a user; named suites, of a length that is compiled already.
+    """
+    folder = tmp_path_factory.mktemp("asked") / "run"
+    recipes = ("relu_p4_bauto", "relu_p4_b0", "relu_p2_b0", "relu_p1_over_L", HOPELESS)
+    outcome = run_audit(
+        folder,
+        f"--config.recipes={recipes}",
+        f"--config.prompts={prompts_file}",
+        *(f"--config.text={texts_file}", f"--config.text_length={TEXT_LENGTH}"),
+        *(f"--config.truthfulqa={questions_file}", "--config.choices_n=0"),
+        *(f"--config.suites={SUITES}", "--config.suite_n=5"),
+        *("--config.suite_recipes=('relu_p4_b0',)", "--config.single_heads=2"),
+        "--config.ablation_suites=('decoys',)",
+    )
+    assert outcome.code == 0, outcome.err
+    return folder, load_result(folder / "summary.json", AuditSummary), outcome.out
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """The benchmark of the audit prints no ratio of results that disagree."""
 
 import functools
-import subprocess
 
 import jax
 import numpy as np
@@ -86,17 +85,3 @@ def test_other_s_p_than_torch_prints_no_ratio(model, capsys, monkeypatch):
     assert not bench_audit.against_hooks(model, count=3, length=17, repeats=2)
     out = capsys.readouterr().out
     assert "no ratio, as the target's mass differs by" in out and " ms (" not in out
-
-
-def test_memory_of_processes_is_compared_pass_by_pass(monkeypatch, capsys):
-    peaks = {"ordinary": 2 << 20, "diagnosing": 3 << 20}
-
-    def run(command, **_):
-        return subprocess.CompletedProcess(command, 0, stdout=str(peaks[command[-1]]))
-
-    monkeypatch.setattr(bench_audit.subprocess, "run", run)
-    bench_audit.process_memory("smollm2", length=9)
-    first, ordinary, diagnosing = capsys.readouterr().out.splitlines()
-    assert first == "process memory, diagnosing / ordinary forward, 9 tokens: 1.50"
-    assert ordinary.split()[:2] == ["ordinary", "2"]
-    assert diagnosing.split()[:2] == ["diagnosing", "3"]

@@ -5,7 +5,6 @@ import json
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -94,21 +93,6 @@ def test_a_baseline_that_is_not_installed_is_not_run_and_reaches_no_bar(benched,
     assert "3 rows, 0 with a missed bar or a red comparison, 3 not run" in out
 
 
-def test_a_baseline_that_is_no_jax_program_is_timed_in_the_same_turns(benched, monkeypatch):
-    calls = []
-
-    def program(what, suite, case, arrays, copies):
-        calls.append((what, suite.op, case.name, sorted(arrays), copies))
-        return timing.Program(lambda: None, 1 << 20, copies)
-
-    outside = {"stored": baselines.Outside(lambda: "", program)}
-    monkeypatch.setattr(baselines, "OUTSIDE", outside)
-    code, out = benched(toy(), time=1e12)
-    assert code == 0 and out.count("reached  time") == 3
-    passes = ["forward", "gradient", "gradient", "forward"]
-    assert calls == [(what, "prefix_mean", "one", ["x"], 1) for what in passes]
-
-
 def test_a_baseline_that_does_not_run_fails_its_row_and_no_other(benched, monkeypatch, tmp_path):
     measured = benchmarks.Prepared.measured
     calls = []
@@ -158,16 +142,6 @@ def test_a_check_of_another_commit_or_device_is_refused(name, benched, tmp_path,
     assert f"is of {name} other, and this is {conditions[name]}; write it anew with" in error
 
 
-@pytest.mark.parametrize("text", [None, "{"])
-def test_a_check_that_cannot_be_read_is_refused(text, tmp_path, capsys):
-    path = tmp_path / "check.json"
-    if text:
-        path.write_text(text)
-    assert bench_kernels.main(["--device=cpu", f"--checked={path}"]) == 2
-    error = capsys.readouterr().err
-    assert f"error: --checked={path} cannot be read (" in error and error.count("\n") == 1
-
-
 def test_a_gradient_is_timed_with_the_outputs_it_belongs_to():
     suite = toy()
     arrays = suite.make(suite.cases[0], jax.random.key(0))
@@ -195,12 +169,6 @@ def test_attention_as_wide_as_the_model_reads_arrays_that_are_there(monkeypatch)
     assert not jax.make_jaxpr(run)(given).eqns
 
 
-def test_the_device_must_be_the_one_that_runs(capsys):
-    with pytest.raises(SystemExit):
-        bench_kernels.main(["--device=gpu"])
-    assert "--device=gpu, but jax runs on cpu" in capsys.readouterr().err
-
-
 def test_every_row_names_a_case_and_a_baseline():
     rows = [benchmark for device in ("cpu", "gpu") for benchmark in benchmarks.for_device(device)]
     assert len({benchmark.label for benchmark in rows}) == len(rows)
@@ -211,35 +179,6 @@ def test_every_row_names_a_case_and_a_baseline():
         )
         bars = (benchmark.speed, benchmark.time, benchmark.microseconds, benchmark.memory)
         assert any(bar is not None for bar in bars), benchmark.label
-
-
-def test_a_large_case_is_shortened_for_the_comparison_and_a_small_one_is_not():
-    large = cases.Case("large", {"B": 32, "T": 4096, "S": 4096, "H": 64})
-    assert benchmarks.shorten(large, 512).sizes == {"B": 2, "T": 512, "S": 512, "H": 64}
-    small = cases.Case("small", {"B": 8, "T": 256})
-    assert benchmarks.shorten(small, 512).sizes == small.sizes
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_copies_in_one_run_have_their_own_arguments(together):
-    # A shape of this test alone.
-    shape = (3, 1, 7, 1 + together)
-    program = timing.program(jnp.sin, (jnp.ones(shape),), copies=4, together=together)
-    outputs = program.run()
-    assert len(outputs) == program.calls == 4 and program.bytes >= 0
-    # What was given, four copies of it that live with the program, and four outputs.
-    live = [each for each in jax.live_arrays() if each.shape == shape]
-    assert len({each.unsafe_buffer_pointer() for each in live}) == 1 + 4 + 4
-    assert all(float(each.ravel()[0]) == pytest.approx(0.8414709848) for each in outputs)
-
-
-def test_times_are_per_call_of_each_program(monkeypatch):
-    monkeypatch.setattr(timing, "in_turns", lambda runs, repeats, settle: [[8.0], [6.0]])
-    benchmark = benchmarks.Benchmark("prefix_mean", "one", "forward", "xla", speed=1.0)
-    programs = [timing.Program(lambda: None, 0, calls=20), timing.Program(lambda: None, 0, calls=5)]
-    result = benchmarks.Prepared(benchmarks.Result(benchmark), programs).measured(1)
-    assert (result.ours_seconds, result.baseline_seconds) == ([8.0 / 20], [6.0 / 5])
-    assert result.speed.median == pytest.approx(3.0)
 
 
 def test_a_slow_baseline_is_called_less_often_than_ours(monkeypatch):

@@ -3,8 +3,6 @@
 import json
 import math
 
-import pytest
-
 from tools.bench import patching as bench_patching
 
 SMALL = ["--layers=2", "--prompts=2", "--length=4", "--vocab=50", "--repeats=2", "--at_once", "3"]
@@ -19,13 +17,12 @@ def test_sweep_and_loop_are_timed_in_turns(tmp_path, capsys):
     assert "18 heads x 2 prompts of 4 tokens" in printed and "at_once   3" in printed
 
 
-@pytest.mark.parametrize(("slip", "shown"), [(1.0, "1.0e+00"), (math.nan, "nan")])
-def test_other_effects_are_not_timed(slip, shown, monkeypatch, capsys):
+def test_other_effects_are_not_timed(monkeypatch, capsys):
     real = bench_patching.patching.head_effects
     monkeypatch.setattr(
         bench_patching.patching,
         "head_effects",
-        lambda *pair, **options: slip + real(*pair, **options),
+        lambda *pair, **options: math.nan + real(*pair, **options),
     )
     assert bench_patching.main(SMALL) == 1
-    assert f"differ from the loop's by {shown}, not timed" in capsys.readouterr().out
+    assert "differ from the loop's by nan, not timed" in capsys.readouterr().out

@@ -118,15 +118,6 @@ def test_the_cache_of_attention_alone_grows_with_the_prompt(tmp_path, capsys, mo
     assert "  llama      after      20" in printed and "  mamba      after       8" in printed
 
 
-def test_decoding_leaves_the_cache_of_the_prompt_as_it_was():
-    decoder = decoding.Decoder(configured(), "llama")
-    cache = decoder.read(5, room=4)
-    before = jax.tree.map(np.array, cache)
-    for _ in range(2):
-        assert decoder.seconds_per_token(cache, 3) > 0
-    jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.array, cache))
-
-
 @pytest.mark.slow
 def test_prefill_and_decoding_follow(tmp_path, capsys):
     raw = tmp_path / "raw.json"
@@ -210,13 +201,6 @@ def test_cudnn_is_given_the_attention_of_the_model(monkeypatch):
         run(attend=lm_jax.fused(lm_jax.softmax, "cudnn"), document_BT=jnp.zeros_like(tokens))
 
 
-def test_nothing_is_timed_where_a_loss_is_off(monkeypatch, capsys):
-    monkeypatch.setattr(bench_train.math, "log", lambda x: 2.0)
-    assert bench_train.main([*STEPS, "--models", "protot"]) == 1
-    printed = capsys.readouterr().out
-    assert "protot: an untrained loss of" in printed and "time ratio" not in printed
-
-
 def test_nothing_is_timed_where_a_loss_is_no_number(monkeypatch, capsys):
     config = configured()
     nan = SimpleNamespace(loss=math.nan, guess=1.0)
@@ -229,25 +213,11 @@ def test_nothing_is_timed_where_a_loss_is_no_number(monkeypatch, capsys):
     assert "torch llama: loss nan on the weights" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("error", "shown"), [(0.5, "5.0e-01"), (math.nan, "nan")])
-def test_nothing_is_timed_where_decoding_is_off(error, shown, monkeypatch, capsys):
-    monkeypatch.setattr(decoding.Decoder, "error", lambda self, length: error)
-    argv = [*SMALL, "--models", "protot", "--lengths", "--prompts", "8"]
-    assert bench_train.main(argv) == 1
-    assert f"decoding is {shown} from the parallel pass" in capsys.readouterr().out
-
-
 def test_without_torch_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(torch_llama.importlib.util, "find_spec", lambda name: None)
     assert bench_train.main([*STEPS, "--against=torch"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "torch is not installed; pip install torch" in error
-
-
-def test_torch_is_compared_in_float32_alone(monkeypatch, capsys):
-    monkeypatch.setattr(torch_llama, "missing", lambda: "")
-    assert bench_train.main([*STEPS, "--dtype=bfloat16", "--against=torch"]) == 2
-    assert "add --dtype float32" in capsys.readouterr().err
 
 
 @pytest.mark.torch

@@ -88,22 +88,3 @@ def test_a_case_that_does_not_compile_is_reported_and_the_others_are_compared(ho
     house.broken = "large"
     assert compile_kernels.main(["--op", "mean"]) == 10
     assert capsys.readouterr().out.splitlines()[-1] == "mean large does not compile"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--op", "meam"], "--op meam is no operation with a kernel; did you mean 'mean'?"),
-        (["--case", "small"], "--case small is no case with a budget; known: large, larger"),
-        (["--tile", "64"], "unrecognized arguments"),
-    ],
-)
-def test_a_wrong_selection_is_one_line(house, capsys, arguments, complaint):
-    assert compile_kernels.main(arguments) == 2
-    assert complaint in capsys.readouterr().err
-
-
-def test_without_the_compiler_the_command_names_its_installation(house, capsys, monkeypatch):
-    monkeypatch.setattr(target, "unsupported_reason", lambda: f"needs a wheel: {target.INSTALL}")
-    assert compile_kernels.main([]) == 3
-    assert "requirements/aot.txt" in capsys.readouterr().err

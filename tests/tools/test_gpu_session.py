@@ -1,6 +1,5 @@
 """A session on a GPU: processes share out every case once, and keep what they have in time."""
 
-import argparse
 import json
 import subprocess
 
@@ -38,12 +37,6 @@ def test_operations_with_tiles_are_tuned_and_time_one_at_once(tmp_path):
     processes = list(taken("tune_kernels", tmp_path))
     assert {given["op"] for given, _ in processes} == {s.op for s in SUITES.values() if s.tiles}
     assert len({given["lock"] for given, _ in processes}) == 1
-
-
-@pytest.mark.parametrize("text", ["2/2", "1", "a/2", "-1/2", "1/0"])
-def test_a_shard_that_is_none_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="is not I/N with I from 0"):
-        timing.Shard.parse(text)
 
 
 def compared():
@@ -109,13 +102,3 @@ def test_an_operation_that_was_not_compared_ends_the_session(tmp_path, session, 
     assert gpu_session.main([f"--out={tmp_path}", "--seconds=10"]) == 1
     out = capsys.readouterr().out
     assert f"no case of {left_out['op']} was compared" in out and "bench_kernels" not in out
-
-
-def test_the_benchmark_reads_a_check_if_there_is_one(tmp_path):
-    def given():
-        ((_, arguments),) = gpu_session.commands("bench_kernels", tmp_path)
-        return [each for each in arguments if each.startswith("--checked")]
-
-    assert not given()
-    (tmp_path / "check_kernels.json").write_text("{}")
-    assert given() == [f"--checked={tmp_path / 'check_kernels.json'}"]

@@ -1,7 +1,5 @@
 """A run is kept in results/ with its command; what was written by hand stays."""
 
-import json
-
 import pytest
 
 from iaj import reproduce
@@ -70,15 +68,6 @@ def test_parts_of_a_large_summary_are_kept_and_compared_alone(run, tmp_path, cap
     assert "1 of 1 values agree" in capsys.readouterr().out
     assert keep_result.main([*arguments, "--parts", "los"]) == 3
     assert "has no los" in capsys.readouterr().err
-
-
-def test_digests_alone_are_written_anew(run, tmp_path):
-    keep_result.main([str(run), "study/name", *ARGUMENTS])
-    folder = tmp_path / "results" / "study" / "name"
-    (folder / "summary.json").write_text(json.dumps({"loss": 2.0}))
-    assert load_stored(tmp_path / "results", "study/name").changed_files() == ["summary.json"]
-    assert keep_result.main([str(folder)]) == 0
-    assert load_stored(tmp_path / "results", "study/name").changed_files() == []
 
 
 def test_what_is_missing_is_one_sentence(run, capsys):

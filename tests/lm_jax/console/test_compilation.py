@@ -9,7 +9,7 @@ import sys
 import jax
 import pytest
 
-from lm_jax.console import cli, compilation
+from lm_jax.console import compilation
 from lm_jax.run import user_cache
 
 ROOT = Path(__file__).parents[3]
@@ -93,31 +93,6 @@ def test_a_damaged_entry_is_written_again_without_a_word(tmp_path):
     assert run(SMALL, tmp_path) == ([value, f"0 {len(kept)}"], "")
     assert entries(tmp_path) == kept
     assert run(SMALL, tmp_path) == ([value, f"{len(kept)} 0"], "")
-
-
-def test_the_flag_moves_the_cache_or_switches_it_off(tmp_path):
-    moved = tmp_path / "moved"
-    _, counts = run(SMALL, tmp_path / "user", f"--compilation_cache={moved}")[0]
-    assert counts == f"0 {len(list(moved.glob('*-cache')))}"
-    assert not (tmp_path / "user").exists()
-    assert run(SMALL, tmp_path / "user", "--compilation_cache=off")[0][1] == "0 0"
-    assert not (tmp_path / "user").exists()
-
-
-def test_a_folder_that_cannot_be_used_is_refused_only_where_it_was_named(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.delenv("JAX_ENABLE_COMPILATION_CACHE")
-    monkeypatch.setenv(user_cache.CACHE_VARIABLE, str(tmp_path / "file"))
-    (tmp_path / "file").touch()
-
-    def main(arguments):
-        print(arguments.compilation_cache)
-
-    assert cli.run(main, ["prog"], workdir_required=False) == 0
-    flag = f"--compilation_cache={tmp_path / 'file' / 'x'}"
-    assert cli.run(main, ["prog", flag], workdir_required=False) == 5
-    assert f"{flag} cannot be used" in capsys.readouterr().err
 
 
 def test_what_the_environment_says_of_the_cache_holds(tmp_path, monkeypatch):

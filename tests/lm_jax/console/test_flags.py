@@ -9,7 +9,6 @@ import pytest
 from lm_jax.console import cli
 from lm_jax.run.config import from_plain
 from lm_jax.run.settings import CommandOptions, Flag, Settings, Shortcut, at_least
-from lm_jax.run.workdir import open_workdir
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,11 +121,6 @@ def test_a_value_that_cannot_be_used_is_one_line_and_exit_2(start, argument, wor
     assert words in lines[0]
 
 
-def test_a_required_option_is_asked_for(start):
-    code, _, lines, _ = start()
-    assert (code, lines) == (2, ["error: --run is missing; name the work folder of a run"])
-
-
 def test_help_says_name_default_meaning_and_choices(start):
     code, options, _, text = start("--help")
     assert (code, options) == (0, None)
@@ -143,33 +137,6 @@ def test_help_says_name_default_meaning_and_choices(start):
     ):
         assert line in lines
     assert max(map(len, text.splitlines())) <= 100
-
-
-def test_a_folder_may_be_the_current_one(start):
-    assert start("--run=.")[1].run == Path(".")
-
-
-def test_an_empty_path_is_none_and_not_the_current_folder(start):
-    assert start("--run=x", "--file=")[1].file is None
-
-
-def test_two_commands_may_have_an_option_of_one_name(start):
-    @dataclasses.dataclass(frozen=True)
-    class Other(CommandOptions):
-        seed: str = "x"
-
-    assert start("--seed=abc", options=Other)[1] == Other("abc")
-    assert start("--run=x", "--seed=7")[1].seed == 7
-
-
-def test_a_type_that_no_flag_has_is_a_fault(start):
-    @dataclasses.dataclass(frozen=True)
-    class Wrong(CommandOptions):
-        sizes: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    code, _, lines, _ = start(options=Wrong)
-    assert code == 1
-    assert lines[-1].startswith("error: TypeError: sizes is annotated dict[str, int]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,63 +213,3 @@ def test_a_field_that_the_config_file_leaves_out_has_its_flag(study):
     assert study(run=...)[2] == "error: --run is missing; name the work folder of a run\n"
     code, _, _, text = study("--help", run=..., first=...)
     assert code == 0 and "--first=1 " in text and "--run=<string>" in text
-
-
-def test_a_flag_has_the_type_of_its_field_and_not_that_of_the_file(study):
-    assert study("--run=x", "--rate=0.5", rate=1)[1].rate == 0.5
-
-
-def test_errors_say_what_to_write(study):
-    assert "--second is not a flag of this command; write --config.second" in study("--second=3")[2]
-    error = study("--run=x", first="one")[2]
-    assert error == "error: config.first = 'one' (str); give a int\n"
-    assert study("--run=x", "--", "--x=3")[2].endswith("arguments are written --x=VALUE\n")
-
-
-def test_a_required_field_is_given_by_its_flag_or_by_the_config(study):
-    assert study()[2] == "error: --run is missing; name the work folder of a run\n"
-    assert study("--config.run=x")[1].run == "x"
-
-
-def test_the_traceback_is_in_the_log_of_a_folder_that_the_settings_name(tmp_path, capsys):
-    class Placed(Study):
-        def default_folder(self):
-            return Path(self.run)
-
-    def main(arguments):
-        with open_workdir(arguments.folder, arguments.config):
-            raise RuntimeError("a fault")
-
-    file = tmp_path / "placed.py"
-    values = dataclasses.asdict(Study(run=str(tmp_path / "run")))
-    lines = ["from ml_collections import ConfigDict", "def get_config():"]
-    file.write_text("\n".join([*lines, f"    return ConfigDict({values!r})"]), "utf-8")
-    chosen = {"config": str(file), "config_class": Placed, "workdir_required": False}
-    assert cli.run(main, ["prog"], **chosen) == 1
-    log = tmp_path / "run" / "log.txt"
-    assert capsys.readouterr().err == f"error: RuntimeError: a fault; traceback in {log}\n"
-    assert "Traceback" in log.read_text()
-
-
-def test_options_and_settings_can_have_a_base(start):
-    @dataclasses.dataclass(frozen=True)
-    class Both(Study, CommandOptions):
-        pass
-
-    assert start("--run=x", options=Both)[1] == Both("x")
-    assert start(options=Both)[2] == ["error: --run is missing; name the work folder of a run"]
-    assert "--run=<string>" in start("--help", options=Both)[3]
-
-
-def test_a_bound_of_a_flag_is_told_as_it_is_written(study):
-    assert study("--run=x", "--first=0")[2] == "error: --first=0 must be at least 1\n"
-
-
-def test_help_lists_a_field_once(study):
-    text = study("--help")[3]
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "--first=5 first of two numbers" in lines
-    assert "--run=<string> work folder of a run" in lines
-    assert "--both=<string> both numbers" in lines
-    assert "--config.second=2 second of two numbers." in lines
-    assert "config.first" not in text

@@ -10,17 +10,7 @@ def test_columns_are_aligned_and_numbers_stand_on_the_right():
     )
 
 
-def test_a_table_without_heads_and_with_markup():
-    assert format_table(None, [("[bold]x[/bold]", "1"), ("", "22")]) == "\n".join(
-        ["[bold]x[/bold]   1", "                22"]
-    )
-
-
 def test_a_long_cell_stays_on_its_line():
     cell = "--config.learning_rate=0.0001 " * 20
     (line,) = format_table(None, [("1", cell)], left=(0, 1)).splitlines()
     assert line == f"1  {cell}".rstrip()
-
-
-def test_no_rows():
-    assert format_table(("a", "b"), []) == "a  b"

@@ -62,14 +62,3 @@ def test_the_meanings_are_those_of_the_attributes_and_of_sections():
         "inner": "the section.",
         "inner.size": "how large it is, in bytes: all of it.",
     }
-
-
-def test_a_meaning_is_beside_a_short_flag_and_below_a_long_one():
-    indent = " " * 28
-    assert list(usage.entry("  --a=1", "first")) == ["  --a=1".ljust(28) + "first"]
-    long = "  --config.a_long_name=12345"
-    assert list(usage.entry(long, "first")) == [long, indent + "first"]
-    assert list(usage.entry(long, "")) == [long]
-    lines = list(usage.entry("  --a=1", "word " * 40))
-    assert all(line.startswith(indent) for line in lines[1:])
-    assert max(map(len, lines)) <= 100

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from lm_jax.errors import UsageError
 from lm_jax.evaluate.multiple_choice import Question, Scorer, compare, comparison, table
 from tests.lm_jax.evaluate import tiny_multiple_choice
 from tests.lm_jax.evaluate.tiny_multiple_choice import QUESTIONS
@@ -80,29 +79,3 @@ def test_a_model_beside_itself_changes_nothing():
         paired = of_metric["paired"]["sparse"]
         assert (paired["lost"], paired["gained"], paired["p_value"]) == (0, 0, 1.0)
         assert paired["change"]["low"] < 0 < paired["change"]["high"]
-
-
-def test_the_table_has_a_row_for_each_model_and_metric():
-    asked = [Question(str(i), "on", ("the", "zzz"), int(i < 3)) for i in range(10)]
-    alone = table(compare({"dense": indifferent()}, {"made": asked}))
-    head, rule, *rows = alone.splitlines()
-    assert "| 95 % interval |" in head
-    assert head.count("|") == rule.count("|") == rows[0].count("|")
-    assert rows[0] == "| made | 10 | 50.0 | acc | dense | 70.0 | 39.7 to 89.2 |  |  |"
-    assert len(rows) == 2
-    both = table(compare({"dense": indifferent(), "sparse": indifferent()}, {"made": asked}))
-    assert len(both.splitlines()) == 6
-    assert "| sparse | 70.0 | 39.7 to 89.2 | +0.0 (-27.8 to 27.8) | 1 |" in both
-
-
-@pytest.mark.parametrize(
-    ("models", "tasks", "message"),
-    [
-        ({}, {"made": QUESTIONS}, "one model or more"),
-        ({"dense": None}, {}, "one task or more"),
-        ({"dense": None}, {"made": []}, "no questions"),
-    ],
-)
-def test_nothing_to_compare_is_refused(models, tasks, message):
-    with pytest.raises(UsageError, match=message):
-        compare(models, tasks)

@@ -86,26 +86,18 @@ def test_braces_inside_a_text_of_the_answer_are_part_of_it():
 @pytest.mark.parametrize(
     ("answer", "match"),
     [
-        ("", "has 0 JSON objects"),
         ("I would say dates.", "has 0 JSON objects"),
-        ("[1, 2]", "has 0 JSON objects"),
         (ANSWER[:-1], "has 0 JSON objects"),
         # The inside of a broken object is not the answer.
         (f'{{"label": yes, "more": {ANSWER}}}', "has 0 JSON objects"),
         (f"{ANSWER}\n{ANSWER}", "has 2 JSON objects"),
-        (f"Not {{}} but ```json\n{ANSWER}\n```", "has 2 JSON objects"),
         (json.dumps({"label": LABEL}), "not an object with"),
-        (json.dumps({**LABEL, "more": 1}), "not an object with"),
         (json.dumps({k: v for k, v in LABEL.items() if k != "themes"}), "not an object with"),
-        (json.dumps({**LABEL, "theme": " "}), "theme must be a text"),
-        (json.dumps({**LABEL, "explanation": None}), "explanation must be a text"),
         # A lone surrogate is no text, and no JSON file can be read that holds one.
         (json.dumps({**LABEL, "theme": "\ud83d"}), "theme must be a text"),
         (json.dumps({**LABEL, "coverage": 11}), "coverage = 11"),
-        (json.dumps({**LABEL, "disentanglement": "8"}), "disentanglement = '8'"),
         (json.dumps({**LABEL, "disentanglement": True}), "disentanglement = True"),
         (json.dumps({**LABEL, "coverage": float("nan")}), "coverage = nan"),
-        (json.dumps({**LABEL, "themes": 1.5}), "themes = 1.5"),
     ],
 )
 def test_another_answer_is_refused(answer, match):

@@ -42,16 +42,12 @@ def test_the_prompt_shows_both_in_their_order():
     [
         ("A", "A"),
         (" B.\n", "B"),
-        ("tie", "Tie"),
         ("**Tie**", "Tie"),
-        ("[[A]]", "A"),
         ('```json\n{"verdict": "B"}\n```', "B"),
         ("A is better", None),
         ("", None),
-        ("C", None),
         ('{"winner": "A"}', None),
         ('{"verdict": "A"', None),
-        ('{"verdict": ["A"]}', None),
     ],
 )
 def test_an_answer_is_one_word_or_an_object(answer, verdict):

@@ -25,7 +25,7 @@ ATTENDS = {"unfused": softmax, "fused": fused(softmax, "kernels")}
 def params():
     # Arrays also where a program that is traced asks for them first.
     with jax.ensure_compile_time_eval():
-        return jax.tree.map(lambda a: 6 * a, lm_jax.init_params(jax.random.key(0), CFG))
+        return jax.tree.map(lambda a: 6 * a, tiny.params(CFG))
 
 
 def logits(tokens_BT, mixer, attend=softmax, valid_BT=None, added=None, each=None):
@@ -88,6 +88,6 @@ def test_a_cache_and_a_window_are_refused():
     with pytest.raises(UsageError, match="cannot decode with a cache; pass whole rows"):
         lm_jax.forward(params(), TOKENS, CFG, mixer=BOTH_WAYS, cache=cache)
     windowed = tiny.decoder(windows=(3, None), num_layers=2)
-    each = lm_jax.init_params(jax.random.key(0), windowed)
+    each = tiny.params(windowed)
     with pytest.raises(UsageError, match="no sliding window; leave out config"):
         lm_jax.forward(each, TOKENS[:, :5] % 8, windowed, mixer=BOTH_WAYS)

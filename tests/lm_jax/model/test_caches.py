@@ -7,6 +7,7 @@ import pytest
 
 import lm_jax
 from lm_jax.model import caches
+from tests import tiny
 
 L, B, K, S, H = 8, 2, 2, 512, 8
 CFG = lm_jax.DecoderConfig(
@@ -52,7 +53,7 @@ def test_arrays_made_anew_take_the_place_of_the_layers_part():
 
 def test_a_decoded_token_copies_the_keys_and_values_of_no_more_than_two_layers():
     cache = lm_jax.init_cache(CFG, B, S)
-    params = lm_jax.init_params(jax.random.key(0), CFG)
+    params = tiny.params(CFG)
 
     def step(params, cache, tokens_B1):
         out = lm_jax.forward(params, tokens_B1, CFG, cache=cache)

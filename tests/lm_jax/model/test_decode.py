@@ -231,9 +231,6 @@ def test_bfloat16_parameters_decode_as_they_run():
         assert row[token] > row.max() - 2**-6 * abs(row).max()
 
 
-# Refusals
-
-
 @pytest.mark.parametrize(
     ("setting", "word"),
     [
@@ -249,6 +246,9 @@ def test_bfloat16_parameters_decode_as_they_run():
 def test_sampling_that_means_nothing(setting, word):
     with pytest.raises(UsageError, match=word):
         decode.Sampling(**setting)
+
+
+# Refusals
 
 
 @pytest.mark.parametrize(

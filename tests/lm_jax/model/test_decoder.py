@@ -81,8 +81,14 @@ ALL = pytest.mark.parametrize("name", CONFIGS)
 U = 2.0**-24
 
 
-def model(cfg, dtype=jnp.float32):
-    return lm_jax.init_params(jax.random.key(0), cfg, dtype=dtype)
+@functools.cache
+def drawn(cfg):
+    return tiny.params(cfg)
+
+
+def model(cfg):
+    """Parameters whose dicts are the caller's own."""
+    return jax.tree.map(lambda a: a, drawn(cfg))
 
 
 def tokens(seed=1, length=T):
@@ -96,7 +102,9 @@ def wanted(name):
     return rounding.expected(lambda p: lm_jax.forward(p, tokens(), cfg).logits, model(cfg))
 
 
-@ALL
+# What a position sees goes by masks, windows, positions, and keys that layers lend. The steps below
+# hold each of the others to it as well.
+@pytest.mark.parametrize("name", ["gpt2", "gemma", "gemma4"])
 def test_no_position_depends_on_a_later_one(name):
     cfg = CONFIGS[name]
     params = model(cfg)
@@ -115,7 +123,8 @@ def test_no_position_depends_on_a_later_one(name):
 @ALL
 def test_scanned_and_unrolled_are_equal(name):
     cfg = CONFIGS[name]
-    for unroll in (False, True):
+    # Unrolled where layers differ, and where they do not.
+    for unroll in (False, True) if name in ("llama", "gemma", "gemma4") else (False,):
         out = tiny.forward(model(cfg), tokens(), cfg=cfg, unroll=unroll)
         rounding.assert_within(out.logits, wanted(name))
 
@@ -125,14 +134,14 @@ def test_prefill_and_steps_equal_the_parallel_forward(name):
     cfg, params = CONFIGS[name], model(CONFIGS[name])
     cache = lm_jax.init_cache(cfg, B, T + 3)
     parts = []
-    for piece in (slice(0, 4), slice(4, 5), slice(5, 8), slice(8, 9)):
+    for piece in (slice(0, 4), slice(4, 5), slice(5, 9)):
         out = tiny.forward(params, tokens()[:, piece], cfg=cfg, cache=cache)
         cache, parts = out.cache, [*parts, out.logits]
     rounding.assert_within(jnp.concatenate(parts, 1), wanted(name))
     np.testing.assert_array_equal(cache.length_B, T)
 
 
-@ALL
+@pytest.mark.parametrize("name", ["gpt2", "gemma", "gemma4"])
 def test_padding_on_the_right_changes_nothing(name):
     cfg = CONFIGS[name]
     valid_BT = jnp.broadcast_to(jnp.arange(T) < 5, (B, T))
@@ -145,7 +154,7 @@ def test_padding_on_the_right_changes_nothing(name):
 def test_logits_at_picks_the_rows_that_all_logits_hold():
     cfg, params = CONFIGS["gemma"], model(CONFIGS["gemma"])
     at_BQ = jnp.array([[0, 8], [3, 3]])
-    some = lm_jax.forward(params, tokens(), cfg, logits_at=at_BQ).logits
+    some = tiny.forward(params, tokens(), cfg=cfg, logits_at=at_BQ).logits
     picked = (np.take_along_axis(x, at_BQ[..., None], 1) for x in wanted("gemma"))
     rounding.assert_within(some, rounding.Expected(*picked))
 
@@ -155,8 +164,8 @@ def test_window_of_the_whole_past_is_no_window():
     wide = dataclasses.replace(cfg, windows=(T, None, T))
     narrow = dataclasses.replace(cfg, windows=(T - 1, None, T))
     params, (full, bound) = model(cfg), wanted("llama")
-    rounding.assert_within(lm_jax.forward(params, tokens(), wide).logits, wanted("llama"))
-    cut = np.asarray(lm_jax.forward(params, tokens(), narrow).logits)
+    rounding.assert_within(tiny.forward(params, tokens(), cfg=wide).logits, wanted("llama"))
+    cut = np.asarray(tiny.forward(params, tokens(), cfg=narrow).logits)
     within = np.abs(cut - full) <= bound
     assert within[:, :-1].all() and not within[:, -1].any(-1).all()
 
@@ -291,7 +300,7 @@ def test_rotation_makes_scores_depend_on_distance_alone():
 def test_bfloat16_stays_near_float32():
     cfg = CONFIGS["llama"]
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), model(cfg))
-    rough = lm_jax.forward(half, tokens(), cfg).logits
+    rough = tiny.forward(half, tokens(), cfg=cfg).logits
     assert rough.dtype == jnp.float32
     # Every operation rounded to the eight bits of bfloat16, of which norms and scores have more.
     exact, bound = rounding.expected(
@@ -306,7 +315,7 @@ def test_bfloat16_stays_near_float32():
 @pytest.mark.parametrize("bad", [40, -1])
 def test_id_outside_the_vocabulary_gives_nan_not_another_row(bad):
     cfg = CONFIGS["llama"]
-    out = lm_jax.forward(model(cfg), tokens().at[0, 3].set(bad), cfg).logits
+    out = tiny.forward(model(cfg), tokens().at[0, 3].set(bad), cfg=cfg).logits
     assert np.isnan(out[0, 3:]).all() and np.isfinite(out[1]).all()
 
 
@@ -324,7 +333,7 @@ def test_linen_module_is_the_same_function():
 
 def test_param_count_is_the_sum_over_arrays():
     for cfg in CONFIGS.values():
-        total = sum(leaf.size for leaf in jax.tree.leaves(model(cfg)))
+        total = sum(leaf.size for leaf in jax.tree.leaves(drawn(cfg)))
         assert lm_jax.count_params(cfg) == total
 
 

@@ -93,7 +93,7 @@ def test_a_row_that_sees_nothing_is_zero():
 def shapes_of(rate, mixer=ATTENTION, cfg=None):
     """The shapes in the program of a loss and its gradient, 2 rows of 80 tokens."""
     cfg = cfg or tiny.DECODER
-    params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
+    params = lm_jax.params.abstract(lm_jax.param_spec(cfg, mixer))
     tokens_BS = jnp.ones((2, 81), jnp.int32)
 
     def loss(params):

@@ -1,6 +1,5 @@
 """Inputs of single heads, of the MLP and of the logits; edits that share a state."""
 
-import dataclasses
 from typing import Any
 
 from flax import struct
@@ -23,7 +22,7 @@ INPUTS = ("q_input", "k_input", "v_input", "mlp_input", "final_input")
 
 @pytest.fixture(scope="module")
 def params():
-    drawn = lm_jax.init_params(jax.random.key(0), CFG)
+    drawn = tiny.params(CFG)
     return jax.tree.map(lambda x: 8.0 * x if x.ndim > 2 else x, drawn)
 
 
@@ -31,8 +30,11 @@ def tokens(seed=1):
     return jax.random.randint(jax.random.key(seed), (B, T), 0, CFG.vocab_size)
 
 
-def run(params, cfg=CFG, **options):
-    return lm_jax.forward(params, tokens(), cfg, **options)
+def run(params, *, edits=None, **options):
+    """One program, where `lm_jax.forward` by itself is one for every operation."""
+    return jax.jit(
+        lambda params, edits: lm_jax.forward(params, tokens(), CFG, edits=edits, **options)
+    )(params, edits)
 
 
 def test_inputs_are_the_residual_stream_and_change_no_logit(params):
@@ -110,29 +112,39 @@ class AddSum(lm_jax.StatefulEdit):
         return x + state["sum"] * state["layers"], state
 
 
-@pytest.mark.parametrize("options", [{}, {"unroll": True}, {"remat": True}])
-def test_a_state_passes_from_layer_to_layer(params, options):
-    """The logits also read a weighted sum of both MLPs, times the number of layers."""
-    weight = jnp.asarray([0.5, -2.0])
-    edits = {"embed": Start(), "mlp.out": Collect(weight), "final_input": AddSum()}
-    result = run(params, edits=edits, **options).logits
-    added = run(params, record={"mlp.out": lm_jax.keep}).records["mlp.out"]
-    added = 2 * (0.5 * added[0] - 2.0 * added[1])
+WEIGHT = jnp.asarray([0.5, -2.0])
+
+
+@pytest.fixture(scope="module")
+def summed(params):
+    """Logits with the weighted sum of both MLPs added by hand, and the slope of their sum."""
+    mlps = run(params, record={"mlp.out": lm_jax.keep}).records["mlp.out"]
+    added = 2 * (WEIGHT[0] * mlps[0] + WEIGHT[1] * mlps[1])
     wanted = rounding.expected(
         lambda x: run(params, edits={"final_input": lm_jax.Add(x)}).logits, added
     )
-    rounding.assert_within(result, wanted)
 
-    def total(weight, weight_is_state):
-        if weight_is_state:
-            each = edits | {"mlp.out": Collect(weight)}
-            return run(params, edits=each, **options).logits.sum()
+    def total(weight):
         mlps = run(params, record={"mlp.out": lm_jax.keep}).records["mlp.out"]
-        summed = 2 * (weight[0] * mlps[0] + weight[1] * mlps[1])
-        return run(params, edits={"final_input": lm_jax.Add(summed)}).logits.sum()
+        added = 2 * (weight[0] * mlps[0] + weight[1] * mlps[1])
+        return run(params, edits={"final_input": lm_jax.Add(added)}).logits.sum()
 
-    slopes = [jax.grad(total)(weight, each) for each in (True, False)]
-    np.testing.assert_allclose(slopes[0], slopes[1], rtol=1e-4)
+    return wanted, jax.jit(jax.grad(total))(WEIGHT)
+
+
+@pytest.mark.parametrize("options", [{}, {"unroll": True}, {"remat": True}])
+def test_a_state_passes_from_layer_to_layer(params, summed, options):
+    """The logits also read a weighted sum of both MLPs, times the number of layers."""
+
+    def total(weight):
+        edits = {"embed": Start(), "mlp.out": Collect(weight), "final_input": AddSum()}
+        logits = run(params, edits=edits, **options).logits
+        return logits.sum(), logits
+
+    slope, logits = jax.jit(jax.grad(total, has_aux=True))(WEIGHT)
+    wanted, wanted_slope = summed
+    rounding.assert_within(logits, wanted)
+    np.testing.assert_allclose(slope, wanted_slope, rtol=1e-4)
 
 
 def test_the_common_divisor_is_refused_beside_inputs_of_single_heads(params):
@@ -168,7 +180,7 @@ def test_an_adapted_weight_projects_each_head_as_its_merged_weight():
 def test_a_scaled_gradient_leaves_the_value(params):
     def logit(q, factor):
         edits = {"attn.q": lm_jax.Add(q), "attn.z": lm_jax.ScaleGradient(factor)}
-        return run(params, cfg=dataclasses.replace(CFG), edits=edits).logits[:, -1, 3].sum()
+        return run(params, edits=edits).logits[:, -1, 3].sum()
 
     zero = jnp.zeros((2, B, T, 4, 8))
     (whole, slope), (same, half) = (

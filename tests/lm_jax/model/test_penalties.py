@@ -11,6 +11,7 @@ import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.model import decode, penalties
 from lm_jax.model.decode import Sampling
+from tests import tiny
 from tools import make_goldens
 
 V = 6
@@ -109,7 +110,7 @@ def test_decoding_is_penalised_by_prompt_and_continuation():
         for _ in range(NEW):
             padded = np.zeros((1, 16), np.int32)
             padded[0, : len(text)] = text
-            logits_TV = lm_jax.forward(params, padded, cfg).logits[0]
+            logits_TV = tiny.forward(params, padded, cfg=cfg).logits[0]
             text.append(
                 int(by_definition(np.array(logits_TV[len(text) - 1]), text, 1.5, 2).argmax())
             )

@@ -14,6 +14,7 @@ from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model import frozen, layers
 from lm_jax.model.mixers import ATTENTION
 from lm_jax.run.config import canonical_json, from_plain
+from tests import tiny
 
 # Layers 2 and 3 read the keys and values of layers 0 and 1.
 CFG = lm_jax.DecoderConfig(
@@ -41,7 +42,7 @@ TOKENS_BT = np.array([[3, 1, 4, 1, 5, 9, 2]])
 
 @functools.cache
 def params():
-    return lm_jax.init_params(jax.random.key(0), CFG)
+    return tiny.params(CFG)
 
 
 @functools.partial(jax.jit, static_argnames="sites")
@@ -81,13 +82,19 @@ def test_equal_layers_in_a_row_are_one_stack():
 @pytest.mark.parametrize("layer", [1, 2])
 def test_a_layer_is_edited_under_its_number(layer):
     """Heads without output, by an edit or by their weights."""
-    edit = {"attn.z": lm_jax.OneLayer(layer, lm_jax.Scale(jnp.zeros((1, 1, 1, 1))))}
+
+    @jax.jit
+    def logits(params, factor):
+        edit = lm_jax.Scale(jnp.full((1, 1, 1, 1), factor))
+        edits = {"attn.z": lm_jax.OneLayer(layer, edit)}
+        return lm_jax.forward(params, TOKENS_BT, CFG, edits=edits).logits
+
     changed = jax.tree.map(lambda a: a, params())
     mixer = changed["blocks"][str(layer)]["mixer"]
     mixer["o"] = jnp.zeros_like(mixer["o"])
-    edited = lm_jax.forward(params(), TOKENS_BT, CFG, edits=edit).logits
-    np.testing.assert_array_equal(edited, lm_jax.forward(changed, TOKENS_BT, CFG).logits)
-    assert not np.array_equal(edited, lm_jax.forward(params(), TOKENS_BT, CFG).logits)
+    edited = logits(params(), 0.0)
+    np.testing.assert_array_equal(edited, logits(changed, 1.0))
+    assert not np.array_equal(edited, logits(params(), 1.0))
 
 
 @pytest.mark.parametrize(("closed", "silent"), [(0, [0, 2]), (1, [1, 3]), (2, [2]), (3, [3])])

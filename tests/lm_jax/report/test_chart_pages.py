@@ -110,35 +110,6 @@ def test_the_table_of_a_chart_holds_every_number_of_it_with_four_digits_or_all_o
     assert "Lines: plain at 2." in re.sub(r"\.00", ".", page(charts()[2]))
 
 
-def test_numbers_of_a_table_are_as_long_as_they_need_to_be():
-    values = [-0.0765071, 0.5, 138.2024, 9999.4, 9999.6, 41_666, 41_666.7, 1.23456e-7, np.nan]
-    text = page(report.curves([report.Series("a", range(9), values)], caption="c", **XY))
-    cells = re.findall(r"<td>(.*?)</td>", text)[2::3]
-    assert cells == [
-        "−0.07651",
-        "0.5",
-        "138.2",
-        "9,999",
-        "10,000",
-        "41,666",
-        "41,667",
-        "1.235e−07",
-        "–",
-    ]
-
-
-def test_a_matrix_is_a_table_of_rows_by_columns():
-    text = page(charts()[4])
-    table = re.search(r'<details class="numbers">.*?</details>', text, re.DOTALL)[0]
-    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr>")[1:]]
-    assert rows == [["y ↓ x →", "0", "1"], ["plain", "1", "2"], ["plain", "3", "–"]]
-
-
-def test_nothing_moves_by_itself():
-    style = page(*charts()).split("</style>")[0]
-    assert "transition" not in style and "animation" not in style
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1280])
 def test_charts_are_drawn_within_the_screen(tmp_path, width):

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from lm_jax.errors import UsageError
 from lm_jax.report.markup import number
 from lm_jax.report.scales import extent, pixels, showable, spread
 
@@ -52,17 +51,6 @@ def test_an_extent_holds_every_value_that_its_axis_can_show(values, log):
     visible = np.array(values)[showable(values, log)]
     slack = 1e-9 * (high - low)
     assert all(low - slack <= value <= high + slack for value in visible)
-
-
-@pytest.mark.parametrize("domain", [(1, 1), (2, 1), (0, math.inf), (math.nan, 1)])
-def test_a_range_that_cannot_be_drawn_is_refused_by_name(domain):
-    with pytest.raises(UsageError, match="y_range="):
-        extent([], domain=domain, name="y_range")
-
-
-def test_a_log_range_that_is_not_positive_is_refused_by_name():
-    with pytest.raises(UsageError, match=r"x_range=.*0 < low < high on a log axis"):
-        extent([[1.0]], log=True, domain=(0, 1), name="x_range")
 
 
 @hypothesis.given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(0.1, 30))

@@ -65,19 +65,13 @@ def test_freeze_builds_nested_hashable_values():
     [
         ({"lrr": 1.0}, "config.lrr is not a field of Experiment; did you mean 'lr'?"),
         ({"lr": "fast"}, "config.lr = 'fast' (str); give a float"),
-        ({"lr": True}, "config.lr = True (bool); give a float"),
         ({"lr": float("nan")}, "config.lr = nan; give a finite number"),
-        ({"lr": float("inf")}, "config.lr = inf; give a finite number"),
         ({"degrees": (2, 4.5)}, "config.degrees[1] = 4.5 (float); give a int"),
-        ({"degrees": (2, float("nan"))}, "config.degrees[1] = nan"),
         ({"pair": (1,)}, "config.pair = [1] (list)"),
         ({"norm": "rmss"}, "config.norm = 'rmss' is not one of the choices; did you mean 'rms'?"),
         ({"model": {}}, "config.model.width is missing"),
-        ({"model": {"width": 1.0}}, "config.model.width = 1.0 (float); give a int"),
         ({"model": 3}, "config.model = 3; give a section with the fields of Model"),
         ({"model": {"width": 1, "scaling": {"fact": 1}}}, "give a Linear or a Ramp"),
-        ({"lr": config_dict.placeholder(float, required=True)}, "config.lr has no value yet"),
-        ({"note": {1}}, "config.note is a builtins.set"),
     ],
 )
 def test_freeze_names_field_and_remedy(changes, words):

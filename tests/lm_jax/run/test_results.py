@@ -105,15 +105,11 @@ FAULTS = [
     ({"points": [{"x": "far", "share": 2.0}]}, "points[0].x = 'far' (str); give a float or null"),
     ({"points": [{"x": 1, "share": 2.0}]}, "points[0].share = 2.0 (float); give a float from 0 to"),
     ({"points": [{"share": 0.5}]}, "points[0].x is missing"),
-    ({"ends": [1.0]}, "ends = [1.0] (list); give a tuple[float, float]"),
     ({"ends": [1.0, None]}, "ends[1] = None (NoneType); give a float"),
     ({"by_name": {"a b": True}}, "by_name.a b = True (bool); give a float or null"),
     ({"kind": "smal"}, "kind = 'smal' is not one of the choices; did you mean 'small'?"),
-    ({"one": {"y": 1}}, "one = {'y': 1}; give a Point or a Name"),
     ({"count": -1}, "count = -1 (int); give a int >= 0"),
-    ({"count": True}, "count = True (bool); give a int"),
     ({"absent": "inf"}, "absent = 'inf' (str); give a float"),
-    ({"version": 1}, "version = 1 is not one of the choices; known: 2"),
     ({"kinds": "small"}, "kinds is not a field of Report; did you mean 'kind'?"),
 ]
 
@@ -134,7 +130,7 @@ def test_a_fault_is_named_with_its_place_and_breaks_the_schema(tmp_path, changes
 def test_all_faults_are_named_at_once(tmp_path):
     path = tmp_path / "report.json"
     tree = dataclasses.asdict(SMALL)
-    for changes, _ in [FAULTS[0], FAULTS[4], FAULTS[6], FAULTS[12]]:
+    for changes, _ in [FAULTS[0], FAULTS[3], FAULTS[5], FAULTS[8]]:
         tree |= changes
     del tree["done"]
     path.write_text(json.dumps(tree))

@@ -1,7 +1,6 @@
 """What `inputs` of a study hands on, and the rows of units that read those before them."""
 
 import dataclasses
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -62,16 +61,6 @@ def test_what_takes_long_to_load_is_loaded_before_the_folder_and_once(tmp_path, 
     assert calls == ["loaded"]
 
 
-def test_what_cannot_be_loaded_leaves_no_folder(tmp_path, monkeypatch):
-    def load():
-        raise BadInputError("no such model")
-
-    monkeypatch.setattr(Made, "_inputs", lambda _, config: Opened({}, load=load), raising=False)
-    with pytest.raises(BadInputError, match="no such model"):
-        frame.execute(STUDY, Config(), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("own", [True, False])
 def test_rows_stay_by_force_only_where_their_fingerprint_does_not_change_with_the_inputs(
     own, tmp_path, monkeypatch
@@ -125,20 +114,6 @@ def test_a_folder_that_would_be_refused_is_refused_before_what_takes_long(
         frame.execute(STUDY, Config(), tmp_path / "run" / "config.json")
 
 
-def test_a_finished_run_below_the_home_folder_loads_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    calls = []
-
-    def load():
-        calls.append("loaded")
-        return "the model"
-
-    monkeypatch.setattr(Made, "_inputs", lambda _, config: Opened({}, load=load), raising=False)
-    for _ in range(2):
-        frame.execute(STUDY, Config(), Path("~/run"))
-    assert calls == ["loaded"] and (tmp_path / "run" / "summary.json").is_file()
-
-
 def test_a_unit_reads_the_rows_of_units_before_it(tmp_path):
     """Also after a kill, and no unit is measured twice."""
     work, measured = Work(tmp_path, "fingerprint"), []
@@ -156,22 +131,6 @@ def test_a_unit_reads_the_rows_of_units_before_it(tmp_path):
 
     assert measure_all(2) == [2, 4] and measure_all(4) == [2, 4, 8, 16]
     assert measured == [0, 1, 2, 3] and (tmp_path / "powers.parquet").is_file()
-
-
-def test_progress_names_the_unit_that_begins_and_counts_its_cost(tmp_path, capsys):
-    plan = {("a",): 3, ("b",): 5}
-    with RowStore(tmp_path, SCHEMA, "fingerprint") as store:
-        options = {"noun": "passes", "label": "unit of {}".format, "cost": lambda item: item}
-        measure_units(store, "made", plan, lambda _: SCHEMA.empty_table(), **options)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines] == [f"made: {n}/8 passes" for n in (0, 3, 8)]
-    assert [line.rpartition(", ")[2] for line in lines[:2]] == ["now unit of 3", "now unit of 5"]
-
-
-def test_progress_says_what_is_done_and_not_the_name_of_the_table(tmp_path, capsys):
-    plan, options = {("a",): 3}, {"task": "graphs", "noun": "graphs", "label": str}
-    Work(tmp_path, "x").units("masses", SCHEMA, plan, lambda _: SCHEMA.empty_table(), **options)
-    assert capsys.readouterr().err.splitlines()[-1].startswith("graphs: 1/1 graphs, ")
 
 
 def test_a_request_to_stop_is_met_before_the_next_unit_which_is_named(tmp_path, monkeypatch):

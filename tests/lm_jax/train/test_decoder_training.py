@@ -22,7 +22,7 @@ U = 2.0**-24
 
 @pytest.fixture(scope="module")
 def params():
-    return lm_jax.init_params(jax.random.key(0), CFG)
+    return tiny.params(CFG)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
@@ -151,7 +151,7 @@ def slopes(params, remat=False, unroll=False):
 @pytest.fixture(scope="module")
 def deep():
     """Parameters of eight layers, and the gradient that is to be found."""
-    params = lm_jax.init_params(jax.random.key(0), DEEP)
+    params = tiny.params(DEEP)
     return params, rounding.expected(slopes, params)
 
 
@@ -171,7 +171,7 @@ def test_rematerialisation_changes_the_memory_alone(deep, unroll):
 
 def test_blocks_without_an_mlp_are_the_mixer_and_its_residual():
     cfg = dataclasses.replace(CFG, mlp_size=0)
-    params = lm_jax.init_params(jax.random.key(0), cfg)
+    params = tiny.params(cfg)
     assert set(params["blocks"]) == {"ln1", "mixer"}
     record = dict.fromkeys(("resid_pre", "attn.out", "resid_post"), lm_jax.keep)
     out = lm_jax.forward(params, TOKENS_BT, cfg, record=record).records

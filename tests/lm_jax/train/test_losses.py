@@ -119,13 +119,6 @@ def test_each_product_is_computed_once_and_none_for_a_frozen_unembedding():
     assert flops(0.7, 0, 1) == 4 * one
 
 
-def largest(jaxpr):
-    """Elements of the largest array that a traced function makes."""
-    result = max((out.aval.size for eqn in jaxpr.eqns for out in eqn.outvars), default=0)
-    within = (sub for eqn in jaxpr.eqns for sub in jax.extend.core.jaxprs_in_params(eqn.params))
-    return max(result, *map(largest, within), 0)
-
-
 def test_the_logits_of_a_batch_never_exist(monkeypatch):
     """Of training and of evaluation; the largest array is the gradient by W."""
     monkeypatch.setattr(losses, "CHUNK_TOKENS", D)
@@ -135,11 +128,11 @@ def test_the_logits_of_a_batch_never_exist(monkeypatch):
         return losses.token_nll(losses.Predictor(hidden_BTD, tree(w_VD, True)), target_BT, config())
 
     trainable = with_gradients(chunked, config(), 0.7, 2.0)
-    assert largest(jax.make_jaxpr(trainable)(*arrays).jaxpr) == D * V < B * T * V
-    assert largest(jax.make_jaxpr(evaluated)(*arrays[:2]).jaxpr) == D * V
+    assert traced.largest(jax.make_jaxpr(trainable)(*arrays).jaxpr) == D * V < B * T * V
+    assert traced.largest(jax.make_jaxpr(evaluated)(*arrays[:2]).jaxpr) == D * V
     # It can be differentiated too, and then makes the logits of a chunk twice.
     gradient = jax.grad(lambda *arrays: evaluated(*arrays).sum(), (0, 1))
-    assert largest(jax.make_jaxpr(gradient)(*arrays[:2]).jaxpr) == D * V
+    assert traced.largest(jax.make_jaxpr(gradient)(*arrays[:2]).jaxpr) == D * V
 
 
 @pytest.mark.parametrize("cap", [None, 3.0])

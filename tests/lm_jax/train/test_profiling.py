@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 from lm_jax.console import cli
-from lm_jax.errors import UsageError
 from lm_jax.train import profiling
 from lm_jax.train.profiling import SCOPES, Request
 from tests.lm_jax.train import tiny_run
@@ -42,14 +41,6 @@ def test_a_trace_holds_its_steps_and_every_part_of_the_model(traced):
     # The gradient by the logits is computed in the forward pass.
     assert backward >= {"mixer", "attention", "mlp"} and "optimizer" not in backward
     assert any(e["name"].startswith("mlp: ") for e in events if "name" in e)
-
-
-def test_the_file_for_xprof_holds_the_same_steps(traced):
-    (file,) = traced[1].glob("*.xplane.pb")
-    planes = jax.profiler.ProfileData.from_file(str(file)).planes
-    events = [event for plane in planes for line in plane.lines for event in line.events]
-    steps = [dict(event.stats)["step_num"] for event in events if event.name == "train"]
-    assert sorted(map(int, steps)) == [3, 4, 5]
 
 
 def test_a_traced_run_ends_in_the_same_bits(traced, tmp_path):
@@ -139,58 +130,6 @@ ENTRY %main () -> f32[2] {
     }
     named = [e["name"] for e in opened(tmp_path)]
     assert named[:2] == ["mixer: while.1", "mixer: copy.1"] and named[-1] == "thread_name"
-
-
-@pytest.mark.parametrize("text", ["3", "3:", "0:4", "5:4", "-1:4", "a:b", "1:2:3", "1.0:2", ""])
-def test_a_range_that_cannot_be_is_refused(text):
-    with pytest.raises(UsageError, match=f"--profile={text} is not FIRST:LAST"):
-        profiling.parse(text)
-
-
-def test_steps_that_do_not_come_are_refused(traced, tmp_path):
-    with pytest.raises(UsageError, match="--profile=11:13: the last step is 12"):
-        train(tmp_path / "run", steps=Request(11, 13))
-    # The finished run of the fixture makes no more steps.
-    folder = traced[1].parents[3]
-    with pytest.raises(UsageError, match="--profile=3:5: nothing was traced"):
-        train(folder, steps=Request(3, 5))
-
-    def stop(step):
-        if step == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "run", on_step=stop)
-    with pytest.raises(UsageError, match="--profile=3:5: 4 of 12 steps are done"):
-        train(tmp_path / "run", steps=Request(3, 5))
-    train(tmp_path / "run", steps=Request(5, 5))
-    assert (tmp_path / "run/profile/plugins/profile/steps_5_5").is_dir()
-
-
-def test_a_loop_that_ends_within_the_steps_keeps_what_there_is(tmp_path, capsys):
-    with (
-        profiling.request(Request(2, 9)),
-        profiling.Tracer(tmp_path, done=0, total=9) as tracer,
-    ):
-        for number in (1, 2, 3):
-            with tracer.step(number):
-                jax.block_until_ready(jnp.ones(3) + number)
-            tracer.after(number)
-    folder = tmp_path / "profile/plugins/profile/steps_2_9"
-    assert json.loads((folder / profiling.SUMMARY).read_text())["steps"] == 2
-    assert f"profile: {folder}\n" in capsys.readouterr().err
-
-
-def test_another_process_leaves_the_trace_to_the_first(tmp_path):
-    with (
-        profiling.request(Request(1, 2)),
-        profiling.Tracer(tmp_path, done=0, total=2, writes=False) as tracer,
-    ):
-        for number in (1, 2):
-            with tracer.step(number):
-                pass
-            tracer.after(number)
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_flag_is_of_training_commands_alone(tmp_path, capsys):

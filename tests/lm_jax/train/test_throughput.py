@@ -1,6 +1,5 @@
 """Rates are operations over seconds, and shares are of a peak with its source."""
 
-import math
 import types
 
 import jax
@@ -96,10 +95,3 @@ def test_utilisation_of_a_step_of_known_time():
     for convention, keys in (("square", 16), ("triangle", 8.5)):
         want = 96 * 3 * (2 * weights + 4 * 4 * keys * heads)
         assert result[f"peak_share_{convention}"] == pytest.approx(want / 100e6, rel=1e-12)
-
-
-def test_without_a_peak_or_attention_less_is_printed():
-    result = Throughput({"square": 2e9, "triangle": 2e9}, None).rates(10, 4.0)
-    assert math.isnan(result["peak_share_square"])
-    assert format_rates(result) == "2 tokens/s, 500 MFLOP/s"
-    assert math.isnan(Throughput({"square": 1, "triangle": 1}, None).rates(1, 0.0)[RATES[0]])

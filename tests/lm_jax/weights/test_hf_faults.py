@@ -71,13 +71,13 @@ def test_no_config_no_weights_no_folder(copy, tmp_path):
     refused(tmp_path / "weights.bin", "neither a Hugging Face folder nor")
 
 
-# Weights of another model
-
-
 def test_another_family(copy):
     folder = copy()
     shutil.copy(make_goldens.GOLDEN / "gemma3" / CONFIG, folder / CONFIG)
     refused(folder, "missing model.layers.0.self_attn.q_norm.weight", "take weights and config")
+
+
+# Weights of another model
 
 
 @pytest.mark.parametrize(
@@ -85,21 +85,13 @@ def test_another_family(copy):
     [
         ({"num_hidden_layers": 4}, ("9 differences", "missing model.layers.3.mlp.up_proj.weight")),
         ({"num_hidden_layers": 2}, ("9 differences", "unused model.layers.2.mlp.up_proj.weight")),
-        ({"num_hidden_layers": -1}, ("num_layers = -1 must be a positive integer",)),
         ({"hidden_size": 32}, ("lm_head.weight has shape (48, 24), not (48, 32)", "and 10 more")),
-        ({"num_attention_heads": 8}, ("self_attn.q_proj.weight has shape (24, 24), not (48, 24)",)),
         ({"num_attention_heads": 0}, ("cannot be read", "mend that field")),
-        ({"intermediate_size": 0}, ("mlp_size = 0", "intermediate_size")),
-        ({"dtype": []}, ("cannot be read", "mend that field")),
         ({"num_key_value_heads": 3}, ("num_heads = 4 is not a multiple of num_kv_heads = 3",)),
         ({"vocab_size": 47}, ("model.embed_tokens.weight has shape (48, 24), not (47, 24)",)),
-        ({"hidden_size": "wide"}, ("config.json", "hidden_size")),
         ({"num_hidden_layers": 10**9}, ("num_hidden_layers = 1000000000 is absurd", "30 tensors")),
-        ({"num_labels": 10**9}, ("num_labels = 1000000000 is absurd",)),
         ({"hidden_size": 10**9}, ("lm_head.weight has shape (48, 24), not (48, 1000000000)",)),
-        ({"vocab_size": 10**9}, ("lm_head.weight has shape (48, 24), not (1000000000, 24)",)),
         ({"vocab_size": 10**18}, ("must be a positive integer below 2^31",)),
-        ({"rms_norm_eps": float("nan")}, ("norm_eps = nan must be a number of at least 0",)),
         ({"attention_bias": True}, ("missing model.layers.0.self_attn.q_proj.bias",)),
     ],
 )
@@ -170,44 +162,15 @@ def test_quantised_tensors(copy, dtype):
             {"model_type": "mamba"},
             ("'mamba'", "gpt_neox, llama, mistral, olmo, olmo2, phi3, qwen2, qwen3, stablelm"),
         ),
-        ("llama_mqa", {"model_type": None}, ("model_type = None",)),
         ("olmo", {"clip_qkv": 8.0}, ("clip_qkv = 8.0", "OLMo-7B-hf")),
         ("llama_mqa", {"hidden_act": "silo"}, ("hidden_act", "did you mean 'silu'?")),
         ("gpt2", {"activation_function": "quick_gelu"}, ("activation_function", "'quick_gelu'")),
-        ("gpt2", {"scale_attn_weights": False}, ("scale_attn_weights = False",)),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx",)),
-        ("gpt2", {"add_cross_attention": True}, ("add_cross_attention = True",)),
         ("gemma3", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
-        ("gemma2", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
         ("gemma3", {"attn_logit_softcapping": 50.0}, ("attn_logit_softcapping = 50.0",)),
         ("qwen3", {"layer_types": ["full_attention"] * 2}, ("layer_types", "mend that field")),
         ("qwen3", {"layer_types": ["chunked_attention"] * 3}, ("layer_types has", "known: ")),
-        (
-            "mistral",
-            {"layer_types": ["full_attention"] * 3},
-            ("as 'ministral'",),
-        ),
-        ("gemma3", {"query_pre_attn_scalar": 0}, ("query_pre_attn_scalar = 0 must be a positive",)),
         ("gemma4", {"enable_moe_block": True}, ("enable_moe_block = True",)),
-        ("gemma4", {"use_bidirectional_attention": "all"}, ("use_bidirectional_attention",)),
-        ("gemma4", {"vocab_size_per_layer_input": 7}, ("vocab_size_per_layer_input = 7",)),
         ("gemma4", {"per_layer_config": {"1": {"intermediate_size": 3}}}, ("per_layer_config",)),
-        ("gemma4", {"num_kv_shared_layers": 4}, ("num_kv_shared_layers = 4", "lower it")),
-        ("stablelm", {"model_type": []}, ("model_type = []",)),
-        ("qwen3", {"sliding_window": 0}, ("sliding_window = 0", "give its size")),
-        (
-            "phi3",
-            {
-                "rope_parameters": {
-                    "rope_type": "longrope",
-                    "rope_theta": 1e4,
-                    "partial_rotary_factor": 0.5,
-                    "short_factor": [1.0],
-                    "long_factor": [2.0, 3.0],
-                }
-            },
-            ("long_factor field must have length 1, got 2", "mend that field"),
-        ),
         ("llama_mqa", {"quantization_config": {"quant_method": "gptq"}}, ("quantised", "GGUF")),
         ("llama_mqa", {"auto_map": {"AutoConfig": "x.Y"}}, ("auto_map", "run code")),
     ],
@@ -223,30 +186,14 @@ def test_unsupported_setting(copy, case, fields, words):
     [
         ({"rope_type": "ntk", "factor": 2.0}, ("rope_type = 'ntk'", "known: default, dynamic, ")),
         ({"rope_type": "dynamic"}, ("rope_parameters.factor = None",)),
-        ({"rope_type": "longrope"}, ("original_max_position_embeddings = None",)),
         (
             {"rope_type": "longrope", "original_max_position_embeddings": 8},
             ("rope_parameters.short_factor = None must be a list",),
         ),
-        (
-            {
-                "rope_type": "longrope",
-                "original_max_position_embeddings": 8,
-                "short_factor": [1.0, 0.0],
-            },
-            ("rope_parameters.short_factor = 0.0 must be a positive number",),
-        ),
-        ({"rope_type": "yarn", "factor": 2.0}, ("original_max_position_embeddings = None",)),
         ({"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}, ("rope_parameters has mscale, ",)),
-        ({"rope_type": "yarn", "factor": 2.0, "truncate": False}, ("has truncate = false, ",)),
         ({"rope_type": "lama3", "factor": 2.0}, ("did you mean 'llama3'?",)),
-        ({"rope_type": "linear"}, ("rope_parameters.factor = None",)),
         ({"rope_type": "linear", "factor": -1.0}, ("rope_parameters.factor = -1.0",)),
-        ({"rope_type": "llama3", "factor": 8.0}, ("rope_parameters.low_freq_factor = None",)),
-        ({"rope_theta": "1e4"}, ("rope_theta = '1e4'",)),
         ({"rope_theta": 10**400}, ("rope_theta = 1000",)),
-        ({"rope_theta": float("inf")}, ("rope_theta = inf",)),
-        ({"rope_theta": 0.5}, ("theta = 0.5 must be a number above 1",)),
         (
             {
                 "rope_type": "llama3",

@@ -1,7 +1,5 @@
 """Features of whole prompts against their definition in float64; thresholds of the types."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +10,7 @@ import lm_jax
 from polyattn_jax import suites
 from polyattn_jax.audit import head_types, measure
 from polyattn_jax.recipes.head_probe import HeadProbe
-from polyattn_jax.studies import audit
 from tests import rounding
-from tests.polyattn_jax.conftest import run_study
 
 L, N, B, T = 2, 4, 2, 71
 CFG = lm_jax.DecoderConfig(
@@ -136,18 +132,3 @@ def test_heads_of_an_audit_are_averages_over_whole_prompts(audited, tiny):
     for head in heads:
         assert head["prompts"] == 4
         assert head["type"] == head_types.head_type(head)
-
-
-def test_without_induction_prompts_there_is_no_induction_feature(audit_arguments, tmp_path):
-    argv = [a for a in audit_arguments if not re.match("--config.(ablation|induction)", a)]
-    argv += ["--config.induction_n=0", "--config.ablation_heads=()"]
-    argv += [f"--workdir={tmp_path / 'run'}"]
-    outcome = run_study(audit.STUDY, argv)
-    assert outcome.code == 0, outcome.err
-    for head in pq.read_table(tmp_path / "run" / "heads.parquet").to_pylist():
-        assert head["type"] == "unknown"
-        assert all(np.isnan(head[name]) for name in head_types.FEATURES)
-    assert set(pq.read_table(tmp_path / "run" / "rows.parquet")["head_type"].to_pylist()) == {
-        "unknown"
-    }
-    assert "Head types:" not in (tmp_path / "run" / "report.html").read_text("utf-8")

@@ -1,7 +1,6 @@
 """Feature maps against numpy in float64: products, S_phi, random features, substitution."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +18,7 @@ from polyattn_jax.recipes.fused import by_kernels
 from polyattn_jax.recipes.linear_state import linear_state, sentence
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.recipes.substitute import recipe, substitute
-from polyattn_jax.studies import audit
 from tests import tiny
-from tests.polyattn_jax.conftest import ROOT, run_study
 from tests.polyattn_jax.studies.test_check import fields
 
 L, N, K, B, T, H = 2, 4, 2, 2, 9, 6
@@ -314,29 +311,3 @@ def test_a_check_of_a_feature_map_counts_rows_by_s_phi(run_check, tmp_path):
     lost = np.mean([row["s_own"] >= 1 > row["s_softmax"] for row in needle])
     assert printed["only softmax concentrates: lost"][0] == f"{100 * lost:.1f}"
     assert "32 features per KV head" in " ".join(outcome.out.split())
-
-
-def test_an_audit_measures_recipes_that_have_an_s_of_their_own(tiny, haystack, tmp_path):
-    path = ROOT / "configs" / "polyattn" / "smollm2.py"
-    argv = [
-        f"--config={path}:smoke",
-        f"--config.model={tiny}",
-        f"--config.haystack={haystack}",
-        "--config.recipes=('elu1', 'relu:p=2,b=auto_layer', 'taylor2', 'relu_p1_over_L')",
-        f"--workdir={tmp_path / 'run'}",
-    ]
-    outcome = run_study(audit.STUDY, argv)
-    assert outcome.code == 0, outcome.err
-    rows = pq.read_table(tmp_path / "run" / "recipe_rows.parquet").to_pylist()
-    names = {"elu1", "relu_p2_bauto_layer", "taylor2_b0"}
-    assert {row["recipe"] for row in rows} == names
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    verdicts = {entry["recipe"]: entry for entry in summary["verdicts"]}
-    for name in names:
-        own = [row for row in rows if (row["recipe"], row["suite"]) == (name, "niah_64")]
-        safe = np.mean([row["s_own"] < 1 for row in own])
-        assert verdicts[name]["safe"]["estimate"] == pytest.approx(safe)
-    assert verdicts["relu_p1_over_L"]["safe"] is None
-    biases = {entry["cell"]: entry["bias"] for entry in summary["sweep"]}
-    assert biases["relu_p2_bauto_layer"] is None and biases["elu1"] == 0.0
-    assert "b by head" in (tmp_path / "run" / "report.html").read_text("utf-8")

@@ -10,11 +10,6 @@ from tests.polyattn_jax.synthetic_report import (
     PROMPTS,
     SETTINGS,
     audit,
-    build,
-    lines,
-    parsed,
-    printed,
-    text_of,
 )
 
 # 12 prompts show a loss below 30 points, and that of all of them.
@@ -53,7 +48,7 @@ def test_where_the_controls_hold_the_prompts_decide():
     ids=["found where it was left out", "no drop of loss"],
 )
 def test_where_a_control_fails_every_verdict_is_undecided_and_says_so(changes, reason):
-    result, rows, by_head = audit(TOLERANT, RIGHT, SETS, **changes)
+    result, _, _ = audit(TOLERANT, RIGHT, SETS, **changes)
     for stage in ("sweep", "ablation"):
         assert {*verdicts(result, stage).values()} == {"undecided"}
     for decided in result.verdicts:
@@ -69,16 +64,3 @@ def test_where_a_control_fails_every_verdict_is_undecided_and_says_so(changes, r
         and finding.text.startswith("No verdict on Other-1B")
         and reason in finding.text
     )
-    tree = parsed(build(result, rows, by_head))
-    header = text_of(tree.find("header"))
-    assert "The controls do not hold" in header and "can replace softmax" not in header
-    swept = [row[1].split()[-1] for row in lines(tree, "Needle probe at 64 tokens")]
-    assert swept == ["baseline", "undecided", "undecided"]
-    (because,) = lines(tree, "Reasons and next steps")
-    assert "the controls are not shown to hold" in because[2]
-    printed_lines = printed(result).split("\n")
-    printed_verdicts = {
-        line.split()[0]: line.split()[-1] for line in printed_lines if line.startswith(tuple(RIGHT))
-    }
-    assert printed_verdicts["relu_p4_b0"] == printed_verdicts["sigmoid_b0"] == "undecided"
-    assert printed_lines[0].startswith("The controls do not hold")

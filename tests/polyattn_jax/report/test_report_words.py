@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from lm_jax.console.output import printable
@@ -14,7 +13,6 @@ from lm_jax.statistics import Interval
 from polyattn_jax.recipes.diagnostic import Status
 from polyattn_jax.report import findings, recipes, sharpness
 from tests.polyattn_jax.synthetic_report import (
-    CORRECT,
     SETTINGS,
     audit,
     build,
@@ -52,30 +50,6 @@ def test_the_words_on_sharpness_follow_the_numbers(s_p, softmax, says):
     assert "warns that" not in text_of(parsed(build(*audit(rows=rows))))
 
 
-def test_a_recipe_finds_its_own_comparison_with_softmax():
-    config = dataclasses.replace(SETTINGS, recipes=(*SETTINGS.recipes, "relu:p=8,b=0.25"))
-    rows = diagnosed_rows()
-    own = rows.filter(pc.equal(rows["bias_kind"], "zero"))
-    kind = pa.array(["0.25"] * own.num_rows)
-    own = own.set_column(own.column_names.index("bias_kind"), "bias_kind", kind)
-    correct = CORRECT | {"relu_p8_b0.25": 3}
-    result = audit(config, correct, rows=pa.concat_tables([rows, own]))[0]
-    for recipe, kind, p in (
-        ("relu_p4_b0", "zero", 4),
-        ("relu_p4_bauto", "auto", 4),
-        ("relu_p8_b0.25", "0.25", 8),
-    ):
-        entry = sharpness.of_recipe(result, recipe)
-        assert (entry.suite, entry.bias_kind, entry.p) == ("niah_64", kind, p)
-    assert sharpness.of_recipe(result, "sigmoid_b0") is None
-    verdict = next(v for v in result.verdicts if v.recipe == "relu_p8_b0.25")
-    assert verdict.safe is not None
-    row = next(line for line in printed(result).splitlines() if line.startswith("relu_p8_b0.25"))
-    against = sharpness.of_recipe(result, "relu_p8_b0.25")
-    shares = [f"{100 * share.estimate:.1f}" for share in (against.lost, against.sharpened)]
-    assert row.split()[-3:-1] == shares
-
-
 @pytest.mark.parametrize(
     ("correct", "tone", "part"),
     [
@@ -101,18 +75,6 @@ def test_the_overall_sentence(correct, tone, part):
     result = findings.overall(audit(correct=correct)[0])
     assert result.tone == tone
     assert part in result.text
-
-
-def test_one_recipe_that_preserves_is_the_answer():
-    result, _, _ = audit(correct={"softmax": 12, "relu_p4_b0": 12, "sigmoid_b0": 0})
-    tolerant = audit(
-        dataclasses.replace(SETTINGS, tolerance=0.3), {"softmax": 12, "relu_p4_b0": 12}
-    )[0]
-    assert findings.overall(result).tone == "warn"
-    result = findings.overall(tolerant)
-    assert result.tone == "good"
-    assert "The recipe tried can replace softmax" in result.text
-    assert "lose less than 30 points" in result.text
 
 
 def test_of_many_recipes_one_preserves_only_after_holm():
@@ -150,27 +112,6 @@ def test_a_verdict_gives_the_reason_that_holds(softmax, right, recipe, verdict, 
     assert decided.could_decide == softmax
     (entry,) = (e for e in result.sweep if e.recipe == recipe)
     assert entry.verdict == verdict
-
-
-def test_the_next_step_names_the_ablation_only_where_there_is_one():
-    correct = {"softmax": 12, "relu_p4_bauto": 0}
-    with_sets, without = (
-        audit(dataclasses.replace(SETTINGS, ablation_heads=sizes), correct)[0].verdicts[0]
-        for sizes in ((1, 2), ())
-    )
-    assert "the ablation shows which sets of heads bear it" in with_sets.next
-    assert "config.ablation_heads tries the recipe in some heads" in without.next
-
-
-def test_the_console_fits_and_holds_every_verdict(finding):
-    result = finding[0]
-    piped = printed(result)
-    assert max(map(len, piped.splitlines())) <= 100
-    assert "\x1b" not in piped
-    for v in result.verdicts:
-        row = next(line for line in piped.splitlines() if line.startswith(v.recipe))
-        assert row.split()[-1] == v.verdict
-    assert piped.splitlines()[0].startswith("The controls hold")
 
 
 def test_the_console_prints_text_as_text_in_any_encoding(finding, monkeypatch):

@@ -13,16 +13,18 @@ import pytest
 
 from lm_jax.errors import BadInputError
 from lm_jax.run.files import read_json
-from lm_jax.run.tables import read_table_provenance
 from polyattn_jax.audit import head_sets, measure, schema
 from polyattn_jax.audit.audited_model import load
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.recipes.diagnostic import Status
 from polyattn_jax.recipes.row_maps import parse_recipe
 from tests.polyattn_jax import audit_oracle
+from tests.polyattn_jax.conftest import HOPELESS
 
 L, N = 3, 4
 PROMPTS = {"niah_64": 7, "induction": 4, "mqar": 3}
+
+
 TABLES = ("rows", "answers", "heads", "head_sets")
 SETS = [("top", ""), ("bottom", ""), ("random", "-0")]
 KEY = ["suite", "prompt", "layer", "head", "query", "target", "bias_kind"]
@@ -96,16 +98,6 @@ def test_files_schema_and_number_of_rows(audited):
     assert rows.select(KEY).group_by(KEY).aggregate([]).num_rows == rows.num_rows
     # Control: needle and none. Sweep: softmax and 4 recipes. Ablation: softmax, 2 sizes x 3 sets.
     assert answers.num_rows == (7 + 3) + 7 * 5 + 4 * 7
-
-
-def test_every_result_file_holds_its_provenance(audited):
-    recorded = json.loads((audited / "provenance.json").read_text())
-    recorded_provenance = [read_table_provenance(audited / f"{n}.parquet") for n in TABLES]
-    recorded_provenance.append(summary_of(audited)["provenance"])
-    for provenance in recorded_provenance:
-        assert len(provenance.pop("config_hash")) == 64
-        assert provenance == recorded
-    assert {"git", "packages", "device", "start", "seeds", "data"} <= set(recorded)
 
 
 def test_files_of_two_models_can_be_merged(audited, tiny):
@@ -233,36 +225,12 @@ def test_the_head_sets_of_the_ablation_are_read_back_and_give_its_answers(
         head_sets.read(audited / "head_sets.parquet", (1, N))
 
 
-def test_a_recipe_with_a_bias_of_its_own_is_measured_at_it(run_audit, tmp_path):
-    outcome = run_audit(tmp_path / "run", "--config.recipes=('relu:p=4,b=0.25',)")
-    assert outcome.code == 0, outcome.err
-    verdicts = {entry["recipe"]: entry for entry in summary_of(tmp_path / "run")["verdicts"]}
-    verdict = verdicts["relu_p4_b0.25"]
-    rows = by_key(table(tmp_path / "run"))
-    own = (
-        (rows["bias_kind"] == "0.25") & (rows["target"] == "argmax") & (rows["suite"] == "niah_64")
-    )
-    assert set(rows["bias"][own]) == {0.25}
-    assert verdict["safe"]["estimate"] == pytest.approx(np.mean(rows["s_4"][own] < 1))
-    dead = rows["status"][own] == Status.DEAD
-    assert verdict["dead"]["estimate"] == pytest.approx(np.mean(dead))
-    assert "b = 0.25" in (tmp_path / "run" / "report.html").read_text()
-
-
-def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
-    hopeless = "ramapuram:b=-1000"
-    outcome = run_audit(
-        tmp_path / "run",
-        f"--config.prompts={prompts_file}",
-        f"--config.recipes=('relu_p4_b0', {hopeless!r})",
-    )
-    assert outcome.code == 0, outcome.err
-    result = summary_of(tmp_path / "run")
+def test_own_prompts_are_one_more_suite(asked):
+    folder, _, _ = asked
+    result = summary_of(folder)
     cells = {entry["cell"]: entry for entry in result["prompts"]}
     assert [*cells] == [entry["cell"] for entry in result["sweep"]]
-    answers = [
-        row for row in table(tmp_path / "run", "answers").to_pylist() if row["stage"] == "prompts"
-    ]
+    answers = [row for row in table(folder, "answers").to_pylist() if row["stage"] == "prompts"]
     assert len(answers) == 9 * len(cells)
     for name, entry in cells.items():
         right = [a["predicted"] == a["target"] for a in answers if a["cell"] == name]
@@ -274,15 +242,12 @@ def test_own_prompts_are_one_more_suite(run_audit, prompts_file, tmp_path):
     (unmet,) = result["controls"]["unmet"]
     assert "does not fall to half" in unmet
     assert {entry["verdict"] for entry in result["sweep"]} == {"undecided"}
-    assert cells[parse_recipe(hopeless).name]["verdict"] == "no-go"
-    assert {e["suite"] for e in result["prevalence"]} == {*PROMPTS, "prompts"}
+    assert cells[parse_recipe(HOPELESS).name]["verdict"] == "no-go"
+    assert {e["suite"] for e in result["prevalence"]} >= {*PROMPTS, "prompts"}
     # The answer's key is the noun's position.
-    rows = [r for r in table(tmp_path / "run").to_pylist() if r["suite"] == "prompts"]
+    rows = [r for r in table(folder).to_pylist() if r["suite"] == "prompts"]
     assert {r["answer"] for r in rows} == {4}
-    assert "Your prompts: do they keep their answers?" in (
-        tmp_path / "run" / "report.html"
-    ).read_text("utf-8")
-    manifest = json.loads((tmp_path / "run" / "suites.json").read_text())["prompts"]
+    manifest = json.loads((folder / "suites.json").read_text())["prompts"]
     assert manifest["source"] == "mine.jsonl"
 
 

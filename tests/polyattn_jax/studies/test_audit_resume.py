@@ -1,6 +1,5 @@
 """An audit that was killed, stopped, or out of disk ends like one that was not."""
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -57,30 +56,6 @@ def start(audit_arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_audit_resumes_and_ends_with_the_same_rows(audited, start, tmp_path):
-    folder = tmp_path / "run"
-    # Once softmax has answered, once rows are there, and once the sweep is done.
-    for store, number in (("answers", 1), ("rows", 1), ("answers", 2)):
-        process = start()
-        deadline = time.monotonic() + 120
-        while shards(folder, store) < number:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-        assert not (folder / "summary.json").exists()
-    process = start()
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    # What was on disk was not done again.
-    assert b"diagnose: 0/" not in err
-    assert len(json.loads((folder / "provenance.json").read_text())["restarts"]) == 3
-    assert_same_results(folder, audited)
-
-
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_ten_kills_at_any_moment_leave_the_same_rows(audited, start, tmp_path):
     folder, draw = tmp_path / "run", random.Random(0)
@@ -131,31 +106,3 @@ def test_a_stop_signal_saves_what_is_done_and_exits_75(audited, run_audit, tmp_p
     # 14 prompts in all, one a batch: none of the first four is diagnosed twice.
     assert len(calls) == 14
     assert_same_results(tmp_path / "run", audited)
-
-
-@pytest.mark.parametrize("full", ["rows/rows-000", "summary.json", "calibration.json"])
-def test_a_full_disk_is_one_line_and_leaves_no_half_file(
-    audited, run_audit, tmp_path, monkeypatch, full
-):
-    folder, fsync = tmp_path / "run", os.fsync
-
-    def no_space(descriptor):
-        name = Path(full)
-        for path in (folder / name.parent).glob(f".{name.name}*.tmp"):
-            if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", no_space)
-        outcome = run_audit(folder)
-    assert outcome.code == 5
-    assert len(outcome.refusals) == 1
-    assert f"run/{full}" in outcome.refusals[0]
-    assert "No space left on device" in outcome.refusals[0]
-    assert not list(folder.rglob("*.tmp"))
-    assert not list(folder.glob(f"{full}*"))
-    assert not (folder / "finished.json").exists()
-    outcome = run_audit(folder)
-    assert outcome.code == 0, outcome.err
-    assert_same_results(folder, audited)

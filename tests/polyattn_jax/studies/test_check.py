@@ -13,7 +13,6 @@ from scipy import stats
 from polyattn_jax.studies.check import STUDY
 from polyattn_jax.studies.check.settings import CheckConfig
 from tests.polyattn_jax.conftest import run_study
-from tests.polyattn_jax.synthetic_report import lines, parsed, text_of
 
 PROMPTS = 7
 HOPELESS = "relu:p=4,b=-1000"
@@ -141,19 +140,6 @@ def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path
     assert not (tmp_path / "run" / "calibration.json").exists()
 
 
-def test_a_recipe_of_another_degree_is_measured_at_that_degree(run_check, tmp_path):
-    folder = tmp_path / "run"
-    printed = fields(run_check("--recipe=relu:p=3,b=auto", f"--workdir={folder}").out)
-    rows = pq.read_table(folder / "rows").to_pylist()
-    unsafe = [
-        row["s_3"] >= 1
-        for row in rows
-        if (row["suite"], row["bias_kind"], row["target"]) == ("niah_64", "auto", "argmax")
-    ]
-    assert unsafe and printed["all heads"][0] == f"{100 * np.mean(unsafe):.1f}"
-    assert "rows with S_3 >= 1, dead or not" in printed
-
-
 def test_own_prompts_are_answered_and_leave_the_exit_code_to_the_needles(
     run_check, prompts_file, tmp_path
 ):
@@ -169,26 +155,6 @@ def test_own_prompts_are_answered_and_leave_the_exit_code_to_the_needles(
     assert rows.count("prompts") == 9 * 3 * 4 * 2 * 2
     kept = run_check("--recipe=relu:p=4,b=0", f"--prompts={prompts_file}")
     assert fields(kept.out)["with the recipe"][0] == "100.0"
-
-
-def test_the_table_fits_80_columns_and_is_all_of_standard_output(run_check, tiny, tmp_path):
-    model = tmp_path / ("a-folder-with-a-long-name-" * 4)
-    shutil.copytree(tiny, model)
-    outcome = run_check(f"--recipe={HOPELESS}", model=model)
-    *lines, report = outcome.out.splitlines()
-    assert report.startswith("report: ")
-    assert max(map(len, lines)) <= 80
-    assert outcome.out.isascii() and lines[0].startswith(HOPELESS)
-    assert all(line == line.rstrip() for line in lines)
-
-
-def test_a_finished_check_answers_again_with_its_exit_code(run_check, tmp_path):
-    arguments = [f"--recipe={HOPELESS}", f"--workdir={tmp_path / 'run'}"]
-    first = run_check(*arguments)
-    again = run_check(*arguments)
-    said, _, rest = again.out.partition("\n")
-    assert (again.code, rest, again.err) == (10, first.out, [])
-    assert said.startswith("finished 20")
 
 
 def test_without_a_work_folder_the_check_has_one_of_its_settings(
@@ -210,19 +176,6 @@ def test_without_a_work_folder_the_check_has_one_of_its_settings(
         text.write_text(words)
         folders.add(CheckConfig(model=str(tiny), text=str(text)).default_folder())
     assert len(folders) == 2
-
-
-def test_the_page_has_the_numbers_of_the_table(run_check, prompts_file, tmp_path):
-    arguments = [f"--recipe={HOPELESS}", f"--prompts={prompts_file}"]
-    outcome = run_check(*arguments, f"--workdir={tmp_path / 'run'}")
-    page = parsed((tmp_path / "run" / "report.html").read_text("utf-8"))
-    titles = [text_of(title) for title in page.iter("h2")]
-    assert titles[:4] == ["Needle", "Rows", "Your prompts", "Counts and bias"]
-    table = {row[0]: row[1:] for row in lines(page, "needle found, 64 tokens")}
-    printed = fields(outcome.out)
-    for name in ("softmax", "the recipe", "change (paired)"):
-        assert " ".join(table[name]).split() == printed[name]
-    assert "no-go: " in text_of(page.find("header"))
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,10 @@ import pytest
 from scipy import stats
 
 import lm_jax
-from lm_jax.errors import BadInputError, CorruptError, StoppedError, UsageError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.lora import LoraConfig
-from lm_jax.run import stop
 from lm_jax.run.config import from_plain
-from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.study import Work, frame
@@ -35,7 +33,6 @@ from polyattn_jax.studies.distill.numbers import rank_correlation
 from polyattn_jax.studies.distill.results import DistillSummary
 from polyattn_jax.studies.distill.settings import DistillConfig
 from tests import tiny
-from tests.lm_jax.train.tiny_run import stepwise
 from tests.polyattn_jax.conftest import write_documents
 
 L, N, K, B, T, H = 2, 4, 2, 2, 9, 6
@@ -336,33 +333,6 @@ def test_the_trained_heads_are_a_folder_that_another_program_runs(trained, tiny,
     file.write_bytes(data)
     with pytest.raises(CorruptError, match=r"trained\.safetensors is not the file"):
         polyattn_jax.load_trained(damaged)
-
-
-def test_a_stopped_run_ends_with_the_same_numbers(trained, tiny, text, tmp_path, monkeypatch):
-    train = distill.train
-
-    def until(step):
-        def on_step(now):
-            if now == step:
-                stop.request()
-
-        return stepwise(train, on_step)
-
-    config, folder = settings(tiny, text), tmp_path / "run"
-    monkeypatch.setattr(distill, "train", until(11))
-    with pytest.raises(StoppedError):
-        frame.execute(STUDY, config, folder)
-    monkeypatch.undo()
-    stop._stop.clear()
-    frame.execute(STUDY, config, folder)
-    first, second = (read_json(f / "summary.json") for f in (trained, folder))
-    for one in (first, second):
-        one.pop("provenance")
-    assert first == second
-    metrics = [pq.read_table(f / "train" / "metrics.parquet")["loss"] for f in (trained, folder)]
-    assert metrics[0] == metrics[1]
-    for name in ("rows.parquet", "losses.parquet"):
-        assert pq.read_table(trained / name) == pq.read_table(folder / name)
 
 
 def test_too_few_documents_are_refused_before_training(tiny, text, tmp_path):

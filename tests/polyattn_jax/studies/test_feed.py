@@ -125,21 +125,3 @@ def test_what_is_no_feed_is_refused(text, message, tmp_path):
     file.write_text(text, "utf-8")
     with pytest.raises(BadInputError, match=message):
         feed.read_feed(file)
-
-
-def test_a_date_after_all_posts_is_refused_with_the_newest(saved):
-    with pytest.raises(
-        BadInputError, match="from 2027-01-01 or later; the newest is of 2026-01-01"
-    ):
-        feed.from_posts(feed.read_feed(saved), after=datetime.date(2027, 1, 1))
-
-
-def test_names_and_a_haystack_of_windows_are_read_as_any_other(tmp_path):
-    names, text = tmp_path / "names.txt", tmp_path / "haystack.txt"
-    names.write_bytes("\ufeffAda\x85Lovelace\r\n\r\n Alan Turing \r\n".encode())
-    assert command._names(str(names)) == ["Ada\x85Lovelace", "Alan Turing"]
-    text.write_bytes("\ufeffOne.\r\nTwo.\r\n".encode())
-    assert haystack(str(text)) == "One.\nTwo.\n"
-    text.write_bytes("One.".encode("utf-16"))
-    with pytest.raises(BadInputError, match=r"haystack\.txt: UTF-16, not UTF-8"):
-        haystack(str(text))

@@ -1,6 +1,5 @@
 """The search for the heads that may have a recipe, and the file that it leaves."""
 
-import dataclasses
 import json
 import shutil
 
@@ -11,14 +10,12 @@ import pytest
 from scipy import stats
 
 import lm_jax
-from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.results import load_result
 import polyattn_jax
 from polyattn_jax.audit import opening
-from polyattn_jax.audit.results import HybridResult, Search
+from polyattn_jax.audit.results import HybridResult
 from polyattn_jax.recipes.row_maps import parse_recipe
-from polyattn_jax.studies.check import hybrid_report
-from polyattn_jax.studies.check.hybrid import HEADS, head_sets_of
 from tests.polyattn_jax.conftest import PROSE
 from tests.tiny import edit_json
 
@@ -87,35 +84,6 @@ def test_the_frontier_holds_ranked_and_random_sets_and_the_rule(searched):
     assert max(len(line) for line in out.splitlines() if str(path) not in line) <= 80
 
 
-def test_the_page_has_the_frontier_and_says_what_was_found(searched):
-    _, result, _, heads = searched
-    html = (heads.parent / "run" / "report.html").read_text("utf-8")
-    assert "12 of 12 heads can have relu:p=4,b=0" in html
-    for entry in result.frontier:
-        assert f"{entry.text.change.estimate:+.3f} [" in html.replace("\u2212", "-")
-    assert "Few texts: 10, where 30 or more are wanted." in html and "windows of" not in html
-    windows = hybrid_report.format_hybrid(dataclasses.replace(result, documents=1))
-    assert "windows of 1 document, which alternate between search" in " ".join(windows.split())
-    none = dataclasses.replace(result, best=None)
-    assert "No set of heads is shown to lose less than 1000 nats" in hybrid_report.conclusion(none)
-
-
-def test_a_search_answers_again_where_its_own_file_is(searched, run_check, texts_file, monkeypatch):
-    """Also after the file was taken away, and never where another one is in its place."""
-    out, *_, path = searched
-    folder, held = path.parent, path.read_bytes()
-    monkeypatch.setattr(opening, "load", lambda config: pytest.fail("the model was loaded"))
-    again = run_check(*search_flags(texts_file, folder))
-    assert (again.code, again.err) == (0, [])
-    assert again.out.startswith("finished 20") and again.out.endswith(out)
-    assert path.read_bytes() == (folder / "run" / HEADS).read_bytes() == held
-    path.unlink()
-    again = run_check(*search_flags(texts_file, folder))
-    assert again.code == 0
-    assert f"{path} is not there any more; {folder / 'run' / HEADS} holds" in again.out
-    path.write_bytes(held)
-
-
 def test_a_search_that_was_killed_after_it_saved_the_heads_goes_on(searched, run_check, texts_file):
     *_, path = searched
     folder, held = path.parent, path.read_bytes()
@@ -162,16 +130,6 @@ def test_a_file_is_neither_lost_nor_replaced_nor_asked_for_too_late(
         (line,) = run_check(f"--hybrid={target}", f"--text={texts_file}").refusals
         assert words in line
     assert old.read_text() == "{}"
-
-
-def test_the_sets_keep_the_heads_that_cost_most(searched):
-    ranking = np.array([3, 1, 0, 2])
-    sets = head_sets_of(ranking, Search((0.0, 50.0), 2, 0.05))
-    assert [*sets] == ["but-0", "but-2", "but-random-2-0", "but-random-2-1"]
-    assert sets["but-2"][1].tolist() == [3, 1]
-    assert (
-        sets["but-random-2-1"][1].tolist() == np.random.RandomState(1).permutation(4)[:2].tolist()
-    )
 
 
 def test_the_saved_heads_run_as_they_were_tried(searched, tiny, tmp_path):
@@ -234,18 +192,3 @@ def test_heads_run_in_the_model_that_they_were_found_on_alone(searched, tiny, tm
     old.write_text(json.dumps(held | {"model_sha256": "0" * 64}))
     with pytest.raises(BadInputError, match="with weights 000000000000, not"):
         polyattn_jax.load_recipe(old, model)
-
-
-def test_what_cannot_be_searched_is_refused(run_check, texts_file, tmp_path):
-    target = f"--hybrid={tmp_path / 'heads.json'}"
-    few = tmp_path / "few.jsonl"
-    few.write_text("".join(texts_file.read_text().splitlines(keepends=True)[:19]))
-    for arguments, words in (
-        ([target], "--hybrid measures the loss on texts; name a file"),
-        ([target, f"--text={texts_file}", "--keep=10,x"], "holds what is no float; give numbers"),
-        ([target, f"--text={few}"], "holds 19 texts, but the search needs 20"),
-    ):
-        (line,) = run_check(*arguments).refusals
-        assert words in line
-    with pytest.raises(UsageError, match="percentages from 0 to below 100"):
-        Search((100.0,), 1, 0.05)

@@ -181,19 +181,6 @@ def test_single_heads_are_counted_and_ranked_beside_table_26(finding):
     )
 
 
-def test_safe_rows_of_the_sigmoid_stand_beside_table_15(finding):
-    summary, _, _ = finding
-    share = Interval(0.25, 0.2, 0.3, 12)
-    verdicts = [
-        dataclasses.replace(entry, safe=share) if entry.recipe == "sigmoid_b0" else entry
-        for entry in summary.verdicts
-    ]
-    audit = audit_of(finding, dataclasses.replace(summary, verdicts=tuple(verdicts)))
-    assert {key: row[:2] for key, row in numbers(audit, "Table 15").items()} == {
-        ("niah_64", "sigmoid_b0", "safe rows"): (0.5, 25.0)
-    }
-
-
 def test_where_the_paper_has_no_number_none_is_made_up(finding):
     for one in compare(audit_of(finding, beside=None)):
         assert (one.paper, one.paper_low, one.paper_high, one.beside) == (None,) * 4

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.console.config_files import load_config
-from lm_jax.errors import UsageError
 from lm_jax.run.config import from_plain
 from polyattn_jax.audit.audited_model import load
 from polyattn_jax.audit.config import MODES, AuditConfig
@@ -54,8 +53,8 @@ def finished(run_smoke, toys, tmp_path_factory):
     return finished
 
 
-# Windows, bfloat16, and a family without a config; what the others have, these have too.
-UNLIKE = ("gemma3_270m.py", "llama32_1b.py", "gpt2")
+# Windows, and a family without a config; what the others have beside, nightly tests see.
+UNLIKE = ("gemma3_270m.py", "gpt2")
 
 
 @pytest.mark.parametrize(
@@ -96,10 +95,6 @@ def test_the_smoke_mode_ends_with_a_summary_of_its_own_family(finished, name):
         assert 0 <= row["distance"] < visible
 
 
-def test_every_config_has_its_toy():
-    assert set(CONFIGS) == set(TOYS) - {"gpt2", "gemma4"}
-
-
 def test_the_rows_of_a_gpt_2_equal_a_float64_oracle(finished, toys, haystack):
     """Learned positions, biases and LayerNorm are in the scores that are diagnosed."""
     smoke = from_plain(load_config(f"{ROOT}/configs/polyattn/smollm2.py:smoke"), AuditConfig)
@@ -122,8 +117,3 @@ def test_every_mode_is_an_audit_of_the_14_recipes_or_fewer(name, mode):
     config = from_plain(load_config(spec), AuditConfig)
     assert len(config.recipes) == {"smoke": 1, "quickstart": 4}.get(mode, 14)
     assert (config.niah_n == 200) == (mode == "")
-
-
-def test_an_unknown_mode_is_refused():
-    with pytest.raises(UsageError, match="mode 'smoked' is not one of an audit; did you mean 'smo"):
-        load_config(f"{ROOT}/configs/polyattn/smollm2.py:smoked")

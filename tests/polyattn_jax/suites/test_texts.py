@@ -13,26 +13,11 @@ from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run.results import load_result
 from polyattn_jax import recipe, suites
 from polyattn_jax.audit.config import AuditConfig
-from polyattn_jax.audit.results import AuditSummary, CheckResult
+from polyattn_jax.audit.results import CheckResult
 from polyattn_jax.studies.check.results import DiagnosisResult
 from polyattn_jax.suites.texts import QUERIES
 from tests import rounding
-from tests.polyattn_jax.conftest import PROSE
-
-LENGTH = 40
-
-
-@pytest.fixture(scope="module")
-def texts_file(tmp_path_factory):
-    """Three texts, the last of which is longer than is read."""
-    rng = np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("texts") / "mine.jsonl"
-    rows = [
-        {"id": f"text {n}", "text": " ".join(rng.choice(PROSE, n))}
-        for n in (LENGTH, 29, LENGTH + 7)
-    ]
-    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    return path
+from tests.polyattn_jax.conftest import TEXT_LENGTH as LENGTH
 
 
 def test_a_plain_text_is_cut_into_pieces_that_each_begin_as_the_tokenizer_does(tmp_path, starting):
@@ -102,7 +87,7 @@ def expected_losses(tiny, path, b_auto):
     """Mean loss of each text in float64 by recipe, with how far float32 may be off."""
     model = lm_jax.load_pretrained(tiny)
     results = {}
-    for name in ("softmax", "relu_p4_bauto", "relu_p4_b0", "relu_p2_b0", "relu_p1_over_L"):
+    for name in ("softmax", "relu_p4_bauto", "relu_p1_over_L"):
         attend = recipe(name, bias=b_auto)
         for row in map(json.loads, path.read_text().splitlines()):
             tokens = jnp.asarray([model.tokenizer.encode(row["text"])[:LENGTH]])
@@ -118,20 +103,13 @@ def expected_losses(tiny, path, b_auto):
     return results
 
 
-def test_an_audit_measures_the_loss_on_texts_under_every_recipe(
-    run_audit, texts_file, tiny, tmp_path
-):
-    arguments = [f"--config.text={texts_file}", f"--config.text_length={LENGTH}"]
-    outcome = run_audit(tmp_path / "run", *arguments)
-    assert outcome.code == 0, outcome.err
-    result = load_result(tmp_path / "run" / "summary.json", AuditSummary)
-    rows = pq.read_table(tmp_path / "run" / "text_losses.parquet").to_pylist()
+def test_an_audit_measures_the_loss_on_texts_under_every_recipe(asked, texts_file, tiny):
+    folder, result, out = asked
+    rows = pq.read_table(folder / "text_losses.parquet").to_pylist()
     wanted = expected_losses(tiny, texts_file, result.calibration.bias)
-    assert {(row["recipe"], row["prompt"]) for row in rows} == set(wanted)
-    for row in rows:
-        rounding.assert_within(
-            np.float32(row["loss"]), wanted[row["recipe"], row["prompt"]], str(row)
-        )
+    losses = {(row["recipe"], row["prompt"]): np.float32(row["loss"]) for row in rows}
+    for place, expected in wanted.items():
+        rounding.assert_within(losses[place], expected, str(place))
     by_cell = {entry.cell: entry for entry in result.texts}
     weights = {row["prompt"]: row["length"] - 1 for row in rows}
     assert sorted(weights.values()) == [28, LENGTH - 1, LENGTH - 1]
@@ -146,9 +124,7 @@ def test_an_audit_measures_the_loss_on_texts_under_every_recipe(
     assert by_cell["softmax"].change.high == 0.0 < by_cell["relu_p4_bauto"].change.estimate ** 2
     own = [entry for entry in result.prevalence if entry.suite == "texts"]
     assert {e.rows for e in own} == {3 * QUERIES * 3 * 4} and own[0].argmax_is_answer is None
-    page = (tmp_path / "run" / "report.html").read_text("utf-8")
-    assert "Your texts: does the model still predict them?" in page
-    assert "Loss on your 3 texts (106 tokens), nats per token, and perplexity;" in outcome.out
+    assert "Loss on your 3 texts (106 tokens), nats per token, and perplexity;" in out
     for name, entry in by_cell.items():
         # exp is monotone, so that the ends of an interval are those of its logarithm
         for power, exponent in (
@@ -158,11 +134,9 @@ def test_an_audit_measures_the_loss_on_texts_under_every_recipe(
             for part in ("estimate", "low", "high"):
                 wanted = math.exp(getattr(exponent, part))
                 assert getattr(power, part) == pytest.approx(wanted, rel=1e-15)
-        assert f"{entry.perplexity.estimate:.4g}" in page
         if name != "softmax":
             ratio = entry.perplexity.estimate / by_cell["softmax"].perplexity.estimate
             assert entry.perplexity_ratio.estimate == pytest.approx(ratio, rel=1e-12)
-            assert f"{entry.perplexity_ratio.estimate:.4g}" in page
 
 
 def test_a_check_tells_what_a_recipe_does_to_texts(run_check, texts_file, tmp_path):
@@ -177,18 +151,6 @@ def test_a_check_tells_what_a_recipe_does_to_texts(run_check, texts_file, tmp_pa
     assert result.texts.against_softmax.lost_of_concentrated.estimate == 1.0
     (line,) = (line for line in outcome.out.splitlines() if line.startswith("  change on them"))
     assert line.split()[4] == f"{result.texts.recipe.change.estimate:+.3f}"
-
-
-def test_the_diagnosis_reads_rows_at_b_auto_too(run_check, texts_file, tmp_path):
-    arguments = [f"--text={texts_file}", f"--text_length={LENGTH}", "--recipe=relu:p=4,b=auto"]
-    outcome = run_check(*arguments, "--diagnose", f"--workdir={tmp_path / 'run'}")
-    assert outcome.code == 0, outcome.err
-    result = load_result(tmp_path / "run" / "summary.json", DiagnosisResult)
-    zero, auto = result.prevalence
-    assert (zero.bias_kind, zero.bias, auto.bias_kind) == ("zero", 0.0, "auto")
-    assert auto.bias == pytest.approx(result.calibration.bias)
-    dead = 100 * auto.dead.estimate
-    assert f"b_auto = {auto.bias:.3g} of 64 tokens, {auto.rows:,} rows, {dead:.1f} [" in outcome.out
 
 
 def test_the_diagnosis_has_the_rows_of_the_check_and_stops(run_check, texts_file, tmp_path):
