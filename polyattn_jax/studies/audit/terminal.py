@@ -46,7 +46,9 @@ def lines(summary: AuditSummary) -> list[str]:
         f"Needle probe at {summary.config.sweep_length:,} tokens, n = "
         f"{base.accuracy.n:,} prompts, each recipe in all {heads:,} heads:"
     )
-    console.print("", _table(summary), "", sep="\n", highlight=False)
+    console.print(
+        "", _plain_table(_sweep_rows(summary), ("verdict",)), "", sep="\n", highlight=False
+    )
     say(overall_finding.text)
     for text, rows in (
         (_of_texts(summary), _text_rows(summary)),
@@ -156,32 +158,29 @@ def _ends(interval: Interval, spec: str) -> str:
     return f"{interval.estimate:{spec}} [{low}, {high}]"
 
 
-def _plain_table(rows: Sequence[Sequence[str]]) -> Table:
-    """A table of texts whose first line holds the titles; all but the first column are numbers."""
+def _plain_table(rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> Table:
+    """A table of texts whose first line holds the titles; the first column and `left` are words."""
     table = Table(box=None, pad_edge=False, show_edge=False, collapse_padding=True)
-    for place, title in enumerate(rows[0]):
-        justify = "right" if place else "left"
+    for title in rows[0]:
+        justify = "left" if title in (rows[0][0], *left) else "right"
         table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis")
     for row in rows[1:]:
         table.add_row(*map(_text, row))
     return table
 
 
-def _table(summary: AuditSummary) -> Table:
+def _sweep_rows(summary: AuditSummary) -> list[Sequence[str]]:
+    """The verdict on each recipe with the rows that explain it, under a line of titles."""
     verdicts = {v.recipe: v for v in summary.verdicts}
-    table = Table(box=None, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("recipe", no_wrap=True, overflow="ellipsis")
     top = f"top-{summary.config.top_heads} %"
     titles = ("right % [95 %]", "p", "loss", "safe %", "dead %", top, "dead %", "lost %", "sharp %")
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    rows: list[Sequence[str]] = [("recipe", *titles, "verdict")]
     for entry in findings.by_recipe(summary.sweep):
         verdict = verdicts.get(entry.recipe)
         against = sharpness.of_recipe(summary, entry.recipe) if verdict else None
         cells = _cells(entry, verdict, against, sharpness.softmax_safe(summary))
-        table.add_row(*map(_text, cells), verdict.verdict if verdict else "baseline")
-    return table
+        rows.append((*cells, verdict.verdict if verdict else "baseline"))
+    return rows
 
 
 def _cells(
