@@ -26,7 +26,7 @@ class Item:
 
 ITEMS = tuple(
     Item(claim["item"], claim["shows"], claim.get("no_number", ""), claim.get("settings", ""))
-    for claim in papers.published("polyattn")["claim"]
+    for claim in papers.tables("polyattn")["claim"]
 )
 
 

@@ -25,7 +25,7 @@ class Misread:
 
 def test_a_table_is_read_into_its_dataclass():
     assert papers.numbers("protot", Numbers).table_1["protot"] == Perplexity(90.5)
-    assert papers.published("protot").keys() >= {"table_1", "table_13", "claim"}
+    assert papers.tables("protot").keys() >= {"table_1", "table_13", "claim"}
 
 
 def test_an_entry_that_no_field_has_is_refused():
