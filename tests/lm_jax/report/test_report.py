@@ -256,6 +256,13 @@ def test_a_table_of_rows_is_what_its_columns_make_of_each():
 def test_a_rate_prints_its_interval_and_n():
     cell = report.rate(Interval(0.985, 0.957, 0.995, 1200))
     assert (cell.text, cell.note) == ("98.5 [95.7, 99.5]", "n = 1,200")
+    assert report.rate(None) == report.cell(None)
+
+
+def test_a_section_of_nothing_is_left_out():
+    shown = [report.section("One", "text"), report.section("Two", "text")]
+    pages = [report.page("t", own, provenance={}) for own in (shown, [shown[0], None, shown[1]])]
+    assert pages[0] == pages[1]
 
 
 def test_a_gap_in_the_rows_is_a_warning_that_names_it():
