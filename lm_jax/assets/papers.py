@@ -5,9 +5,7 @@
 The same files hold the claims of the papers with what our runs say of them, for docs/claims/.
 """
 
-from collections.abc import Mapping
 import dataclasses
-import functools
 from pathlib import Path
 import tomllib
 from typing import Any, TypeVar
@@ -30,16 +28,16 @@ def numbers(paper: str, cls: type[T]) -> T:
     """
     wanted: Any = cls
     names = {field.name for field in dataclasses.fields(wanted)}
-    return parse_result({name: x for name, x in published(paper).items() if name in names}, cls)
+    return parse_result({name: held for name, held in tables(paper).items() if name in names}, cls)
 
 
-@functools.cache
-def published(paper: str) -> Mapping[str, Any]:
-    """The content of a paper's file, which a wheel holds inside `lm_jax` and a checkout beside it.
+def tables(paper: str) -> dict[str, Any]:
+    """Everything in a paper's file: its numbers, and `claim`, the ledger of its claims."""
+    return tomllib.loads((_folder() / f"{paper}.toml").read_text("utf-8"))
 
-    A table is `table_N`, or `appendix_XN` where a number stands in the text.
-    """
+
+def _folder() -> Path:
+    """The folder of the files, which a wheel holds inside `lm_jax` and a checkout beside it."""
     package = Path(__file__).parents[1]
     inside = package / FOLDER
-    folder = inside if inside.is_dir() else package.parent / FOLDER
-    return tomllib.loads((folder / f"{paper}.toml").read_text("utf-8"))
+    return inside if inside.is_dir() else package.parent / FOLDER

@@ -61,14 +61,14 @@ def is_verified(summary: AuditSummary, model: PaperModel) -> bool:
 def calibration_obstacles(summary: AuditSummary) -> list[str]:
     """As `obstacles`, of b_auto."""
     ours = summary.calibration.length
-    return obstacles((ours, paper.SETTINGS.calibration_length), what="b_auto")
+    return obstacles((ours, paper.CALIBRATION_LENGTH), what="b_auto")
 
 
 def needle_obstacles(summary: AuditSummary, model: PaperModel) -> list[str]:
     """As `obstacles`, of the needle sweep."""
     ours = findings.softmax_of(summary.sweep).accuracy.n
-    length = summary.config.sweep_length, paper.SETTINGS.needle_length
-    return model_obstacles(summary, model) + obstacles(length, (ours, paper.SETTINGS.prompts))
+    length = summary.config.sweep_length, paper.NEEDLE_LENGTH
+    return model_obstacles(summary, model) + obstacles(length, (ours, paper.PROMPTS))
 
 
 def prevalence_obstacles(
@@ -76,5 +76,5 @@ def prevalence_obstacles(
 ) -> list[str]:
     """As `obstacles`, of the unsafe rows of one suite and bias: `prompts` of `length` tokens."""
     result = model_obstacles(summary, model)
-    result += obstacles((length, row.length), (prompts, paper.SETTINGS.prompts))
+    result += obstacles((length, row.length), (prompts, paper.PROMPTS))
     return result + calibration_obstacles(summary) * (row.bias_kind == "auto")

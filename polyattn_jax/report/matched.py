@@ -1,6 +1,6 @@
 """The section of a report on the rows of the needle prompts themselves (Tables 5, 12 and 14)."""
 
-from lm_jax.report import Cell, Column, Section, cell, section, table_of
+from lm_jax.report import Cell, Section, cell, section, table
 from lm_jax.report.markup import number
 from lm_jax.report.prose import Prose
 from lm_jax.statistics import Interval
@@ -22,32 +22,50 @@ def answered_rows(summary: AuditSummary) -> Section | None:
     return section(
         "The rows of the answered prompts: is the answer's key reached?",
         _PROSE("answered_rows", where=where),
-        table_of(
-            entries,
+        table(
             [
-                Column("Recipe", value=lambda e: e.recipe),
-                Column("All, %", value=lambda e: _cell(e.all.measured)),
-                Column("pred., %", value=lambda e: _cell(e.all.predicted)),
-                Column(f"{top}, %", value=lambda e: _cell(e.top.measured)),
-                Column("pred., %", value=lambda e: _cell(e.top.predicted)),
-                Column(f"own {top}, %", value=lambda e: _cell(e.own_top.measured)),
-                Column("FN", value=lambda e: e.top_false_negative),
-                Column("Dead, %", value=_dead),
+                "Recipe",
+                "All, %",
+                "pred., %",
+                f"{top}, %",
+                "pred., %",
+                f"own {top}, %",
+                "FN",
+                "Dead, %",
+            ],
+            [
+                [
+                    e.recipe,
+                    *map(_cell, (e.all.measured, e.all.predicted, e.top.measured)),
+                    *map(_cell, (e.top.predicted, e.own_top.measured)),
+                    e.top_false_negative,
+                    _dead(e),
+                ]
+                for e in entries
             ],
             caption=_PROSE("matched_caption", top=number(config.top_heads)),
             n=n,
         ),
-        table_of(
-            entries,
+        table(
             [
-                Column("Recipe", value=lambda e: e.recipe),
-                Column("Best key, %", value=lambda e: _cell(e.answer_is_argmax)),
-                Column("Dead, %", value=lambda e: _cell(e.answer_dead)),
-                Column("Safe, %", value=lambda e: _cell(e.answer.measured)),
-                Column("pred., %", value=lambda e: _cell(e.answer.predicted)),
-                Column("if best, %", value=lambda e: _cell(e.answer_argmax.measured)),
-                Column("pred., %", value=lambda e: _cell(e.answer_argmax.predicted)),
-                Column(f"if best, {top}, %", value=lambda e: _cell(e.answer_argmax_top.measured)),
+                "Recipe",
+                "Best key, %",
+                "Dead, %",
+                "Safe, %",
+                "pred., %",
+                "if best, %",
+                "pred., %",
+                f"if best, {top}, %",
+            ],
+            [
+                [
+                    e.recipe,
+                    *map(_cell, (e.answer_is_argmax, e.answer_dead)),
+                    *map(_cell, (e.answer.measured, e.answer.predicted)),
+                    *map(_cell, (e.answer_argmax.measured, e.answer_argmax.predicted)),
+                    _cell(e.answer_argmax_top.measured),
+                ]
+                for e in entries
             ],
             caption=_PROSE("answer_caption"),
             n=n,

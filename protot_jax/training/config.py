@@ -7,22 +7,22 @@ A file in configs/protot/ calls `experiment` with the fields that differ from th
 from collections.abc import Mapping
 import dataclasses
 import functools
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
 from lm_jax.console.config_files import in_mode
 from lm_jax.errors import UsageError, nearest
 from lm_jax.run.config import from_plain, to_plain
-from lm_jax.run.settings import Settings, at_least, different
 from lm_jax.text.preparation import CorpusConfig
+from lm_jax.text.splits import SPLITS
 from lm_jax.train.config import Schedule, WeightsDtype
 from protot_jax.mixers.config import Prototypes
 from protot_jax.mixers.models import MODELS
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainConfig(Settings):
+class PretrainConfig:
     """Settings of pretraining.
 
     Attributes:
@@ -80,18 +80,18 @@ class PretrainConfig(Settings):
     arithmetic: Literal["exact", "released"] = "exact"
     corpus: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
     examples: Literal["truncate", "pack", "join"] = "truncate"
-    train_documents: Annotated[int, at_least(0)] = 0
-    validation_documents: Annotated[int, at_least(0)] = 20_000
-    test_documents: Annotated[int, at_least(0)] = 0
-    batch_size: Annotated[int, at_least(1)] = 32
-    epochs: Annotated[int, at_least(1)] = 10
-    max_steps: Annotated[int, at_least(0)] = 0
+    train_documents: int = 0
+    validation_documents: int = 20_000
+    test_documents: int = 0
+    batch_size: int = 32
+    epochs: int = 10
+    max_steps: int = 0
     learning_rate: float = 2e-3
     warmup: float = 0.02
     schedule: Schedule = "cosine"
     weight_decay: float = 0.1
     clip_norm: float = 0.0
-    skip_sigma: Annotated[float, at_least(0)] = 0.0
+    skip_sigma: float = 0.0
     dropout: float = 0.1
     attention_dropout: bool = True
     accumulate: int = 1
@@ -99,20 +99,33 @@ class PretrainConfig(Settings):
     weights_dtype: WeightsDtype = "float32"
     eval_every: int = 0
     early_stop: bool = True
-    seeds: Annotated[tuple[int, ...], different(at_least(0))] = (234, 124, 325)
+    seeds: tuple[int, ...] = (234, 124, 325)
     mesh: tuple[int, int, int] = (-1, 1, 1)
     allow_fallback: bool = False
 
-    def problems(self) -> list[str]:
-        problems = []
+    def __post_init__(self) -> None:
         if self.model not in MODELS:
-            problems.append(f"config.model = {self.model!r}{nearest(self.model, MODELS)}")
+            raise UsageError(f"config.model = {self.model!r}{nearest(self.model, MODELS)}")
+        least = {
+            "batch_size": 1,
+            "epochs": 1,
+            "max_steps": 0,
+            "skip_sigma": 0,
+        } | {f"{split}_documents": 0 for split in SPLITS}
+        problems = [
+            f"config.{name} = {getattr(self, name)} must be at least {bound}"
+            for name, bound in least.items()
+            if getattr(self, name) < bound
+        ]
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            problems.append(f"config.seeds = {self.seeds} must be different numbers from 0 on")
         if (self.model, self.arithmetic, self.examples) == ("protot", "released", "pack"):
             problems.append(
                 "config.examples = 'pack' resets the state between documents, and "
                 "config.arithmetic = 'released' cannot; choose 'join' or 'truncate'"
             )
-        return problems
+        if problems:
+            raise UsageError("; ".join(problems))
 
 
 _SMOKE: Mapping[str, Any] = {

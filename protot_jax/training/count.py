@@ -41,22 +41,20 @@ and 2 * D V for the logits. Letters are those of the mixers' parameters.
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Annotated
 
 from lm_jax.console import cli
 from lm_jax.console.terminal import format_table
-from lm_jax.errors import nearest
+from lm_jax.errors import UsageError, nearest
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import count_params
 from lm_jax.model.flops import Flops, forward_flops
 from lm_jax.run.config import from_plain
-from lm_jax.run.settings import Settings, at_least
 from protot_jax.mixers.models import MODELS, build_model
 from protot_jax.mixers.prototypes import PrototypeMixer
 
 
 @dataclasses.dataclass(frozen=True)
-class CountConfig(Settings):
+class CountConfig:
     """The models to count, and their common shape.
 
     Attributes:
@@ -69,21 +67,29 @@ class CountConfig(Settings):
       tied: names of the models whose output projection is the token embedding.
     """
 
-    hidden_size: Annotated[int, at_least(1)]
-    num_layers: Annotated[int, at_least(1)]
-    vocab_size: Annotated[int, at_least(1)]
-    context: Annotated[int, at_least(1)]
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    context: int
     models: tuple[str, ...]
     tied: tuple[str, ...] = ()
 
-    def problems(self) -> list[str]:
-        empty = [] if self.models else ["config.models is empty; name at least one model"]
-        return empty + [
+    def __post_init__(self) -> None:
+        problems = [
+            f"config.{name} = {getattr(self, name)} must be at least 1"
+            for name in ("hidden_size", "num_layers", "vocab_size", "context")
+            if getattr(self, name) < 1
+        ]
+        if not self.models:
+            problems.append("config.models is empty; name at least one model")
+        problems += [
             f"config.{field} names {name!r}, which is no model{nearest(name, MODELS)}"
             for field in ("models", "tied")
             for name in getattr(self, field)
             if name not in MODELS
         ]
+        if problems:
+            raise UsageError("; ".join(problems))
 
 
 @dataclasses.dataclass(frozen=True)

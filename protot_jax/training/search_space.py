@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import sys
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 import warnings
 
 from ml_collections import ConfigDict
@@ -25,7 +25,6 @@ from lm_jax.console.config_files import in_mode
 from lm_jax.errors import UsageError
 from lm_jax.model import flops
 from lm_jax.parallel import sharding
-from lm_jax.run.settings import Settings, at_least, different
 from lm_jax.train.step import check_batch
 from protot_jax.training.config import PretrainConfig, smoke, with_fields
 from protot_jax.training.results import Trial
@@ -37,7 +36,7 @@ _MOST_COMBINATIONS = 1_000
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchConfig(Settings):
+class SearchConfig:
     """A hyperparameter search.
 
     Attributes:
@@ -54,23 +53,32 @@ class SearchConfig(Settings):
 
     base: PretrainConfig = dataclasses.field(default_factory=PretrainConfig)
     learning_rate: tuple[float, float] = (3e-5, 3e-2)
-    batch_sizes: Annotated[tuple[int, ...], different(at_least(1))] = (32, 64, 128)
+    batch_sizes: tuple[int, ...] = (32, 64, 128)
     choices: tuple[str, ...] = ()
-    most_flops: Annotated[float, at_least(0)] = 0.0
-    trials: Annotated[int, at_least(1)] = 50
-    random_trials: Annotated[int, at_least(1)] = 15
+    most_flops: float = 0.0
+    trials: int = 50
+    random_trials: int = 15
     sampler: Literal["botorch", "tpe", "random"] = "botorch"
-    seed: Annotated[int, at_least(0)] = 0
+    seed: int = 0
 
-    def problems(self) -> list[str]:
+    def __post_init__(self) -> None:
+        least = {"trials": 1, "random_trials": 1, "seed": 0, "most_flops": 0}
+        problems = [
+            f"config.{name} = {getattr(self, name)} must be at least {bound}"
+            for name, bound in least.items()
+            if getattr(self, name) < bound
+        ]
         low, high = self.learning_rate
-        problems = []
         if not 0 < low < high:
             problems.append(f"config.learning_rate = {self.learning_rate} must rise from above 0")
+        sizes = self.batch_sizes
+        if not sizes or len(set(sizes)) < len(sizes) or min(sizes) < 1:
+            problems.append(f"config.batch_sizes = {sizes} must be different numbers from 1 on")
+        if problems:
+            raise UsageError("; ".join(problems))
         fields = [field for field, _ in map(_choice, self.choices)]
         if len(set(fields)) < len(fields):
-            problems.append(f"config.choices name {fields}; name each field once")
-        return problems
+            raise UsageError(f"config.choices name {fields}; name each field once")
 
     def values(self) -> dict[str, tuple[Any, ...]]:
         """The values of each searched field except the learning rate."""

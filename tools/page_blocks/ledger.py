@@ -10,14 +10,13 @@ from typing import Any
 
 import jinja2
 
-from lm_jax.assets.papers import published
 from lm_jax.statistics import student_interval
 from tools.bench.timing import ratio
 from tools.page_blocks import concepts, kernels, robustness
 from tools.page_blocks.circuits import fewer
 from tools.page_blocks.graphs import fewer_carriers
 from tools.page_blocks.paper_tables import compared
-from tools.page_blocks.sources import BRACKETS, interval, summary, table
+from tools.page_blocks.sources import BRACKETS, interval, published, summary, table
 from tools.page_blocks.timings import forward_passes
 
 _MEASURED = ("measured", "in small")

@@ -6,6 +6,7 @@ from pathlib import Path
 import re
 from typing import Any
 
+from lm_jax.assets import papers
 from lm_jax.run.files import read_json
 from lm_jax.run.stored_results import load_stored
 
@@ -26,6 +27,12 @@ def conditions(name: str) -> str:
     named = {"date": "", "commit": "commit ", "device": "", "cores": "cores: ", "jax": "jax "}
     facts = ", ".join(f"{label}{found[key]}" for key, label in named.items() if key in found)
     return f"(`results/{name}`: {facts}.)\n"
+
+
+@functools.cache
+def published(paper: str) -> dict[str, Any]:
+    """The numbers of a paper: `published/<paper>.toml`."""
+    return papers.tables(paper)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

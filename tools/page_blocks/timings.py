@@ -3,9 +3,8 @@
 import statistics
 from typing import Any
 
-from lm_jax.assets.papers import published
 from tools.bench.timing import ratio
-from tools.page_blocks.sources import MODELS, summary, table
+from tools.page_blocks.sources import MODELS, published, summary, table
 
 
 def _median(seconds: list[float]) -> str:

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from lm_jax.assets.papers import published
 from lm_jax.statistics import student_interval
-from tools.page_blocks.sources import MODELS, interval, summary, table
+from tools.page_blocks.sources import MODELS, interval, published, summary, table
 
 
 def over_seeds(values: list[float]) -> str:

@@ -11,7 +11,7 @@ from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.results import ConditionResult, Decisiveness
 from polyattn_jax.recipes.row_maps import SOFTMAX
 from polyattn_jax.report import findings, paper
-from polyattn_jax.report.paper import SETTINGS
+from polyattn_jax.studies.paper import tables
 from polyattn_jax.studies.paper.beside import (
     Audit,
     at_b_auto,
@@ -21,6 +21,10 @@ from polyattn_jax.studies.paper.beside import (
 )
 from polyattn_jax.studies.paper.results import ComparedNumber
 from polyattn_jax.suites import named
+
+ABLATED = "relu_p2_bauto"
+COPYING_LENGTH = 500
+DRAWS = 20
 
 
 def _change(
@@ -52,14 +56,14 @@ def literary(audit: Audit) -> Iterator[ComparedNumber]:
     for result in audit.summary.suites:
         if result.suite != "copying":
             continue
-        lengths = (result.length, SETTINGS.literary_length)
+        lengths = (result.length, COPYING_LENGTH)
         for entry in findings.by_recipe(result.conditions):
             theirs: float | tuple[float, float] | None = None
             if audit.beside:
                 theirs = audit.beside.literary.get(entry.recipe)
                 if entry.cell == SOFTMAX.name:
-                    theirs = SETTINGS.literary_softmax
-            prompts = (entry.accuracy.n, SETTINGS.prompts)
+                    theirs = paper.LITERARY_SOFTMAX
+            prompts = (entry.accuracy.n, paper.PROMPTS)
             causes = (
                 *differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe)),
                 *openings_differ(result.suite),
@@ -70,8 +74,8 @@ def literary(audit: Audit) -> Iterator[ComparedNumber]:
 
 def needle_differences(audit: Audit, entry: ConditionResult) -> tuple[str, ...]:
     """As `differences`, of a recipe on the needle prompts of the sweep."""
-    lengths = (audit.summary.config.sweep_length, SETTINGS.needle_length)
-    prompts = (entry.accuracy.n, SETTINGS.prompts)
+    lengths = (audit.summary.config.sweep_length, paper.NEEDLE_LENGTH)
+    prompts = (entry.accuracy.n, paper.PROMPTS)
     return differences(audit, lengths, prompts, calibrated=at_b_auto(entry.recipe))
 
 
@@ -92,7 +96,7 @@ def suites(audit: Audit) -> Iterator[ComparedNumber]:
     beside = audit.beside.name if audit.beside else ""
     for result in audit.summary.suites:
         suite = named.key(result.suite, result.length)
-        for sweep in paper.SWEEPS:
+        for sweep in tables.SWEEPS:
             if sweep.suite != result.suite:
                 continue
             known = set().union(*sweep.accuracy.values())
@@ -113,7 +117,7 @@ def suites(audit: Audit) -> Iterator[ComparedNumber]:
                 )
         if result.suite == "induction":
             base = findings.softmax_of(result.conditions)
-            theirs = audit.beside.induction if audit.beside else {}
+            theirs = tables.INDUCTION.get(beside, {})
             length = min(theirs, key=lambda known: abs(known - result.length), default=0)
             yield row(
                 audit,
@@ -127,7 +131,7 @@ def suites(audit: Audit) -> Iterator[ComparedNumber]:
                 causes=differences(
                     audit,
                     (result.length, length or result.length),
-                    (base.accuracy.n, SETTINGS.prompts),
+                    (base.accuracy.n, paper.PROMPTS),
                     calibrated=False,
                 ),
             )
@@ -141,10 +145,10 @@ def fixed_bias(audit: Audit) -> Iterator[ComparedNumber]:
         if re.fullmatch(r"relu_p4_b\d+", entry.recipe):
             yield row(
                 audit,
-                paper.NUMBERS.fixed_bias.item,
+                tables.FIXED_BIAS.item,
                 "accuracy",
                 entry.accuracy,
-                paper.NUMBERS.fixed_bias.accuracy.get(beside, {}).get(entry.recipe),
+                tables.FIXED_BIAS.accuracy.get(beside, {}).get(entry.recipe),
                 suite=suite,
                 cell=entry.recipe,
                 n=entry.accuracy.n,
@@ -154,11 +158,11 @@ def fixed_bias(audit: Audit) -> Iterator[ComparedNumber]:
 
 def ablation(audit: Audit) -> Iterator[ComparedNumber]:
     """Figure 4 and Table 17: one recipe in K heads, by their rank, on needles."""
-    summary, beside = audit.summary, audit.beside
+    summary, beside = audit.summary, audit.beside.name if audit.beside else ""
     if not summary.ablation:
         return
-    same = beside.head_sets_change if beside else None
-    draws = beside.draws if beside else {}
+    same = 0.0 if beside in tables.NO_CHANGE else None
+    draws = tables.DRAWS.get(beside, {})
     causes = needle_differences(audit, findings.softmax_of(summary.ablation))
     suite = named.key("niah", summary.config.sweep_length)
     of_sets = (suite, summary.ablation, summary.decisiveness)
@@ -170,7 +174,7 @@ def single_heads(audit: Audit) -> Iterator[ComparedNumber]:
     entries = findings.single_conditions(audit.summary)
     if not entries:
         return
-    config = audit.summary.config
+    config, beside = audit.summary.config, audit.beside.name if audit.beside else ""
     places = [head_sets.layer_and_head(entry.cell) for entry in entries]
     changes = np.array([entry.delta.estimate for entry in entries])
     of_heads = functools.partial(
@@ -182,9 +186,9 @@ def single_heads(audit: Audit) -> Iterator[ComparedNumber]:
         n=entries[0].accuracy.n,
         scale=1.0,
     )
-    theirs = audit.beside.single_heads if audit.beside else None
-    of_recipe = [f"{config.ablation_recipe} (paper: {SETTINGS.ablation_recipe})"] * (
-        config.ablation_recipe != SETTINGS.ablation_recipe
+    theirs = tables.SINGLE_HEADS.get(beside)
+    of_recipe = [f"{config.ablation_recipe} (paper: {ABLATED})"] * (
+        config.ablation_recipe != ABLATED
     )
     of_count = [f"{len(entries)} heads (paper: 40)"] * (len(entries) != 40)
     causes = (*of_recipe, *of_count, *needle_differences(audit, entries[0]))
@@ -199,16 +203,13 @@ def single_heads(audit: Audit) -> Iterator[ComparedNumber]:
 
 def literary_ablation(audit: Audit) -> Iterator[ComparedNumber]:
     """Figure 3 and Table 27: the same on literary openings."""
-    within = audit.beside.literary_head_sets_change if audit.beside else None
-    draws = audit.beside.literary_draws if audit.beside else {}
+    beside = audit.beside.name if audit.beside else ""
+    within, draws = tables.WITHIN.get(beside), tables.LITERARY_DRAWS.get(beside, {})
     for result in audit.summary.suite_ablation:
         if result.suite != "copying":
             continue
         n = findings.softmax_of(result.conditions).accuracy.n
-        lengths, prompts = (
-            (result.length, SETTINGS.literary_length),
-            (n, SETTINGS.prompts),
-        )
+        lengths, prompts = (result.length, COPYING_LENGTH), (n, paper.PROMPTS)
         causes = (
             *differences(audit, lengths, prompts, calibrated=True),
             *openings_differ(result.suite),
@@ -221,7 +222,7 @@ def _head_sets(
     audit: Audit,
     items: tuple[str, str],
     of_sets: tuple[str, Sequence[ConditionResult], Sequence[Decisiveness]],
-    draws: Mapping[int, paper.Draws],
+    draws: Mapping[int, tables.Draws],
     within: float | tuple[float, float] | None,
     causes: tuple[str, ...],
 ) -> Iterator[ComparedNumber]:
@@ -238,10 +239,7 @@ def _head_sets(
     suite, conditions, decisiveness = of_sets
     by_group = head_sets.groups(conditions)
     recipe = audit.summary.config.ablation_recipe
-    causes = (
-        *[f"{recipe} (paper: {SETTINGS.ablation_recipe})"] * (recipe != SETTINGS.ablation_recipe),
-        *causes,
-    )
+    causes = (*[f"{recipe} (paper: {ABLATED})"] * (recipe != ABLATED), *causes)
     base = head_sets.right(findings.softmax_of(conditions).accuracy)
     for result in decisiveness:
         theirs = draws.get(result.size)
@@ -262,10 +260,7 @@ def _head_sets(
         if not result.random:
             continue
         count = len(result.random)
-        of_random = (
-            *causes,
-            *[f"{count} random sets (paper: {SETTINGS.draws})"] * (count != SETTINGS.draws),
-        )
+        of_random = (*causes, *[f"{count} random sets (paper: {DRAWS})"] * (count != DRAWS))
         changes = [(right - base) / result.n for right in result.random]
         for quantity, ours, name, unit, scale in (
             ("random sets that do better", result.beaten, "beaten", "sets", 1.0),

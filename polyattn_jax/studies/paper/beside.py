@@ -123,7 +123,7 @@ def openings_differ(suite: str) -> tuple[str, ...]:
     """The cause of every difference on literary openings, of which ours are fewer."""
     if suite != "copying":
         return ()
-    return (f"{openings.COUNT} openings (paper: {paper.SETTINGS.prompts})",)
+    return (f"{openings.COUNT} openings (paper: {paper.PROMPTS})",)
 
 
 def at_b_auto(recipe: str) -> bool:

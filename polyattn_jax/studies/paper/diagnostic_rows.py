@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 import functools
-import itertools
 
 from lm_jax.statistics import Interval
 from polyattn_jax.audit import head_types
 from polyattn_jax.audit.results import MatchedSafety
 from polyattn_jax.audit.schema import BIASES
 from polyattn_jax.report import comparability, findings, paper
-from polyattn_jax.report.paper import PaperModel
+from polyattn_jax.studies.paper import tables
 from polyattn_jax.studies.paper.answer_rows import needle_differences
 from polyattn_jax.studies.paper.beside import Audit, differences, openings_differ, row
 from polyattn_jax.studies.paper.results import ComparedNumber
@@ -28,7 +27,7 @@ def prevalence(audit: Audit) -> Iterator[ComparedNumber]:
         if length is None or kind not in BIASES:
             continue
         if base == "ruler_paper_single" and kind == "auto":
-            theirs = beside.ruler_unsafe if beside else {}
+            theirs = tables.RULER_UNSAFE.get(beside.name, {}) if beside else {}
             for p in paper.DEGREES:
                 if str(p) in entry.unsafe_active:
                     yield row(
@@ -49,7 +48,7 @@ def prevalence(audit: Audit) -> Iterator[ComparedNumber]:
         published = beside.prevalence_at(base, kind, length) if beside else None
         causes = ()
         if published is not None:
-            lengths, prompts = (length, published.length), (entry.prompts, paper.SETTINGS.prompts)
+            lengths, prompts = (length, published.length), (entry.prompts, paper.PROMPTS)
             causes = (
                 *differences(audit, lengths, prompts, calibrated=kind == "auto"),
                 *openings_differ(base),
@@ -115,7 +114,7 @@ def over_length(audit: Audit) -> Iterator[ComparedNumber]:
             continue
         theirs, causes = None, ()
         if beside is not None:
-            theirs = beside.over_length
+            theirs = tables.OVER_LENGTH.get(beside.name)
             published = beside.prevalence_at("induction", "zero", length)
             if (
                 theirs is None
@@ -124,7 +123,7 @@ def over_length(audit: Audit) -> Iterator[ComparedNumber]:
             ):
                 theirs = published.unsafe[2]
             nearest = min(max(length, 256), 4096)
-            prompts = (entry.prompts, paper.SETTINGS.prompts)
+            prompts = (entry.prompts, paper.PROMPTS)
             causes = differences(audit, (length, nearest), prompts, calibrated=False)
         yield row(
             audit,
@@ -159,10 +158,10 @@ def calibration(audit: Audit) -> Iterator[ComparedNumber]:
 
 def matched(audit: Audit) -> Iterator[ComparedNumber]:
     """Tables 5 (with the intervals of 13), 12 and 14: rows of the needle prompts."""
-    summary, beside = audit.summary, audit.beside
+    summary, beside = audit.summary, audit.beside.name if audit.beside else ""
     suite = named.key("niah", summary.config.sweep_length)
     by_recipe = {entry.recipe: entry for entry in summary.sweep}
-    known = set().union(*(model.matched for model in paper.MODELS))
+    known = set().union(*tables.MATCHED.values())
     for entry in summary.matched:
         if entry.recipe not in known:
             continue
@@ -181,7 +180,7 @@ def matched(audit: Audit) -> Iterator[ComparedNumber]:
                     ends=ends,
                     causes=causes,
                 )
-        theirs = beside.matched.get(entry.recipe) if beside else None
+        theirs = tables.MATCHED.get(beside, {}).get(entry.recipe)
         of_rows = (suite, entry.bias_kind, entry.p)
         for one in summary.bound:
             if (one.suite, one.bias_kind, one.p) == of_rows:
@@ -201,12 +200,12 @@ def matched(audit: Audit) -> Iterator[ComparedNumber]:
 
 
 def _matched_numbers(
-    entry: MatchedSafety, beside: PaperModel | None
+    entry: MatchedSafety, beside: str
 ) -> Iterator[tuple[str, str, Interval | None, float | None, tuple[float, float] | None]]:
     """Table, quantity, our share, the paper's and its interval."""
-    theirs = beside.matched.get(entry.recipe) if beside else None
-    ends = beside.matched_ends.get(entry.recipe) if beside else None
-    answer = beside.answer_key.get(entry.recipe) if beside else None
+    theirs = tables.MATCHED.get(beside, {}).get(entry.recipe)
+    ends = tables.ENDS.get(beside, {}).get(entry.recipe)
+    answer = tables.ANSWER_KEY.get(beside, {}).get(entry.recipe)
     for item, what, name, ours in (
         ("Table 5", "safe rows", "measured", entry.all.measured),
         ("Table 5", "rows predicted safe", "predicted", entry.all.predicted),
@@ -239,9 +238,9 @@ def _matched_numbers(
 
 def sigmoid(audit: Audit) -> Iterator[ComparedNumber]:
     """Table 15: rows of the needle prompts that the sigmoid concentrates."""
-    summary, beside = audit.summary, audit.beside
+    summary, beside = audit.summary, audit.beside.name if audit.beside else ""
     by_recipe = {entry.recipe: entry for entry in summary.sweep}
-    known = set().union(*(model.sigmoid_safe for model in paper.MODELS))
+    known = set().union(*tables.SIGMOID_SAFE.values())
     for entry in summary.verdicts:
         if entry.recipe in known and entry.safe is not None:
             yield row(
@@ -249,7 +248,7 @@ def sigmoid(audit: Audit) -> Iterator[ComparedNumber]:
                 "Table 15",
                 "safe rows",
                 entry.safe,
-                beside.sigmoid_safe.get(entry.recipe) if beside else None,
+                tables.SIGMOID_SAFE.get(beside, {}).get(entry.recipe),
                 suite=named.key("niah", summary.config.sweep_length),
                 cell=entry.recipe,
                 n=summary.config.niah_n,
@@ -262,7 +261,7 @@ def bound(audit: Audit) -> Iterator[ComparedNumber]:
     config, theirs = audit.summary.config, audit.beside.bound if audit.beside else None
     published = audit.beside.prevalence_at("induction", "zero", 4096) if audit.beside else None
     rows = published.medians.rows if published and published.medians else 0
-    lengths, prompts = (config.induction_length, 4096), (config.induction_n, paper.SETTINGS.prompts)
+    lengths, prompts = (config.induction_length, 4096), (config.induction_n, paper.PROMPTS)
     causes = differences(audit, lengths, prompts, calibrated=False)
     for entry in audit.summary.bound:
         if (entry.suite, entry.bias_kind) != ("induction", "zero") or entry.agree is None:
@@ -296,19 +295,20 @@ def types_of_heads(audit: Audit) -> Iterator[ComparedNumber]:
         return
     config = audit.summary.config
     n = min(config.induction_n, head_types.PROMPTS)
-    theirs = audit.beside.head_types if audit.beside else {}
+    theirs = tables.COMPOSITION.get(audit.beside.name, {}) if audit.beside else {}
     for size in SIZES:
         if 2 * size > len(audit.by_head["type"]):
             continue
         ours = head_types.composition(audit.by_head, size)
-        printed = theirs.get(size, {})
-        for group, kind in itertools.product(("top", "bottom"), KINDS):
+        kinds = [(group, kind) for group in ("top", "bottom") for kind in KINDS]
+        printed = theirs.get(size, (None,) * len(kinds))
+        for (group, kind), reference in zip(kinds, printed, strict=True):
             yield row(
                 audit,
                 "Table 16",
                 f"{kind} heads",
                 getattr(ours, group)[kind],
-                printed.get(group, {}).get(kind),
+                reference,
                 suite="induction",
                 cell=f"{group} {size}",
                 n=n,

@@ -12,7 +12,7 @@ from markupsafe import Markup
 import numpy as np
 
 from lm_jax import report
-from lm_jax.assets.papers import published
+from lm_jax.assets import papers
 from lm_jax.evaluate.judge_prompt import SCORES
 from lm_jax.report import Bar, Column, Points, Section, Series, cell, rate, section, table
 from lm_jax.report.markup import number
@@ -44,7 +44,7 @@ def half_lives(result: ConceptReport) -> Section:
         )
         for one in result.layers
     ]
-    locality, printed = result.half_life_repetition, published("protot")["table_21"]
+    locality, printed = result.half_life_repetition, papers.tables("protot")["table_21"]
     names = ("shortest quarter", "second", "third", "longest quarter")
     edges = (*locality.edges, *[None] * (4 - len(locality.edges)))
     quartiles = [

@@ -5,9 +5,10 @@ FineWeb-Edu, and the numbers are means over three seeds; test numbers come from 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+import functools
 from typing import Any
 
-from lm_jax.assets.papers import published
+from lm_jax.assets import papers
 from lm_jax.report import Cell, Column, Section, cell, section, table
 from lm_jax.report.prose import Prose
 from protot_jax.studies.glue.report_text import (
@@ -62,21 +63,26 @@ NEAREST: Mapping[str, tuple[str, str]] = {
 }
 
 
+@functools.cache
+def _paper() -> Mapping[str, Any]:
+    return papers.tables("protot")
+
+
 def row_of(kind: str) -> str | None:
     """The row of the paper's tables that a kind of model stands beside, if it fine-tunes one."""
     name = "mamba" if kind == "mamba_ffn" else kind
-    return name if name in published("protot")["appendix_a4"] else None
+    return name if name in _paper()["appendix_a4"] else None
 
 
 def chosen(kind: str) -> str | None:
     """The learning rate and warm-up that the paper chose for a kind of model."""
     row = row_of(kind)
-    return None if row is None else rate_and_warmup(**published("protot")["appendix_a4"][row])
+    return None if row is None else rate_and_warmup(**_paper()["appendix_a4"][row])
 
 
 def _printed(table: str, columns: Sequence[str]) -> Iterator[list[object]]:
     for name, title in _ROWS.items():
-        row = published("protot")[table][name]
+        row = _paper()[table][name]
         yield [title, *(row.get(column) for column in columns)]
 
 
@@ -148,7 +154,7 @@ def embedded(result: GlueSummary) -> Section | None:
         name, title = kinds[one.model], COLUMNS[column]
         printed, note = None, title
         if name is not None:
-            printed, note = published("protot")["table_10"][name][column], f"{_ROWS[name]}, {title}"
+            printed, note = _paper()["table_10"][name][column], f"{_ROWS[name]}, {title}"
         rows.append(
             [
                 one.model,

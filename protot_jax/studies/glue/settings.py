@@ -5,13 +5,12 @@ silent, of its released code: weight decay 0.01, dropout 0.1 before the head and
 patience of two evaluations at a gain of 0.001.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from lm_jax.errors import UsageError
-from lm_jax.run.settings import Bound, at_least, different
+from lm_jax.errors import UsageError, out_of_range
 from lm_jax.study import Training
 from lm_jax.train.config import MAY_CHANGE
 from protot_jax.studies.glue.objective import PoolingName
@@ -21,26 +20,6 @@ from protot_jax.training.saved_run import study_variant
 PAPER_RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-4, 1e-3)
 
 
-def _distinct(values: Iterable[Any]) -> bool:
-    values = list(values)
-    return 0 < len(values) == len(set(values))
-
-
-_NAMES = Bound("different names, at least one", _distinct)
-_RATES = Bound(
-    "different rates above 0",
-    # As the names of folders spell them.
-    lambda rates: _distinct(f"{rate:g}" for rate in rates) and min(rates) > 0,
-)
-_SHARES = Bound(
-    "different shares from 0 to below 1",
-    lambda shares: _distinct(shares) and min(shares) >= 0 and max(shares) < 1,
-)
-_POOLINGS = Bound(
-    f"one of {', '.join(get_args(PoolingName))}", lambda name: name in get_args(PoolingName)
-)
-
-
 @dataclasses.dataclass(frozen=True)
 class GlueConfig(Training):
     """Settings of fine-tuning.
@@ -48,7 +27,7 @@ class GlueConfig(Training):
     Attributes:
       runs: work folders of pretraining runs, each as FOLDER or NAME=FOLDER.
       run_seed: seed of the pretrained models; -1 for the first of each run.
-      checkpoint: weights to fine-tune: the "best" by validation perplexity, or the "last"
+      checkpoint: weights to fine-tune: the "best" by validation perplexity, or the "last".
       tasks: tasks to fine-tune on, official ones of GLUE or embedded ones
         (`protot_jax.studies.glue.tasks.TASKS`).
       folder: folder of the official GLUE files (CoLA, SST-2 and so on below it); unused by embedded
@@ -81,38 +60,65 @@ class GlueConfig(Training):
     runs: tuple[str, ...] = ()
     run_seed: int = -1
     checkpoint: Literal["best", "last"] = "best"
-    tasks: Annotated[tuple[str, ...], _NAMES] = tuple(EMBEDDED)
+    tasks: tuple[str, ...] = tuple(EMBEDDED)
     folder: str = ""
-    examples: Annotated[int, at_least(0)] = 0
-    learning_rates: Annotated[tuple[float, ...], _RATES] = PAPER_RATES
-    warmups: Annotated[tuple[float, ...], _SHARES] = (0.06, 0.1)
+    examples: int = 0
+    learning_rates: tuple[float, ...] = PAPER_RATES
+    warmups: tuple[float, ...] = (0.06, 0.1)
     search_tasks: tuple[str, ...] = ("sst2", "mnli")
-    seeds: Annotated[tuple[int, ...], different(at_least(0))] = (234, 124, 325)
-    batch_size: Annotated[int, at_least(1)] = 16
-    epochs: Annotated[int, at_least(1)] = 3
-    max_steps: Annotated[int, at_least(0)] = 0
+    seeds: tuple[int, ...] = (234, 124, 325)
+    batch_size: int = 16
+    epochs: int = 3
+    max_steps: int = 0
     eval_every: int = 0
     min_gain: float = 1e-3
     patience: int = 2
-    max_length: Annotated[int, at_least(1)] = 512
-    pooling: Annotated[PoolingName, _POOLINGS] = "mean"
+    max_length: int = 512
+    pooling: PoolingName = "mean"
     weight_decay: float = 0.01
     head_dropout: float = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
-    resamples: Annotated[int, at_least(100)] = 1000
+    resamples: int = 1000
     mesh: tuple[int, int, int] = (-1, 1, 1)
     allow_fallback: bool = False
 
-    def problems(self) -> list[str]:
+    def __post_init__(self) -> None:
+        rates, warmups = self.learning_rates, self.warmups
+        wanted = {
+            "tasks": (_distinct(self.tasks), "different names, at least one"),
+            "learning_rates": (
+                # As the names of folders spell them.
+                _distinct(tuple(f"{rate:g}" for rate in rates)) and min(rates) > 0,
+                "different rates above 0",
+            ),
+            "warmups": (
+                _distinct(warmups) and min(warmups) >= 0 and max(warmups) < 1,
+                "different shares from 0 to below 1",
+            ),
+            "seeds": (
+                _distinct(self.seeds) and min(self.seeds) >= 0,
+                "different numbers from 0 on",
+            ),
+            "examples": (self.examples >= 0, "at least 0"),
+            "batch_size": (self.batch_size >= 1, "at least 1"),
+            "epochs": (self.epochs >= 1, "at least 1"),
+            "max_steps": (self.max_steps >= 0, "at least 0"),
+            "max_length": (self.max_length >= 1, "at least 1"),
+            "pooling": (
+                self.pooling in get_args(PoolingName),
+                f"one of {', '.join(get_args(PoolingName))}",
+            ),
+            "resamples": (self.resamples >= 100, "at least 100"),
+        }
+        if problems := out_of_range(self, wanted, prefix="config."):
+            raise UsageError("; ".join(problems))
         for name in (*self.tasks, *self.search_tasks):
             find(name)
-        official = [name for name in self.tasks if name in OFFICIAL]
-        if self.folder or not official:
-            return []
-        return [
-            f"config.folder is missing, and {official[0]} is read from official files; name the "
-            f"folder that has those of {OFFICIAL[official[0]].title} below it"
-        ]
+        if not self.folder and (official := [name for name in self.tasks if name in OFFICIAL]):
+            raise UsageError(
+                f"config.folder is missing, and {official[0]} is read from official files; name "
+                f"the folder that has those of {OFFICIAL[official[0]].title} below it"
+            )
 
     def named_runs(self) -> dict[str, Path]:
         """The folders of the pretraining runs by name.
@@ -152,6 +158,10 @@ _OF_OTHER_PARTS = (
     *("runs", "run_seed", "checkpoint", "tasks", "folder", "examples", "learning_rates", "warmups"),
     *("search_tasks", "seeds", "resamples", *MAY_CHANGE),
 )
+
+
+def _distinct(values: tuple[Any, ...]) -> bool:
+    return 0 < len(values) == len(set(values))
 
 
 def official(config: GlueConfig) -> GlueConfig:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import NamedTuple
 
-from lm_jax.assets.papers import published
+from lm_jax.assets import papers
 
 MODES = ("reinitialise", "mask_write", "mask_read")
 _TABLES = (6, 7, 8, 9)
@@ -54,9 +54,9 @@ class Table:
 
 def tables() -> dict[str, Table]:
     """The tables by concept."""
-    result = {}
+    result, published = {}, papers.tables("protot")
     for number in _TABLES:
-        entry = published("protot")[f"table_{number}"]
+        entry = published[f"table_{number}"]
         columns = [
             Column(**each | {"rows": [Row(*row) for row in each["rows"]]})
             for each in entry["columns"]

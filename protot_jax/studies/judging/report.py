@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from lm_jax import report
-from lm_jax.assets.papers import published
+from lm_jax.assets import papers
 from lm_jax.console import terminal
 from lm_jax.evaluate.generation import ORDERS
 from lm_jax.evaluate.verdicts import DECISIVE, failed
@@ -248,12 +248,12 @@ def _rated(judge: str, judged: Judged) -> Section:
 
 
 def _paper(result: JudgingSummary) -> Section:
-    judged = _with_ratings(result)
+    judged, printed = _with_ratings(result), papers.tables("protot")
     heads = ["mixer", Column("paper, Table 22", ".2f")]
     heads += [f"{name}, {one.decoding}" for name, one in judged]
     kinds = {one.name: one.kind for one in result.models}
     rows = []
-    for kind, elo in published("protot")["table_22"].items():
+    for kind, elo in printed["table_22"].items():
         ours = []
         for _, one in judged:
             rated = [each for each in one.ratings or () if kinds[each.model] == kind]
@@ -265,7 +265,7 @@ def _paper(result: JudgingSummary) -> Section:
             one.decoding,
             _best(one, smoothed=True),
             _best(one, smoothed=False),
-            cell(published("protot")["appendix_b3"].get(kinds[one.model]), spec=".4f"),
+            cell(printed["appendix_b3"].get(kinds[one.model]), spec=".4f"),
         ]
         for one in result.samples
     ]

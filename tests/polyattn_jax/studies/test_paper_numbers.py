@@ -1,11 +1,10 @@
 """The paper's numbers, against what its prose and its other tables say of them."""
 
-import dataclasses
-
 import pytest
 
 from polyattn_jax.recipes.row_maps import RECIPES
 from polyattn_jax.report import paper
+from polyattn_jax.studies.paper import tables
 from polyattn_jax.suites import named
 
 
@@ -87,38 +86,33 @@ def test_only_the_papers_own_names_are_taken_for_its_models(model, name):
 
 def test_the_paper_s_tables_agree_where_they_print_the_same_cell():
     by_name = {model.name: model for model in paper.MODELS}
-    for name, row in paper.NUMBERS.fixed_bias.accuracy.items():
+    for name, row in tables.FIXED_BIAS.accuracy.items():
         assert row["relu_p4_b0"] == by_name[name].needle_accuracy("relu_p4_b0")
     # The best key is the answer, and S_p the same number, whatever the recipe of one bias.
-    for model in paper.MODELS:
-        rows = model.answer_key.items()
-        assert len({(r.argmax, r.dead) for recipe, r in rows if recipe.endswith("bauto")}) == 1
-        for recipe, ends in model.matched_ends.items():
-            for field, (low, high) in dataclasses.asdict(ends).items():
-                assert low <= getattr(model.matched[recipe], field) <= high
+    for rows in tables.ANSWER_KEY.values():
+        at_b_auto = {row[:2] for recipe, row in rows.items() if recipe.endswith("bauto")}
+        assert len(at_b_auto) == 1
+    for name, rows in tables.ENDS.items():
+        for recipe, ends in rows.items():
+            for field, (low, high) in ends._asdict().items():
+                assert low <= getattr(tables.MATCHED[name][recipe], field) <= high
     # Table 4: three of its eight cells.
-    for name, recipe, printed in (
-        ("Qwen3-1.7B", "relu_p8_bauto", (66.3, 21.9)),
-        ("Llama-3.2-1B", "relu_p2_b0", (72.3, 30.4)),
-        ("Gemma-4-E2B", "relu_p8_bauto", (18.3, 6.1)),
-    ):
-        row = by_name[name].matched[recipe]
-        assert (row.measured, row.top_measured) == printed
+    of = tables.MATCHED
+    assert of[tables.QWEN]["relu_p8_bauto"][:3:2] == (66.3, 21.9)
+    assert of[tables.LLAMA]["relu_p2_b0"][:3:2] == (72.3, 30.4)
+    assert of[tables.GEMMA]["relu_p8_bauto"][:3:2] == (18.3, 6.1)
 
 
 def test_tables_have_the_sums_and_the_order_that_they_must_have():
-    for model in paper.MODELS:
-        for size, counts in model.head_types.items():
-            assert {end: sum(of.values()) for end, of in counts.items()} == {
-                "top": size,
-                "bottom": size,
-            }
-        row = list(model.ruler_unsafe.values())
-        assert row == sorted(row, reverse=True)
+    for rows in tables.COMPOSITION.values():
+        for size, counts in rows.items():
+            assert (sum(counts[:3]), sum(counts[3:])) == (size, size)
     # Section 5.4 rounds them: 85, 88, 100 and 73 % diffuse at K = 40.
-    diffuse = [model.head_types[40]["top"]["diffuse"] / 0.4 for model in paper.MODELS]
+    diffuse = [tables.COMPOSITION[model.name][40][2] / 0.4 for model in paper.MODELS]
     assert diffuse == [85.0, 87.5, 100.0, 72.5]
-    for sweep in paper.SWEEPS:
+    for row in tables.RULER_UNSAFE.values():
+        assert list(row.values()) == sorted(row.values(), reverse=True)
+    for sweep in tables.SWEEPS:
         assert sweep.suite in named.NAMES
         for row in sweep.accuracy.values():
             assert set(row) <= {"softmax", *RECIPES}

@@ -8,6 +8,7 @@ import pytest
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.results import SuiteAblation, SuiteResult
 from polyattn_jax.report import findings, paper
+from polyattn_jax.studies.paper import tables
 from polyattn_jax.studies.paper.beside import Audit
 from polyattn_jax.studies.paper.numbers import compare
 from tests.polyattn_jax.paper_audits import LLAMA, audit_of
@@ -102,7 +103,7 @@ def test_suites_stand_beside_their_tables_at_every_length(finding):
 
 def test_head_sets_stand_beside_the_figure_and_its_draws(finding):
     summary, _, _ = finding
-    gemma = next(model for model in paper.MODELS if model.name == "Gemma-4-E2B")
+    gemma = next(model for model in paper.MODELS if model.name == tables.GEMMA)
     sizes = {1: 20, 2: 40}
     moved = dataclasses.replace(
         summary,
@@ -144,7 +145,7 @@ def test_literary_head_sets_stand_beside_their_own_figure(finding):
     entry = dataclasses.replace(first, size=40, top=6, bottom=12, random=(9,), beaten=1)
     ablated = SuiteAblation("copying", 500, conditions, (entry,))
     result = dataclasses.replace(summary, suite_ablation=(ablated,))
-    qwen = next(model for model in paper.MODELS if model.name == "Qwen3-1.7B")
+    qwen = next(model for model in paper.MODELS if model.name == tables.QWEN)
     audit = audit_of(finding, result, beside=qwen)
     figure, draws = numbers(audit, "Figure 3"), numbers(audit, "Table 27")
     assert figure["copying_500", "top 40 heads", "change of accuracy"][:2] == (-62.5, -50.0)
@@ -166,7 +167,7 @@ def test_single_heads_are_counted_and_ranked_beside_table_26(finding):
         condition(name, 0.5 + change, 12, delta=Interval(change, -1.0, 1.0, 12))
         for name, change in cells.items()
     )
-    qwen = next(model for model in paper.MODELS if model.name == "Qwen3-1.7B")
+    qwen = next(model for model in paper.MODELS if model.name == tables.QWEN)
     result = dataclasses.replace(summary, single_heads=entries)
     audit = Audit(result, by_head | {"s_2": s_2}, qwen, False)
     rows = numbers(audit, "Table 26")

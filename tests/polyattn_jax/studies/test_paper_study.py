@@ -14,7 +14,7 @@ from lm_jax.study import Work, frame
 from polyattn_jax.audit import opening
 from polyattn_jax.recipes.row_maps import RECIPES
 from polyattn_jax.report import paper
-from polyattn_jax.studies.paper import STUDY, claims, items, report, run
+from polyattn_jax.studies.paper import STUDY, claims, items, report, run, tables
 from polyattn_jax.studies.paper.results import PaperSummary
 from polyattn_jax.studies.paper.settings import PaperConfig
 from tests.polyattn_jax.conftest import ROOT, run_study
@@ -151,10 +151,10 @@ def test_what_cannot_be_compared_is_refused(tmp_path, haystack, models, flags, c
 def test_the_settings_of_the_paper_measure_every_item_that_can_be():
     config = from_plain(load_config(f"{ROOT}/configs/polyattn/paper.py"), PaperConfig)
     names = set(config.by_name)
-    assert names >= {*RECIPES, *paper.NUMBERS.fixed_bias.accuracy["Llama-3.2-1B"]}
-    assert {sweep.suite for sweep in paper.SWEEPS} | {"copying", "induction"} == {*config.suites}
+    assert names >= {*RECIPES, *tables.FIXED_BIAS.accuracy[tables.LLAMA]}
+    assert {sweep.suite for sweep in tables.SWEEPS} | {"copying", "induction"} == {*config.suites}
     assert (config.niah_n, config.suite_n, config.ablation_draws) == (200, 200, 20)
-    assert config.calibrated_at == paper.SETTINGS.calibration_length
+    assert config.calibrated_at == paper.CALIBRATION_LENGTH
 
 
 def test_a_stored_result_is_read():

@@ -325,7 +325,7 @@ BAD = {
     "folder": ({"folder": ""}, "config.folder is missing, and sst2 is read from official files"),
     "rates": ({"learning_rates": (0.0,)}, "config.learning_rates = (0.0,) must be different rates"),
     "warmups": ({"warmups": (1.0,)}, "config.warmups = (1.0,) must be different shares"),
-    "seeds": ({"seeds": (1, 1)}, "config.seeds = (1, 1) must be one or more different values"),
+    "seeds": ({"seeds": (1, 1)}, "config.seeds = (1, 1) must be different numbers from 0 on"),
     "pooling": ({"pooling": "first"}, "config.pooling = 'first' must be one of mean, last"),
 }
 

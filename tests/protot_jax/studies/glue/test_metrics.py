@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm_jax.assets.papers import published
+from lm_jax.assets import papers
 from protot_jax.studies.glue import metrics
 from protot_jax.studies.glue.tasks import EMBEDDED, OFFICIAL
 
@@ -129,7 +129,7 @@ def test_the_constant_row_of_the_paper_tables_follows_from_the_counts_of_labels(
     constant = metrics.constant_prediction(task, targets, task.main)
     assert constant == float(ones > zeros)
     result = metrics.score(task.main, targets, np.full_like(targets, constant), 2)
-    assert round(100 * result, 1) == published("protot")["table_10"]["constant"][name]
+    assert round(100 * result, 1) == papers.tables("protot")["table_10"]["constant"][name]
 
 
 def test_the_constant_score_is_the_mean():
@@ -146,7 +146,7 @@ def test_the_constant_of_f1_is_class_1_however_rare_and_of_accuracy_the_most_fre
 
 def test_printed_averages_are_not_those_of_the_printed_columns():
     """The finding that the report states: 71.1 for LLaMA, not 71.6."""
-    row = published("protot")["table_2"]["llama"]
+    row = papers.tables("protot")["table_2"]["llama"]
     nine = [value for name, value in row.items() if name != "glue" and not name.startswith("mnli")]
     nine.append((row["mnli"] + row["mnli_mismatched"]) / 2)
     assert len(nine) == 9

@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from lm_jax.assets.papers import published
+from lm_jax.assets import papers
 from lm_jax.run.files import write_json
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
@@ -169,7 +169,7 @@ def test_a_model_that_the_paper_does_not_fine_tune_has_no_number_of_it(built, ki
     )
     text = re.sub(r"<[^>]+>", " ", without_scripts(page_of(result, tmp_path)))
     name = {"mamba_ffn": "mamba"}.get(kind, kind)
-    tables, rate, printed, note = published("protot"), "–", "–", "SST-2, accuracy"
+    tables, rate, printed, note = papers.tables("protot"), "–", "–", "SST-2, accuracy"
     if name in tables["table_1"]:
         rate = f"{tables['appendix_a4'][name]['learning_rate']:g}, "
         printed = f"{tables['table_10'][name]['sst2']:.1f}"

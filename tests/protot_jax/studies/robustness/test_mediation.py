@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm_jax.assets.papers import published
+from lm_jax.assets import papers
 from lm_jax.errors import UsageError
 from protot_jax.studies.robustness import FLOOR, PMR, numbers, paper, pmr
 
@@ -54,7 +54,7 @@ def test_bad_input(base, clamped, message):
 def test_the_papers_means_of_ratios_hide_its_ratios_of_means():
     """behaviour of Table 4: punctuation and typos, where the printed means say 0."""
     found = {
-        name: paper.mediated(name)["ratio_of_means"] for name in published("protot")["table_4"]
+        name: paper.mediated(name)["ratio_of_means"] for name in papers.tables("protot")["table_4"]
     }
     rounded = {name: round(value, 3) for name, value in found.items()}
     assert rounded["punctuation"] == 0.191 and rounded["typo"] == 0.106
