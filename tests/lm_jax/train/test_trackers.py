@@ -10,6 +10,7 @@ import types
 import pytest
 
 from lm_jax.console import cli
+from lm_jax.errors import UsageError
 from lm_jax.train.launch import LaunchOptions, launched_with
 from lm_jax.train.trackers import CSV, EVENTS, Csv
 from tests.lm_jax.train import tiny_training as tiny
@@ -145,3 +146,8 @@ def test_without_the_package_a_sentence_names_the_remedy(monkeypatch, tmp_path, 
     )
     assert cli.run(lambda arguments: 0, argv) == 2
     assert "--track is not a flag of this command" in capsys.readouterr().err
+
+
+def test_options_of_a_launch_are_compared_with_their_bounds():
+    with pytest.raises(UsageError, match="--hang_limit=-1 must be at least 0"):
+        LaunchOptions(hang_limit=-1)
