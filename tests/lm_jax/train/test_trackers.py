@@ -9,6 +9,8 @@ import types
 
 import pytest
 
+from lm_jax.console import cli
+from lm_jax.errors import UsageError
 from lm_jax.train.launch import LaunchOptions, launched_with
 from lm_jax.train.trackers import CSV, EVENTS, Csv
 from tests.lm_jax.train import tiny_training as tiny
@@ -127,3 +129,24 @@ def test_a_csv_file_drops_what_comes_after_the_checkpoint(tmp_path):
     # A run from the start has nothing of another.
     Csv(tmp_path, 0).close()
     assert (tmp_path / CSV).read_text().splitlines() == wanted[:1]
+
+
+def test_it_is_off_by_default(runs, tmp_path):
+    train(tmp_path / "run", policy=dataclasses.replace(UPKEEP, log_every=6))
+    assert not runs
+
+
+def test_without_the_package_a_sentence_names_the_remedy(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    argv = ["prog", f"--workdir={tmp_path / 'run'}", "--track=wandb"]
+    assert cli.run(lambda arguments: 0, argv, training=True) == 2
+    assert capsys.readouterr().err == (
+        "error: --track=wandb: wandb is missing; pip install 'interpretable-attention-jax[wandb]'\n"
+    )
+    assert cli.run(lambda arguments: 0, argv) == 2
+    assert "--track is not a flag of this command" in capsys.readouterr().err
+
+
+def test_options_of_a_launch_are_compared_with_their_bounds():
+    with pytest.raises(UsageError, match="--hang_limit=-1 must be at least 0"):
+        LaunchOptions(hang_limit=-1)

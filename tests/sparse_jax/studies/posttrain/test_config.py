@@ -105,7 +105,7 @@ def test_the_command_refuses_before_it_reads_the_model(tmp_path, capsys):
     ]
     assert command.run(STUDY, argv) == 2
     message = capsys.readouterr().err
-    assert "config.temperature = 0.0 must be above 0; config.learning_rate = -1.0" in message
+    assert "config.learning_rate = -1.0 must be above 0; config.temperature = 0.0" in message
     assert not (tmp_path / "run").exists()
 
 
