@@ -26,12 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from iaj.parser import Parser, run_parsed
 from kernels.prefix_mean.api import prefix_mean
 import lm_jax
 from lm_jax import statistics
 from lm_jax.console import terminal
 from lm_jax.console.config_files import load_config
-from lm_jax.errors import UserError
 from lm_jax.model import sites
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import write_json
@@ -212,32 +212,28 @@ def format_entries(entries: Sequence[Mapping[str, Any]]) -> str:
     return terminal.format_table(columns, rows, left=())
 
 
+def run(chosen: argparse.Namespace) -> None:
+    """Trains, compares and prints."""
+    mode = ":smoke" if chosen.smoke else ""
+    contexts = (32,) if chosen.smoke else CONTEXTS
+    chosen.workdir.mkdir(parents=True, exist_ok=True)
+    for context in contexts:
+        for arithmetic in ARITHMETICS:
+            train(chosen.workdir, mode, context, arithmetic)
+    seeds = from_plain(load_config(f"{CONFIG}{mode}"), PretrainConfig).seeds
+    entries = [each for context in contexts for each in compare(chosen.workdir, context, seeds)]
+    write_json(chosen.workdir / RESULT, {"conditions": conditions(), "entries": entries})
+    print(format_entries(entries))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("python -m tools.compare_arithmetic", __doc__)
     parser.add_argument("--workdir", type=Path, required=True, help="folder of the runs")
     parser.add_argument(
         "--smoke", action="store_true", help="runs of seconds, to see that it works"
     )
-    chosen = parser.parse_args(argv)
-    mode = ":smoke" if chosen.smoke else ""
-    contexts = (32,) if chosen.smoke else CONTEXTS
-    try:
-        chosen.workdir.mkdir(parents=True, exist_ok=True)
-        for context in contexts:
-            for arithmetic in ARITHMETICS:
-                train(chosen.workdir, mode, context, arithmetic)
-        seeds = from_plain(load_config(f"{CONFIG}{mode}"), PretrainConfig).seeds
-        entries = [each for context in contexts for each in compare(chosen.workdir, context, seeds)]
-        packages = ("jax", "jaxlib", "numpy")
-        write_json(
-            chosen.workdir / RESULT, {"conditions": conditions(packages), "entries": entries}
-        )
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(format_entries(entries))
-    return 0
+    return run_parsed(run, parser, argv)
 
 
 if __name__ == "__main__":

@@ -39,43 +39,47 @@ _SIZE = {
     "num_attention_heads": 4,
     "max_position_embeddings": 32,
 }
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _rope(theta: float, **settings: Any) -> dict[str, Any]:
+    return {"rope_theta": theta, **settings}
+
+
+def _small(family: str, **settings: Any) -> tuple[str, dict[str, Any]]:
+    """A family, and its settings for a tiny model."""
+    return family, {**_SIZE, **settings}
+
+
+_LLAMA3 = _rope(
+    500.0,
+    rope_type="llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
+_PARTIAL = _rope(100.0, partial_rotary_factor=0.34)
+_TWO_THIRDS = _rope(100.0, partial_rotary_factor=0.67)
+_GPT2 = {"vocab_size": 48, "n_positions": 32, "n_embd": 24}
 
 CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "llama_gqa": (
+    "llama_gqa": _small("Llama", num_key_value_heads=2, head_dim=6, rope_parameters=_LLAMA3),
+    "llama_mha_tied_bias": _small(
         "Llama",
-        _SIZE | {"num_key_value_heads": 2, "head_dim": 6, "rope_parameters": _LLAMA3},
+        num_key_value_heads=4,
+        head_dim=8,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters=_rope(100.0, rope_type="linear", factor=2.0),
     ),
-    "llama_mha_tied_bias": (
-        "Llama",
-        _SIZE
-        | {
-            "num_key_value_heads": 4,
-            "head_dim": 8,
-            "tie_word_embeddings": True,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
-        },
-    ),
-    "llama_mqa": ("Llama", _SIZE | {"num_key_value_heads": 1, "head_dim": 6}),
-    "gpt2": (
-        "GPT2",
-        {"vocab_size": 48, "n_positions": 32, "n_embd": 24, "n_layer": 3, "n_head": 4},
-    ),
+    "llama_mqa": _small("Llama", num_key_value_heads=1, head_dim=6),
+    "gpt2": ("GPT2", {**_GPT2, "n_layer": 3, "n_head": 4}),
     "gpt2_untied": (
         "GPT2",
         {
-            "vocab_size": 48,
-            "n_positions": 32,
-            "n_embd": 24,
+            **_GPT2,
             "n_layer": 2,
             "n_head": 3,
             "n_inner": 20,
@@ -83,243 +87,176 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
             "activation_function": "relu",
         },
     ),
-    "neox": (
+    "neox": _small("GPTNeoX", rope_parameters=_PARTIAL),
+    "neox_sequential_tied": _small(
         "GPTNeoX",
-        _SIZE | {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.34}},
+        use_parallel_residual=False,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        rope_parameters=_rope(100.0, partial_rotary_factor=1.0),
     ),
-    "neox_sequential_tied": (
-        "GPTNeoX",
-        _SIZE
-        | {
-            "use_parallel_residual": False,
-            "tie_word_embeddings": True,
-            "attention_bias": False,
-            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 1.0},
-        },
-    ),
-    "phi3": (
+    "phi3": _small(
         "Phi3",
-        _SIZE
-        | {
-            "num_key_value_heads": 2,
-            "sliding_window": 4,
-            "pad_token_id": None,
-            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.67},
-        },
+        num_key_value_heads=2,
+        sliding_window=4,
+        pad_token_id=None,
+        rope_parameters=_TWO_THIRDS,
     ),
-    "phi3_longrope": (
+    "phi3_longrope": _small(
         "Phi3",
-        _SIZE
-        | {
-            "num_hidden_layers": 2,
-            "num_key_value_heads": 2,
-            "pad_token_id": None,
-            # Shorter than `TOKENS_BT`, so that the long factors count.
-            "original_max_position_embeddings": 8,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 100.0,
-                "partial_rotary_factor": 0.67,
-                "short_factor": [1.0, 1.5],
-                "long_factor": [1.25, 3.0],
-            },
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        pad_token_id=None,
+        # Shorter than `TOKENS_BT`, so that the long factors count.
+        original_max_position_embeddings=8,
+        rope_parameters={
+            **_TWO_THIRDS,
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.5],
+            "long_factor": [1.25, 3.0],
         },
     ),
-    "llama_dynamic": (
+    "llama_dynamic": _small(
         "Llama",
-        _SIZE
-        | {
-            "num_hidden_layers": 2,
-            "num_key_value_heads": 2,
-            # Shorter than `TOKENS_BT`, so that the base grows.
-            "max_position_embeddings": 8,
-            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 3.0},
-        },
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        # Shorter than `TOKENS_BT`, so that the base grows.
+        max_position_embeddings=8,
+        rope_parameters=_rope(100.0, rope_type="dynamic", factor=3.0),
     ),
-    "stablelm": (
+    "stablelm": _small(
+        "StableLm", num_key_value_heads=2, use_qkv_bias=True, rope_parameters=_PARTIAL
+    ),
+    "stablelm_parallel_qk_norm": _small(
         "StableLm",
-        _SIZE
-        | {
-            "num_key_value_heads": 2,
-            "use_qkv_bias": True,
-            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.34},
-        },
+        num_key_value_heads=2,
+        qk_layernorm=True,
+        use_parallel_residual=True,
+        tie_word_embeddings=True,
+        rope_parameters=_TWO_THIRDS,
     ),
-    "stablelm_parallel_qk_norm": (
-        "StableLm",
-        _SIZE
-        | {
-            "num_key_value_heads": 2,
-            "qk_layernorm": True,
-            "use_parallel_residual": True,
-            "tie_word_embeddings": True,
-            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.67},
-        },
-    ),
-    "olmo2": (
-        "Olmo2",
-        _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}},
-    ),
-    "olmo": ("Olmo", _SIZE | {"num_key_value_heads": 2, "rope_parameters": {"rope_theta": 100.0}}),
-    "llama_yarn": (
+    "olmo2": _small("Olmo2", num_key_value_heads=2, rope_parameters=_rope(100.0)),
+    "olmo": _small("Olmo", num_key_value_heads=2, rope_parameters=_rope(100.0)),
+    "llama_yarn": _small(
         "Llama",
-        _SIZE
-        | {
-            "num_hidden_layers": 2,
-            "num_key_value_heads": 2,
-            "head_dim": 12,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 100.0,
-                "factor": 2.0,
-                "beta_fast": 2.0,
-                "original_max_position_embeddings": 16,
-            },
-        },
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        head_dim=12,
+        rope_parameters=_rope(
+            100.0,
+            rope_type="yarn",
+            factor=2.0,
+            beta_fast=2.0,
+            original_max_position_embeddings=16,
+        ),
     ),
-    "mistral": (
+    "mistral": _small(
         "Mistral",
-        _SIZE
-        | {
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "sliding_window": 4,
-            "rope_parameters": {"rope_theta": 100.0},
-        },
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=4,
+        rope_parameters=_rope(100.0),
     ),
-    "qwen2": ("Qwen2", _SIZE | {"num_key_value_heads": 2}),
-    "qwen2_windows": (
+    "qwen2": _small("Qwen2", num_key_value_heads=2),
+    "qwen2_windows": _small(
         "Qwen2",
-        _SIZE
-        | {
-            "num_key_value_heads": 4,
-            "use_sliding_window": True,
-            "sliding_window": 3,
-            "max_window_layers": 1,
-            "tie_word_embeddings": True,
-            "rope_parameters": {"rope_theta": 100.0},
-        },
+        num_key_value_heads=4,
+        use_sliding_window=True,
+        sliding_window=3,
+        max_window_layers=1,
+        tie_word_embeddings=True,
+        rope_parameters=_rope(100.0),
     ),
-    "qwen3": (
+    "qwen3": _small(
         "Qwen3",
-        _SIZE
-        | {
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "attention_bias": True,
-            "tie_word_embeddings": True,
-            "use_sliding_window": True,
-            "sliding_window": 4,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "rope_parameters": {"rope_theta": 100.0},
-        },
+        num_key_value_heads=2,
+        head_dim=8,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        use_sliding_window=True,
+        sliding_window=4,
+        layer_types=[_FULL, _SLIDING, _FULL],
+        rope_parameters=_rope(100.0),
     ),
-    "gemma2": (
+    "gemma2": _small(
         "Gemma2",
-        _SIZE
-        | {
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "sliding_window": 4,
-            "query_pre_attn_scalar": 2,
-            "attn_logit_softcapping": 0.7,
-            "final_logit_softcapping": 1.5,
-            "rope_parameters": {"rope_theta": 100.0},
-        },
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=4,
+        query_pre_attn_scalar=2,
+        attn_logit_softcapping=0.7,
+        final_logit_softcapping=1.5,
+        rope_parameters=_rope(100.0),
     ),
-    "gemma3": (
+    "gemma3": _small(
         "Gemma3",
-        _SIZE
-        | {
-            "num_key_value_heads": 1,
-            "head_dim": 8,
-            "sliding_window": 4,
-            "num_hidden_layers": 3,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "query_pre_attn_scalar": 16,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-            },
+        num_key_value_heads=1,
+        head_dim=8,
+        sliding_window=4,
+        layer_types=[_SLIDING, _FULL, _SLIDING],
+        query_pre_attn_scalar=16,
+        rope_parameters={
+            _FULL: _rope(1000.0, rope_type="linear", factor=8.0),
+            _SLIDING: _rope(50.0, rope_type="default"),
         },
     ),
-    "gemma3_gqa_logit_softcap": (
+    "gemma3_gqa_logit_softcap": _small(
         "Gemma3",
-        _SIZE
-        | {
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "sliding_window": 3,
-            "num_hidden_layers": 2,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "final_logit_softcapping": 1.5,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=3,
+        num_hidden_layers=2,
+        layer_types=[_SLIDING, _FULL],
+        final_logit_softcapping=1.5,
+    ),
+    "gemma4": _small(
+        "Gemma4",
+        intermediate_size=20,
+        num_hidden_layers=6,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        global_head_dim=16,
+        sliding_window=4,
+        # Layers 3 to 5 read the keys and values of layers 1 and 2.
+        layer_types=[_SLIDING, _SLIDING, _FULL] * 2,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=4,
+        vocab_size_per_layer_input=48,
+        final_logit_softcapping=1.5,
+        rope_parameters={
+            _FULL: _rope(1000.0, rope_type="proportional", partial_rotary_factor=0.25),
+            _SLIDING: _rope(50.0, rope_type="default"),
         },
     ),
-    "gemma4": (
+    "gemma4_tied_kv": _small(
         "Gemma4",
-        _SIZE
-        | {
-            "intermediate_size": 20,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 8,
-            "global_head_dim": 16,
-            "sliding_window": 4,
-            # Layers 3 to 5 read the keys and values of layers 1 and 2.
-            "layer_types": ["sliding_attention"] * 2
-            + ["full_attention"]
-            + ["sliding_attention"] * 2
-            + ["full_attention"],
-            "num_kv_shared_layers": 3,
-            "use_double_wide_mlp": True,
-            "hidden_size_per_layer_input": 4,
-            "vocab_size_per_layer_input": 48,
-            "final_logit_softcapping": 1.5,
-            "rope_parameters": {
-                "full_attention": {
-                    "rope_type": "proportional",
-                    "partial_rotary_factor": 0.25,
-                    "rope_theta": 1000.0,
-                },
-                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-            },
-        },
-    ),
-    "gemma4_tied_kv": (
-        "Gemma4",
-        _SIZE
-        | {
-            "intermediate_size": 20,
-            "num_key_value_heads": 2,
-            "head_dim": 6,
-            "global_head_dim": 12,
-            "num_global_key_value_heads": 1,
-            "attention_k_eq_v": True,
-            "attention_bias": True,
-            "sliding_window": 3,
-            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
-            "hidden_size_per_layer_input": 0,
-            "use_bidirectional_attention": "vision",
-        },
+        intermediate_size=20,
+        num_key_value_heads=2,
+        head_dim=6,
+        global_head_dim=12,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        attention_bias=True,
+        sliding_window=3,
+        layer_types=[_SLIDING, _SLIDING, _FULL],
+        hidden_size_per_layer_input=0,
+        use_bidirectional_attention="vision",
     ),
 }
 
+# The families whose classes are not called after them alone.
 _CLASSES = {
-    "Llama": ("LlamaConfig", "LlamaForCausalLM"),
     "GPT2": ("GPT2Config", "GPT2LMHeadModel"),
-    "GPTNeoX": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
-    "Olmo": ("OlmoConfig", "OlmoForCausalLM"),
-    "Mistral": ("MistralConfig", "MistralForCausalLM"),
-    "Qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
-    "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
-    "Olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
-    "Phi3": ("Phi3Config", "Phi3ForCausalLM"),
-    "StableLm": ("StableLmConfig", "StableLmForCausalLM"),
-    "Gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
     "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
     "Gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
 }
+
+
+def classes(family: str) -> tuple[str, str]:
+    """The names of a family's config and model in `transformers`."""
+    return _CLASSES.get(family, (f"{family}Config", f"{family}ForCausalLM"))
 
 
 def reference(case: str) -> Any:
@@ -329,7 +266,7 @@ def reference(case: str) -> Any:
     from lm_jax.weights.compat import transformers
 
     family, settings = CASES[case]
-    config_class, model_class = (getattr(transformers(), name) for name in _CLASSES[family])
+    config_class, model_class = (getattr(transformers(), name) for name in classes(family))
     torch.manual_seed(0)
     model = model_class(config_class(**settings, attn_implementation="eager")).eval()
     # Gemma 4 keeps the scalar of each layer as a buffer.

@@ -17,11 +17,11 @@ import sys
 import tempfile
 from typing import Any
 
-from lm_jax.errors import UserError
-from lm_jax.run.files import read_json, write_json
+from lm_jax.run.files import read_json
 from sparse_jax.studies.graphs import page
+from tools.bench import front
 from tools.bench.graph_documents import synthetic
-from tools.bench.timing import conditions
+from tools.bench.timing import ratio
 from tools.pictures.browser import drive
 
 NODES, LINKS = 2_000, 50_000
@@ -110,41 +110,35 @@ def bench(document: dict[str, Any], repeats: int) -> dict[str, dict[str, list[fl
         return drive(Path(folder), page.build(document), steps, seconds=_SECONDS, virtual=False)
 
 
+def run(arguments: argparse.Namespace, record: front.Record) -> bool:
+    """Measures every action on one page."""
+    if arguments.graph:
+        document = read_json(arguments.graph)
+    else:
+        document = synthetic(
+            features=arguments.nodes, links=arguments.links, layers=8, positions=24
+        )
+    result = bench(document, arguments.repeats)
+    print(f"{len(document['nodes'])} nodes, {len(document['links'])} edges; milliseconds")
+    heads = f"{'script':>8}{'two frames':>12}{'over idle':>11}{'longest':>9}{'all edges':>11}"
+    print(f"{'':26}{heads}")
+    for name, times in result.items():
+        over = ratio(times["frames"], result["idle"]["frames"]).median
+        print(
+            f"{name:26}{statistics.median(times['script']):8.1f}"
+            f"{statistics.median(times['frames']):12.1f}{over:11.2f}"
+            f"{max(times['longest']):9.1f}{statistics.median(times['edges']):11.1f}"
+        )
+    return record.keep("milliseconds", result)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = front.parser("time_viewer", __doc__, repeats=5)
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--links", type=int, default=LINKS)
     parser.add_argument("--graph", type=Path, help="file of a graph in place of a random one")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="file for the raw figures")
-    arguments = parser.parse_args(argv)
-    try:
-        if arguments.graph:
-            document = read_json(arguments.graph)
-        else:
-            document = synthetic(
-                features=arguments.nodes, links=arguments.links, layers=8, positions=24
-            )
-        result = bench(document, arguments.repeats)
-        print(f"{len(document['nodes'])} nodes, {len(document['links'])} edges; milliseconds")
-        heads = f"{'script':>8}{'two frames':>12}{'over idle':>11}{'longest':>9}{'all edges':>11}"
-        print(f"{'':26}{heads}")
-        for name, times in result.items():
-            over = statistics.median(
-                a / b for a, b in zip(times["frames"], result["idle"]["frames"], strict=True)
-            )
-            print(
-                f"{name:26}{statistics.median(times['script']):8.1f}"
-                f"{statistics.median(times['frames']):12.1f}{over:11.2f}"
-                f"{max(times['longest']):9.1f}{statistics.median(times['edges']):11.1f}"
-            )
-        if arguments.json:
-            write_json(arguments.json, {"conditions": conditions(()), "milliseconds": result})
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return front.run(run, parser, argv)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from kernels.core import cases, dispatch, tuning
 from kernels.suites import SUITES
 from tools.bench import baselines, timing
 
-PACKAGES = ("jax", "jaxlib", "numpy")
 # Two tile sizes round differently; a larger difference is an error in one of them.
 AGREEMENT = {"float32": 1e-5, "bfloat16": 2e-2}
 
@@ -187,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason := dispatch.unsupported_reason(target):
         parser.error(f"tuning {reason.partition(';')[0]}")
     path = arguments.tables / f"{tuning.device_key(target.device_kind)}.json"
-    conditions = timing.conditions(PACKAGES)
+    conditions = timing.conditions()
     suites = [SUITES[arguments.op]] if arguments.op else SUITES.values()
     for suite, bucket, case in arguments.shard.share(
         (each, *workload) for each in suites for workload in workloads(each).items()

@@ -40,7 +40,7 @@ def test_the_diagnosing_forward_is_timed_once_it_agrees_with_float64(model, caps
     assert bench_audit.diagnosing(model, length=33, repeats=2)
     bench_audit.program_memory(model, length=33)
     out = capsys.readouterr().out
-    assert "diagnosing / ordinary forward, 33 tokens: " in out and " ms (" in out
+    assert "diagnosing / ordinary forward, 33 tokens; " in out and " ms (" in out
     assert "program memory, diagnosing / ordinary forward, 33 tokens: " in out
 
 
@@ -55,7 +55,7 @@ def test_wrong_statistics_print_no_ratio(factor, model, capsys, monkeypatch):
     monkeypatch.setattr(measure, "diagnose", wrong)
     assert not bench_audit.diagnosing(model, length=33, repeats=2)
     out = capsys.readouterr().out
-    assert "no ratio, as S_p is" in out and " ms (" not in out
+    assert "not timed, as the error of S_p" in out and " ms (" not in out
 
 
 @pytest.mark.torch
@@ -65,14 +65,14 @@ def test_wrong_logits_print_no_ratio(model, capsys, monkeypatch):
     monkeypatch.setattr(bench_audit, "tokens", lambda model, length: jax.numpy.ones((1, 9), int))
     assert not bench_audit.against_torch(model, length=9, repeats=1)
     out = capsys.readouterr().out
-    assert "no ratio, as logits differ by" in out and " ms (" not in out
+    assert "not timed, as logits differ by" in out and " ms (" not in out
 
 
 @pytest.mark.torch
 def test_a_hooked_torch_model_gives_the_same_s_p(model, capsys):
     assert bench_audit.against_hooks(model, count=3, length=17, repeats=2)
     out = capsys.readouterr().out
-    assert "S_p of 3 prompts of 17 tokens, diagnosing / transformers with a hook: " in out
+    assert "S_p of 3 prompts of 17 tokens, diagnosing / transformers with a hook; " in out
     assert " ms (" in out
 
 
@@ -84,4 +84,4 @@ def test_other_s_p_than_torch_prints_no_ratio(model, capsys, monkeypatch):
     )
     assert not bench_audit.against_hooks(model, count=3, length=17, repeats=2)
     out = capsys.readouterr().out
-    assert "no ratio, as the target's mass differs by" in out and " ms (" not in out
+    assert "not timed, as the target's mass differs by" in out and " ms (" not in out

@@ -20,7 +20,7 @@ def test_graph_and_both_ways_of_mediation_are_timed_in_turns(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "24 features, 3 tokens" in printed
     assert "2 edges by removal of each of 192 entries" in printed
-    assert "1% of pairs open: over all pairs" in printed
+    assert "1% of pairs open; ratios are over open_pairs" in printed
 
 
 def test_rows_with_and_without_later_positions_are_timed_in_turns(capsys):

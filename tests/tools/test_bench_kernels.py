@@ -121,7 +121,7 @@ def test_what_the_device_has_checked_is_not_compared_again(benched, monkeypatch,
     def checked(deviation, *, repeats_itself=True):
         row = {"op": "prefix_mean", "implementation": "xla", "case": "one"}
         row |= {"deviations": {"out": deviation}, "repeats_itself": repeats_itself}
-        path.write_text(json.dumps({"conditions": timing.conditions([]), "rows": [row]}))
+        path.write_text(json.dumps({"conditions": timing.conditions(), "rows": [row]}))
         return benched(toy(), f"--checked={path}", speed=1e-9)
 
     code, out = checked([1e-7, 0.5])
@@ -135,7 +135,7 @@ def test_what_the_device_has_checked_is_not_compared_again(benched, monkeypatch,
 @pytest.mark.parametrize("name", ["commit", "device"])
 def test_a_check_of_another_commit_or_device_is_refused(name, benched, tmp_path, capsys):
     path = tmp_path / "check.json"
-    conditions = timing.conditions([])
+    conditions = timing.conditions()
     path.write_text(json.dumps({"conditions": conditions | {name: "other"}, "rows": []}))
     assert bench_kernels.main(["--device=cpu", f"--checked={path}"]) == 2
     error = capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Every benchmark can trace its turns."""
 
-import argparse
 import importlib
 import json
 from pathlib import Path
@@ -9,22 +8,19 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tools.bench import timing
+from tools.bench import front
 
 # The benchmarks that are commands.
 TOOLS = sorted(
     path.stem
     for path in (Path(__file__).parents[2] / "tools" / "bench").glob("*.py")
-    if "@profiled" in path.read_text("utf-8")
+    if "def main(" in path.read_text("utf-8") and path.stem != "front"
 )
 
 
-@timing.profiled
-def main(argv=None):
-    """Two programs in three turns."""
-    parser = argparse.ArgumentParser(parents=[timing.PROFILE])
-    parser.add_argument("--width", type=int)
-    x = jnp.ones((parser.parse_args(argv).width,) * 2)
+def measure(arguments, record):
+    """Two programs in turns."""
+    x = jnp.ones((arguments.width,) * 2)
 
     @jax.jit
     @jax.named_scope("mlp")
@@ -36,15 +32,23 @@ def main(argv=None):
     def other(x):
         return (x @ x).sum(0)
 
-    runs = [lambda fn=fn: jax.block_until_ready(fn(x)) for fn in (one, other)]
-    timing.in_turns(runs, 3)
-    return 0
+    runs = {
+        name: lambda fn=fn: jax.block_until_ready(fn(x))
+        for name, fn in (("one", one), ("other", other))
+    }
+    return record.keep("seconds", front.timed("two programs", runs, arguments.repeats))
+
+
+def main(argv):
+    parser = front.parser("bench.toy", __doc__, repeats=3)
+    parser.add_argument("--width", type=int)
+    return front.run(measure, parser, argv)
 
 
 def test_the_requested_turns_are_traced(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["--width=32", "--profile=2:3"]) == 0
-    folder = Path("runs/test_bench_profile/profile/plugins/profile/steps_2_3")
+    folder = Path("runs/bench_toy/profile/plugins/profile/steps_2_3")
     assert f"profile: {folder}" in capsys.readouterr().err
     summary = json.loads((folder / "scopes.json").read_text())
     assert summary["steps"] == 2

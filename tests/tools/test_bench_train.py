@@ -96,7 +96,7 @@ def test_every_model_decodes_what_the_parallel_pass_computes(name):
 
 
 def test_the_cache_of_attention_alone_grows_with_the_prompt(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(bench_train, "bench_steps", lambda *args, **options: {})
+    monkeypatch.setattr(bench_train, "bench_steps", lambda *args, **options: {"seconds": {}})
     monkeypatch.setattr(decoding.Decoder, "error", lambda self, length: 0.0)
     # Two chunks and a rest.
     monkeypatch.setattr(decoding, "ATTENTION_CHUNK", 9)
@@ -206,11 +206,11 @@ def test_nothing_is_timed_where_a_loss_is_no_number(monkeypatch, capsys):
     nan = SimpleNamespace(loss=math.nan, guess=1.0)
     monkeypatch.setattr(bench_train, "Step", lambda name, config: nan)
     assert bench_train.bench_steps(["llama"], config, 1, rates=[0.0], against=None) is None
-    assert "llama: an untrained loss of nan" in capsys.readouterr().out
+    assert "llama: not timed, as an untrained loss of nan" in capsys.readouterr().out
     # The same of torch's.
     monkeypatch.setattr(torch_llama, "TorchStep", lambda *args, **options: nan)
     assert bench_train.torch_steps(config) is None
-    assert "torch llama: loss nan on the weights" in capsys.readouterr().out
+    assert "torch llama: not timed, as loss nan on the weights" in capsys.readouterr().out
 
 
 def test_without_torch_the_command_says_what_to_install(monkeypatch, capsys):

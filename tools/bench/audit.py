@@ -34,8 +34,7 @@ from lm_jax.errors import BadInputError
 from polyattn_jax.audit import measure, model_calibration
 from polyattn_jax.recipes.diagnostic import relative_error_bound, row_stats
 from polyattn_jax.recipes.probe import DEGREES
-from tools.bench import torch_llama
-from tools.bench.timing import PROFILE, conditions, in_turns, profiled, show
+from tools.bench import front, torch_llama
 from tools.bench.torch_scores import ScoreRows
 
 LOGIT_TOLERANCE = 1e-3
@@ -44,7 +43,6 @@ MASS_TOLERANCE, LEAST_TARGET = 1e-2, 0.1
 BIASES = (0.0, 1.0)
 PAUSE = 0.5  # seconds
 PASSES = ("ordinary", "diagnosing")
-PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
 
 
 def passes(model: lm_jax.Pretrained, tokens_BT: jax.Array) -> dict[str, tuple[Any, tuple]]:
@@ -114,14 +112,14 @@ def against_torch(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
         run = functools.partial(forward, model.params, jnp.asarray(tokens_BT))
         difference = float(np.abs(np.asarray(run()) - expected).max())
         label = f"forward{name} / transformers, {length} tokens, {torch.get_num_threads()} threads"
-        if not difference <= LOGIT_TOLERANCE:
-            print(f"{label}: no ratio, as logits differ by {difference:.1e} > {LOGIT_TOLERANCE}")
+        if not front.agrees(label, difference, LOGIT_TOLERANCE, "logits differ by"):
             good = False
             continue
-        ours, torch_seconds = in_turns(
-            [lambda run=run: run().block_until_ready(), torch_forward], repeats, PAUSE
-        )
-        show(label, ours, torch_seconds, ("lm_jax", "transformers"))
+        pair = {
+            "lm_jax": lambda run=run: run().block_until_ready(),
+            "transformers": torch_forward,
+        }
+        front.timed(label, pair, repeats, over="transformers", pause=PAUSE)
         print(f"    logits differ by at most {difference:.1e}")
     return good
 
@@ -156,11 +154,10 @@ def against_hooks(model: lm_jax.Pretrained, count: int, length: int, repeats: in
         near = np.asarray(stats.r_star)[..., 0] > LEAST_TARGET
         mass = np.asarray(stats.target_mass)[..., 0, :]
         worst = max(worst, float(np.abs(mass - 1 / (1 + expected.numpy()))[near].max()))
-    if not worst <= MASS_TOLERANCE:
-        print(f"{label}: no ratio, as the target's mass differs by {worst:.1e} > {MASS_TOLERANCE}")
+    if not front.agrees(label, worst, MASS_TOLERANCE, "the target's mass differs by"):
         return False
-    ours, torch_seconds = in_turns([run_ours, run_theirs], repeats, PAUSE)
-    show(label, ours, torch_seconds, ("lm_jax", "transformers"))
+    pair = {"lm_jax": run_ours, "transformers": run_theirs}
+    front.timed(label, pair, repeats, over="transformers", pause=PAUSE)
     print(f"    1 / (1 + S_p) differs by at most {worst:.1e}")
     return True
 
@@ -194,18 +191,13 @@ def diagnosing(model: lm_jax.Pretrained, length: int, repeats: int) -> bool:
     }
     label = f"diagnosing / ordinary forward, {length} tokens"
     error = diagnosing_error(model, tokens_BT, runs["diagnosing"]())
-    if not error <= 1:
-        print(f"{label}: no ratio, as S_p is {error:.1f} times its error bound off")
+    if not front.agrees(label, error, 1.0, "the error of S_p over its bound is"):
         return False
-    first, second = in_turns(
-        [
-            lambda: jax.block_until_ready(runs["diagnosing"]()),
-            lambda: jax.block_until_ready(runs["ordinary"]()),
-        ],
-        repeats,
-        PAUSE,
-    )
-    show(label, first, second, ("diagnosing", "ordinary"))
+    pair = {
+        "ordinary": lambda: jax.block_until_ready(runs["ordinary"]()),
+        "diagnosing": lambda: jax.block_until_ready(runs["diagnosing"]()),
+    }
+    front.timed(label, pair, repeats, pause=PAUSE)
     print(f"    the error of S_p is {error:.1g} of its bound")
     return True
 
@@ -245,33 +237,20 @@ def process_memory(source: str, length: int) -> None:
         command = [sys.executable, "-m", "tools.bench.audit", "--model", source]
         command += ["--memory-length", str(length), "--peak-of", name]
         process = subprocess.run(command, capture_output=True, text=True, check=True)
-        peaks[name] = int(process.stdout)
+        # The conditions stand before it.
+        peaks[name] = int(process.stdout.split()[-1])
     print(f"{label}: {peaks['diagnosing'] / peaks['ordinary']:.2f}")
     for name, peak in peaks.items():
         print(f"    {name:24} {peak / 2**20:8.0f} MiB resident, weights included")
 
 
-@profiled
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], parents=[PROFILE])
-    parser.add_argument("--model", default="smollm2", help="HF folder, GGUF file, or manifest name")
-    parser.add_argument("--length", type=int, default=512, help="tokens where time is measured")
-    parser.add_argument("--prompts", type=int, default=20, help="prompts for the hooked model")
-    parser.add_argument("--prompt-length", type=int, default=140, help="tokens of each prompt")
-    parser.add_argument("--memory-length", type=int, default=1024, help="tokens for memory")
-    parser.add_argument(
-        "--longest", type=int, default=4096, help="tokens for a program that is compiled, not run"
-    )
-    parser.add_argument("--repeats", type=int, default=7, help="turns of each pair")
-    parser.add_argument("--peak-of", choices=PASSES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
+def run(arguments: argparse.Namespace, _: front.Record) -> bool:
+    """Compares and times all of it; false where something disagrees."""
     if arguments.peak_of:
         print(peak_of(arguments.peak_of, arguments.model, arguments.memory_length))
-        return 0
+        return True
     model = lm_jax.load_pretrained(arguments.model)
-    text = ", ".join(f"{key} {value}" for key, value in conditions(PACKAGES).items())
-    print(f"{arguments.model}, float32, {text}\n")
+    print(f"{arguments.model}, float32\n")
     good = against_torch(model, arguments.length, arguments.repeats)
     many = arguments.prompts, arguments.prompt_length
     good = against_hooks(model, *many, arguments.repeats) and good
@@ -280,7 +259,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         program_memory(model, length)
     process_memory(arguments.model, arguments.memory_length)
     print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
-    return 0 if good else 1
+    return good
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = front.parser("bench.audit", __doc__, repeats=7, kept=False)
+    parser.add_argument("--model", default="smollm2", help="HF folder, GGUF file, or manifest name")
+    parser.add_argument("--length", type=int, default=512, help="tokens where time is measured")
+    parser.add_argument("--prompts", type=int, default=20, help="prompts for the hooked model")
+    parser.add_argument("--prompt-length", type=int, default=140, help="tokens of each prompt")
+    parser.add_argument("--memory-length", type=int, default=1024, help="tokens for memory")
+    parser.add_argument(
+        "--longest", type=int, default=4096, help="tokens for a program that is compiled, not run"
+    )
+    parser.add_argument("--peak-of", choices=PASSES, help=argparse.SUPPRESS)
+    return front.run(run, parser, argv)
 
 
 if __name__ == "__main__":

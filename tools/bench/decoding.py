@@ -12,6 +12,7 @@ import numpy as np
 
 import lm_jax
 from lm_jax.model.decoder import init_cache
+from tools.bench import front
 from tools.bench.shapes import BenchConfig, build, random_params
 from tools.bench.timing import ratio
 
@@ -79,19 +80,17 @@ def bench_decode(
     tokens: int,
     repeats: int,
     names: Sequence[str] = ("protot",),
-) -> dict[str, Any] | None:
-    """Times decoding after each prompt; None and a line if it differs from the forward pass.
+) -> dict[str, Any]:
+    """Times decoding after each prompt; {} and a line if it differs from the forward pass.
 
     Returns:
       Tokens/s of every turn and bytes of the cache by length; by model where there are several.
     """
     decoders = {name: Decoder(config, name) for name in names}
     for name, decoder in decoders.items():
-        if not (error := decoder.error(96)) <= TOLERANCE:
-            print(
-                f"{name}: decoding is {error:.1e} from the parallel pass, more than {TOLERANCE:.0e}"
-            )
-            return None
+        what = "logits of decoding differ from those of the parallel pass by"
+        if not front.agrees(name, decoder.error(96), TOLERANCE, what):
+            return {}
     # One more place, for the untimed step.
     caches = {
         name: {length: decoder.read(length, tokens + 1) for length in lengths}

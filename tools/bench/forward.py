@@ -8,7 +8,6 @@ out half of ProtoT's work at any length and almost none of LLaMA's at long ones.
 
 from collections.abc import Callable, Iterator, Sequence
 import functools
-import statistics
 from typing import Any
 
 import jax
@@ -20,8 +19,9 @@ from lm_jax.model import layers
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import AttentionMixer
 from lm_jax.model.params import ParamTree
+from tools.bench import front
 from tools.bench.shapes import BenchConfig, build, random_params
-from tools.bench.timing import Pass, in_turns, ratio
+from tools.bench.timing import Pass
 
 # Of positions whose logits are in memory together, for `forward` and its label.
 HEAD_CHUNK = 1_024
@@ -100,22 +100,11 @@ def bench_forward(
     models = {name: functools.partial(forward, name) for name in names}
     if "llama" in names and jax.default_backend() == "gpu" and config.dtype == "bfloat16":
         models[CUDNN] = functools.partial(forward, "llama", softmax="cudnn")
-    first, *others = models
     results: dict[str, Any] = {}
     print(
-        f"forward at batch 1, {config.dtype}, logits of all positions in chunks of {HEAD_CHUNK:,}; "
-        "ratios are the model's time over ProtoT's"
+        f"forward at batch 1, {config.dtype}, logits of all positions in chunks of {HEAD_CHUNK:,}"
     )
     for length in lengths:
-        runs = in_turns([passes(config, length, calls) for passes in models.values()], repeats)
-        seconds = {
-            name: [each / calls for each in series]
-            for name, series in zip(models, runs, strict=True)
-        }
-        results[str(length)] = seconds
-        ratios = "  ".join(f"{name} {ratio(seconds[name], seconds[first])}" for name in others)
-        print(
-            f"  {length:7,} tokens  {first} {statistics.median(seconds[first]):8.4f} s  {ratios}",
-            flush=True,
-        )
+        runs = {name: passes(config, length, calls) for name, passes in models.items()}
+        results[str(length)] = front.timed(f"{length:,} tokens", runs, repeats, calls=calls)
         yield results

@@ -17,9 +17,7 @@ import argparse
 from collections.abc import Sequence
 import dataclasses
 import functools
-from pathlib import Path
 import resource
-import statistics
 import sys
 import time
 from typing import Any
@@ -29,18 +27,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax.errors import UserError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.precision import exact_products
-from lm_jax.run.files import write_json
 from sparse_jax import transcoders
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import Graph, attribute, linear, mediation, neurons
 from sparse_jax.graphs.replacement import record
 from sparse_jax.graphs.rows import POSITIONS, ActiveFeatures, RowFiller
 from sparse_jax.transcoders.transcoder import Transcoder
+from tools.bench import front
 from tools.bench.posttrain import SHAPE
-from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
 
 PAIR = DecoderConfig(
     num_layers=4,
@@ -117,7 +113,7 @@ def by_removal(graph: Graph, edges: np.ndarray) -> np.ndarray:
     return shares
 
 
-def bench_open_pairs(graph: Graph, edges: np.ndarray, share: float, repeats: int) -> list[Any]:
+def bench_open_pairs(graph: Graph, edges: np.ndarray, share: float, repeats: int) -> dict[str, Any]:
     """Times mediation with most of the patterns closed, all contracted and the open ones alone."""
     layers = graph.replacement.layers
     pattern_LNTS = np.asarray(layers.pattern_LNTS)
@@ -137,21 +133,17 @@ def bench_open_pairs(graph: Graph, edges: np.ndarray, share: float, repeats: int
         ends = sources, tangents, source_X, targets, target_X
         return mediation.mediate_edges(replacement, *ends, open_L3P)
 
-    runs = [
-        lambda: jax.block_until_ready(mediate(*ends).score_XLNTS),
-        lambda: jax.block_until_ready(mediate(*ends, open_L3P).score_XLNTS),
-    ]
-    all_pairs, alone = (np.asarray(run()) for run in runs)
+    runs = {
+        "all_pairs": lambda: jax.block_until_ready(mediate(*ends).score_XLNTS),
+        "open_pairs": lambda: jax.block_until_ready(mediate(*ends, open_L3P).score_XLNTS),
+    }
+    all_pairs, alone = (np.asarray(run()) for run in runs.values())
     off, largest = np.abs(all_pairs - alone).max(), np.abs(all_pairs).max()
-    if not off <= TOLERANCE * largest:
-        print(f"shares of open pairs, up to {largest:.1e}, differ by {off:.1e}, not timed")
-        return []
-    seconds = in_turns(runs, repeats)
-    print(
-        f"  mediation of {len(edges)} edges, {share:.0%} of pairs open: over all pairs "
-        f"{np.median(seconds[0]):.3f} s, {ratio(*seconds)} times the time of the open ones alone"
-    )
-    return seconds
+    label = f"mediation of {len(edges)} edges, {share:.0%} of pairs open"
+    what = f"shares of open pairs, up to {largest:.1e}, differ by"
+    if not front.agrees(label, off, TOLERANCE * largest, what):
+        return {}
+    return front.timed(label, runs, repeats, over="open_pairs")
 
 
 def bench_rows(length: int, features: int, active: int, repeats: int) -> dict[str, Any]:
@@ -163,22 +155,22 @@ def bench_rows(length: int, features: int, active: int, repeats: int) -> dict[st
         replacement = jax.jit(record)(model, transcoder, jnp.asarray(tokens))
         table = ActiveFeatures(np.asarray(replacement.feature_LTF))
         every = np.arange(len(table.layer_X))
-        runs = [
-            functools.partial(RowFiller(replacement, transcoder, table, step).of_features, every)
-            for step in (POSITIONS, length)
-        ]
-        (some, _), (whole, _) = (run() for run in runs)
+        runs = {
+            name: functools.partial(
+                RowFiller(replacement, transcoder, table, step).of_features, every
+            )
+            for name, step in (("to_position", POSITIONS), ("all_positions", length))
+        }
+        (some, _), (whole, _) = (run() for run in runs.values())
         off, largest = np.abs(some - whole).max(), np.abs(whole).max()
-        if not off <= TOLERANCE * largest:
-            print(f"rows up to {largest:.1e} differ by {off:.1e}, not timed")
+        label = (
+            f"rows of {len(every)} features, {length} tokens, without the positions after theirs "
+            f"in steps of {POSITIONS}, and with all"
+        )
+        what = f"rows up to {largest:.1e} differ by"
+        if not front.agrees(label, off, TOLERANCE * largest, what):
             return {}
-        seconds = in_turns(runs, repeats)
-    print(
-        f"rows of {len(every)} features, {length} tokens, without the positions after theirs in "
-        f"steps of {POSITIONS}: {np.median(seconds[0]):.2f} s; with all positions "
-        f"{ratio(seconds[1], seconds[0])} times the time"
-    )
-    return dict(zip(("to_position", "all_positions"), seconds, strict=True))
+        return front.timed(label, runs, repeats)
 
 
 def bench(length: int, features: int, active: int, edges: int, repeats: int) -> dict[str, Any]:
@@ -201,36 +193,27 @@ def bench(length: int, features: int, active: int, edges: int, repeats: int) -> 
     # Removal subtracts two edges, whose rounding is relative to them.
     size_X = size_X + np.abs(graph.edge_weights(chosen))
     off = float((np.abs(got - want).max((1, 2, 3, 4)) / size_X).max())
-    if not off <= TOLERANCE:
-        print(f"shares differ from those of removal by {off:.1e} of their sum, not timed")
+    label = f"{is_feature.sum()} features, {length} tokens"
+    if not front.agrees(label, off, TOLERANCE, "shares, of their sum, differ from removal's by"):
         return {}
-    runs = [
-        lambda: attribute(model, transcoder, tokens),
-        lambda: mediated(attribute(model, transcoder, tokens)),
-        closed_form,
-        lambda: by_removal(graph, chosen),
-    ]
-    seconds = in_turns(runs, repeats)
-    alone, with_edges, closed, removal = (statistics.median(taken) for taken in seconds)
-    rows = graph.certificate().max()
-    print(f"{is_feature.sum()} features, {length} tokens, certificate of rows {rows:.1e}")
-    print(
-        f"  graph: {alone:.2f} s; with mediation of {_PAIRS} edges: {with_edges:.2f} s, "
-        f"certificate {mediated(graph):.1e}"
-    )
+    runs = {
+        "graph": lambda: attribute(model, transcoder, tokens),
+        "mediation": lambda: mediated(attribute(model, transcoder, tokens)),
+        "closed_form": closed_form,
+        "removal": lambda: by_removal(graph, chosen),
+    }
+    seconds = front.timed(label, runs, repeats, over="closed_form")
     entries = PAIR.num_layers * PAIR.num_heads * length * (length + 1) // 2
     print(
-        f"  {edges} edges by removal of each of {entries} entries: {removal:.2f} s; "
-        f"closed form {closed:.4f} s, {ratio(seconds[3], seconds[2])} times faster"
+        f"    certificate of rows {graph.certificate().max():.1e}; mediation, with the graph, of "
+        f"{_PAIRS} edges, certificate {mediated(graph):.1e}\n"
+        f"    {edges} edges by removal of each of {entries} entries"
     )
     pruned = graph.prune()
     at = np.unravel_index(np.argsort(-pruned.score_RS, axis=None)[:256], pruned.score_RS.shape)
     strongest = np.stack([at[1], graph.row_nodes[at[0]]], 1)
     opened = bench_open_pairs(graph, strongest, 0.01, repeats)
-    if not opened:
-        return {}
-    named = dict(zip(("graph", "mediation", "closed_form", "removal"), seconds, strict=True))
-    return named | dict(zip(("all_pairs", "open_pairs"), opened, strict=True))
+    return seconds | opened if opened else {}
 
 
 def bench_neurons(cfg: DecoderConfig, length: int, max_features: int) -> dict[str, Any]:
@@ -250,41 +233,30 @@ def bench_neurons(cfg: DecoderConfig, length: int, max_features: int) -> dict[st
     return {"seconds": seconds, "peak_gib": gigabytes}
 
 
-@profiled
+def run(arguments: argparse.Namespace, record: front.Record) -> bool:
+    """Times a graph, or what was asked for in its place; false where results differ."""
+    if arguments.neurons:
+        cfg = dataclasses.replace(SHAPE, num_layers=arguments.layers)
+        measured = bench_neurons(cfg, arguments.length, arguments.max_features)
+        return record.keep("neurons", measured)
+    given = arguments.length, arguments.features, arguments.active
+    if arguments.rows:
+        return record.keep("seconds", bench_rows(*given, arguments.repeats))
+    return record.keep("seconds", bench(*given, arguments.edges, arguments.repeats))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[PROFILE])
+    parser = front.parser("bench.graphs", __doc__, repeats=3)
     parser.add_argument("--length", type=int, default=16)
     parser.add_argument("--features", type=int, default=2_048, help="of each layer's transcoder")
     parser.add_argument("--active", type=int, default=2_000, help="features that are active")
     parser.add_argument("--edges", type=int, default=4, help="whose shares removal gives")
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--neurons", action="store_true", help="a graph of neurons instead")
     parser.add_argument("--rows", action="store_true", help="rows of features alone instead")
     parser.add_argument("--layers", type=int, default=SHAPE.num_layers, help="for --neurons")
     parser.add_argument("--max_features", type=int, default=neurons.MAX_FEATURES)
-    parser.add_argument("--json", type=Path, help="file for the raw figures")
-    arguments = parser.parse_args(argv)
-    try:
-        results: dict[str, Any] = {"conditions": conditions(("jax", "jaxlib", "numpy"))}
-        if arguments.neurons:
-            cfg = dataclasses.replace(SHAPE, num_layers=arguments.layers)
-            results["neurons"] = bench_neurons(cfg, arguments.length, arguments.max_features)
-        else:
-            given = arguments.length, arguments.features, arguments.active
-            results["seconds"] = (
-                bench_rows(*given, arguments.repeats)
-                if arguments.rows
-                else bench(*given, arguments.edges, arguments.repeats)
-            )
-            if not results["seconds"]:
-                return 1
-        if arguments.json:
-            write_json(arguments.json, results)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return front.run(run, parser, argv)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,7 @@ import jax
 from kernels.core import cases
 from kernels.suites import SUITES
 from lm_jax.errors import UsageError
-from tools.bench import baselines, benchmarks, timing
-
-PACKAGES = ("jax", "jaxlib", "numpy", "jax-triton", "torch", "triton", "fla-core")
+from tools.bench import baselines, benchmarks, front
 
 
 def line(result: benchmarks.Result) -> str:
@@ -126,56 +124,35 @@ def read_checked(path: Path, conditions: Mapping[str, str]) -> benchmarks.Checke
     return deviations
 
 
-@timing.profiled
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], parents=[timing.PROFILE]
-    )
-    parser.add_argument("--device", choices=("cpu", "gpu"), required=True)
-    parser.add_argument("--op", choices=SUITES, help="the rows of one operation")
-    parser.add_argument(
-        "--baseline",
-        choices=[*baselines.BASELINES, *baselines.OUTSIDE],
-        help="the rows with one baseline",
-    )
-    parser.add_argument("--repeats", type=int, default=15, help="turns of each pair")
-    parser.add_argument(
-        "--settle",
-        type=float,
-        default=0.02,
-        help="untimed seconds of each program before each of its timed runs; 0 times it directly "
-        "after its baseline (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--checked",
-        type=Path,
-        help="file of tools.check_kernels --json, of this device and commit; not compared again",
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="threads that compile")
-    parser.add_argument("--json", type=Path, help="file for conditions and raw timings")
-    arguments = parser.parse_args(argv)
-    if arguments.repeats < 1:
-        parser.error("--repeats must be at least 1")
-    if not 0.0 <= arguments.settle <= 60.0:
-        parser.error("--settle must be between 0 and 60 seconds")
-    platform = jax.devices()[0].platform
-    if platform != arguments.device:
-        parser.error(f"--device={arguments.device}, but jax runs on {platform}; set JAX_PLATFORMS")
-    table = [
-        benchmark
-        for benchmark in benchmarks.for_device(arguments.device)
-        if arguments.op in (None, benchmark.op) and arguments.baseline in (None, benchmark.baseline)
-    ]
-    # Last: its library tries its own tiles for minutes.
-    table.sort(key=lambda each: each.baseline in baselines.OUTSIDE)
-    if not table:
-        chosen = {"op": arguments.op, "baseline": arguments.baseline}
-        flags = " ".join(f"--{name}={value}" for name, value in chosen.items() if value)
-        parser.error(f"no row for {flags} on --device={arguments.device}")
+def rows(device: str, op: str | None, baseline: str | None) -> list[benchmarks.Benchmark]:
+    """The chosen rows of a device.
 
-    conditions = timing.conditions(PACKAGES) | {"settle": f"{arguments.settle} s"}
-    print(", ".join(f"{key} {value}" for key, value in conditions.items()) + "\n")
+    Raises:
+      UsageError: there is none, or this is another device.
+    """
+    platform = jax.devices()[0].platform
+    if platform != device:
+        raise UsageError(f"--device={device}, but jax runs on {platform}; set JAX_PLATFORMS")
+    table = [
+        row
+        for row in benchmarks.for_device(device)
+        if op in (None, row.op) and baseline in (None, row.baseline)
+    ]
+    if not table:
+        chosen = {"op": op, "baseline": baseline}
+        flags = " ".join(f"--{name}={value}" for name, value in chosen.items() if value)
+        raise UsageError(f"no row for {flags} on --device={device}")
+    # Last: its library tries its own tiles for minutes.
+    return sorted(table, key=lambda each: each.baseline in baselines.OUTSIDE)
+
+
+def run(arguments: argparse.Namespace, kept: front.Record) -> bool:
+    """Measures the chosen rows; false where a comparison failed or a bar was missed."""
+    if not 0.0 <= arguments.settle <= 60.0:
+        raise UsageError(f"--settle={arguments.settle} must be between 0 and 60 seconds")
+    table = rows(arguments.device, arguments.op, arguments.baseline)
+    conditions = kept.results["conditions"]
+    conditions["settle"] = f"{arguments.settle} s"
     results = []
     prepare = functools.partial(
         benchmarks.prepare,
@@ -192,15 +169,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         ):
             results.append(result)
             print(line(result), flush=True)
-            if arguments.json:
-                rows = {"conditions": conditions, "rows": [record(each) for each in results]}
-                arguments.json.parent.mkdir(parents=True, exist_ok=True)
-                arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            kept.keep("rows", [record(each) for each in results])
     missed = sum(not all(each.reached().values()) for each in results)
     not_run = sum(bool(each.missing) for each in results)
     text = f", {not_run} not run without their baseline" if not_run else ""
     print(f"\n{len(results)} rows, {missed} with a missed bar or a red comparison{text}")
-    return 1 if missed else 0
+    return not missed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = front.parser("bench.kernels", __doc__, repeats=15)
+    parser.add_argument("--device", choices=("cpu", "gpu"), required=True)
+    parser.add_argument("--op", choices=SUITES, help="the rows of one operation")
+    parser.add_argument(
+        "--baseline",
+        choices=[*baselines.BASELINES, *baselines.OUTSIDE],
+        help="the rows with one baseline",
+    )
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=0.02,
+        help="untimed seconds of each program before each of its timed runs; 0 times it directly "
+        "after its baseline (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--checked",
+        type=Path,
+        help="file of tools.check_kernels --json, of this device and commit; not compared again",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="threads that compile")
+    return front.run(run, parser, argv)
 
 
 if __name__ == "__main__":

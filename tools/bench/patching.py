@@ -14,8 +14,6 @@ import argparse
 from collections.abc import Sequence
 import dataclasses
 import functools
-from pathlib import Path
-import statistics
 import sys
 from typing import Any
 
@@ -24,16 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax.errors import UserError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import Replace
 from lm_jax.model.sites import keep
-from lm_jax.run.files import write_json
 from sparse_jax.circuits import patching
 from sparse_jax.circuits.metrics import Continuations
 from sparse_jax.circuits.runs import Batch, CircuitModel, measure, metric
+from tools.bench import front
 from tools.bench.posttrain import SHAPE
-from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
+from tools.bench.timing import Pass
 
 # Of logits of order 1 in float32, over two orders of summation.
 TOLERANCE = 1e-3
@@ -97,51 +94,34 @@ def bench(
     }
     want = loop(model, batch)
     for width, sweep in sweeps.items():
-        if not (off := float(np.abs(np.asarray(sweep()) - want).max())) <= TOLERANCE:
-            print(f"at_once {width}: effects differ from the loop's by {off:.1e}, not timed")
+        off = float(np.abs(np.asarray(sweep()) - want).max())
+        if not front.agrees(f"at_once {width}", off, TOLERANCE, "effects differ by"):
             return {}
-    runs = [lambda: loop(model, batch)]
-    runs += [lambda sweep=sweep: jax.block_until_ready(sweep()) for sweep in sweeps.values()]
-    seconds = in_turns(runs, repeats)
     heads = cfg.num_layers * cfg.num_heads
-    print(
-        f"{heads} heads x {prompts} prompts of {length} tokens: one run per head "
-        f"{statistics.median(seconds[0]):.1f} s"
-    )
-    for width, taken in zip(sweeps, seconds[1:], strict=True):
-        print(
-            f"  at_once {width:3}: {statistics.median(taken):.1f} s, "
-            f"{ratio(seconds[0], taken)} times faster"
-        )
-    return {"loop": seconds[0], "sweep": dict(zip(map(str, sweeps), seconds[1:], strict=True))}
+    runs: dict[str, Pass] = {"one run per head": lambda: loop(model, batch)}
+    for width, sweep in sweeps.items():
+        runs[f"at_once {width}"] = lambda sweep=sweep: jax.block_until_ready(sweep())
+    label = f"{heads} heads x {prompts} prompts of {length} tokens"
+    first, *others = front.timed(label, runs, repeats).values()
+    return {"loop": first, "sweep": dict(zip(map(str, sweeps), others, strict=True))}
 
 
-@profiled
+def run(arguments: argparse.Namespace, record: front.Record) -> bool:
+    """Compares and times both; false where effects differ."""
+    cfg = dataclasses.replace(SHAPE, num_layers=arguments.layers, vocab_size=arguments.vocab)
+    given = arguments.prompts, arguments.length, arguments.at_once, arguments.repeats
+    return record.keep("seconds", bench(cfg, *given))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[PROFILE])
+    parser = front.parser("bench.patching", __doc__, repeats=3)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--length", type=int, default=16)
     parser.add_argument("--at_once", type=int, nargs="+", default=[8])
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--vocab", type=int, default=SHAPE.vocab_size)
-    parser.add_argument("--json", type=Path, help="file for the raw figures")
-    arguments = parser.parse_args(argv)
-    cfg = dataclasses.replace(SHAPE, num_layers=arguments.layers, vocab_size=arguments.vocab)
-    try:
-        results: dict[str, Any] = {"conditions": conditions(("jax", "jaxlib", "numpy"))}
-        results["seconds"] = bench(
-            cfg, arguments.prompts, arguments.length, arguments.at_once, arguments.repeats
-        )
-        if not results["seconds"]:
-            return 1
-        if arguments.json:
-            write_json(arguments.json, results)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return front.run(run, parser, argv)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 from pathlib import Path
-import statistics
 import sys
 import tempfile
 from typing import Any
@@ -28,23 +27,19 @@ import jax.numpy as jnp
 import numpy as np
 
 import lm_jax
-from lm_jax.errors import UserError
-from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig, Rope
-from lm_jax.model.decoder import param_spec
+from lm_jax.model.decoder import Output, param_spec
 from lm_jax.model.lora import LoraConfig
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
-from lm_jax.run.files import write_json
-from lm_jax.train import losses
 from lm_jax.train.config import TrainConfig
-from lm_jax.train.objective import Numbers, fastest_softmax
+from lm_jax.train.objective import LMBatch, fastest_softmax
 from lm_jax.train.state import StateLayout
 from lm_jax.train.step import make_train_step
 from sparse_jax.gates.geco import GecoConfig
-from sparse_jax.gates.objective import WEIGHTS, Sparsifying
-from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
+from sparse_jax.gates.objective import Sparsifying
+from tools.bench import front
 from tools.gpu_code import target
 
 SHAPE = DecoderConfig(
@@ -68,22 +63,10 @@ TOLERANCE = 1e-5
 class Dense(Sparsifying):
     """The same objective with the dense attention of the library's own training."""
 
-    def loss_terms(
-        self,
-        params: ParamTree,
-        frozen: Any,
-        aux_state: Any,
-        tokens_BS: jax.Array,
-        normalizers: Numbers,
-        rng: jax.Array,
-    ) -> tuple[jax.Array, Numbers]:
-        del rng
-        batch = self.make_batch(tokens_BS)
-        assert self.adapters is not None, "both tasks train adapters"
-        low = jax.tree.map(lambda x: x.astype(self.dtype), params[WEIGHTS])
-        adapted = lora.attach(frozen, low, self.adapters)
+    def run(self, params: ParamTree, frozen: Any, batch: LMBatch, **gates: Any) -> Output:
+        del gates
         output = lm_jax.forward(
-            adapted,
+            self._weights(params, frozen),
             batch.input_BT,
             self.cfg,
             attend=fastest_softmax(self.mixer),
@@ -91,11 +74,9 @@ class Dense(Sparsifying):
             valid_BT=batch.input_mask_BT,
             remat=self.remat,
         )
-        model = losses.Predictor(output.hidden, adapted)
-        sums = losses.summed(model, batch.target_BT, batch.loss_mask_BT, self.cfg)
-        loss = sums.minimised / normalizers["tokens"]
-        zero = jnp.zeros(())
-        return loss, {"loss": loss, "edges": zero, "divergence": zero}
+        # The loss has no term of edges, of which none is counted.
+        none_LBN = jnp.zeros((self.cfg.num_layers, 1, self.cfg.num_heads))
+        return dataclasses.replace(output, aux={"expected_edges_BN": none_LBN})
 
 
 def tasks(cfg: DecoderConfig, dtype: str, **options: Any) -> tuple[Dense, Sparsifying]:
@@ -150,20 +131,20 @@ def bench(cfg: DecoderConfig, length: int, batch: int, dtype: str, repeats: int)
     """Times both steps in turns; returns {} and prints a line if open gates are not dense."""
     tokens_BS = np.random.default_rng(0).integers(0, cfg.vocab_size, (batch, length + 1), np.int32)
     frozen = weights(cfg, "float32")
-    if not (off := open_difference(cfg, frozen, tokens_BS)) <= TOLERANCE:
-        print(f"with every gate open the loss is {off:.1e} from the dense one, not timed")
+    label = f"training step, batch {batch} x {length}, {dtype}"
+    off = open_difference(cfg, frozen, tokens_BS)
+    what = "with every gate open the loss differs from the dense one by"
+    if not front.agrees(label, off, TOLERANCE, what):
         return {}
     frozen = jax.tree.map(lambda x: x.astype(dtype), frozen)
-    steps = [Step(task, frozen, tokens_BS) for task in tasks(cfg, dtype)]
-    dense, gated = in_turns(steps, repeats)
-    memory = [step.bytes for step in steps]
-    print(
-        f"training step, batch {batch} x {length}, {dtype}: dense "
-        f"{statistics.median(dense) * 1e3:.0f} ms, gated {statistics.median(gated) * 1e3:.0f} ms, "
-        f"time ratio {ratio(gated, dense)}, memory {memory[0] / 2**20:.0f} and "
-        f"{memory[1] / 2**20:.0f} MiB"
-    )
-    return {"seconds": {"dense": dense, "gated": gated}, "temporary_bytes": memory}
+    names = ("dense", "gated")
+    steps = {
+        name: Step(task, frozen, tokens_BS)
+        for name, task in zip(names, tasks(cfg, dtype), strict=True)
+    }
+    memory = {name: step.bytes for name, step in steps.items()}
+    seconds = front.timed(label, steps, repeats, memory=memory)
+    return {"seconds": seconds, "temporary_bytes": list(memory.values())}
 
 
 def compiled(cfg: DecoderConfig, lengths: Sequence[int], batch: int) -> dict[str, Any]:
@@ -193,36 +174,25 @@ def compiled(cfg: DecoderConfig, lengths: Sequence[int], batch: int) -> dict[str
     return results
 
 
-@profiled
+def run(arguments: argparse.Namespace, record: front.Record) -> bool:
+    """Times both steps, or compiles one; false where open gates are not dense attention."""
+    cfg = dataclasses.replace(SHAPE, num_layers=arguments.layers)
+    if arguments.compiled:
+        return record.keep("compiled", compiled(cfg, arguments.lengths, arguments.batch))
+    given = arguments.length, arguments.batch, arguments.dtype, arguments.repeats
+    return record.keep("step", bench(cfg, *given))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[PROFILE])
+    parser = front.parser("bench.posttrain", __doc__, repeats=5)
     parser.add_argument("--layers", type=int, default=SHAPE.num_layers)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--compiled", action="store_true", help="memory on a GPU target instead")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1_024, 2_048, 4_096])
-    parser.add_argument("--json", type=Path, help="file for the raw figures")
-    arguments = parser.parse_args(argv)
-    cfg = dataclasses.replace(SHAPE, num_layers=arguments.layers)
-    try:
-        results: dict[str, Any] = {"conditions": conditions(("jax", "jaxlib", "numpy"))}
-        if arguments.compiled:
-            results["compiled"] = compiled(cfg, arguments.lengths, arguments.batch)
-        else:
-            results["step"] = bench(
-                cfg, arguments.length, arguments.batch, arguments.dtype, arguments.repeats
-            )
-            if not results["step"]:
-                return 1
-        if arguments.json:
-            write_json(arguments.json, results)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return front.run(run, parser, argv)
 
 
 if __name__ == "__main__":

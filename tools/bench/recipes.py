@@ -29,13 +29,11 @@ from polyattn_jax.audit import measure
 from polyattn_jax.recipes.row_maps import RECIPES, Recipe, resolve_bias
 from polyattn_jax.suites import Suite, niah
 from polyattn_jax.suites.batching import batches
-from tools.bench import torch_llama
-from tools.bench.timing import PROFILE, conditions, in_turns, profiled, show
+from tools.bench import front, torch_llama
 from tools.bench.torch_recipes import RecipeModel
 
 # Of two logits that rounding may put in another order.
 TIE = 1e-2
-PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
 
 
 def against_hooks(
@@ -89,38 +87,39 @@ def against_hooks(
         f"tokens, {batch_size} at a time, ours / transformers with a hook"
     )
     if close < total:
-        print(f"{label}: no ratio, as {total - close} of {total} answers differ")
+        print(f"{label}: not timed, as {total - close} of {total} answers differ")
         return False
-    ours_s, theirs_s = in_turns([run_ours, run_theirs], repeats)
-    show(label, ours_s, theirs_s, ("lm_jax", "transformers"))
+    pair = {"lm_jax": run_ours, "transformers": run_theirs}
+    front.timed(label, pair, repeats, over="transformers")
     print(f"    {equal} of {total} answers equal, the others closer than {TIE} in their logits")
     print(f"    the first pass of ours, with compiling, took {first:.1f} s")
     return True
 
 
-@profiled
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], parents=[PROFILE])
-    parser.add_argument("--model", default="smollm2", help="HF folder, GGUF file, or manifest name")
-    parser.add_argument("--prompts", type=int, default=20, help="needle prompts")
-    parser.add_argument("--length", type=int, default=128, help="tokens of each prompt")
-    parser.add_argument("--batch", type=int, default=1, help="prompts at a time")
-    parser.add_argument("--bias", type=float, default=0.403, help="for recipes with b=auto")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of the pair")
-    arguments = parser.parse_args(argv)
+def run(arguments: argparse.Namespace, _: front.Record) -> bool:
+    """Compares and times both; false where answers differ."""
     if reason := torch_llama.missing():
         print(f"ours / transformers: not measured, as {reason}")
-        return 0
+        return True
     model = lm_jax.load_pretrained(arguments.model)
     if model.tokenizer is None:
         raise BadInputError("--model has no tokenizer.json; name a model that has one")
     suite = niah(
         model.tokenizer, haystack=corpora.essays(), length=arguments.length, n=arguments.prompts
     )
-    print(f"{arguments.model}, float32, {conditions(PACKAGES)}\n")
-    good = against_hooks(model, suite, arguments.batch, arguments.bias, arguments.repeats)
-    return 0 if good else 1
+    print(f"{arguments.model}, float32\n")
+    return against_hooks(model, suite, arguments.batch, arguments.bias, arguments.repeats)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = front.parser("bench.recipes", __doc__, repeats=5, kept=False)
+    parser.add_argument("--model", default="smollm2", help="HF folder, GGUF file, or manifest name")
+    parser.add_argument("--prompts", type=int, default=20, help="needle prompts")
+    parser.add_argument("--length", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--batch", type=int, default=1, help="prompts at a time")
+    parser.add_argument("--bias", type=float, default=0.403, help="for recipes with b=auto")
+    return front.run(run, parser, argv)
 
 
 if __name__ == "__main__":

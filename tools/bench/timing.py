@@ -12,23 +12,25 @@ import dataclasses
 import datetime
 import functools
 import importlib.metadata
-import inspect
 import os
 from pathlib import Path
 import platform
 import re
 import statistics
 import subprocess
-import sys
 import time
 from typing import Any, NamedTuple, TypeVar
 
 from filelock import FileLock
 import jax
 
-from lm_jax.errors import UserError
 from lm_jax.train import profiling
 
+# Distributions whose versions are conditions of a measurement, lower case with hyphens.
+PACKAGES = (
+    *("jax", "jaxlib", "numpy", "jax-triton"),
+    *("torch", "transformers", "triton", "fla-core"),
+)
 Pass = Callable[[], Any]
 Item = TypeVar("Item")
 
@@ -101,32 +103,6 @@ def in_turns(
     return seconds
 
 
-PROFILE = argparse.ArgumentParser(add_help=False)
-PROFILE.add_argument(
-    "--profile", metavar="FIRST:LAST", help="turns to trace, into runs/<this tool>/profile"
-)
-
-
-def profiled(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
-    """Adds the effect of `PROFILE`'s flag to a benchmark's `main`; its parser has it as a parent.
-
-    Every comparison that is timed in turns is traced.
-    """
-
-    @functools.wraps(main)
-    def run(argv: Sequence[str] | None = None) -> int:
-        arguments, _ = PROFILE.parse_known_args(argv)
-        folder = Path("runs", Path(inspect.getfile(main)).stem)
-        try:
-            with profiling.request(profiling.parse(arguments.profile, folder)):
-                return main(argv)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return error.exit_code
-
-    return run
-
-
 @dataclasses.dataclass(frozen=True)
 class Ratio:
     """Median ratio of two series of seconds measured in turns, and its range."""
@@ -143,15 +119,6 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
     """The ratio `over / under`, turn by turn."""
     ratios = [a / b for a, b in zip(over, under, strict=True)]
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
-
-
-def show(label: str, first: Sequence[float], second: Sequence[float], names: Sequence[str]) -> None:
-    """Prints the medians of two series of seconds and the ratio of the first to the second."""
-    fastest = min(first) / min(second)
-    print(f"{label}: {ratio(first, second)}; {fastest:.2f} of the fastest runs")
-    for name, series in zip(names, (first, second), strict=True):
-        spread = f"{1e3 * min(series):.0f} to {1e3 * max(series):.0f}"
-        print(f"    {name:24} {1e3 * statistics.median(series):8.0f} ms ({spread})")
 
 
 class Program(NamedTuple):
@@ -211,17 +178,13 @@ def program(
     return Program(lambda: jax.block_until_ready(many(sets())), used, copies)
 
 
-def conditions(packages: Sequence[str]) -> dict[str, str]:
-    """Conditions of a measurement: versions, device, driver, load, date, commit.
-
-    Args:
-      packages: names of distributions, lower case with hyphens; those that are installed are kept.
-    """
+def conditions() -> dict[str, str]:
+    """Conditions of a measurement: versions of what is installed, device, driver, load, commit."""
     installed = {
         re.sub(r"[-_.]+", "-", each.name).lower() for each in importlib.metadata.distributions()
     }
     results = {
-        package: importlib.metadata.version(package) for package in packages if package in installed
+        package: importlib.metadata.version(package) for package in PACKAGES if package in installed
     }
     git = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False

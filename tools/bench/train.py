@@ -29,8 +29,6 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import math
-from pathlib import Path
-import statistics
 import sys
 from typing import Any
 
@@ -38,11 +36,10 @@ import jax
 import numpy as np
 
 from lm_jax.console.config_files import load_config
-from lm_jax.errors import UsageError, UserError
+from lm_jax.errors import UsageError
 from lm_jax.model.decoder import count_params
 from lm_jax.parallel import sharding
 from lm_jax.run.config import from_plain
-from lm_jax.run.files import write_json
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import LanguageModelling, token_loss
 from lm_jax.train.state import StateLayout
@@ -51,16 +48,14 @@ from protot_jax.mixers import models
 from protot_jax.training import pretrain
 from protot_jax.training.config import PretrainConfig
 from protot_jax.training.count import CountConfig
-from tools.bench import torch_llama
+from tools.bench import front, torch_llama
 from tools.bench.decoding import bench_decode
 from tools.bench.forward import bench_forward
 from tools.bench.shapes import BenchConfig, build, of_study, random_params
-from tools.bench.timing import PROFILE, conditions, in_turns, profiled, ratio
 
 CONFIG = "configs/protot/default.py"
 # Of torch's untrained loss, relative to ours.
 TOLERANCE = 1e-4
-PACKAGES = ("jax", "jaxlib", "numpy", "torch", "transformers")
 SETTINGS = TrainConfig(steps=1_000, learning_rate=1e-3)
 # Seconds of rest before each run, because torch's idle threads would spin on our cores, and of
 # untimed steps: at least one, because the first after another program took up to 1.4 times as long.
@@ -133,36 +128,28 @@ def time_steps(
     steps: dict[str, Any] = {}
     for label, config in rows.items():
         step = steps[label] = Step(config.model, config)
-        if not abs(step.loss - step.guess) <= 0.1 * step.guess:
-            print(f"{label}: an untrained loss of {step.loss:.3f}, not about {step.guess:.3f}")
+        off, guess = abs(step.loss - step.guess), step.guess
+        what = f"an untrained loss of {step.loss:.3f}, for about {guess:.3f}, is off by"
+        if not front.agrees(label, off, 0.1 * guess, what):
             return None
     if baselines:
         others = baselines()
         if others is None:
             return None
         steps |= others
-    labels, first = list(steps), next(iter(steps))
-    runs = in_turns(list(steps.values()), repeats, PAUSE if baselines else 0.0, SETTLE)
-    seconds = dict(zip(labels, runs, strict=True))
     memory = {label: step.bytes for label, step in steps.items() if isinstance(step, Step)}
-    config = rows[first]
-    dropped = (
-        f", dropout {config.dropout:g}" if len({r.dropout for r in rows.values()}) == 1 else ""
+    config, *others = rows.values()
+    same = all(other.dropout == config.dropout for other in others)
+    seconds = front.timed(
+        f"training step, batch {config.batch_size} x {config.context}, {config.dtype}"
+        f"{f', dropout {config.dropout:g}' if same else ''}",
+        steps,
+        repeats,
+        pause=PAUSE if baselines else 0.0,
+        settle=SETTLE,
+        rows=config.batch_size,
+        memory=memory,
     )
-    print(
-        f"training step, batch {config.batch_size} x {config.context}, {config.dtype}{dropped}; "
-        f"ratios are over {first}"
-    )
-    for label in labels:
-        needed = ""
-        if label in memory:
-            share = memory[label] / memory[first]
-            needed = f"  {memory[label] / 2**20:6.0f} MiB  memory ratio {share:.2f}"
-        print(
-            f"  {label:22} {statistics.median(seconds[label]) * 1e3:8.1f} ms  "
-            f"{config.batch_size / statistics.median(seconds[label]):7.1f} samples/s  "
-            f"time ratio {ratio(seconds[label], seconds[first])}{needed}"
-        )
     return {"seconds": seconds, "temporary_bytes": memory}
 
 
@@ -176,8 +163,8 @@ def torch_steps(config: BenchConfig) -> dict[str, torch_llama.TorchStep] | None:
     baselines = {}
     for label, compiled in (("torch llama", False), ("torch.compile llama", True)):
         step = torch_llama.TorchStep(cfg, params, tokens_BS, SETTINGS, compiled=compiled)
-        if not abs(step.loss - ours) <= TOLERANCE * ours:
-            print(f"{label}: loss {step.loss:.6f} on the weights that give ours {ours:.6f}")
+        what = f"loss {step.loss:.6f} on the weights that give ours {ours:.6f} is off by"
+        if not front.agrees(label, abs(step.loss - ours), TOLERANCE * ours, what):
             return None
         baselines[label] = step
     return baselines
@@ -200,16 +187,71 @@ def _bench_batches(
     return results
 
 
-def _keep(file: Path | None, results: dict[str, Any]) -> None:
-    """Writes what is measured so far, for a session whose time may run out."""
-    if file:
-        write_json(file, results)
+def _config(arguments: argparse.Namespace) -> BenchConfig:
+    """The config of the models as the flags ask for it.
+
+    Raises:
+      UsageError: flags that do not go together, or torch is not installed.
+    """
+    if arguments.against and (reason := torch_llama.missing()):
+        raise UsageError(f"--against={arguments.against}: {reason}")
+    if arguments.rows and not arguments.study:
+        raise UsageError("--rows names rows of a study; name it too, by --study")
+    others = ("shapes", "batch", "dtype", "dropout", "against")
+    if arguments.study and (given := [f"--{x}" for x in others if getattr(arguments, x)]):
+        raise UsageError(
+            "--study times the rows as the study has them; leave out " + ", ".join(given)
+        )
+    settings = load_config(arguments.config)
+    with settings.unlocked():
+        settings.dtype = arguments.dtype or settings.dtype
+    config = from_plain(settings, BenchConfig)
+    if arguments.shapes:
+        config = config.with_shapes(from_plain(load_config(arguments.shapes), CountConfig))
+    if arguments.against and config.dtype != "float32":
+        raise UsageError(f"--against={arguments.against} compares in float32: add --dtype float32")
+    return config
 
 
-@profiled
+def run(arguments: argparse.Namespace, record: front.Record) -> bool:
+    """Times training steps, forward passes and decoding; false where something disagrees."""
+    config, repeats = _config(arguments), arguments.repeats
+    if arguments.study:
+        return record.keep("step", time_steps(of_study(arguments.study, arguments.rows), repeats))
+    # Ratios are to ProtoT.
+    names = ["protot", *(name for name in arguments.models if name != "protot")]
+    counts = {
+        name: count_params(cfg, mixer=mixer)
+        for name in dict.fromkeys([*names, *arguments.decoders])
+        for cfg, mixer in [build(name, config)]
+    }
+    for name, count in counts.items():
+        print(f"{name}: {count:,} parameters")
+    record.results["parameters"] = counts
+    measured = _bench_batches(
+        names,
+        config,
+        arguments.batch or [config.batch_size],
+        repeats,
+        rates=arguments.dropout or [config.dropout],
+        against=arguments.against,
+    )
+    if not record.keep("step", measured):
+        return False
+    lengths = arguments.lengths
+    for forward in bench_forward(names, config, lengths, repeats, arguments.calls):
+        # Not "forward", which files from before have, without the head.
+        record.keep("forward_all_logits", forward)
+    if not arguments.prompts:
+        return True
+    decoders = list(dict.fromkeys(arguments.decoders))
+    decoded = bench_decode(config, arguments.prompts, arguments.decoded, repeats, decoders)
+    return record.keep("decode", decoded)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[PROFILE])
+    parser = front.parser("bench.train", __doc__, repeats=5)
     parser.add_argument("--config", default=CONFIG, help="of iaj protot pretrain")
     parser.add_argument("--models", nargs="+", default=["protot", "llama"], choices=models.MODELS)
     parser.add_argument(
@@ -232,78 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="models whose decoding is timed",
     )
     parser.add_argument("--decoded", type=int, default=100, help="tokens decoded in a turn")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="file for the raw timings")
-    arguments = parser.parse_args(argv)
-    # Ratios are to ProtoT.
-    names = ["protot", *(name for name in arguments.models if name != "protot")]
-    try:
-        if arguments.against and (reason := torch_llama.missing()):
-            raise UsageError(f"--against={arguments.against}: {reason}")
-        if arguments.rows and not arguments.study:
-            raise UsageError("--rows names rows of a study; name it too, by --study")
-        others = ("shapes", "batch", "dtype", "dropout", "against")
-        if arguments.study and (given := [f"--{x}" for x in others if getattr(arguments, x)]):
-            raise UsageError(
-                "--study times the rows as the study has them; leave out " + ", ".join(given)
-            )
-        settings = load_config(arguments.config)
-        with settings.unlocked():
-            settings.dtype = arguments.dtype or settings.dtype
-        config = from_plain(settings, BenchConfig)
-        if arguments.shapes:
-            config = config.with_shapes(from_plain(load_config(arguments.shapes), CountConfig))
-        if arguments.against and config.dtype != "float32":
-            raise UsageError(
-                f"--against={arguments.against} compares in float32: add --dtype float32"
-            )
-        results: dict[str, Any] = {"conditions": conditions(PACKAGES)}
-        for name, value in results["conditions"].items():
-            print(f"{name}: {value}")
-        if arguments.study:
-            rows = of_study(arguments.study, arguments.rows)
-            results["step"] = time_steps(rows, arguments.repeats)
-            _keep(arguments.json, results)
-            return 0 if results["step"] else 1
-        results["parameters"] = {
-            name: count_params(cfg, mixer=mixer)
-            for name in dict.fromkeys([*names, *arguments.decoders])
-            for cfg, mixer in [build(name, config)]
-        }
-        for name, count in results["parameters"].items():
-            print(f"{name}: {count:,} parameters")
-        results["step"] = _bench_batches(
-            names,
-            config,
-            arguments.batch or [config.batch_size],
-            arguments.repeats,
-            rates=arguments.dropout or [config.dropout],
-            against=arguments.against,
-        )
-        if results["step"] is None:
-            return 1
-        _keep(arguments.json, results)
-        if arguments.lengths:
-            forward = (names, config, arguments.lengths, arguments.repeats, arguments.calls)
-            for measured in bench_forward(*forward):
-                # Not "forward", which files from before have, without the head.
-                results["forward_all_logits"] = measured
-                _keep(arguments.json, results)
-        if arguments.prompts:
-            results["decode"] = bench_decode(
-                config,
-                arguments.prompts,
-                arguments.decoded,
-                arguments.repeats,
-                list(dict.fromkeys(arguments.decoders)),
-            )
-            if results["decode"] is None:
-                return 1
-            _keep(arguments.json, results)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return front.run(run, parser, argv)
 
 
 if __name__ == "__main__":

@@ -131,11 +131,6 @@ def test_a_csv_file_drops_what_comes_after_the_checkpoint(tmp_path):
     assert (tmp_path / CSV).read_text().splitlines() == wanted[:1]
 
 
-def test_it_is_off_by_default(runs, tmp_path):
-    train(tmp_path / "run", policy=dataclasses.replace(UPKEEP, log_every=6))
-    assert not runs
-
-
 def test_without_the_package_a_sentence_names_the_remedy(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     argv = ["prog", f"--workdir={tmp_path / 'run'}", "--track=wandb"]
