@@ -263,10 +263,6 @@ def _gigabytes(size: float) -> str:
     return f"{size / 1e9:,.2f}"
 
 
-def _megabytes(size: float) -> str:
-    return f"{size / 1e6:,.3f}"
-
-
 HEADS = (
     *("model", "GPUs", "mesh", "parameters", "state GB", "gradients GB", "copy GB", "saved GB"),
     *("work GB", "total GB", "compute ms", "node ms", "network ms", "tokens/s/GPU"),
@@ -294,11 +290,8 @@ _COMPILED_HEADS = ("collective", "GPUs", "a step", "MB", "MB sent by a GPU")
 def _compiled_table(sizes: Sequence[int], result: Compiled) -> str:
     rows = [
         (
-            each.op,
-            str(each.devices),
-            f"{each.runs:,}",
-            _megabytes(each.bytes),
-            _megabytes(each.sent),
+            *(each.op, str(each.devices), f"{each.runs:,}"),
+            *(f"{size / 1e6:,.3f}" for size in (each.bytes, each.sent)),
         )
         for each in result.collectives
     ]
@@ -317,6 +310,14 @@ def _mesh(text: str) -> tuple[int, int, int]:
     return data, fsdp, tensor
 
 
+def chosen_models(names: Sequence[str] | None) -> dict[str, DecoderConfig]:
+    """The configs of the named presets and models, by name; every preset where none is named."""
+    return {
+        name: PRESETS[name] if name in PRESETS else open_pretrained(name).cfg
+        for name in names or PRESETS
+    }
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table, and with `--compile` the compiler's figures below it."""
     if min(arguments.rows, arguments.context) < 1:
@@ -328,11 +329,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("the formulae are for tensor = 1; add --compile for other meshes")
     if arguments.compile:
         jax.config.update("jax_num_cpu_devices", max(map(math.prod, meshes)))
-    names = arguments.model or list(PRESETS)
-    models = {n: PRESETS[n] if n in PRESETS else open_pretrained(n).cfg for n in names}
     workloads = {
         name: Workload(cfg, arguments.rows, arguments.context, arguments.dtype)
-        for name, cfg in models.items()
+        for name, cfg in chosen_models(arguments.model).items()
     }
     rows = [
         row(name, workload, sizes)

@@ -31,11 +31,10 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import param_spec
 from lm_jax.train.objective import LanguageModelling
-from lm_jax.weights.load import open_pretrained
 from polyattn_jax.audit import measure
 from sparse_jax.gates.geco import GecoConfig
 from sparse_jax.gates.objective import Sparsifying
-from tools.plan_training import PRESETS, compile_objective
+from tools.plan_training import chosen_models, compile_objective
 
 DTYPE = "bfloat16"
 CONTEXTS = (1_024, 4_096)
@@ -138,10 +137,8 @@ def run(arguments: argparse.Namespace) -> int:
     contexts = arguments.context or CONTEXTS
     if min(contexts) < 2:
         raise UsageError(f"--context={min(contexts)} must be at least 2")
-    names = arguments.model or list(PRESETS)
-    models = {n: PRESETS[n] if n in PRESETS else open_pretrained(n).cfg for n in names}
     rows = []
-    for name, cfg in models.items():
+    for name, cfg in chosen_models(arguments.model).items():
         for job, compiled in JOBS.items():
             for context in contexts:
                 need = compiled(cfg, context)

@@ -11,6 +11,7 @@ axes (`q_BTNH`, `window_1`), and from these `Layout.specs` gives each the block 
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -66,6 +67,58 @@ class Tiling:
     def key_tiles(self) -> int:
         """Tiles along the keys; the last may reach past S."""
         return -(-self.S // self.Y)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(Tiling):
+    """The static half of one kernel: its tiling, warps and pipeline stages, and its target."""
+
+    warps: int
+    stages: int
+    target: dispatch.Target
+
+    def call(self, kernel: Any, name: str, **specs: Any) -> Callable[..., Any]:
+        """`kernel(plan, *refs)`, to be called on arrays; `specs` as for `dispatch.triton_call`."""
+        return dispatch.triton_call(
+            functools.partial(kernel, self),
+            target=self.target,
+            name=name,
+            tile=(self.X, self.Y),
+            num_warps=self.warps,
+            num_stages=self.stages,
+            **specs,
+        )
+
+
+# By kernel: queries, keys, warps and stages of a tile.
+Table = Mapping[str, tuple[int, int, int, int]]
+ENTRIES = ("queries", "keys", "warps", "stages")
+
+
+def named(table: Table) -> dict[str, int]:
+    """The entries of a table as tuning names them, `<kernel>_queries` and so on."""
+    return {
+        f"{kernel}_{entry}": size
+        for kernel, sizes in table.items()
+        for entry, size in zip(ENTRIES, sizes, strict=True)
+    }
+
+
+def choices(kernels: Mapping[str, str]) -> tuple[Mapping[str, tuple[int, ...]], ...]:
+    """The sizes that tuning tries (`Suite.tiles`).
+
+    Args:
+      kernels: the side of a tile that a program owns, queries or keys, by kernel.
+    """
+    other = {"queries": "keys", "keys": "queries"}
+    return tuple(
+        group
+        for kernel, own in kernels.items()
+        for group in (
+            {f"{kernel}_{own}": (64, 128), f"{kernel}_warps": (4, 8)},
+            {f"{kernel}_{other[own]}": (32, 64), f"{kernel}_stages": (2, 3)},
+        )
+    )
 
 
 class Operands(Protocol):

@@ -4,6 +4,7 @@ The letters are those of the design's dimension key: `q_BTNH` has axes B, T, N a
 has one size throughout a call.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,3 +47,29 @@ def floating(
         if array is not None and array.dtype not in allowed:
             text = " or ".join(str(each) for each in allowed)
             raise TypeError(f"{op}: {name} is {array.dtype}; cast it to {text}")
+
+
+def one_dtype(op: str, **arrays: Any) -> None:
+    """Checks that the arrays have one dtype, float32 or bfloat16.
+
+    Raises:
+      TypeError: naming every argument with its dtype.
+    """
+    floating(op, **arrays)
+    if len({array.dtype for array in arrays.values()}) > 1:
+        text = ", ".join(f"{name} is {array.dtype}" for name, array in arrays.items())
+        raise TypeError(f"{op}: {text}; cast them to one dtype")
+
+
+def grouped_heads(op: str, size: Mapping[str, int], axes: str = "BTSNKH") -> None:
+    """Checks that none of `axes` is empty, and that K heads of keys divide N heads of queries.
+
+    Raises:
+      ValueError: naming the axis, or both numbers.
+    """
+    for letter in axes:
+        if size[letter] == 0:
+            raise ValueError(f"{op}: {letter} = 0; pass at least one")
+    N, K = size["N"], size["K"]
+    if N % K:
+        raise ValueError(f"{op}: q has N = {N} heads, no multiple of the K = {K} heads of k")

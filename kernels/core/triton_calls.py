@@ -4,8 +4,8 @@ This is the one module that knows jax-triton, which is imported where a kernel i
 A kernel (`@triton.jit`) takes pointers to its inputs, pointers to its outputs, then constants
 (`tl.constexpr`). Arrays are contiguous, so strides follow from the constants.
 
-Neither package differentiates or batches a kernel: an operation gives its kernels a `custom_vjp`,
-and `over_rows` batches a function of arrays whose first axes are independent rows.
+Neither package differentiates or batches a kernel: `recurrence` gives the kernels of an operation
+a `custom_vjp`, and `over_rows` batches a function of arrays whose first axes are independent rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +94,67 @@ def launch(
     )
 
 
+def launcher(target: dispatch.Target, num_warps: int, **fixed: Any) -> Callable[..., Any]:
+    """`launch` for the kernels of one call, all of whose outputs are float32.
+
+    Args:
+      target: the target.
+      num_warps: warps of a program.
+      **fixed: constants of all kernels.
+
+    Returns:
+      a function of a kernel, its arrays, the shapes of its outputs, its grid and further constants.
+    """
+
+    def run(
+        kernel: Any,
+        arrays: Sequence[jax.Array],
+        shapes: Sequence[tuple[int, ...]],
+        grid: tuple[int, ...],
+        **constants: Any,
+    ) -> Any:
+        return launch(
+            kernel,
+            arrays,
+            tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
+            target=target,
+            grid=grid,
+            num_warps=num_warps,
+            constants=fixed | constants,
+        )
+
+    return run
+
+
+def recurrence(
+    op: str, forward: Callable[..., Any], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A differentiable function `(plan, *arrays) -> (out, end)` of kernels over rows.
+
+    Args:
+      op: name of the operation.
+      forward: `(plan, *arrays) -> (out, end, *kept)`.
+      backward: `(plan, *arrays, *kept, d_out, d_end)` -> a gradient in float32 for each array.
+    """
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def run(plan: Any, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return run_forward(plan, *arrays)[0]
+
+    def run_forward(plan: Any, *arrays: jax.Array) -> tuple[Any, Any]:
+        arrays = dispatch.first_order(op, arrays)
+        out, end, *kept = over_rows(forward, plan)(*arrays)
+        return (out, end), (arrays, kept)
+
+    def run_backward(plan: Any, residuals: Any, cotangents: Any) -> tuple[jax.Array, ...]:
+        (arrays, kept), cotangents = dispatch.first_order(op, (residuals, cotangents))
+        gradients = over_rows(backward, plan)(*arrays, *kept, *cotangents)
+        return tuple(d.astype(x.dtype) for d, x in zip(gradients, arrays, strict=True))
+
+    run.defvjp(run_forward, run_backward)
+    return run
+
+
 def _interpreted(
     kernel: Any,
     inputs: Sequence[Any],
@@ -121,13 +182,13 @@ def _interpreted(
     return tuple(written)
 
 
-def over_rows(run: Callable[..., Any], target: dispatch.Target) -> Callable[..., Any]:
-    """`run(target, *arrays)` as a function of the arrays, with a rule for `vmap`.
+def over_rows(run: Callable[..., Any], plan: Any) -> Callable[..., Any]:
+    """`run(plan, *arrays)` as a function of the arrays, with a rule for `vmap`.
 
     The first axis of every array counts independent rows. A mapped axis becomes part of it, so that
     a mapped kernel is one launch.
     """
-    batched = jax.custom_batching.custom_vmap(functools.partial(run, target))
+    batched = jax.custom_batching.custom_vmap(functools.partial(run, plan))
 
     @batched.def_vmap
     def rule(size: int, mapped: list[bool], *arrays: jax.Array) -> tuple[Any, Any]:

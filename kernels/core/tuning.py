@@ -1,8 +1,9 @@
-"""Tile sizes from a table measured on the device, or from the operation's heuristic.
+"""Tile sizes from a table measured on the device, or the defaults of the operation.
 
-A table `tuned/<device>.json` maps operation -> bucket -> tiles, and is written by
-`tools/tune_kernels.py` on that device. A bucket is the call's dtype and its sizes, those that grow
-with the data (B, T, S) rounded up to powers of two.
+The defaults are the function `default_tiles(sizes, dtype)` in the operation's `tile.py`. A table
+`tuned/<device>.json` maps operation -> bucket -> tiles; it is written by `tools/tune_kernels.py` on
+that device, and none comes with the package. A bucket is the call's dtype and its sizes, those that
+grow with the data (B, T, S) rounded up to powers of two.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,9 +58,9 @@ def tiles(
     device_kind: str,
     sizes: Mapping[str, int],
     dtype: object,
-    heuristic: Mapping[str, int],
+    default: Mapping[str, int],
 ) -> dict[str, int]:
-    """The tiles of a call: the heuristic's entries, some of them replaced by the table's.
+    """The tiles of a call: the default entries, some of them replaced by the table's.
 
     Raises:
       ValueError: the table names an entry that the operation does not have.
@@ -69,10 +70,10 @@ def tiles(
     tried = _TRIED.get()
     if tried is not None and tried[0] == op:
         chosen = tried[1]
-    unknown = set(chosen) - set(heuristic)
+    unknown = set(chosen) - set(default)
     if unknown:
         raise ValueError(
-            f"{op} has no tile {', '.join(sorted(unknown))}, only {', '.join(heuristic)}; if "
+            f"{op} has no tile {', '.join(sorted(unknown))}, only {', '.join(default)}; if "
             f"kernels/tuned/{key}.json names it, tune again with tools/tune_kernels.py"
         )
-    return {**heuristic, **chosen}
+    return {**default, **chosen}

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels.core import dispatch, shapes, triton_calls
-from kernels.delta_rule import reference, xla
+from kernels.delta_rule import reference, tile, xla
 from kernels.delta_rule.config import WIDEST_KEY, Call, Config
 
 OP = "delta_rule"
@@ -100,9 +100,9 @@ def delta_rule(
         "reference": "",
     }
     run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, reasons)]
-    out_BTNE, state_BNHE = run(
-        Config(), Call(q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE, log_decay)
-    )
+    config = Config(tile.default_tiles(size, v_BTNE.dtype)["longest_chunk"])
+    call = Call(q_BTNH, k_BTNH, v_BTNE, beta_BTN, state_BNHE, log_decay)
+    out_BTNE, state_BNHE = run(config, call)
     out_BTNE = (scale * out_BTNE).astype(v_BTNE.dtype)
     return (out_BTNE, state_BNHE) if return_state else out_BTNE
 

@@ -24,4 +24,4 @@ class Call(NamedTuple):
 class Config:
     """The longest chunk, in steps."""
 
-    longest_chunk: int = 64
+    longest_chunk: int

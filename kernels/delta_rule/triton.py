@@ -8,20 +8,16 @@ Products of float32 inputs are those of float32. For bfloat16 inputs tensor core
 in three parts (3xTF32, to about 2^-21).
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from kernels.core import dispatch, triton_calls
-from kernels.delta_rule import reference
+from kernels.delta_rule import reference, tile
 from kernels.delta_rule import triton_backward as backward
 from kernels.delta_rule import triton_forward as forward
 from kernels.delta_rule.config import Call, Config
-
-# The side of the smallest tile that a product takes.
-_SMALLEST = 16
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
@@ -29,28 +25,7 @@ def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
     if call.q_BTNH.shape[1] == 1:
         return reference.run(config, call)
     *arrays, _ = call
-    return _scan(dispatch.target(), tuple(arrays))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scan(target: dispatch.Target, arrays: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-    """`out_BTNE` before its scale, and the memory after the last step."""
-    return _forward(target, arrays)[0]
-
-
-def _forward(target: dispatch.Target, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
-    arrays = dispatch.first_order("delta_rule", arrays)
-    out_BTNE, end_BNHE, *kept = triton_calls.over_rows(_run_forward, target)(*arrays)
-    return (out_BTNE, end_BNHE), (arrays, *kept)
-
-
-def _backward(target: dispatch.Target, residuals: Any, cotangents: Any) -> tuple[Any]:
-    (arrays, *kept), cotangents = dispatch.first_order("delta_rule", (residuals, cotangents))
-    gradients = triton_calls.over_rows(_run_backward, target)(*arrays, *kept, *cotangents)
-    return (tuple(d.astype(x.dtype) for d, x in zip(gradients, arrays, strict=True)),)
-
-
-_scan.defvjp(_forward, _backward)
+    return _scan(dispatch.target(), *arrays)
 
 
 def _run_forward(target: dispatch.Target, *call: jax.Array) -> tuple[jax.Array, ...]:
@@ -105,34 +80,27 @@ def _run_backward(target: dispatch.Target, *arrays: jax.Array) -> tuple[jax.Arra
 
 
 def _launcher(target: dispatch.Target, *call: jax.Array) -> tuple[Any, int, tuple[int, ...]]:
-    """`triton_calls.launch` for a call, the columns of a program, and the sizes B T N H E C Z."""
+    """The launcher of a call, the columns of a program, and the sizes B T N H E C Z."""
     B, T, N, H = call[0].shape
     E = call[2].shape[-1]
     wide = all(x.dtype == jnp.float32 for x in call)
-    # Such tiles fit into the registers of a program; products of float32 take more of them.
-    C = 16 if wide or H > 64 else 32
-    columns = 32 if H <= 64 else _SMALLEST
-    constants = {
-        "T": T,
-        "N": N,
-        "H": H,
-        "E": E,
-        "C": C,
-        "LEVELS": C.bit_length() - 1,
-        "BH": max(_SMALLEST, 1 << (H - 1).bit_length()),
-        "BE": columns,
-        "PRECISION": "ieee" if wide else "tf32x3",
-    }
-
-    def launch(kernel: Any, arrays: Any, shapes: Any, grid: tuple[int, ...]) -> Any:
-        return triton_calls.launch(
-            kernel,
-            arrays,
-            tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
-            target=target,
-            grid=grid,
-            num_warps=4,
-            constants=constants,
-        )
-
+    tiles = tile.default_tiles({"H": H}, jnp.float32 if wide else jnp.bfloat16)
+    C, columns = tiles["chunk"], tiles["columns"]
+    launch = triton_calls.launcher(
+        target,
+        num_warps=4,
+        T=T,
+        N=N,
+        H=H,
+        E=E,
+        C=C,
+        LEVELS=C.bit_length() - 1,
+        BH=max(tile.SMALLEST, 1 << (H - 1).bit_length()),
+        BE=columns,
+        PRECISION="ieee" if wide else "tf32x3",
+    )
     return launch, columns, (B, T, N, H, E, C, -(-T // C))
+
+
+# `out_BTNE` before its scale, and the memory after the last step.
+_scan = triton_calls.recurrence("delta_rule", _run_forward, _run_backward)

@@ -162,19 +162,8 @@ def gated_attention(
 
 
 def _check(q_BTNH, k_BSKH, v_BSKH, size, mode, scale, soft_cap, edge_capacity) -> None:
-    shapes.floating(OP, q=q_BTNH, k=k_BSKH, v=v_BSKH)
-    if not q_BTNH.dtype == k_BSKH.dtype == v_BSKH.dtype:
-        raise TypeError(
-            f"{OP}: q, k and v are {q_BTNH.dtype}, {k_BSKH.dtype} and {v_BSKH.dtype}; "
-            "cast them to one dtype"
-        )
-    for letter in "BTSNKH":
-        if size[letter] == 0:
-            raise ValueError(f"{OP}: {letter} = 0; every axis needs at least one element")
-    if size["N"] % size["K"]:
-        raise ValueError(
-            f"{OP}: q has N = {size['N']} heads, which K = {size['K']} heads of k do not divide"
-        )
+    shapes.one_dtype(OP, q=q_BTNH, k=k_BSKH, v=v_BSKH)
+    shapes.grouped_heads(OP, size)
     if mode not in MODES:
         raise ValueError(f"{OP}: mode={mode!r} is none of {', '.join(MODES)}")
     for name, number in (("scale", scale), ("soft_cap", soft_cap)):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from kernels.attention import tiles
 from kernels.core.cases import Arrays, Case, Suite
 from kernels.gated_attention.api import IMPLEMENTATIONS, gated_attention
 
@@ -108,16 +109,5 @@ SUITE = Suite(
     call=call,
     differentiable=("q", "k", "v", "gate_bias"),
     implementations=tuple(IMPLEMENTATIONS),
-    tiles=tuple(
-        group
-        for kernel, own, other in (
-            ("forward", "queries", "keys"),
-            ("queries", "queries", "keys"),
-            ("keys", "keys", "queries"),
-        )
-        for group in (
-            {f"{kernel}_{own}": (64, 128), f"{kernel}_warps": (4, 8)},
-            {f"{kernel}_{other}": (32, 64), f"{kernel}_stages": (2, 3)},
-        )
-    ),
+    tiles=tiles.choices({"forward": "queries", "queries": "queries", "keys": "keys"}),
 )

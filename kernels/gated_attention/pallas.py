@@ -12,7 +12,6 @@ With mode "threshold" a tile without an open gate reads no values and multiplies
 backward kernels are in `pallas_vjp`.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from kernels.attention import tiles
-from kernels.core import counts, dispatch, noise
+from kernels.core import counts, noise
 from kernels.gated_attention import instructions, pallas_plan, pallas_vjp, tile
 from kernels.gated_attention.config import Call, Config
 from kernels.gated_attention.pallas_plan import Inputs, Plan
@@ -36,11 +35,9 @@ def _forward(
     layout = tiles.query_major(plan, B)
     rows_BTNH, rows_BNT = layout.blocks["BTNH"], layout.blocks["BNT"]
     tiles_BNI = pl.BlockSpec((None, None, 1), lambda n, i, b: (b, n, i))
-    out_BTNH, lse_BNT, expected_BNI, opened_BNI = dispatch.triton_call(
-        functools.partial(_kernel, plan),
-        target=config.target,
-        name="gated_attention_forward",
-        tile=(plan.X, plan.Y),
+    out_BTNH, lse_BNT, expected_BNI, opened_BNI = plan.call(
+        _kernel,
+        "gated_attention_forward",
         grid=layout.grid,
         in_specs=(layout.specs(inputs),),
         out_specs=(rows_BTNH, rows_BNT, tiles_BNI, tiles_BNI),
@@ -50,8 +47,6 @@ def _forward(
             jax.ShapeDtypeStruct((B, N, plan.query_tiles), jnp.float32),
             jax.ShapeDtypeStruct((B, N, plan.query_tiles), jnp.int32),
         ),
-        num_warps=plan.warps,
-        num_stages=plan.stages,
     )(inputs)
     return (out_BTNH, expected_BNI.sum(-1), counts.total(opened_BNI, -1)), lse_BNT
 

@@ -1,42 +1,24 @@
 """Tile sizes and inputs of the Triton kernels of `gated_attention`."""
 
-from collections.abc import Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from kernels.attention.tiles import Tiling, operands, side
+from kernels.attention import tiles
 from kernels.core import dispatch, noise, tuning
+from kernels.gated_attention import tile
 from kernels.gated_attention.config import Call, Config
 
 OP = "gated_attention"
-KERNELS = ("forward", "queries", "keys")
-
-# By head width: queries, keys, warps and stages of a tile of the kernels. Compiled for an H200, no
-# main loop among them spills a register. float32 products are exact, so they use no tensor
-# core and their tiles are small.
-_TENSOR_CORE_TILES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
-    64: ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
-    128: ((128, 64, 8, 2), (128, 64, 8, 2), (32, 128, 8, 2)),
-    256: ((128, 64, 8, 2), (128, 32, 8, 1), (64, 32, 8, 1)),
-}
-_EXACT_TILES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
-    16: ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
-    64: ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-    128: ((32, 32, 8, 1), (16, 32, 8, 1), (32, 32, 8, 1)),
-    256: ((16, 32, 8, 1), (32, 32, 8, 1), (16, 32, 8, 1)),
-}
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Tiling):
+class Plan(tiles.Plan):
     """The static half of one kernel."""
 
     config: Config
-    warps: int
-    stages: int
 
 
 class Inputs(NamedTuple):
@@ -62,38 +44,28 @@ def unsupported_reason(config: Config, call: Call) -> str:
         return reason
     if config.renormalise:
         return "does not support renormalise=True; pass implementation='xla'"
-    H, widest = call.q_BTNH.shape[-1], max(_TENSOR_CORE_TILES)
+    H, widest = call.q_BTNH.shape[-1], tile.WIDEST
     if widest < H:
         return f"needs a head width of at most {widest}, and H = {H}; pass implementation='xla'"
     return ""
 
 
 def plan(config: Config, call: Call, kernel: str) -> Plan:
-    """The plan of one of `KERNELS`: the last two give the gradients of q, and of k and v."""
+    """The plan of "forward", or of "queries" or "keys", the gradients of q, and of k and v."""
     B, T, N, H = call.q_BTNH.shape
     S, K = call.k_BSKH.shape[1:3]
     dtype = call.q_BTNH.dtype
     sizes = {"B": B, "T": T, "S": S, "N": N, "K": K, "H": H}
-    chosen = tuning.tiles(OP, config.target.device_kind, sizes, dtype, _heuristic(dtype, H))
-    X, Y, warps, stages = (
-        chosen[f"{kernel}_{what}"] for what in ("queries", "keys", "warps", "stages")
-    )
+    default = tile.default_tiles(sizes, dtype)
+    chosen = tuning.tiles(OP, config.target.device_kind, sizes, dtype, default)
+    X, Y, warps, stages = (chosen[f"{kernel}_{entry}"] for entry in tiles.ENTRIES)
     X, Y = config.blocks or (X, Y)
     own = Y if kernel == "keys" else X
-    X, Y = min(X, side(T)), min(Y, side(S))
+    X, Y = min(X, tiles.side(T)), min(Y, tiles.side(S))
     # A short tile leaves nothing to do for some of its warps.
     warps = max(1, warps * (Y if kernel == "keys" else X) // own)
-    return Plan(call.visibility.causal, T, S, N, K, H, X, Y, config, warps, stages)
-
-
-def _heuristic(dtype: Any, H: int) -> dict[str, int]:
-    table = _TENSOR_CORE_TILES if dispatch.exact_dot(dtype) is None else _EXACT_TILES
-    width = min(each for each in table if each >= H)
-    return {
-        f"{kernel}_{what}": size
-        for kernel, sizes in zip(KERNELS, table[width], strict=True)
-        for what, size in zip(("queries", "keys", "warps", "stages"), sizes, strict=True)
-    }
+    causal = call.visibility.causal
+    return Plan(causal, T, S, N, K, H, X, Y, warps, stages, config.target, config)
 
 
 def inputs(call: Call) -> Inputs:
@@ -101,7 +73,7 @@ def inputs(call: Call) -> Inputs:
     return Inputs(
         words_3=words(call),
         bias_N=call.bias_N,
-        **operands(call.visibility),
+        **tiles.operands(call.visibility),
         q_BTNH=call.q_BTNH,
         k_BSKH=call.k_BSKH,
         v_BSKH=call.v_BSKH,

@@ -101,11 +101,9 @@ def _words(config: Config, call: Call, shape: tuple[int, ...]) -> jax.Array | No
 def _queries(plan: Plan, inputs: Inputs, saved: Saved) -> Any:
     layout = tiles.query_major(plan, inputs.q_BTNH.shape[0])
     q_BTNH, lse_BNT = inputs.q_BTNH, saved.lse_BNT
-    return dispatch.triton_call(
-        functools.partial(_queries_kernel, plan),
-        target=plan.config.target,
-        name="gated_attention_backward_queries",
-        tile=(plan.X, plan.Y),
+    return plan.call(
+        _queries_kernel,
+        "gated_attention_backward_queries",
         grid=layout.grid,
         in_specs=(layout.specs(inputs), layout.specs(saved)),
         out_specs=(layout.blocks["BTNH"], layout.blocks["BNT"]),
@@ -113,8 +111,6 @@ def _queries(plan: Plan, inputs: Inputs, saved: Saved) -> Any:
             jax.ShapeDtypeStruct(q_BTNH.shape, q_BTNH.dtype),
             jax.ShapeDtypeStruct(lse_BNT.shape, jnp.float32),
         ),
-        num_warps=plan.warps,
-        num_stages=plan.stages,
     )(inputs, saved)
 
 
@@ -166,17 +162,13 @@ def _queries_kernel(plan: Plan, refs: Inputs, saved: Saved, d_q_ref, d_bias_ref)
 def _keys(plan: Plan, inputs: Inputs, saved: Saved) -> Any:
     layout = tiles.key_major(plan, inputs.q_BTNH.shape[0])
     of_keys = (inputs.k_BSKH, inputs.v_BSKH)
-    return dispatch.triton_call(
-        functools.partial(_keys_kernel, plan),
-        target=plan.config.target,
-        name="gated_attention_backward_keys",
-        tile=(plan.X, plan.Y),
+    return plan.call(
+        _keys_kernel,
+        "gated_attention_backward_keys",
         grid=layout.grid,
         in_specs=(layout.specs(inputs), layout.specs(saved)),
         out_specs=(layout.blocks["BSKH"],) * 2,
         out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in of_keys),
-        num_warps=plan.warps,
-        num_stages=plan.stages,
     )(inputs, saved)
 
 

@@ -22,17 +22,40 @@ A tile is any array whose last two axes are queries and keys. `mask` is true whe
 or None where all are. A backend passes its own `Intrinsics` where those of jnp are slow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from kernels.core import noise
+from kernels.attention import tiles
+from kernels.core import dispatch, noise
 from kernels.gated_attention.config import Config
 
 LOG2_E = math.log2(math.e)
+
+# By head width. Compiled for an H200, no main loop among them spills a register. float32 products
+# are exact, so they use no tensor core and their tiles are small.
+_TENSOR_CORE_TILES: Mapping[int, tiles.Table] = {
+    64: dict.fromkeys(("forward", "queries", "keys"), (64, 64, 4, 2)),
+    128: {"forward": (128, 64, 8, 2), "queries": (128, 64, 8, 2), "keys": (32, 128, 8, 2)},
+    256: {"forward": (128, 64, 8, 2), "queries": (128, 32, 8, 1), "keys": (64, 32, 8, 1)},
+}
+_EXACT_TILES: Mapping[int, tiles.Table] = {
+    16: dict.fromkeys(("forward", "queries", "keys"), (64, 64, 4, 2)),
+    64: dict.fromkeys(("forward", "queries", "keys"), (32, 32, 4, 1)),
+    128: {"forward": (32, 32, 8, 1), "queries": (16, 32, 8, 1), "keys": (32, 32, 8, 1)},
+    256: {"forward": (16, 32, 8, 1), "queries": (32, 32, 8, 1), "keys": (16, 32, 8, 1)},
+}
+WIDEST = 256
+
+
+def default_tiles(sizes: Mapping[str, int], dtype: Any) -> dict[str, int]:
+    """The tiles of a call that tuning has not measured."""
+    table = _TENSOR_CORE_TILES if dispatch.exact_dot(dtype) is None else _EXACT_TILES
+    return tiles.named(table[min(width for width in table if width >= sizes["H"])])
+
 
 # The top of a row that sees no key: finite, so that -inf - top is never NaN.
 _LOWEST = -1e30

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels.core import dispatch, shapes
-from kernels.gated_slots import reference, xla
+from kernels.gated_slots import reference, tile, xla
 from kernels.gated_slots.config import Call, Config, Slots
 
 OP = "gated_slots"
@@ -88,6 +88,7 @@ def gated_slots(
         state = Slots(*(jnp.zeros((B, N, M, width), jnp.float32) for width in (H, E)))
     run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, {"xla": "", "reference": ""})]
     call = Call(q_BTNH, k_BTNH, v_BTNE, log_decay_BTNM, Slots(*state), resets_BT)
-    out_BTNE, state = run(Config(scale), call)
+    config = Config(scale, tile.default_tiles(size, v_BTNE.dtype)["longest_chunk"])
+    out_BTNE, state = run(config, call)
     out_BTNE = out_BTNE.astype(v_BTNE.dtype)
     return (out_BTNE, state) if return_state else out_BTNE

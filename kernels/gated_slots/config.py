@@ -26,10 +26,7 @@ class Call(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Factor of the scores, and the longest chunk, in steps.
+    """Factor of the scores, and the longest chunk, in steps."""
 
-    A chunk of C steps holds C x C numbers for every slot.
-    """
-
-    scale: float = 1.0
-    longest_chunk: int = 16
+    scale: float
+    longest_chunk: int

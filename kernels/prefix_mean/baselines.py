@@ -1,8 +1,7 @@
-"""Baselines of the benchmarks: the prefix mean with all its states in memory.
+"""A baseline of the benchmarks: the prefix mean with all its states in memory.
 
-Both forms write the `[B, T, R, E]` array of N and read it back, as the equation is written. They
-are as fast as plain JAX makes that: the masses are a separate small scan, and XLA fuses the
-division into the read.
+It writes the `[B, T, R, E]` array of N and reads it back, as the equation is written, and is as
+fast as plain JAX makes that: XLA fuses the division into the read.
 """
 
 from typing import Any
@@ -36,35 +35,6 @@ def materialised(
     state, before = lax.scan(step, state, (write_TBR, value_TBE))
     out_TBE = _read(read_BTR.swapaxes(0, 1), before, mass_normalisation)
     return out_TBE.swapaxes(0, 1), state
-
-
-def associative(
-    write_BTR: jax.Array,
-    value_BTE: jax.Array,
-    decay_R: jax.Array,
-    read_BTR: jax.Array,
-    state: State,
-    *,
-    mass_normalisation: bool = True,
-) -> tuple[jax.Array, State]:
-    """Computes `materialised` by `lax.associative_scan` over steps (a, b): x -> a x + b."""
-    write_BTR, value_BTE = write_BTR.astype(jnp.float32), value_BTE.astype(jnp.float32)
-    decay_BTR = jnp.broadcast_to(decay_R, write_BTR.shape)
-    written_BTRE = (decay_BTR * write_BTR)[..., None] * value_BTE[:, :, None, :]
-
-    def combine(first, second):
-        kept, added = second
-        return first[0] * kept, kept * first[1] + added
-
-    def states(decay, written, initial):
-        kept, added = lax.associative_scan(combine, (decay, written), axis=1)
-        after = kept * initial[:, None] + added
-        return jnp.concatenate([initial[:, None], after], 1)
-
-    total_BTRE = states(decay_BTR[..., None], written_BTRE, state.total_BRE)
-    mass_BTR = states(decay_BTR, decay_BTR * write_BTR, state.mass_BR)
-    before = State(total_BTRE[:, :-1], mass_BTR[:, :-1])
-    return _read(read_BTR, before, mass_normalisation), State(total_BTRE[:, -1], mass_BTR[:, -1])
 
 
 def materialised_call(case: Case, arrays: Arrays) -> dict[str, jax.Array]:

@@ -27,8 +27,6 @@ from kernels.prefix_mean.state import State, log_of_decay
 
 OP = "prefix_mean"
 
-# Two programs for each multiprocessor of an H100 or H200 hide some of one another's latency.
-_PROGRAMS = 264
 # Segments whose summaries are loaded before the running sum waits for the first.
 _AHEAD = 8
 
@@ -72,31 +70,17 @@ class Plan:
 
 
 def plan(target: dispatch.Target, sizes: dict[str, int], dtype: Any, *, backward: bool) -> Plan:
-    """The tiles of the forward or of the backward pass, measured or by heuristic."""
-    B, T, R, E = (sizes[letter] for letter in "BTRE")
-    # Enough segments to fill the device, none so short that its state outweighs its values.
-    wanted = -(-_PROGRAMS // B)
-    segment = max(64, 1 << max(-(-T // wanted) - 1, 0).bit_length())
-    heuristic = {
-        "chunk": 16,
-        "segment": segment,
-        "block_e": min(E, 256),
-        "num_warps": 4,
-        "num_stages": 2,
-        "backward_chunk": 16,
-        "backward_segment": segment,
-        "backward_num_warps": 8 if R * E > 4096 or dtype == jnp.float32 else 4,
-        "backward_num_stages": 1,
-    }
-    chosen = tuning.tiles(OP, target.device_kind, sizes, dtype, heuristic)
+    """The plan of the forward or of the backward pass."""
+    default = tile.default_tiles(sizes, dtype)
+    chosen = tuning.tiles(OP, target.device_kind, sizes, dtype, default)
     prefix = "backward_" if backward else ""
     chunk = chosen[f"{prefix}chunk"]
     return Plan(
         **{letter: sizes[letter] for letter in "BTRE"},
         chunk=chunk,
-        segment=-(-min(chosen[f"{prefix}segment"], T) // chunk) * chunk,
+        segment=-(-min(chosen[f"{prefix}segment"], sizes["T"]) // chunk) * chunk,
         # A gradient of a gate sums over the whole value width.
-        block_e=E if backward else chosen["block_e"],
+        block_e=sizes["E"] if backward else chosen["block_e"],
         num_warps=chosen[f"{prefix}num_warps"],
         num_stages=chosen[f"{prefix}num_stages"],
         target=target,

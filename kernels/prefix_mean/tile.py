@@ -34,8 +34,9 @@ and the steps of F cancel, so whatever they come from keeps 16 bits (`_wide_dot`
 to bfloat16 would leave a gradient of ln beta that, for short half-lives, is rounding alone.
 """
 
+from collections.abc import Mapping
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -43,6 +44,28 @@ import jax.numpy as jnp
 
 from kernels.core import dispatch
 from kernels.prefix_mean.state import MASS_FLOOR
+
+# Two programs for each multiprocessor of an H100 or H200 hide some of one another's latency.
+_PROGRAMS = 264
+
+
+def default_tiles(sizes: Mapping[str, int], dtype: Any) -> dict[str, int]:
+    """The tiles of a call that tuning has not measured."""
+    B, T, R, E = (sizes[letter] for letter in "BTRE")
+    # Enough segments to fill the device, none so short that its state outweighs its values.
+    wanted = -(-_PROGRAMS // B)
+    segment = max(64, 1 << max(-(-T // wanted) - 1, 0).bit_length())
+    return {
+        "chunk": 16,
+        "segment": segment,
+        "block_e": min(E, 256),
+        "num_warps": 4,
+        "num_stages": 2,
+        "backward_chunk": 16,
+        "backward_segment": segment,
+        "backward_num_warps": 8 if R * E > 4096 or dtype == jnp.float32 else 4,
+        "backward_num_stages": 1,
+    }
 
 
 class Level(NamedTuple):

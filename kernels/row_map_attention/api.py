@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from kernels.attention.visibility import visibility
-from kernels.core import dispatch, shapes, tuning
+from kernels.core import dispatch, shapes
 from kernels.row_map_attention import pallas, pallas_plan, reference, xla
-from kernels.row_map_attention.config import Call, Config, heuristic, tiles_of
+from kernels.row_map_attention.config import Call, Config
 from kernels.row_map_attention.maps import OP, RowMap
 
 _mosaic = dispatch.lazy_module("kernels.row_map_attention.mosaic")
@@ -99,7 +99,6 @@ def row_map_attention(
       dispatch.UnavailableError: a named implementation that does not run here.
     """
     size = shapes.sizes(OP, q_BTNH=q_BTNH, k_BSKH=k_BSKH, v_BSKH=v_BSKH, heads_N=heads)
-    shapes.floating(OP, q=q_BTNH, k=k_BSKH, v=v_BSKH)
     _check(size, q_BTNH, k_BSKH, v_BSKH, row_map, bias, heads, scale, soft_cap)
     B, T, S, N, H = (size[letter] for letter in "BTSNH")
     bias_N = jnp.broadcast_to(jnp.asarray(bias, jnp.float32), (N,))
@@ -111,18 +110,13 @@ def row_map_attention(
         heads,
         visibility(OP, B, T, S, causal=causal, window=window, segment_ids=segment_ids, start=start),
     )
-    target = dispatch.target()
-    entries = tuning.tiles(OP, target.device_kind, size, q_BTNH.dtype, heuristic(H, q_BTNH.dtype))
     config = Config(
         row_map=row_map,
         scale=H**-0.5 if scale is None else float(scale),
         soft_cap=None if soft_cap is None else float(soft_cap),
         first=S - T if start is None else start if isinstance(start, int) else None,
         bias_moves=isinstance(bias, jax.Array),
-        target=target,
-        forward=tiles_of(entries, "forward", T, S),
-        dq=tiles_of(entries, "dq", T, S),
-        dkv=tiles_of(entries, "dkv", T, S),
+        target=dispatch.target(),
     )
     reasons = {
         "pallas": pallas_plan.unsupported_reason(config, call),
@@ -141,18 +135,8 @@ def _check(size, q, k, v, row_map, bias, heads, scale, soft_cap) -> None:
             f"{OP}: row_map is a {type(row_map).__name__}; make one with a function of "
             "kernels.row_map_attention.maps, such as relu_power(4)"
         )
-    if not q.dtype == k.dtype == v.dtype:
-        raise TypeError(
-            f"{OP}: q is {q.dtype}, k is {k.dtype} and v is {v.dtype}; cast them to one dtype"
-        )
-    for letter in "TS":
-        if size[letter] == 0:
-            raise ValueError(f"{OP}: {letter} = 0; pass at least one position")
-    if size["K"] == 0 or size["N"] % size["K"]:
-        raise ValueError(
-            f"{OP}: q has N = {size['N']} heads, which is no multiple of the K = {size['K']} heads "
-            "of k and v"
-        )
+    shapes.one_dtype(OP, q=q, k=k, v=v)
+    shapes.grouped_heads(OP, size, "TSK")
     if jnp.shape(bias) not in ((), (size["N"],)):
         raise ValueError(f"{OP}: bias has shape {jnp.shape(bias)}; pass a scalar or [N]")
     if heads is not None and heads.dtype != jnp.bool_:

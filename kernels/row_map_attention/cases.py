@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from kernels.attention import tiles
 from kernels.core.cases import Arrays, Case, Suite
 from kernels.row_map_attention import maps
 from kernels.row_map_attention.api import IMPLEMENTATIONS, row_map_attention
@@ -117,16 +118,5 @@ SUITE = Suite(
     call=call,
     differentiable=("q", "k", "v", "bias"),
     implementations=tuple(IMPLEMENTATIONS),
-    tiles=tuple(
-        group
-        for kernel, own, other in (
-            ("forward", "block_q", "block_k"),
-            ("dq", "block_q", "block_k"),
-            ("dkv", "block_k", "block_q"),
-        )
-        for group in (
-            {f"{kernel}_{own}": (64, 128), f"{kernel}_warps": (4, 8)},
-            {f"{kernel}_{other}": (32, 64), f"{kernel}_stages": (2, 3)},
-        )
-    ),
+    tiles=tiles.choices({"forward": "queries", "dq": "queries", "dkv": "keys"}),
 )

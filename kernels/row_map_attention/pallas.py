@@ -19,7 +19,6 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from kernels.attention import tiles
-from kernels.core import dispatch
 from kernels.row_map_attention import pallas_plan, pallas_vjp, streaming, tile
 from kernels.row_map_attention.config import Call, Config, Rows
 from kernels.row_map_attention.maps import OP, RowMap
@@ -28,24 +27,20 @@ from kernels.row_map_attention.pallas_plan import Inputs, Plan
 
 def forward(config: Config, call: Call, visible_BT: jax.Array) -> tuple[jax.Array, Rows]:
     """Computes what `xla.forward` computes."""
-    plan = pallas_plan.plan(config, config.forward, call)
+    plan = pallas_plan.plan(config, call, "forward")
     inputs = pallas_plan.inputs(call)
     B = call.q_BTNH.shape[0]
     layout = tiles.query_major(plan, B)
     of_rows = layout.blocks["BNT"]
     counted = config.row_map.counts_keys
     row_BNT = jax.ShapeDtypeStruct((B, plan.N, plan.T), jnp.float32)
-    out_BTNH, pivot_BNT, factor_BNT = dispatch.triton_call(
-        functools.partial(_kernel, plan),
-        target=config.target,
-        name=f"{OP}_forward",
-        tile=(plan.X, plan.Y),
+    out_BTNH, pivot_BNT, factor_BNT = plan.call(
+        _kernel,
+        f"{OP}_forward",
         grid=layout.grid,
         in_specs=(layout.specs(inputs), layout.blocks["BT"] if counted else None),
         out_specs=(layout.blocks["BTNH"], of_rows, of_rows),
         out_shape=(jax.ShapeDtypeStruct(call.q_BTNH.shape, call.v_BSKH.dtype), row_BNT, row_BNT),
-        num_warps=plan.warps,
-        num_stages=plan.stages,
     )(inputs, visible_BT if counted else None)
     return out_BTNH, Rows(pivot_BNT, factor_BNT)
 

@@ -8,12 +8,12 @@ import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-from kernels.attention.tiles import Tiling, entries, operands
-from kernels.core import dispatch
+from kernels.attention import tiles
+from kernels.core import dispatch, tuning
 from kernels.core.ptx import elementwise
 from kernels.row_map_attention import tile
-from kernels.row_map_attention.config import Call, Config, Tiles
-from kernels.row_map_attention.maps import SOFTMAX, RowMap
+from kernels.row_map_attention.config import Call, Config
+from kernels.row_map_attention.maps import OP, SOFTMAX, RowMap
 
 WIDTHS = (16, 32, 64, 128, 256)
 
@@ -27,13 +27,11 @@ def unsupported_reason(config: Config, call: Call) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Tiling):
+class Plan(tiles.Plan):
     """The static half of one kernel; `exact` is true for float32 inputs."""
 
     config: Config
     exact: bool
-    warps: int
-    stages: int
 
 
 class Inputs(NamedTuple):
@@ -53,22 +51,25 @@ class Inputs(NamedTuple):
     v_BSKH: Any
 
 
-def plan(config: Config, tiles: Tiles, call: Call) -> Plan:
-    """The plan of a kernel with these tiles."""
-    _, T, N, H = call.q_BTNH.shape
-    _, S, K, _ = call.k_BSKH.shape
-    exact = call.q_BTNH.dtype == jnp.float32
-    X, Y = tiles.block_q, tiles.block_k
-    return Plan(
-        call.visibility.causal, T, S, N, K, H, X, Y, config, exact, tiles.warps, tiles.stages
-    )
+def plan(config: Config, call: Call, kernel: str) -> Plan:
+    """The plan of "forward", or of "dq" or "dkv", the gradients of q, and of k and v."""
+    B, T, N, H = call.q_BTNH.shape
+    S, K = call.k_BSKH.shape[1:3]
+    dtype = call.q_BTNH.dtype
+    sizes = {"B": B, "T": T, "S": S, "N": N, "K": K, "H": H}
+    default = tile.default_tiles(sizes, dtype)
+    chosen = tuning.tiles(OP, config.target.device_kind, sizes, dtype, default)
+    X, Y, warps, stages = (chosen[f"{kernel}_{entry}"] for entry in tiles.ENTRIES)
+    X, Y = min(X, tiles.side(T)), min(Y, tiles.side(S))
+    causal, exact = call.visibility.causal, dtype == jnp.float32
+    return Plan(causal, T, S, N, K, H, X, Y, warps, stages, config.target, config, exact)
 
 
 def inputs(call: Call) -> Inputs:
     """The arrays of a call, as the kernels read them."""
     heads_N = call.heads_N
     return Inputs(
-        **operands(call.visibility),
+        **tiles.operands(call.visibility),
         bias_N=call.bias_N,
         heads_N=None if heads_N is None else heads_N.astype(jnp.int32),
         q_BTNH=call.q_BTNH,
@@ -89,7 +90,7 @@ def by_map(config: Config, head: jax.Array | None, run: Callable[[RowMap], None]
 def diagonal(x: jax.Array) -> jax.Array:
     """The diagonal of a square tile, as a vector along its rows."""
     rows = x.shape[0]
-    return jnp.sum(jnp.where(entries(0, rows, 0) == entries(0, rows, 1), x, 0.0), 1)
+    return jnp.sum(jnp.where(tiles.entries(0, rows, 0) == tiles.entries(0, rows, 1), x, 0.0), 1)
 
 
 def elementary(plan: Plan, axis: int) -> tile.Elementary:

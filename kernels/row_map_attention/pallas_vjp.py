@@ -23,7 +23,6 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from kernels.attention import tiles
-from kernels.core import dispatch
 from kernels.row_map_attention import pallas_plan, tile
 from kernels.row_map_attention.config import Call, Config, Rows
 from kernels.row_map_attention.maps import OP, SOFTMAX, RowMap
@@ -63,28 +62,26 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Computes what `xla.backward` computes."""
     inputs, B = pallas_plan.inputs(call), call.q_BTNH.shape[0]
-    plan = pallas_plan.plan(config, config.dq, call)
+    plan = pallas_plan.plan(config, call, "dq")
     layout = tiles.query_major(plan, B)
     row = jax.ShapeDtypeStruct(rows.pivot_BNT.shape, jnp.float32)
     own = _QueryInputs(d_out_BTNH, out_BTNH, *rows)
     out_shape = _QueryOutputs(_like(call.q_BTNH), row, row, row)
-    by_query = _call(
+    by_query = plan.call(
         _dq_kernel,
-        "dq",
-        plan,
+        f"{OP}_dq",
         grid=layout.grid,
         in_specs=(layout.specs(inputs), layout.specs(own)),
         out_specs=layout.specs(out_shape),
         out_shape=out_shape,
     )(inputs, own)
 
-    plan = pallas_plan.plan(config, config.dkv, call)
+    plan = pallas_plan.plan(config, call, "dkv")
     layout = tiles.key_major(plan, B)
     own = _KeyInputs(d_out_BTNH, *rows, by_query.delta_BNT, by_query.slope_BNT)
-    dk_BSKH, dv_BSKH = _call(
+    dk_BSKH, dv_BSKH = plan.call(
         _dkv_kernel,
-        "dkv",
-        plan,
+        f"{OP}_dkv",
         grid=layout.grid,
         in_specs=(layout.specs(inputs), layout.specs(own)),
         out_specs=(layout.blocks["BSKH"],) * 2,
@@ -95,18 +92,6 @@ def backward(
 
 def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
-def _call(kernel: Any, name: str, plan: Plan, **specs: Any) -> Any:
-    return dispatch.triton_call(
-        functools.partial(kernel, plan),
-        target=plan.config.target,
-        name=f"{OP}_{name}",
-        tile=(plan.X, plan.Y),
-        num_warps=plan.warps,
-        num_stages=plan.stages,
-        **specs,
-    )
 
 
 def _dq_kernel(plan: Plan, refs: Inputs, own: _QueryInputs, *outputs: Any) -> None:

@@ -17,17 +17,36 @@ The exponential maps work with u in units of ln 2, so that e^x is one `exp2`. A 
 u = -inf, and weight and slope 0. Everything is float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels.attention import tiles
 from kernels.row_map_attention.maps import RowMap
+
+# By the widest head. Those that compile for an H200 with little or no spilling and the fewest
+# instructions per score; not timed.
+_TILES: Mapping[int, tiles.Table] = {
+    64: {"forward": (64, 128, 4, 2), "dq": (64, 64, 4, 2), "dkv": (64, 64, 4, 2)},
+    128: {"forward": (128, 64, 8, 2), "dq": (128, 64, 8, 2), "dkv": (64, 128, 8, 2)},
+    256: {"forward": (128, 64, 8, 2), "dq": (128, 32, 8, 2), "dkv": (32, 32, 4, 1)},
+}
+# Full float32 products do not use tensor cores, and their operands fill registers.
+_FLOAT32_TILES: tiles.Table = dict.fromkeys(("forward", "dq", "dkv"), (32, 32, 4, 1))
+
+
+def default_tiles(sizes: Mapping[str, int], dtype: Any) -> dict[str, int]:
+    """The tiles of a call that tuning has not measured."""
+    if dtype == jnp.float32:
+        return tiles.named(_FLOAT32_TILES)
+    return tiles.named(_TILES[min(width for width in _TILES if width >= sizes["H"])])
+
 
 LOG2E = math.log2(math.e)
 # Below every score; finite, since -inf - -inf is NaN.

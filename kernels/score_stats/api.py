@@ -88,14 +88,10 @@ def score_stats(
       NotImplementedError: when it is differentiated.
     """
     sizes = shapes.sizes(OP, q_BTNH=q_BTNH, k_BSKH=k_BSKH)
-    B, T, N, S, K, H = (sizes[letter] for letter in "BTNSKH")
+    B, T, N, S, H = (sizes[letter] for letter in "BTNSH")
     shapes.floating(OP, q=q_BTNH)
     shapes.floating(OP, (q_BTNH.dtype,), k=k_BSKH)
-    empty = [letter for letter, size in sizes.items() if size == 0]
-    if empty:
-        raise ValueError(f"{OP}: q or k has {empty[0]} = 0; pass at least one")
-    if N % K:
-        raise ValueError(f"{OP}: q has N = {N} heads, no multiple of the K = {K} of k")
+    shapes.grouped_heads(OP, sizes)
     if not degrees or not all(0 < p < math.inf for p in degrees):
         raise ValueError(f"{OP}: degrees is {tuple(degrees)}; pass one or more positive numbers")
     if not cap > 0:

@@ -7,8 +7,7 @@ length; a load past the end of an array is masked to zero and a store is masked 
 a query head is found by its block index, so grouped heads are never copied.
 """
 
-from collections.abc import Mapping
-import functools
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +16,6 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from kernels.attention import tiles
-from kernels.attention.tiles import Tiling
 from kernels.core import dispatch, ptx, tuning
 from kernels.score_stats import tile
 from kernels.score_stats.config import Call, Config, RowStats
@@ -27,6 +25,13 @@ _BIASES = 4
 # A float32 product takes its operands from registers: this much of the head width at a time, or
 # they spill. A tensor core reads the whole width of bfloat16 operands.
 _FLOAT32_WIDTH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(tiles.Plan):
+    """The static half of the kernel."""
+
+    config: Config
 
 
 class _Inputs(NamedTuple):
@@ -76,29 +81,18 @@ def run(config: Config, call: Call) -> RowStats:
     return tile.finish(config, by_position, bias_X[:, None, None, None], target_BTN, S)
 
 
-def _tiles(config: Config, sizes: Mapping[str, int], dtype: Any) -> dict[str, int]:
-    queries = min(tiles.side(sizes["T"]), 64)
-    float32 = dtype == jnp.float32
-    heuristic = {
-        "queries": queries,
-        "keys": 64 if float32 or sizes["H"] <= 128 else 32,
-        "warps": 8 if float32 and queries == 64 else 4,
-        "stages": 2,
-    }
-    chosen = tuning.tiles("score_stats", config.target.device_kind, sizes, dtype, heuristic)
-    if config.blocks is not None:
-        chosen["queries"], chosen["keys"] = config.blocks
-    return chosen
-
-
 def _launch(config: Config, inputs: _Inputs, causal: bool) -> tile.Reductions:
     """The kernel's outputs, `[..., B, N, T]`."""
     B, T, N, H = inputs.q_BTNH.shape
     S, K = inputs.k_BSKH.shape[1:3]
     X, P = inputs.bias_X.shape[0], len(config.degrees)
     sizes = {"B": B, "T": T, "S": S, "N": N, "K": K, "H": H, "X": X, "P": P}
-    chosen = _tiles(config, sizes, inputs.q_BTNH.dtype)
-    tiling = Tiling(causal, T, S, N, K, H, chosen["queries"], chosen["keys"])
+    dtype = inputs.q_BTNH.dtype
+    default = tile.default_tiles(sizes, dtype)
+    chosen = tuning.tiles("score_stats", config.target.device_kind, sizes, dtype, default)
+    queries, keys, warps, stages = (chosen[entry] for entry in tiles.ENTRIES)
+    queries, keys = config.blocks or (queries, keys)
+    plan = Plan(causal, T, S, N, K, H, queries, keys, warps, stages, config.target, config)
 
     # Index maps get (query tile, head, batch row).
     blocks = {
@@ -110,10 +104,10 @@ def _launch(config: Config, inputs: _Inputs, causal: bool) -> tile.Reductions:
         "BTN": pl.BlockSpec((None, T, None), lambda i, n, b: (b, 0, n)),
         "BTNH": pl.BlockSpec((None, T, None, H), lambda i, n, b: (b, 0, n, 0)),
         "BSKH": pl.BlockSpec(
-            (None, S, None, H), lambda i, n, b: (b, 0, lax.div(n, jnp.int32(tiling.G)), 0)
+            (None, S, None, H), lambda i, n, b: (b, 0, lax.div(n, jnp.int32(plan.G)), 0)
         ),
     }
-    layout = tiles.Layout((tiling.query_tiles, N, B), blocks)
+    layout = tiles.Layout((plan.query_tiles, N, B), blocks)
 
     def row_spec(*lead: int) -> pl.BlockSpec:
         zeros = (0,) * len(lead)
@@ -123,11 +117,9 @@ def _launch(config: Config, inputs: _Inputs, causal: bool) -> tile.Reductions:
         return jax.ShapeDtypeStruct((*lead, B, N, T), dtype)
 
     one = row_spec()
-    result = dispatch.triton_call(
-        functools.partial(_kernel, config, tiling),
-        target=config.target,
-        name="score_stats_forward",
-        tile=(tiling.X, tiling.Y),
+    result = plan.call(
+        _kernel,
+        "score_stats_forward",
         grid=layout.grid,
         in_specs=(layout.specs(inputs),),
         out_specs=[one, one, one, one, row_spec(X), row_spec(P, X)],
@@ -139,20 +131,18 @@ def _launch(config: Config, inputs: _Inputs, causal: bool) -> tile.Reductions:
             rows(jnp.int32, X),
             rows(jnp.float32, P, X),
         ],
-        num_warps=chosen["warps"],
-        num_stages=chosen["stages"],
     )(inputs)
     return tile.Reductions(*result)
 
 
-def _kernel(config: Config, tiling: Tiling, inputs: _Inputs, *outputs: Any) -> None:
-    Q, Y = tiling.X, tiling.Y
+def _kernel(plan: Plan, inputs: _Inputs, *outputs: Any) -> None:
+    config, Q, Y = plan.config, plan.X, plan.Y
     out = tile.Reductions(*outputs)
     # Under a causal mask the last queries have the most keys: they start first.
     row = (pl.num_programs(0) - 1 - pl.program_id(0)) * Q
     rows = pl.ds(row, Q)
     first = inputs.start_B[0] + row
-    inside_Q = tiles.inside(row, Q, tiling.T)
+    inside_Q = tiles.inside(row, Q, plan.T)
 
     H = inputs.q_BTNH.shape[-1]
     width = H if inputs.q_BTNH.dtype == jnp.bfloat16 else min(H, _FLOAT32_WIDTH)
@@ -173,7 +163,7 @@ def _kernel(config: Config, tiling: Tiling, inputs: _Inputs, *outputs: Any) -> N
     def scores(j, masked: bool):
         """The scores of key tile `j`."""
         columns = pl.ds(j * Y, Y)
-        inside_Y = tiles.inside(j * Y, Y, tiling.S) if masked else None
+        inside_Y = tiles.inside(j * Y, Y, plan.S) if masked else None
         dot_QY = jnp.zeros((Q, Y), jnp.float32)
         for part in parts:
             q_QH = load_queries(part) if whole_QH is None else whole_QH
@@ -184,10 +174,10 @@ def _kernel(config: Config, tiling: Tiling, inputs: _Inputs, *outputs: Any) -> N
         key_segments_1Y = tiles.segments_along(inputs.key_segments_BS, columns, inside_Y, 1)
         segments = (query_segments_Q1, key_segments_1Y)
         query_Q1 = tiles.entries(first, Q, 0)
-        mask = tiles.visible_mask(tiling, inputs, query_Q1, keys(j), segments)
+        mask = tiles.visible_mask(plan, inputs, query_Q1, keys(j), segments)
         return tile.score(config, dot_QY, mask)
 
-    ranges = tiles.key_ranges(tiling, inputs, first, tiles.capped_clip)
+    ranges = tiles.key_ranges(plan, inputs, first, tiles.capped_clip)
 
     def first_loop(j, peak, masked):
         is_target = None if target_Q1 is None else keys(j) == target_Q1

@@ -19,21 +19,33 @@ S_p = 1 are the boundary that the paper's criterion S_p < 1 is about.
 A tile is any float32 array whose last two axes are queries and keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 import math
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels.attention import tiles
 from kernels.score_stats.config import Config, RowStats, Status
 
 # A smaller target weight counts as 0: a CPU or GPU may flush it, and it has no finite reciprocal.
 _SMALLEST = float(np.finfo(np.float32).tiny)
+
+
+def default_tiles(sizes: Mapping[str, int], dtype: Any) -> dict[str, int]:
+    """The tiles of a call that tuning has not measured."""
+    queries, float32 = min(tiles.side(sizes["T"]), 64), dtype == jnp.float32
+    return {
+        "queries": queries,
+        "keys": 64 if float32 or sizes["H"] <= 128 else 32,
+        "warps": 8 if float32 and queries == 64 else 4,
+        "stages": 2,
+    }
 
 
 class Peak(NamedTuple):

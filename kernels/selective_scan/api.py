@@ -94,7 +94,7 @@ def selective_scan(
     run = IMPLEMENTATIONS[dispatch.choose(OP, implementation, reasons)]
     # One cast for both uses: the gradient by u is then rounded to its dtype once.
     wide_BTI = u_BTI.astype(jnp.float32)
-    config = config_for(size["T"], dispatch.target())
+    config = config_for(size, u_BTI.dtype, dispatch.target())
     y_BTI, state_BIJ = run(config, Call(wide_BTI, delta_BTI, A_IJ, B_BTJ, C_BTJ, state_BIJ))
     if D_I is not None:
         y_BTI += D_I[None, None] * wide_BTI

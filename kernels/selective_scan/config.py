@@ -1,16 +1,16 @@
 """Arrays and chunk length of one call of `selective_scan`."""
 
+from collections.abc import Mapping
 import dataclasses
-import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from kernels.core import dispatch
+from kernels.selective_scan import tile
 
 # A thread of the Triton kernels holds the states of a channel for a group of steps.
 LARGEST_STATE = 32
-SHORTEST_CHUNK = 16
 # XLA for GPUs fuses unrolled steps into a few kernels, where a loop launches a few for every step.
 # On CPUs a launch costs nothing, and the larger fusions are slower.
 GPU_UNROLL = 16
@@ -35,8 +35,7 @@ class Config:
     unroll: int
 
 
-def config_for(T: int, target: dispatch.Target) -> Config:
-    """Chunks of about the square root of T, of nearly equal length."""
-    longest = max(SHORTEST_CHUNK, 2 ** round(math.log2(T) / 2))
-    count = math.ceil(T / longest)
-    return Config(math.ceil(T / count), 1 if target.platform == "cpu" else GPU_UNROLL)
+def config_for(sizes: Mapping[str, int], dtype: Any, target: dispatch.Target) -> Config:
+    """The config of a call."""
+    chunk = tile.default_tiles(sizes, dtype)["chunk"]
+    return Config(chunk, 1 if target.platform == "cpu" else GPU_UNROLL)

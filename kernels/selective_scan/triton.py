@@ -4,21 +4,15 @@ The mathematics is in `triton_kernels.py`. The forward pass keeps the state at t
 chunk and the sum of delta over it. Arithmetic and what it keeps are float32.
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from kernels.core import dispatch, triton_calls
-from kernels.selective_scan import reference
+from kernels.selective_scan import reference, tile
 from kernels.selective_scan import triton_kernels as tk
 from kernels.selective_scan.config import Call, Config
-
-# Channels of a program, one a thread.
-CHANNELS = 32
-# Numbers of the states of a group of steps that a thread holds in registers.
-_HELD = 64
 
 
 def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
@@ -32,28 +26,6 @@ def run(config: Config, call: Call) -> tuple[jax.Array, jax.Array]:
     plan = (dispatch.target(), config.chunk)
     y_BTI, state_BJI = _scan(plan, *arrays, call.state_BIJ.swapaxes(1, 2))
     return y_BTI, state_BJI.swapaxes(1, 2)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scan(plan: Any, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`y_BTI` and the state after the last step."""
-    return _forward(plan, *arrays)[0]
-
-
-def _forward(plan: Any, *arrays: jax.Array) -> tuple[Any, Any]:
-    arrays = dispatch.first_order("selective_scan", arrays)
-    y_BTI, end_BJI, *kept = triton_calls.over_rows(_run_forward, plan)(*arrays)
-    return (y_BTI, end_BJI), (arrays, kept)
-
-
-def _backward(plan: Any, residuals: Any, cotangents: Any) -> tuple[jax.Array, ...]:
-    residuals, cotangents = dispatch.first_order("selective_scan", (residuals, cotangents))
-    arrays, kept = residuals
-    gradients = triton_calls.over_rows(_run_backward, plan)(*arrays[:5], *kept, *cotangents)
-    return tuple(d.astype(x.dtype) for d, x in zip(gradients, arrays, strict=True))
-
-
-_scan.defvjp(_forward, _backward)
 
 
 def _run_forward(plan: Any, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -84,7 +56,8 @@ def _run_forward(plan: Any, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _run_backward(plan: Any, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The gradients of the arguments of `_scan`, in float32."""
-    u_BTI, delta_BTI, A_BJI, B_BTJ, C_BTJ, totals_BZI, starts_BZJI, dy_BTI, dend_BJI = arrays
+    u_BTI, delta_BTI, A_BJI, B_BTJ, C_BTJ, _, *others = arrays
+    totals_BZI, starts_BZJI, dy_BTI, dend_BJI = others
     launch, (B, T, I, J, Z, P, G) = _launcher(plan, *arrays)  # noqa: E741
     (added_BZJI,) = launch(
         tk.adjoint_kernel,
@@ -112,30 +85,31 @@ def _run_backward(plan: Any, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _launcher(plan: Any, *arrays: jax.Array) -> tuple[Any, tuple[int, ...]]:
-    """`triton_calls.launch` for a call, and its sizes B T I J.
+    """The launcher of a call, and its sizes B T I J.
 
     With them the numbers of chunks Z, of programs over the channels P, and of groups of a chunk G.
     """
     target, chunk = plan
     (B, T, I), J = arrays[0].shape, arrays[3].shape[-1]  # noqa: E741
-    BJ = 1 << (J - 1).bit_length()
-    group = _HELD // max(BJ, 16)
+    tiles = tile.default_tiles({"T": T, "J": J}, arrays[0].dtype)
+    channels, group = tiles["channels"], tiles["group"]
     G = -(-chunk // group)
     C = G * group
-    Z, P = -(-T // C), -(-I // CHANNELS)
-    fixed = {"T": T, "I": I, "J": J, "C": C, "Z": Z, "BI": CHANNELS, "BJ": BJ, "GROUP": group}
-
-    def launch(
-        kernel: Any, arrays: Any, shapes: Any, grid: tuple[int, ...], **constants: Any
-    ) -> Any:
-        return triton_calls.launch(
-            kernel,
-            arrays,
-            tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
-            target=target,
-            grid=grid,
-            num_warps=1,
-            constants=fixed | constants,
-        )
-
+    Z, P = -(-T // C), -(-I // channels)
+    launch = triton_calls.launcher(
+        target,
+        num_warps=1,
+        T=T,
+        I=I,
+        J=J,
+        C=C,
+        Z=Z,
+        BI=channels,
+        BJ=1 << (J - 1).bit_length(),
+        GROUP=group,
+    )
     return launch, (B, T, I, J, Z, P, G)
+
+
+# `y_BTI` and the state after the last step.
+_scan = triton_calls.recurrence("selective_scan", _run_forward, _run_backward)

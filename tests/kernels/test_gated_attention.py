@@ -349,7 +349,7 @@ def test_an_option_out_of_range_is_named(changed, error, message):
 @pytest.mark.parametrize(
     ("at", "replace", "error", "message"),
     [
-        (0, jnp.zeros((2, 9, 3, 8)), ValueError, "N = 3 heads, which K = 2"),
+        (0, jnp.zeros((2, 9, 3, 8)), ValueError, "N = 3 heads, no multiple of the K = 2"),
         (0, jnp.zeros((2, 9, 8)), ValueError, r"q has shape \(2, 9, 8\); expected \[B, T, N, H\]"),
         (1, jnp.zeros((2, 9, 2, 4)), ValueError, "H = 4"),
         (2, jnp.zeros((2, 8, 2, 8)), ValueError, "S = 8"),

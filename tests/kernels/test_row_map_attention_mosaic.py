@@ -19,7 +19,7 @@ from kernels.core import cases, dispatch
 from kernels.row_map_attention import maps, mosaic, tile
 from kernels.row_map_attention.api import row_map_attention
 from kernels.row_map_attention.cases import MAPS
-from kernels.row_map_attention.config import Call, Config, Tiles
+from kernels.row_map_attention.config import Call, Config
 from tests import rounding
 from tests.kernels import comparison, mosaic_code
 from tools.gpu_code import target
@@ -28,7 +28,6 @@ H200, B200 = target.TARGET, dispatch.Target("gpu", "NVIDIA B200")
 
 
 def _config(row_map, on=dispatch.INTERPRETER):
-    tiles = Tiles(64, 64, 4, 2)
     return Config(
         row_map=row_map,
         scale=0.125,
@@ -36,9 +35,6 @@ def _config(row_map, on=dispatch.INTERPRETER):
         first=0,
         bias_moves=True,
         target=on,
-        forward=tiles,
-        dq=tiles,
-        dkv=tiles,
     )
 
 

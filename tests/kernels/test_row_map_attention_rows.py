@@ -290,13 +290,13 @@ def test_tiles_change_nothing():
         return jax.value_and_grad(loss, argnums=(0, 1, 2))
 
     wanted = rounding.expected(results("reference"), q, k, v)
-    for block_q, block_k in [(64, 16), (16, 64), (128, 128)]:
-        tiles = {f"{kernel}_block_q": block_q for kernel in ("forward", "dq", "dkv")}
-        tiles |= {f"{kernel}_block_k": block_k for kernel in ("forward", "dq", "dkv")}
+    for queries, keys in [(64, 16), (16, 64), (128, 128)]:
+        tiles = {f"{kernel}_queries": queries for kernel in ("forward", "dq", "dkv")}
+        tiles |= {f"{kernel}_keys": keys for kernel in ("forward", "dq", "dkv")}
 
         run = results("pallas")
         with tuning.trying("row_map_attention", tiles), dispatch.on(dispatch.INTERPRETER):
-            rounding.assert_within(jax.jit(run)(q, k, v), wanted, f"{block_q} {block_k}")
+            rounding.assert_within(jax.jit(run)(q, k, v), wanted, f"{queries} {keys}")
 
 
 def test_maps_refuse_what_is_no_degree():

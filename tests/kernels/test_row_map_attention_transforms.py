@@ -137,7 +137,9 @@ def test_a_constant_bias_and_a_scalar_one_are_a_bias_of_every_head():
     ("change", "error", "text"),
     [
         ({"row_map": "relu"}, TypeError, "row_map is a str; make one with"),
-        ({"q": jnp.zeros((2, 5, 3, 16))}, ValueError, "N = 3 heads, .* no multiple of the K = 2"),
+        ({"q": jnp.zeros((2, 5, 3, 16))}, ValueError, "N = 3 heads, no multiple of the K = 2"),
+        ({"q": jnp.zeros((2, 5, 4, 8))}, ValueError, "k has H = 16 .* q has H = 8"),
+        ({"q": jnp.zeros((5, 4, 16))}, ValueError, r"q has shape \(5, 4, 16\)"),
         ({"q": jnp.zeros((2, 0, 4, 16))}, ValueError, "T = 0; pass at least one"),
         (
             {"v": jnp.zeros((2, 5, 2, 16), jnp.bfloat16)},

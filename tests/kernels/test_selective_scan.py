@@ -97,8 +97,11 @@ def test_chunk_and_unroll_change_nothing():
 
 
 def test_a_gpu_has_its_steps_unrolled():
-    gpu = config_for(2048, dispatch.Target("gpu", "NVIDIA H200"))
-    cpu = config_for(2048, dispatch.INTERPRETER)
+    sizes = {"T": 2048, "J": 16}
+    gpu, cpu = (
+        config_for(sizes, jnp.float32, target)
+        for target in (dispatch.Target("gpu", "NVIDIA H200"), dispatch.INTERPRETER)
+    )
     assert gpu == dataclasses.replace(cpu, unroll=GPU_UNROLL)
     arrays = small(T=64)
     with dispatch.on(dispatch.Target("gpu", "NVIDIA H200")):

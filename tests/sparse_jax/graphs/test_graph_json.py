@@ -10,8 +10,8 @@ import pytest
 
 from lm_jax.errors import BadInputError, CorruptError
 from sparse_jax.graphs import graph_document, graph_json
+from tests.sparse_jax.graphs.document_interventions import group_intervention
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
-from tools.bench.graph_documents import group_intervention
 
 THRESHOLDS = {"node_threshold": 0.8, "edge_threshold": 0.95}
 

@@ -11,13 +11,9 @@ from lm_jax.errors import BadInputError
 from sparse_jax.graphs import graph_document, graph_json, influence
 from sparse_jax.studies.graphs import page
 from tests.browser import PageReader, without_scripts
+from tests.sparse_jax.graphs.document_interventions import group_intervention, intervention
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
-from tools.bench.graph_documents import (
-    HOSTILE,
-    group_intervention,
-    intervention,
-    synthetic,
-)
+from tools.bench.graph_documents import HOSTILE, synthetic
 
 
 def embedded(text):

@@ -7,13 +7,9 @@ import pytest
 from lm_jax.report import theme
 from sparse_jax.graphs import graph_json
 from sparse_jax.studies.graphs import page
+from tests.sparse_jax.graphs.document_interventions import group_intervention, intervention
 from tests.sparse_jax.graphs.page_driver import browse, features_of, view_of
-from tools.bench.graph_documents import (
-    HOSTILE,
-    group_intervention,
-    intervention,
-    synthetic,
-)
+from tools.bench.graph_documents import HOSTILE, synthetic
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,9 @@ import pytest
 
 from sparse_jax.studies.graphs import page
 from tests.browser import drive
+from tests.sparse_jax.graphs.document_interventions import group_intervention, intervention
 from tests.sparse_jax.graphs.page_driver import TOOLS, browse, features_of, view_of
-from tools.bench.graph_documents import group_intervention, intervention, synthetic
+from tools.bench.graph_documents import synthetic
 
 pytestmark = pytest.mark.slow
 
