@@ -283,21 +283,3 @@ def test_faulty_files_are_refused(tmp_path):
         load_task(written(tmp_path), tokenizer)
     with pytest.raises(BadInputError, match=r"give a readable .jsonl file"):
         load_task(tmp_path / "none.jsonl", tokenizer)
-    (tmp_path / "mine.jsonl").write_text("{'clean': 1}\n")
-    with pytest.raises(BadInputError, match=r"mine.jsonl:1: not JSON"):
-        load_task(tmp_path / "mine.jsonl", tokenizer)
-    (tmp_path / "mine.jsonl").write_bytes(b'{"clean": "\xff"}\n')
-    with pytest.raises(BadInputError, match="not UTF-8 at byte 11"):
-        load_task(tmp_path / "mine.jsonl", tokenizer)
-
-
-@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
-def test_a_line_of_a_task_may_hold_other_separators(mark, tmp_path):
-    row = ROW | {"clean": ROW["clean"].replace(" and", f"{mark} and")}
-    file = tmp_path / "mine.jsonl"
-    file.write_text(json.dumps(row, ensure_ascii=False) + "\n\n", "utf-8")
-    (example,) = load_task(file, word_tokenizer()).examples
-    assert example.clean == row["clean"]
-    file.write_text(json.dumps(ROW) + "\n" + "[" * 100_000)
-    with pytest.raises(BadInputError, match=r"mine\.jsonl:2: not JSON \(its brackets are nested"):
-        load_task(file, word_tokenizer())

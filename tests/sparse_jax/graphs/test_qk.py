@@ -5,6 +5,7 @@ Bounds are of the float32 computation from the weights on, derived by `kernels/r
 
 import copy
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import numpy as np
@@ -162,14 +163,16 @@ def test_the_largest_contributions_are_those_of_all_pairs():
     assert layers.max() == 1 and positions.max() == 4 and set(kinds) >= {"feature", "bias"}
 
 
-def with_scores(graph):
+@functools.cache
+def with_scores():
+    graph = small_graph("gpt2", 0.3, 2)
     pruned = graph.prune()
     return written(graph, pruned, scores=[graph.qk(2, 1, 4, 2), graph.qk(1, 0, 3, 0)]), pruned
 
 
 def test_a_file_holds_scores_with_all_nodes_that_make_them(tmp_path):
     graph = small_graph("gpt2", 0.3, 2)
-    document, pruned = with_scores(graph)
+    document, pruned = with_scores()
     plain = written(graph, pruned)
     assert document["nodes"] == plain["nodes"] and document["links"] == plain["links"]
     ids = {node["node_id"] for part in ("nodes", "qk_only_nodes") for node in document[part]}
@@ -216,7 +219,7 @@ def test_a_file_holds_scores_with_all_nodes_that_make_them(tmp_path):
     ],
 )
 def test_files_with_other_scores_are_refused(change, message):
-    document = copy.deepcopy(with_scores(small_graph("gpt2", 0.3, 2))[0])
+    document = copy.deepcopy(with_scores()[0])
     change(document)
     with pytest.raises(BadInputError, match=message):
         graph_json.check(document, "the file")

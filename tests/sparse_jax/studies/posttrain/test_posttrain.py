@@ -261,13 +261,6 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("file", FILES.values(), ids=FILES)
-def test_every_config_is_one_of_post_training(file):
-    for mode in ("", ":smoke"):
-        config = from_plain(load_config(f"{file}{mode}"), PosttrainConfig)
-        assert config.steps == 2 or not mode
-
-
 # The golden model of a recipe's family; the other recipes are for Llamas.
 GOLDEN = {"gpt2": "gpt2", "olmo7b": "olmo", "gemma3_270m": "gemma3"}
 # All weights of one family, and adapters in bfloat16 over fully sharded weights of another.
