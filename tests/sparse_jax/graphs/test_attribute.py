@@ -72,7 +72,7 @@ def test_rows_and_biases_sum_to_the_readings_of_the_forward_pass(model):
     assert broken[column(graph, "layer")[graph.row_nodes[0]]] > 1e-3
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", EACH)
 def test_an_intervention_with_all_frozen_shifts_readings_by_the_column_of_its_source(model):
     graph, blocks = small_graph(*model), small_model(*model[:2])
     transcoder = small_transcoder(model[2])

@@ -16,7 +16,7 @@ from sparse_jax.graphs.influence import FEATURE
 from sparse_jax.studies.graphs import labels
 from sparse_jax.studies.graphs.results import GraphSummary
 from sparse_jax.studies.graphs.settings import COMPARED
-from tests.sparse_jax.graphs.small_command import PROMPTS, at, run, small
+from tests.sparse_jax.graphs.small_command import BARE, PROMPTS, at, run, small
 
 pytestmark = pytest.mark.usefixtures("few_are_alike")
 
@@ -91,8 +91,7 @@ def test_two_models_are_compared_as_numpy_compares_them(models, tmp_path, capsys
     }
     file, targets = written(tmp_path, sources)
     asked += [f"--prompts={file}"]
-    asked += [*small(models), "--config.corpus.source=", "--config.mediated=0"]
-    asked += ["--config.supernodes=0"]
+    asked += [*small(models), *BARE, "--config.corpus.source=", "--config.mediated=0"]
     assert run(*asked, at(folder)) == 0
     out = capsys.readouterr().out
     summary = load_result(folder / frame.SUMMARY, GraphSummary)

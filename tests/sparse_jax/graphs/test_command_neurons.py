@@ -12,14 +12,20 @@ from sparse_jax.graphs import graph_json, neurons
 from sparse_jax.graphs.features import SKIPPED_START
 from sparse_jax.studies.graphs.results import FEATURES, GraphSummary
 from tests.browser import PageReader
-from tests.sparse_jax.graphs.small_command import PROMPTS, at, run, small
+from tests.sparse_jax.graphs.small_command import BARE, PROMPTS, at, run, small
 
 pytestmark = pytest.mark.usefixtures("few_are_alike")
 
 
 def test_a_graph_of_neurons_needs_no_transcoder_and_says_so(models, tmp_path, capsys):
     folder, kept = tmp_path / "run", 30
-    asked = [f"--model={models / 'dense'}", "--neurons", f"--prompt={PROMPTS[1]}", *small(models)]
+    asked = [
+        f"--model={models / 'dense'}",
+        "--neurons",
+        f"--prompt={PROMPTS[1]}",
+        *small(models),
+        *BARE,
+    ]
     assert run(*asked, f"--config.max_features={kept}", at(folder)) == 0
     out = capsys.readouterr().out
     assert "features are neurons of the models' MLPs; this is no transcoder" in out

@@ -14,7 +14,7 @@ from sparse_jax.studies.graphs import labels
 from sparse_jax.studies.graphs.report_text import summary_lines
 from sparse_jax.studies.graphs.results import GraphSummary
 from sparse_jax.studies.graphs.run import PIECES
-from tests.sparse_jax.graphs.small_command import PROMPTS, of_dense, run
+from tests.sparse_jax.graphs.small_command import BARE, PROMPTS, of_dense, run
 
 ANSWER = {"theme": "<b>names</b>", "disentanglement": 8, "coverage": 9, "themes": 1}
 
@@ -87,7 +87,7 @@ def test_stored_answers_become_labels_of_the_graph_and_remake_no_graph(models, t
         f"--judge=cached:{answers}",
         f"--config.corpus.source={models / 'text'}",
         *("--config.context=16", "--config.examples=2", "--config.mediated=3"),
-        "--config.max_features=6",
+        *("--config.max_features=6", *BARE),
     ]
     assert run(*arguments) == 0
     summary = load_result(folder / frame.SUMMARY, GraphSummary)

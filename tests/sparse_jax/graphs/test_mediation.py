@@ -11,7 +11,7 @@ from lm_jax.errors import UsageError
 from sparse_jax import graphs
 from sparse_jax.graphs.mediation import by_source, mediate
 from tests import rounding
-from tests.sparse_jax.graphs.small_graphs import LAYERS, MODELS, TOKENS, small_graph, widened
+from tests.sparse_jax.graphs.small_graphs import EACH, LAYERS, MODELS, TOKENS, small_graph, widened
 
 
 def pairs(graph):
@@ -184,7 +184,7 @@ def test_a_batch_holds_no_more_ends_than_edges_whatever_their_order(monkeypatch)
     assert down == [(batch, batch // 4, batch, batch)]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", EACH)
 def test_every_layer_accounts_for_the_whole_edge(model):
     graph = small_graph(*model)
     chosen = np.array(pairs(graph))

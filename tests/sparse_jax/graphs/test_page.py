@@ -199,7 +199,9 @@ def test_what_was_measured_is_in_tables():
         | {"top_q_marginal_contributors": [], "top_k_marginal_contributors": []}
     ]
     text = page.build(document, proposals=[["both", *reversed(ids)]])
-    assert cells(text, "Interventions")[-5:] == ["−5.00", "1.25", "1.26", "−0.750", "0.500"]
+    (*_, factor, _, predicted, frozen, attention, free) = cells(text, "Interventions")
+    effects = [factor, predicted, frozen, attention, free]
+    assert effects == ["−5.00", "1.25", "1.26", "−0.750", "0.500"]
     groups = cells(text, "Interventions on supernodes")
     first = ["both", "2", "−5.00", "attention", "−1.50", "−2.50", "12.5", "“most” 62.5 %"]
     assert groups[:8] == first and groups[8:13] == ["both", "2", "−5.00", "nothing", "−1.50"]

@@ -24,7 +24,6 @@ from tests.sparse_jax.graphs.small_graphs import (
     EACH_WITH_SCORES,
     LAYERS,
     TOKENS,
-    WITH_SCORES,
     active_writes,
     small_graph,
     small_model,
@@ -123,7 +122,7 @@ def test_the_score_is_that_before_a_soft_cap():
         assert found.certificate() <= 1e-5
 
 
-@pytest.mark.parametrize("each", WITH_SCORES)
+@pytest.mark.parametrize("each", EACH_WITH_SCORES)
 def test_all_terms_sum_to_the_score(each):
     graph = small_graph(*each)
     for layer, query, key in ((0, 3, 1), (1, 5, 5), (2, 4, 0)):

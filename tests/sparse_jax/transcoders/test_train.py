@@ -57,7 +57,7 @@ def config(tmp_path_factory):
         learning_rate=1e-2,
         eval_every=20,
         scale_batches=2,
-        score_prompts=3,
+        score_prompts=2,
         score_tokens=8,
         score_features=64,
         scores_every=30,
@@ -209,7 +209,7 @@ def test_scores_of_graphs_are_in_the_log_and_in_the_summary(whole, config):
     )
     batches = OnePass(held_out, batch_size=8)
     tokens = (batches.at(k)["tokens"] for k in range(batches.per_epoch))
-    prompts = PromptSet.of_windows(tokens, count=3, length=8)
+    prompts = PromptSet.of_windows(tokens, count=2, length=8)
     assert summary.graphs.sha256 == prompts.sha256
     exported, _ = transcoders.load(folder / run.TRANSCODER)
     model = run.SourceModel.load(config.model).model

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.run.config import from_plain
 from lm_jax.run.results import load_result
@@ -71,18 +70,6 @@ def test_the_sparse_model_begins_as_the_dense_one(finished):
         for name in ("dense", "sparse")
     )
     assert dense[0] > sparse[0] + 0.1
-
-
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ({"batch_size": 0, "seeds": (-1,)}, r"batch_size = 0 .*; config\.seeds = \(-1,\)"),
-        ({"drawn": ("3+4",)}, "'3\\+4' is no problem"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_together(field, message):
-    with pytest.raises(UsageError, match=message):
-        AdditionConfig(**field)
 
 
 def test_seeds_are_compared_and_a_trained_one_is_not_trained_again(finished, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -77,10 +78,14 @@ def run(config, folder):
     frame.execute(STUDY, config, folder)
 
 
+@functools.cache
+def table_of(folder):
+    return pq.read_table(folder / ROWS).to_pylist()
+
+
 def rows_of(folder, **labels):
     """Rows with these values, as dicts."""
-    table = pq.read_table(folder / ROWS).to_pylist()
-    return [row for row in table if all(row[name] == value for name, value in labels.items())]
+    return [row for row in table_of(folder) if row.items() >= labels.items()]
 
 
 def by(rows, *names):

@@ -137,6 +137,8 @@ def test_a_field_of_the_addition_is_refused_by_its_name(name):
 
 
 def test_every_number_of_the_addition_is_checked():
+    with pytest.raises(UsageError, match=r"'3\+4' is no problem"):
+        AdditionConfig(drawn=("3+4",))
     assert numbers_of(AdditionConfig) == set(ADDITION)
 
 

@@ -13,7 +13,7 @@ from lm_jax.run.identity import ModelIdentity
 from lm_jax.statistics import Interval
 from lm_jax.study import frame
 from lm_jax.text.preparation import SplitSize
-from sparse_jax.studies.posttrain import report, run_identity
+from sparse_jax.studies.posttrain import report, run_identity, task
 from sparse_jax.studies.posttrain.numbers import by_bound, spread
 from sparse_jax.studies.posttrain.report import Run, conclusion, sections
 from sparse_jax.studies.posttrain.report_text import terms
@@ -89,6 +89,16 @@ def summary():
         controls=(control,),
         device="cpu",
     )
+
+
+def test_bounds_are_the_targets_or_slacks_over_a_loss():
+    slacks = PosttrainConfig(slacks=(0.0, 4.0))
+    assert task.bounds(slacks, 3.0) == [3.0, 7.0]
+    assert task.bounds(slacks, 3.0, control=2.5) == [2.5, 6.5]
+    absolute = PosttrainConfig(targets=(3.5, 2.75))
+    assert task.bounds(absolute, 3.0, control=2.5) == [3.5, 2.75]
+    with pytest.raises(UsageError, match=r"has 2\.75 nats .* dense model reaches 3\.0000"):
+        task.bounds(absolute, 3.0)
 
 
 def test_runs_are_grouped_by_their_bound():
@@ -168,20 +178,39 @@ def test_a_bound_that_moves_is_drawn_and_the_slack_is_over_what_it_was_set_over(
     assert "bound was +0.0700 against the control" in pages[1]
 
 
+def claim(folder, base="a" * 64, *, force=False, texts=(), **others):
+    """Whether the result of that run is there, and the base that its folder names."""
+    trained, shown = {run_identity.BASE: base, **others}, {"texts": texts}
+    is_there = run_identity.claim_folder(
+        folder, trained=trained, shown=shown, result="result", force=force
+    )
+    stored = json.loads((folder / run_identity.RUN).read_text())
+    return is_there, stored["trained"][run_identity.BASE]
+
+
 def test_a_run_that_recorded_weights_alone_keeps_to_that(tmp_path):
     """A later start cannot know the configuration and the tokenizer of the training."""
-    folder, file = tmp_path / "run", tmp_path / "run" / run_identity.RUN
-    now = ModelIdentity("a" * 64, "b" * 64, "c" * 64)
-
-    def claim(base, *, force=False, **others):
-        trained = {run_identity.BASE: base, **others}
-        run_identity.claim_folder(folder, trained=trained, shown={}, result="r", force=force)
-        return json.loads(file.read_text())["trained"][run_identity.BASE]
-
-    assert claim("a" * 64) == "a" * 64
-    assert claim(now.text) == "a" * 64
+    folder, now = tmp_path / "run", ModelIdentity("a" * 64, "b" * 64, "c" * 64)
+    assert claim(folder) == claim(folder, now.text) == (False, "a" * 64)
     # Trained again, it is of the model as it is now.
-    assert claim(now.text, force=True, seed=1) == now.text
+    assert claim(folder, now.text, force=True, seed=1) == (False, now.text)
     changed = dataclasses.replace(now, config="0" * 64)
     with pytest.raises(UsageError, match="holds a run with"):
-        claim(changed.text, seed=1)
+        claim(folder, changed.text, seed=1)
+
+
+def test_a_run_of_other_settings_is_set_aside_by_force_and_other_texts_are_shown_again(
+    tmp_path, capsys
+):
+    folder = tmp_path / "run"
+    assert not claim(folder, steps=6)[0]
+    (folder / "result").touch()
+    assert claim(folder, steps=6)[0]
+    with pytest.raises(UsageError, match=r"holds a run with .*steps = 6, not 4.*--resume=force"):
+        claim(folder, steps=4)
+    for number in (1, 2):
+        assert not claim(folder, steps=6 - 2 * number, force=True)[0]
+        assert f"set aside as run.replaced_{number}" in capsys.readouterr().err
+    assert (tmp_path / "run.replaced_1" / "result").exists()
+    (folder / "result").touch()
+    assert not claim(folder, steps=2, texts=("three boats",))[0]

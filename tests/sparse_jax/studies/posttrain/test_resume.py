@@ -76,7 +76,7 @@ def test_a_run_stopped_on_four_devices_resumes_on_two_with_another_mesh(
         command(settings(base, text, skip_sigma=4.0), folder)
     before = (folder / task_module.DENSE).read_bytes()
     saved = run_folder(folder) / FOLDER
-    assert saved_steps(saved) == [4, 7]
+    assert saved_steps(saved) == [6, 7]
     manifest = step_folder(saved, 7) / MANIFEST
     stored = read_json(manifest)
     assert stored["notes"]["mesh"] == {"data": 2, "fsdp": 2, "tensor": 1}
@@ -92,13 +92,13 @@ def test_a_run_stopped_on_four_devices_resumes_on_two_with_another_mesh(
     monkeypatch.setattr(task_module, "evaluate", None)
     config = settings(base, text, mesh=(-1, 1, 1), skip_sigma=4.0)
     with pytest.raises(
-        CorruptError, match=r"give --config\.allow_fallback to continue from step_0*4"
+        CorruptError, match=r"give --config\.allow_fallback to continue from step_0*6"
     ):
         command(config, folder)
     config.allow_fallback = True
     command(config, folder)
     error = capsys.readouterr().err
-    assert "step_000004 was saved with mesh fsdp = 2, not 1: the run continues" in error
+    assert "step_000006 was saved with mesh fsdp = 2, not 1: the run continues" in error
     assert "not bit for bit" in error
     assert (folder / task_module.DENSE).read_bytes() == before
     (run,) = summary_of(folder)["runs"]
@@ -131,6 +131,7 @@ def test_with_force_other_weights_are_trained_from_the_start_and_compared_with_t
         assert not np.allclose(table, old)
 
 
+@pytest.mark.slow
 def test_with_force_another_config_is_trained_and_its_numbers_are_reported(
     base, text, tmp_path, capsys
 ):
@@ -180,20 +181,16 @@ def test_with_force_other_texts_are_reported_without_training_again(base, text, 
     assert not list(folder.glob("seed_*/*.replaced_*"))
 
 
-def test_another_export_keeps_the_bounds_over_the_control(base, text, tmp_path):
+def test_another_export_keeps_the_bound_over_the_control(base, text, tmp_path):
     """The control is evaluated again, with another rounding; no run is trained again for that."""
     folder = tmp_path / "run"
-    over = {"control": True, "slack_over": "control", "slacks": (0.0, 4.0), "paired": True}
+    over = {"control": True, "slack_over": "control", "slacks": (0.5,), "paired": True}
     config = settings(base, text, steps=4, eval_every=4, dtype="bfloat16", distill=0.0, **over)
     command(config, folder)
     control = folder / "seed_234" / task_module.CONTROL
-    summary = summary_of(folder)
-    (before,), (tight, loose) = summary["controls"], summary["runs"]
+    (before,) = summary_of(folder)["controls"]
     first = read_json(control / task_module.LOSS)["loss"]
-    assert before["loss"]["estimate"] == first < summary["dense_loss"]
-    assert [tight["target"], loose["target"]] == [first, first + 4.0]
-    assert [tight["bound"], loose["bound"]] == [0, 1]
-    assert loose["strength"] > tight["strength"]
+    assert before["loss"]["estimate"] == first
     # As a folder from before there was this file.
     (control / task_module.LOSS).unlink()
     config.export_dtype = "float32"
@@ -201,13 +198,12 @@ def test_another_export_keeps_the_bounds_over_the_control(base, text, tmp_path):
     summary = summary_of(folder)
     assert summary["controls"][0]["loss"]["estimate"] != first
     assert not list(folder.glob("seed_*/*.replaced_*"))
-    assert [run["target"] for run in summary["runs"]] == [first, first + 4.0]
+    assert summary["runs"][0]["target"] == first + 0.5
     assert read_json(control / task_module.LOSS)["loss"] == first
     # The page has the bound of each update.
-    plain = from_plain(config, PosttrainConfig)
-    runs = report.read_runs(plain, frame.load_summary(STUDY, folder), folder)
-    bounds = [[loss + slack for loss in losses_in(control)] for slack in (0.0, 4.0)]
-    np.testing.assert_allclose([run.moving for run in runs], bounds, rtol=1e-12)
+    read = frame.load_summary(STUDY, folder)
+    (run,) = report.read_runs(from_plain(config, PosttrainConfig), read, folder)
+    np.testing.assert_allclose(run.moving, losses_in(control) + 0.5, rtol=1e-12)
 
 
 def test_a_stop_is_obeyed_during_evaluations(base, text, tmp_path, monkeypatch, capsys):
