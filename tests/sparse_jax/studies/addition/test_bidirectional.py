@@ -104,6 +104,7 @@ def test_chance_is_over_the_whole_row():
     assert second.by_chance == pytest.approx(3 / 11)
 
 
+@pytest.mark.slow
 def test_the_bidirectional_study_runs(tmp_path):
     flags = ["--config.attention=bidirectional", "--config.begin=drawn"]
     where = [f"--config={CONFIG}:smoke", f"--workdir={tmp_path / 'run'}"]
