@@ -145,14 +145,14 @@ def test_examples_that_do_not_fit_are_dropped_by_reason():
 
 def test_the_same_seed_gives_the_same_task_and_excluded_examples_do_not_come_again():
     tokenizer = word_tokenizer()
-    first = make_task("greater_than", tokenizer, count=500, seed=0)
-    again = make_task("greater_than", tokenizer, count=500, seed=0)
+    first = make_task("greater_than", tokenizer, count=250, seed=0)
+    again = make_task("greater_than", tokenizer, count=250, seed=0)
     assert first.manifest == again.manifest
     np.testing.assert_array_equal(first.arrays.clean_BT, again.arrays.clean_BT)
-    other = make_task("greater_than", tokenizer, count=500, seed=1)
+    other = make_task("greater_than", tokenizer, count=250, seed=1)
     with pytest.raises(BadInputError, match=r"prompts are in two splits, such as 'The .*exclude"):
         check_disjoint(first, other)
-    apart = make_task("greater_than", tokenizer, count=500, seed=1, exclude=first.examples)
+    apart = make_task("greater_than", tokenizer, count=250, seed=1, exclude=first.examples)
     check_disjoint(first, apart)
     assert apart.manifest.dropped["drawn before"] > other.manifest.dropped["drawn before"]
 

@@ -1,4 +1,4 @@
-"""A transcoder from a command: what it learns, resuming to the bit, what its folder holds."""
+"""A transcoder from a command: what it learns, its controls, what its folder holds."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The study as a command: its smoke mode end to end, and after a stop."""
+"""The study as a command: the numbers of its smoke mode, and of another seed."""
 
 import dataclasses
 import json

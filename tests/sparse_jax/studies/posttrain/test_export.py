@@ -104,7 +104,7 @@ def test_the_cost_is_printed_and_a_float32_export_has_none_without_training_agai
 
 def test_all_weights_biases_and_renormalised_gates_are_trained_and_exported(base, text, tmp_path):
     """The ablation of Eq. 2: in every layer the weights of a row with an open edge sum to one."""
-    changes = {"full": True, "learn_bias": True, "bias": -0.5, "distill": 0.0, "renormalise": True}
+    changes = {"full": True, "learn_bias": True, "bias": -0.05, "distill": 0.0, "renormalise": True}
     changes |= {"steps": 4, "eval_every": 4, "learning_rate": 1e-3}
     command(settings(base, text, **changes), tmp_path / "run")
     folder = run_folder(tmp_path / "run")
@@ -114,7 +114,7 @@ def test_all_weights_biases_and_renormalised_gates_are_trained_and_exported(base
     assert not (folder / ADAPTER_FILE).exists()
     model = sparse_jax.load(folder / export.EXPORTED)
     assert model.gates.renormalise and model.gates.bias_LN.shape == (2, 2)
-    moved_LN = np.abs(model.gates.bias_LN + 0.5)
+    moved_LN = np.abs(model.gates.bias_LN + 0.05)
     assert moved_LN.min() > 0 and moved_LN.max() < 4e-3
     before = by_path(lm_jax.load_pretrained(base).params)
     for path, leaf in by_path(model.params).items():
