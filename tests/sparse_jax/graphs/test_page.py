@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lm_jax.errors import BadInputError
-from sparse_jax.graphs import graph_document, graph_json, influence
+from sparse_jax.graphs import graph_document, graph_json
 from sparse_jax.studies.graphs import page
 from tests.browser import PageReader, without_scripts
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
@@ -223,11 +223,3 @@ def test_given_proposals_take_the_place_of_the_clusters():
     ids = [node["node_id"] for node in document["nodes"][:2]]
     data = json.loads(embedded(page.build(document, proposals=[["mine", *ids]])))
     assert data["proposals"] == [["mine", *ids]]
-
-
-def test_ranks_use_one_definition():
-    # What the page ranks edges by is what pruning uses.
-    edges = small_graph("llama").edges()
-    np.testing.assert_array_equal(
-        small_graph("llama").prune(node_threshold=1.0).score_RS, influence.edge_scores(edges)
-    )
