@@ -123,24 +123,6 @@ def no_masks(records):
     return {site: np.zeros((2,) + (1,) * (records[site].ndim - 1), bool) for site in sites}
 
 
-@functools.cache
-def exact_effects(blocks, bias):
-    """In float64: effects by noising and by denoising, the sum of all writers, the last stream."""
-    model, batch = model_of(blocks, bias), ioi_batch()
-    edges = some_edges(ComponentGraph.of(model.cfg))
-
-    def run(model):
-        record = {"resid_post": lm_jax.keep}
-        _, records = measure(model, batch, batch.clean_BT, record=record)
-        total = components.writer_values(model, batch, batch.clean_BT).sum(0)
-        if "o_bias" in model.params["blocks"]["mixer"]:
-            total += layers.add_axes(model.params["blocks"]["mixer"]["o_bias"].sum(0), total.ndim)
-        effects = both_ways(lambda b: components.component_effects(model, b, edges), batch)
-        return {"effects": effects, "total": total, "stream": records["resid_post"][-1]}
-
-    return oracle.expected(run, model)
-
-
 # The tests below run every family; what each reader computes, the two that are least alike.
 @pytest.mark.parametrize(
     ("blocks", "bias"),
@@ -154,7 +136,9 @@ def test_effects_are_those_of_editing_what_the_reader_computes(batch, blocks, bi
     runs = [(tokens, records_of(model, batch, tokens)) for tokens in sides(batch, "noising")]
     graph = ComponentGraph.of(model.cfg)
     edges = some_edges(graph)
-    exact = oracle.part(exact_effects(blocks, bias), "effects")
+    exact = oracle.expected(
+        lambda m: both_ways(lambda b: components.component_effects(m, b, edges), batch), model
+    )
     for i, (direction, order) in enumerate((("noising", runs), ("denoising", runs[::-1]))):
         (here, own), (_, other) = order
         result = np.asarray(
@@ -180,28 +164,24 @@ def test_a_patch_of_equal_values_has_effect_zero_exactly(batch):
 
 @pytest.mark.parametrize(("blocks", "bias"), MODELS)
 def test_writers_sum_to_what_the_logits_read(batch, blocks, bias):
-    model, exact = model_of(blocks, bias), exact_effects(blocks, bias)
-    total, stream = (oracle.part(exact, name) for name in ("total", "stream"))
+    model = model_of(blocks, bias)
+
+    def run(model):
+        record = {"resid_post": lm_jax.keep}
+        _, records = measure(model, batch, batch.clean_BT, record=record)
+        total = components.writer_values(model, batch, batch.clean_BT).sum(0)
+        if "o_bias" in model.params["blocks"]["mixer"]:
+            total += layers.add_axes(model.params["blocks"]["mixer"]["o_bias"].sum(0), total.ndim)
+        return total, records["resid_post"][-1]
+
+    exact = oracle.expected(run, model)
+    total, stream = (oracle.part(exact, i) for i in range(2))
     oracle.assert_equal(stream.values, total)
     result = np.asarray(components.writer_values(model, batch, batch.clean_BT)).sum(0)
     constant = model.params["blocks"]["mixer"].get("o_bias")
     if constant is not None:
         result += np.asarray(constant).sum(0)
     rounding.assert_within(result, total)
-
-
-def test_other_prompts_and_weights_compile_nothing_more(batch):
-    model = model_of("llama", 0.3)
-    edges = some_edges(ComponentGraph.of(model.cfg))
-    other = dataclasses.replace(batch, clean_BT=batch.corrupt_BT, corrupt_BT=batch.clean_BT)
-    first = components.component_effects(model, batch, edges, at_once=5)
-    size = components._component_effects._cache_size()
-    second = components.component_effects(
-        model, other, edges[::-1], direction="denoising", at_once=5
-    )
-    assert components._component_effects._cache_size() == size
-    # The same runs in the other order.
-    np.testing.assert_array_equal(first, second[::-1])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """MIB's files: round trips, faults refused, pruning by search, and areas of the ten sizes."""
 
+import functools
 import json
 
 import jax.numpy as jnp
@@ -58,76 +59,41 @@ def test_scores_of_keys_that_query_heads_share_are_refused(tmp_path):
         mib.save_graph(tmp_path / "graph.json", SHARED, np.where(SHARED.mask_UR, 1.0, 0.0))
 
 
-def wrong_type(content):
-    content["edges"]["input->m0"]["score"] = "high"
-
-
-def boolean_score(content):
-    content["edges"]["input->m0"]["score"] = True
-
-
-def infinite(content):
-    content["edges"]["input->m0"]["score"] = float("inf")
-
-
-def missing_edge(content):
-    del content["edges"]["m0->logits"]
-
-
-def unknown_edge(content):
-    content["edges"]["m1->m0"] = {"score": 0.0, "in_graph": True}
-
-
-def missing_node(content):
-    del content["nodes"]["a1.h2"]
-
-
-def unknown_node(content):
-    content["nodes"]["a9.h0"] = {"in_graph": True}
-
-
-def other_count(content):
-    content["cfg"]["n_heads"] = 5
-
-
-def float_count(content):
-    content["cfg"]["n_layers"] = 3.0
-
-
-def missing_field(content):
-    del content["edges"]["input->m0"]["in_graph"]
-
-
-def number_in_graph(content):
-    content["edges"]["input->m0"]["in_graph"] = 1
-
-
-def node_without_flag(content):
-    content["nodes"]["m0"] = {}
+# Of a file: the path of what is another value, or is missing where there is no value.
+SCORE, GONE = ("edges", "input->m0", "score"), object()
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("path", "value", "message"),
     [
-        (wrong_type, r"edges\['input->m0'\]\.score = 'high' must be a finite number"),
-        (boolean_score, r"score = True must be a finite number"),
-        (infinite, r"score = inf must be a finite number"),
-        (missing_edge, r"edges: 261 names in place of 262: 1 missing, such as 'm0->logits'"),
-        (unknown_edge, r"edges: 263 names in place of 262: 1 unknown, such as 'm1->m0'"),
-        (missing_node, r"nodes: 16 names in place of 17: 1 missing, such as 'a1\.h2'"),
-        (unknown_node, r"1 unknown, such as 'a9\.h0'"),
-        (other_count, r"nodes: 17 names in place of 20: 3 missing, such as 'a0\.h4'"),
-        (float_count, r"cfg\.n_layers = 3\.0 must be a positive integer"),
-        (missing_field, r"1 missing, such as 'in_graph'"),
-        (number_in_graph, r"in_graph must be true or false"),
-        (node_without_flag, r"nodes\['m0'\]\.in_graph must be true or false"),
+        (SCORE, "high", r"edges\['input->m0'\]\.score = 'high' must be a finite number"),
+        (SCORE, True, r"score = True must be a finite number"),
+        (SCORE, float("inf"), r"score = inf must be a finite number"),
+        (
+            ("edges", "m0->logits"),
+            GONE,
+            r"edges: 261 names in place of 262: 1 missing, such as 'm0",
+        ),
+        (("edges", "m1->m0"), {}, r"edges: 263 names in place of 262: 1 unknown, such as 'm1->m0'"),
+        (("nodes", "a1.h2"), GONE, r"nodes: 16 names in place of 17: 1 missing, such as 'a1\.h2'"),
+        (("nodes", "a9.h0"), {"in_graph": True}, r"1 unknown, such as 'a9\.h0'"),
+        (("cfg", "n_heads"), 5, r"nodes: 17 names in place of 20: 3 missing, such as 'a0\.h4'"),
+        (("cfg", "n_layers"), 3.0, r"cfg\.n_layers = 3\.0 must be a positive integer"),
+        (("edges", "input->m0", "in_graph"), GONE, r"1 missing, such as 'in_graph'"),
+        (("edges", "input->m0", "in_graph"), 1, r"in_graph must be true or false"),
+        (("nodes", "m0"), {}, r"nodes\['m0'\]\.in_graph must be true or false"),
     ],
 )
-def test_faults_are_refused_with_the_place(tmp_path, graph, scores, fault, message):
+def test_faults_are_refused_with_the_place(tmp_path, graph, scores, path, value, message):
     file = tmp_path / "graph.json"
     mib.save_graph(file, graph, scores)
     content = json.loads(file.read_text())
-    fault(content)
+    *outer, last = path
+    inner = functools.reduce(dict.__getitem__, outer, content)
+    if value is GONE:
+        del inner[last]
+    else:
+        inner[last] = value
     file.write_text(json.dumps(content))
     with pytest.raises(BadInputError, match=message):
         mib.load_graph(file)

@@ -145,14 +145,14 @@ def test_examples_that_do_not_fit_are_dropped_by_reason():
 
 def test_the_same_seed_gives_the_same_task_and_excluded_examples_do_not_come_again():
     tokenizer = word_tokenizer()
-    first = make_task("greater_than", tokenizer, count=500, seed=0)
-    again = make_task("greater_than", tokenizer, count=500, seed=0)
+    first = make_task("greater_than", tokenizer, count=250, seed=0)
+    again = make_task("greater_than", tokenizer, count=250, seed=0)
     assert first.manifest == again.manifest
     np.testing.assert_array_equal(first.arrays.clean_BT, again.arrays.clean_BT)
-    other = make_task("greater_than", tokenizer, count=500, seed=1)
+    other = make_task("greater_than", tokenizer, count=250, seed=1)
     with pytest.raises(BadInputError, match=r"prompts are in two splits, such as 'The .*exclude"):
         check_disjoint(first, other)
-    apart = make_task("greater_than", tokenizer, count=500, seed=1, exclude=first.examples)
+    apart = make_task("greater_than", tokenizer, count=250, seed=1, exclude=first.examples)
     check_disjoint(first, apart)
     assert apart.manifest.dropped["drawn before"] > other.manifest.dropped["drawn before"]
 
@@ -283,21 +283,3 @@ def test_faulty_files_are_refused(tmp_path):
         load_task(written(tmp_path), tokenizer)
     with pytest.raises(BadInputError, match=r"give a readable .jsonl file"):
         load_task(tmp_path / "none.jsonl", tokenizer)
-    (tmp_path / "mine.jsonl").write_text("{'clean': 1}\n")
-    with pytest.raises(BadInputError, match=r"mine.jsonl:1: not JSON"):
-        load_task(tmp_path / "mine.jsonl", tokenizer)
-    (tmp_path / "mine.jsonl").write_bytes(b'{"clean": "\xff"}\n')
-    with pytest.raises(BadInputError, match="not UTF-8 at byte 11"):
-        load_task(tmp_path / "mine.jsonl", tokenizer)
-
-
-@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
-def test_a_line_of_a_task_may_hold_other_separators(mark, tmp_path):
-    row = ROW | {"clean": ROW["clean"].replace(" and", f"{mark} and")}
-    file = tmp_path / "mine.jsonl"
-    file.write_text(json.dumps(row, ensure_ascii=False) + "\n\n", "utf-8")
-    (example,) = load_task(file, word_tokenizer()).examples
-    assert example.clean == row["clean"]
-    file.write_text(json.dumps(ROW) + "\n" + "[" * 100_000)
-    with pytest.raises(BadInputError, match=r"mine\.jsonl:2: not JSON \(its brackets are nested"):
-        load_task(file, word_tokenizer())

@@ -155,7 +155,7 @@ def test_edges_of_a_pattern_made_by_hand():
     scores = jnp.where(causal_TS, scores_TS, -jnp.inf)[None, None]
     data = {"bias_N": jnp.zeros(1), "seed": jnp.uint32(0), "valid_BT": None}
     fn = Gated("threshold", raw_gate=False, scale=1.0)
-    pattern, aux = fn(scores, data)
+    pattern, aux = jax.jit(fn)(scores, data)
     assert int(aux["open_edges_BN"][0, 0]) == 2
     assert int(aux["pairs_B"][0]) == 10
     want = 2 * special.expit(1.5) + 8 * special.expit(-2.0)
@@ -168,12 +168,12 @@ def test_edges_of_a_pattern_made_by_hand():
     assert float(pattern[0, 0, 3, 1]) == pytest.approx(dense, rel=20 * U)
 
     # With renormalise, the one open key of a query has all the weight, and a closed row none.
-    pattern, aux = dataclasses.replace(fn, renormalise=True)(scores, data)
+    pattern, aux = jax.jit(dataclasses.replace(fn, renormalise=True))(scores, data)
     assert np.asarray(pattern[0, 0]).sum(-1).tolist() == [0, 0, 1, 1]
     assert int(aux["open_edges_BN"][0, 0]) == 2
 
     padded = data | {"valid_BT": jnp.array([[True, True, True, False]])}
-    pattern, aux = fn(scores, padded)
+    pattern, aux = jax.jit(fn)(scores, padded)
     assert int(aux["open_edges_BN"][0, 0]) == 1
     assert int(aux["pairs_B"][0]) == 6
     assert not np.any(pattern[0, 0, 3])
@@ -198,7 +198,7 @@ def test_the_gradient_is_straight_through_the_relaxed_gate():
 
     slopes, at = jax.grad(weigh, (0, 1)), (jnp.asarray(scores), jnp.asarray(bias_N))
     exact = rounding.expected(slopes, *at)
-    rounding.assert_within(slopes(*at), exact)
+    rounding.assert_within(jax.jit(slopes)(*at), exact)
 
     stream_N11 = noise.stream(seed, 0, jnp.arange(N)[:, None, None])
     at = jnp.arange(6)
@@ -222,10 +222,11 @@ def test_the_gradient_is_straight_through_the_relaxed_gate():
     np.testing.assert_allclose(by_bias, de.sum((1, 2)), rtol=0, atol=1e-12)
 
 
+@jax.jit
 def drawn(attend, layer):
     """Open gates of one layer in which every logit is zero."""
     data = jax.tree.map(lambda x: x[layer], attend.data)
-    return np.asarray(for_layer(attend, data)(jnp.zeros((1, 4, 12, 12)))[0]) > 0
+    return for_layer(attend, data)(jnp.zeros((1, 4, 12, 12)))[0] > 0
 
 
 def test_layers_and_keys_have_independent_noise():
@@ -234,7 +235,7 @@ def test_layers_and_keys_have_independent_noise():
     patterns = [drawn(one, 0), drawn(one, 1), drawn(other, 0)]
     for pair in itertools.combinations(patterns, 2):
         # Two fair coins agree half the time: 576 of them within four standard deviations.
-        assert abs(np.equal(*pair).mean() - 0.5) < 4 * 0.5 / 24
+        assert abs(np.equal(*map(np.asarray, pair)).mean() - 0.5) < 4 * 0.5 / 24
 
 
 def test_invalid_arguments_are_refused():

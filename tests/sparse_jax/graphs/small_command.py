@@ -13,9 +13,10 @@ from sparse_jax.studies.graphs import STUDY
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig, spec
 from tests.sparse_jax.circuits.small_study import LAYERS, save_models
 
+# Of as many tokens, so that programs are compiled once.
 PROMPTS = (
     "After the lunch , Mary and John went to the park . Mary gave a ball to",
-    "The friends Tom and Anna met at the store . Soon Tom handed the ring to",
+    "After the lunch , Tom and Anna went to the store . Anna gave the ring to",
 )
 FEATURES = 16
 CONTEXT, EXAMPLES, MEDIATED = 12, 3, 40
@@ -68,6 +69,10 @@ def small(models):
     sizes = {"context": CONTEXT, "examples": EXAMPLES, "mediated": MEDIATED, "supernodes": 3}
     sizes["resamples"] = 200
     return [text, *(f"--config.{name}={value}" for name, value in sizes.items())]
+
+
+# Settings of a study without what takes long to compile.
+BARE = [f"--config.{name}=0" for name in ("explained", "intervened", "supernodes")]
 
 
 def at(folder):

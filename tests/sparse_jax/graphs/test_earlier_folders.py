@@ -7,24 +7,10 @@ import pyarrow.parquet as pq
 
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
-from lm_jax.study import frame
-from sparse_jax.studies.graphs import STUDY, report
 from sparse_jax.studies.graphs.run import fingerprint
 from sparse_jax.studies.graphs.settings import GraphConfig
 
 FOLDER = Path(__file__).parents[2] / "golden" / "studies" / "sparse_graph"
-
-
-def test_a_folder_of_an_earlier_version_has_the_same_settings_and_a_page():
-    config = from_plain(read_json(FOLDER / "config.json"), GraphConfig)
-    summary = frame.load_summary(STUDY, FOLDER)
-    assert summary.config == config and len(config.prompts) == 2
-    built = report.build(config, summary, FOLDER)
-    features = summary.graphs[0].sizes
-    line = f"  {features.features:,} active features, of which {features.kept_features:,} are kept"
-    assert any(each.startswith(line) for each in built.lines)
-    titles = [each.title for each in built.sections()]
-    assert titles == ["Graphs", "What carries an edge", "Interventions on supernodes"]
 
 
 def test_its_rows_are_those_of_the_same_models_settings_and_prompts_now():

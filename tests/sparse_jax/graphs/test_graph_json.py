@@ -1,7 +1,9 @@
 """Graph files: what they hold of a graph, ids without collisions, and what is refused."""
 
 import copy
+import functools
 import json
+import operator
 import types
 
 import numpy as np
@@ -140,65 +142,72 @@ def test_a_graph_writes_itself(graph, document, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+# What is done with the value at a path.
+GONE, MORE = "gone", "one more at the end"
+
+
+def changed(document, path, value, how=""):
+    """A copy with another value at a path of keys and indices, or none, or one more in a list."""
+    wrong = copy.deepcopy(document)
+    *outer, last = path
+    inner = functools.reduce(operator.getitem, outer, wrong)
+    if how == GONE:
+        del inner[last]
+    elif how == MORE:
+        inner[last].append(value)
+    else:
+        inner[last] = value
+    return wrong
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("path", "value", "said"),
     [
-        (lambda d: d["links"][0].update(source="9_9_9"), "'9_9_9' is no node"),
-        (lambda d: d["nodes"].append(d["nodes"][0]), "two nodes have the id"),
-        (lambda d: d["links"].append(d["links"][0]), "two links go from"),
-        (
-            lambda d: d["links"][0].update(weight=float("nan")),
-            r"links\[0\]\.weight = nan is no finite",
-        ),
-        (lambda d: d["links"][0].update(weight=10**400), r"weight = 1000.* is no finite number"),
-        (lambda d: d["links"][0].update(weight=True), "weight = True is no finite number"),
-        (lambda d: d["links"][0].update(target=["x"]), r"links\[0\]\.target = \['x'\] is no text"),
-        (lambda d: d["links"].append(None), r"links\[\d+\] has no source"),
-        (lambda d: d["nodes"][2].update(node_id=["x"]), r"nodes\[2\]\.node_id = .* is no text"),
-        (lambda d: d["nodes"][0].update(feature_type=None), "feature_type = None is no text"),
-        (lambda d: d["nodes"][0].update(clerp=3), r"nodes\[0\]\.clerp = 3 is no text"),
-        (lambda d: d["nodes"][0].update(jsNodeId={}), r"jsNodeId = \{\} is no text"),
-        (lambda d: d["nodes"][0].update(feature="7"), "feature = '7' is no whole number or null"),
-        (lambda d: d["nodes"][0].update(feature=True), "feature = True is no whole number"),
-        (lambda d: d["nodes"][0].update(layer=[0]), r"layer = \[0\] is no text or whole"),
-        (lambda d: d["nodes"][0].update(ctx_idx=False), "ctx_idx = False is no whole number"),
-        (lambda d: d["nodes"][0].update(activation="1"), "activation = '1' is no finite number"),
-        (lambda d: d["nodes"].__setitem__(0, "x"), r"nodes\[0\] has no node_id"),
-        (lambda d: d["metadata"].update(prompt_tokens=None), "prompt_tokens = None is no list of"),
-        (
-            lambda d: d["metadata"].update(prompt_tokens=["a", 1]),
-            r"= \['a', 1\] is no list of texts",
-        ),
-        (lambda d: d["metadata"].update(slug=1), "metadata.slug = 1 is no text"),
-        (lambda d: d["metadata"].update(prompt=0), "metadata.prompt = 0 is no text"),
-        (lambda d: d["qParams"].update(pinnedIds=None), "pinnedIds = None is no list of texts"),
-        (
-            lambda d: d["qParams"].update(supernodes=[["a", 1]]),
-            r"= \[\['a', 1\]\] is no list of sup",
-        ),
-        (lambda d: d["nodes"][1].pop("ctx_idx"), r"nodes\[1\] has no ctx_idx"),
-        (lambda d: d["nodes"][1].update(ctx_idx=99), "is at position 99 of 6"),
-        (lambda d: d["metadata"].pop("scan"), "metadata has no scan"),
-        (lambda d: d["metadata"].update(slug="../x"), "metadata.slug = '../x'"),
-        (lambda d: d.pop("nodes"), "nodes is missing"),
-        (
-            lambda d: d["links"].append(
-                {**d["links"][0], "source": d["links"][0]["target"], **_back(d)}
-            ),
-            "links form a cycle",
-        ),
+        (("links", 0, "source"), "9_9_9", "'9_9_9' is no node"),
+        (("links", 0, "weight"), float("nan"), r"links\[0\]\.weight = nan is no finite"),
+        (("links", 0, "weight"), 10**400, r"weight = 1000.* is no finite number"),
+        (("links", 0, "weight"), True, "weight = True is no finite number"),
+        (("links", 0, "target"), ["x"], r"links\[0\]\.target = \['x'\] is no text"),
+        (("nodes", 2, "node_id"), ["x"], r"nodes\[2\]\.node_id = .* is no text"),
+        (("nodes", 0, "feature_type"), None, "feature_type = None is no text"),
+        (("nodes", 0, "clerp"), 3, r"nodes\[0\]\.clerp = 3 is no text"),
+        (("nodes", 0, "jsNodeId"), {}, r"jsNodeId = \{\} is no text"),
+        (("nodes", 0, "feature"), "7", "feature = '7' is no whole number or null"),
+        (("nodes", 0, "feature"), True, "feature = True is no whole number"),
+        (("nodes", 0, "layer"), [0], r"layer = \[0\] is no text or whole"),
+        (("nodes", 0, "ctx_idx"), False, "ctx_idx = False is no whole number"),
+        (("nodes", 0, "activation"), "1", "activation = '1' is no finite number"),
+        (("nodes", 0), "x", r"nodes\[0\] has no node_id"),
+        (("nodes", 1, "ctx_idx"), 99, "is at position 99 of 6"),
+        (("metadata", "prompt_tokens"), None, "prompt_tokens = None is no list of"),
+        (("metadata", "prompt_tokens"), ["a", 1], r"= \['a', 1\] is no list of texts"),
+        (("metadata", "slug"), 1, "metadata.slug = 1 is no text"),
+        (("metadata", "slug"), "../x", "metadata.slug = '../x'"),
+        (("metadata", "prompt"), 0, "metadata.prompt = 0 is no text"),
+        (("qParams", "pinnedIds"), None, "pinnedIds = None is no list of texts"),
+        (("qParams", "supernodes"), [["a", 1]], r"= \[\['a', 1\]\] is no list of sup"),
     ],
 )
-def test_a_wrong_document_is_refused(document, tmp_path, change, said):
-    wrong = copy.deepcopy(document)
-    change(wrong)
+def test_a_wrong_value_is_refused(document, tmp_path, path, value, said):
     with pytest.raises(BadInputError, match=said):
-        graph_json.write(tmp_path / "graph.json", wrong)
+        graph_json.write(tmp_path / "graph.json", changed(document, path, value))
     assert not list(tmp_path.iterdir())
 
 
-def _back(document):
-    return {"target": document["links"][0]["source"]}
+def test_a_document_that_lacks_a_part_or_has_one_twice_is_refused(document):
+    first = document["links"][0]
+    back = first | {"source": first["target"], "target": first["source"]}
+    for path, value, how, said in (
+        (("nodes",), document["nodes"][0], MORE, "two nodes have the id"),
+        (("links",), first, MORE, "two links go from"),
+        (("links",), None, MORE, r"links\[\d+\] has no source"),
+        (("links",), back, MORE, "links form a cycle"),
+        (("nodes", 1, "ctx_idx"), None, GONE, r"nodes\[1\] has no ctx_idx"),
+        (("metadata", "scan"), None, GONE, "metadata has no scan"),
+        (("nodes",), None, GONE, "nodes is missing"),
+    ):
+        with pytest.raises(BadInputError, match=said):
+            graph_json.check(changed(document, path, value, how), "it")
 
 
 def test_a_damaged_file_is_named(tmp_path):
@@ -220,67 +229,58 @@ def _extended(document):
     }
 
 
-def _group(document):
-    return document["group_interventions"][0]
-
-
 def test_extensions_are_written_and_read_back(document, tmp_path):
     extended = _extended(document)
     graph_json.write(tmp_path / "graph.json", extended)
     assert graph_json.read(tmp_path / "graph.json") == extended
 
 
+# Paths of the first of each.
+INTERVENTION, EFFECT = ("interventions", 0), ("interventions", 0, "effects", 0)
+MEDIATION, BIAS = ("mediation", 0), ("bias", 0)
+GROUP, OUTCOMES = ("group_interventions", 0), ("group_interventions", 0, "outcomes")
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("path", "value", "said"),
     [
-        (lambda d: d.update(interventions={}), "interventions is no list"),
-        (lambda d: d["interventions"][0].pop("factor"), r"interventions\[0\] has no factor"),
-        (lambda d: d["interventions"][0].update(factor=None), r"\[0\]\.factor = None is no finite"),
-        (lambda d: d["interventions"][0].update(source="9"), r"\[0\]\.source = '9' is no node"),
-        (lambda d: d["interventions"][0].update(effects=1), r"\[0\]\.effects is no list"),
+        (("interventions",), {}, "interventions is no list"),
+        ((*INTERVENTION, "factor"), GONE, r"interventions\[0\] has no factor"),
+        ((*INTERVENTION, "factor"), None, r"\[0\]\.factor = None is no finite"),
+        ((*INTERVENTION, "source"), "9", r"\[0\]\.source = '9' is no node"),
+        ((*INTERVENTION, "effects"), 1, r"\[0\]\.effects is no list"),
+        ((*EFFECT, "attention_frozen"), GONE, r"ions\[0\]\.effects\[0\] has no attention_frozen"),
+        ((*EFFECT, "free"), float("inf"), r"effects\[0\]\.free = inf is no finite number"),
+        ((*EFFECT, "target"), ["x"], r"effects\[0\]\.target = \['x'\] is no node"),
+        ((*MEDIATION, "source"), "9", r"mediation\[0\]\.source = '9' is no node"),
+        ((*MEDIATION, "heads"), [[0, 1]], r"heads has \[0, 1\], not 2 indices"),
         (
-            lambda d: d["interventions"][0]["effects"][0].pop("attention_frozen"),
-            r"interventions\[0\]\.effects\[0\] has no attention_frozen",
-        ),
-        (
-            lambda d: d["interventions"][0]["effects"][0].update(free=float("inf")),
-            r"effects\[0\]\.free = inf is no finite number",
-        ),
-        (
-            lambda d: d["interventions"][0]["effects"][0].update(target=["x"]),
-            r"effects\[0\]\.target = \['x'\] is no node",
-        ),
-        (
-            lambda d: d["mediation"][0].update(source="9"),
-            r"mediation\[0\]\.source = '9' is no node",
-        ),
-        (lambda d: d["mediation"][0].update(heads=[[0, 1]]), r"heads has \[0, 1\], not 2 indices"),
-        (
-            lambda d: d["mediation"][0].update(pairs=[[0, 1, -2, 1, 0.5]]),
+            (*MEDIATION, "pairs"),
+            [[0, 1, -2, 1, 0.5]],
             r"mediation\[0\]\.pairs has \[0, 1, -2, 1, 0\.5\], not 4 indices",
         ),
-        (lambda d: d["bias"][0].update(bias="1"), r"bias\[0\]\.bias = '1' is no finite number"),
-        (lambda d: d["bias"][0].update(node_id="9"), r"bias\[0\]\.node_id = '9' is no node"),
-        (lambda d: d["nodes"][0].update(layer="x"), "has layer = 'x'"),
-        (lambda d: d.update(group_interventions={}), "group_interventions is no list"),
-        (lambda d: _group(d).pop("factor"), r"group_interventions\[0\] has no factor"),
-        (lambda d: _group(d).update(predicted=None), r"\[0\] has predicted = None, no finite"),
-        (lambda d: _group(d).update(members=[]), r"\[0\] has members = \[\], no list of ids"),
-        (lambda d: _group(d).update(members=["9"]), r"\[0\] has member '9', which is no node"),
-        (lambda d: _group(d).update(outcomes=1), r"\[0\] has no list outcomes"),
-        (lambda d: _group(d)["outcomes"][0].update(mode="all"), "without a mode of frozen, att"),
-        (lambda d: _group(d)["outcomes"][0].pop("top"), "no list top of mode attention_frozen"),
-        (lambda d: _group(d)["outcomes"][1].pop("change"), "outcome of mode free with a value"),
+        ((*BIAS, "bias"), "1", r"bias\[0\]\.bias = '1' is no finite number"),
+        ((*BIAS, "node_id"), "9", r"bias\[0\]\.node_id = '9' is no node"),
+        (("nodes", 0, "layer"), "x", "has layer = 'x'"),
+        (("group_interventions",), {}, "group_interventions is no list"),
+        ((*GROUP, "factor"), GONE, r"group_interventions\[0\] has no factor"),
+        ((*GROUP, "predicted"), None, r"\[0\] has predicted = None, no finite"),
+        ((*GROUP, "members"), [], r"\[0\] has members = \[\], no list of ids"),
+        ((*GROUP, "members"), ["9"], r"\[0\] has member '9', which is no node"),
+        (OUTCOMES, 1, r"\[0\] has no list outcomes"),
+        ((*OUTCOMES, 0, "mode"), "all", "without a mode of frozen, att"),
+        ((*OUTCOMES, 0, "top"), GONE, "no list top of mode attention_frozen"),
+        ((*OUTCOMES, 1, "change"), GONE, "outcome of mode free with a value"),
         (
-            lambda d: _group(d)["outcomes"][1]["top"][0].update(probability=float("nan")),
+            (*OUTCOMES, 1, "top", 0, "probability"),
+            float("nan"),
             "outcome of mode free with a value that is no finite number",
         ),
-        (lambda d: _group(d)["outcomes"][1]["top"][0].update(token=3), "free that is no text"),
+        ((*OUTCOMES, 1, "top", 0, "token"), 3, "free that is no text"),
     ],
 )
-def test_a_wrong_extension_is_refused(document, tmp_path, change, said):
-    wrong = _extended(document)
-    change(wrong)
+def test_a_wrong_extension_is_refused(document, tmp_path, path, value, said):
+    wrong = changed(_extended(document), path, value, GONE if value == GONE else "")
     with pytest.raises(BadInputError, match=said):
         graph_json.write(tmp_path / "graph.json", wrong)
     assert not list(tmp_path.iterdir())

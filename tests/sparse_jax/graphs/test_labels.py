@@ -14,7 +14,7 @@ from sparse_jax.studies.graphs import labels
 from sparse_jax.studies.graphs.report_text import summary_lines
 from sparse_jax.studies.graphs.results import GraphSummary
 from sparse_jax.studies.graphs.run import PIECES
-from tests.sparse_jax.graphs.small_command import PROMPTS, run, save_all
+from tests.sparse_jax.graphs.small_command import BARE, PROMPTS, of_dense, run
 
 ANSWER = {"theme": "<b>names</b>", "disentanglement": 8, "coverage": 9, "themes": 1}
 
@@ -76,21 +76,18 @@ def test_labels_of_a_file_are_read_as_they_were_written(tmp_path):
     assert labels.read_labels(str(file)) == own
 
 
-def test_stored_answers_become_labels_of_the_graph_and_remake_no_graph(tmp_path):
+def test_stored_answers_become_labels_of_the_graph_and_remake_no_graph(models, tmp_path):
     """An empty file collects the prompts; answered, it labels. A label of the user comes first."""
-    (tmp_path / "models").mkdir()
-    models = save_all(tmp_path / "models")
     answers, folder = tmp_path / "answers.jsonl", tmp_path / "run"
     answers.write_text("", "utf-8")
     arguments = [
-        f"--model={models / 'dense'}",
-        f"--transcoder={models / 'dense_clt'}",
+        *of_dense(models),
         f"--prompt={PROMPTS[0]}",
         f"--workdir={folder}",
         f"--judge=cached:{answers}",
         f"--config.corpus.source={models / 'text'}",
         *("--config.context=16", "--config.examples=2", "--config.mediated=3"),
-        "--config.max_features=6",
+        *("--config.max_features=6", *BARE),
     ]
     assert run(*arguments) == 0
     summary = load_result(folder / frame.SUMMARY, GraphSummary)

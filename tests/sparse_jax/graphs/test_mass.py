@@ -1,9 +1,7 @@
 """Mass of heads and pairs, by hand; the comparison of two models, on tables made by hand."""
 
 import dataclasses
-import html
 import math
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sparse_jax.graphs.mediation import Mediation
-from sparse_jax.studies.graphs import comparison, mass, report
+from sparse_jax.studies.graphs import comparison, mass
 from sparse_jax.studies.graphs.explanations import carrying_pairs
 from sparse_jax.studies.graphs.piece import measure_mediation, mediated_edges
 from sparse_jax.studies.graphs.report_text import format_ratio
@@ -189,23 +187,3 @@ def test_edges_between_different_positions_have_a_ratio_of_their_own():
     assert [each.of_mean.estimate for each in (every, apart)] == pytest.approx([2.0, 4.0])
     assert (every.sparse, apart.sparse) == (EdgeCounts(7, 3), EdgeCounts(3, 0))
     assert apart.paper is None
-    # Each row of a table has the prompts of its own intervals.
-    summary = SimpleNamespace(
-        config=CONFIG,
-        models=(),
-        masses=comparison.role_masses(CONFIG, table, COMPARED),
-        ratios=(every, apart),
-    )
-    first, second = cells(report.ratios(summary))
-    assert first[5:] == ["2", "16.1", "0 of 9", "3 of 7"]
-    assert second[2:3] + second[5:] == ["between different positions", "3", "–", "0 of 6", "0 of 3"]
-    counts = {tuple(row[:4]): row[6:] for row in cells(report.mass(summary, table))}
-    assert counts["sparse", "key-query pairs", "absolute", "all"] == ["2", "3 of 7"]
-    assert counts["dense", "key-query pairs", "absolute", "all"] == ["3", "0 of 9"]
-
-
-def cells(section):
-    """Texts of the cells of a section's table, by row."""
-    body = str(section.body).split("<tbody>")[-1]
-    found = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.split("</tr>")]
-    return [[html.unescape(cell) for cell in row] for row in found if row]

@@ -24,7 +24,7 @@ def tokens_T():
     return jnp.asarray(small_tokens(), jnp.int32)
 
 
-@pytest.mark.parametrize("each", MODELS)
+@pytest.mark.parametrize("each", [*MODELS[:2], pytest.param(MODELS[2], marks=pytest.mark.slow)])
 def test_features_are_the_neurons_of_the_forward_pass_and_leave_nothing_over(each):
     model = small_model(*each)
 

@@ -302,21 +302,6 @@ def test_edges_of_negative_weight_are_dashed_as_in_the_legend(tmp_path):
     assert looks == [[hot, []], [cold, [5, 3]]]
 
 
-def test_the_influence_of_an_edge_is_said_to_be_of_the_edges_of_the_file(tmp_path):
-    document = synthetic()
-    result = browse(
-        tmp_path,
-        document,
-        """
-        $("#panel button.weight").click();
-        await settle();
-        return [$("#edge .facts").textContent, $("label[for=edge-threshold]").textContent,
-          all("section figcaption, caption").map((one) => one.textContent).join(" ")];""",
-    )
-    words = "of the influence that passes through the edges of this file"
-    assert all(words in " ".join(text.split()) for text in result)
-
-
 def test_a_large_graph_is_drawn_whole(tmp_path):
     document = synthetic(features=1850, links=50_000, layers=26, positions=16, logits=10)
     assert len(document["nodes"]) > 2000

@@ -1,7 +1,6 @@
 """Prompts: what a tokenizer puts before a text stays, whatever its id; the ten shipped."""
 
 from collections import Counter
-import json
 import re
 import types
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
-from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.errors import CorruptError, UsageError
 from sparse_jax.studies.graphs import inputs, prompts
 from sparse_jax.studies.graphs.prompts import Prompt
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
@@ -112,15 +111,3 @@ def test_prompts_of_one_meaning_have_one_kind():
         UsageError, match="'a gift' have the kinds 'ioi' and 'other'; give them one"
     ):
         prompts.encode(two, word_tokenizer(), max_length=64)
-
-
-@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
-def test_a_line_of_a_file_may_hold_other_separators(mark, tmp_path):
-    file, row = tmp_path / "mine.jsonl", {"prompt": f"a{mark}b"}
-    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(row, ensure_ascii=False).encode() + b"\r\n")
-    assert prompts.read_prompts(str(file)) == (Prompt(f"a{mark}b"),)
-    # Few enough for the parser, and many for what reads its result.
-    for deep in ("[" * 100_000, "[" * 985 + "]" * 985):
-        file.write_text(f"\n{deep}\n")
-        with pytest.raises(BadInputError, match=r"mine\.jsonl:2: "):
-            prompts.read_prompts(str(file))

@@ -5,6 +5,7 @@ Bounds are of the float32 computation from the weights on, derived by `kernels/r
 
 import copy
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +24,6 @@ from tests.sparse_jax.graphs.small_graphs import (
     EACH_WITH_SCORES,
     LAYERS,
     TOKENS,
-    WITH_SCORES,
     active_writes,
     small_graph,
     small_model,
@@ -122,7 +122,7 @@ def test_the_score_is_that_before_a_soft_cap():
         assert found.certificate() <= 1e-5
 
 
-@pytest.mark.parametrize("each", WITH_SCORES)
+@pytest.mark.parametrize("each", EACH_WITH_SCORES)
 def test_all_terms_sum_to_the_score(each):
     graph = small_graph(*each)
     for layer, query, key in ((0, 3, 1), (1, 5, 5), (2, 4, 0)):
@@ -162,14 +162,16 @@ def test_the_largest_contributions_are_those_of_all_pairs():
     assert layers.max() == 1 and positions.max() == 4 and set(kinds) >= {"feature", "bias"}
 
 
-def with_scores(graph):
+@functools.cache
+def with_scores():
+    graph = small_graph("gpt2", 0.3, 2)
     pruned = graph.prune()
     return written(graph, pruned, scores=[graph.qk(2, 1, 4, 2), graph.qk(1, 0, 3, 0)]), pruned
 
 
 def test_a_file_holds_scores_with_all_nodes_that_make_them(tmp_path):
     graph = small_graph("gpt2", 0.3, 2)
-    document, pruned = with_scores(graph)
+    document, pruned = with_scores()
     plain = written(graph, pruned)
     assert document["nodes"] == plain["nodes"] and document["links"] == plain["links"]
     ids = {node["node_id"] for part in ("nodes", "qk_only_nodes") for node in document[part]}
@@ -216,7 +218,7 @@ def test_a_file_holds_scores_with_all_nodes_that_make_them(tmp_path):
     ],
 )
 def test_files_with_other_scores_are_refused(change, message):
-    document = copy.deepcopy(with_scores(small_graph("gpt2", 0.3, 2))[0])
+    document = copy.deepcopy(with_scores()[0])
     change(document)
     with pytest.raises(BadInputError, match=message):
         graph_json.check(document, "the file")

@@ -275,10 +275,6 @@ def change_note(folder, change):
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
 
 
-def change_sizes(folder, **fields):
-    change_note(folder, lambda note: note | {"config": note["config"] | fields})
-
-
 def change_tensor(folder, name, change):
     file = folder / "W_enc_0.safetensors"
     tensors = load_file(file)
@@ -294,91 +290,86 @@ def with_first(value):
 
 
 @pytest.mark.parametrize(
-    ("damage", "error", "said"),
+    ("change", "error", "said"),
     [
+        (lambda note: note | {"format": 99}, BadInputError, "format 99 is not 2; export it again"),
+        (lambda note: [note], CorruptError, r"damaged: it = \[.*give a section with the fields of"),
         (
-            lambda f: (f / "config.yaml").write_text("model_kind: transcoder_set\n"),
-            BadInputError,
-            "model_kind is 'transcoder_set'",
-        ),
-        (
-            lambda f: change_note(f, lambda note: note | {"format": 99}),
-            BadInputError,
-            "format 99 is not 2; export it again",
-        ),
-        (
-            lambda f: (f / "transcoder.json").write_text('{"format": 2,'),
-            CorruptError,
-            r"transcoder\.json is not JSON",
-        ),
-        (
-            lambda f: change_note(f, lambda note: [note]),
-            CorruptError,
-            r"transcoder\.json is damaged: it = \[.*give a section with the fields of Note; copy",
-        ),
-        (
-            lambda f: change_note(f, lambda note: {"format": 2, "config": note["config"]}),
+            lambda note: {"format": 2, "config": note["config"]},
             CorruptError,
             "model_name is missing; give it a str; model_sha256 is missing; .*; copy the whole",
         ),
+    ],
+)
+def test_another_note_is_named(folder, change, error, said):
+    change_note(folder, change)
+    with pytest.raises(error, match=said):
+        files.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"feature": 3}, r"config\.feature is not a field of .*; did you mean 'features'"),
+        ({"window": "2"}, r"config\.window = '2' \(str\); give a int"),
+        ({"kind": "jumprelo"}, r"config\.kind = 'jumprelo' is not .*; did you mean 'jumprelu'"),
+        ({"window": 0}, "window = 0 must be at least 1"),
+        ({"num_layers": 2}, "num_layers is 2, and the folder has encoders of 3 layers; copy the"),
+    ],
+)
+def test_other_sizes_are_named(folder, fields, said):
+    change_note(folder, lambda note: note | {"config": note["config"] | fields})
+    with pytest.raises(CorruptError, match=said):
+        files.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error", "said"),
+    [
+        ("W_enc_0", with_first(np.nan), CorruptError, "W_enc_0 has values that are not finite"),
         (
-            lambda f: change_sizes(f, feature=3),
+            "b_enc_0",
+            lambda x: x[:-1],
             CorruptError,
-            r"config\.feature is not a field of TranscoderConfig; did you mean 'features'",
+            r"b_enc_0 is of shape \(7,\); it must be",
         ),
+        ("threshold_0", with_first(-0.5), CorruptError, "thresholds must be at least 0"),
         (
-            lambda f: change_sizes(f, window="2"),
-            CorruptError,
-            r"config\.window = '2' \(str\); give a int",
-        ),
-        (
-            lambda f: change_sizes(f, kind="jumprelo"),
-            CorruptError,
-            r"config\.kind = 'jumprelo' is not one of the choices; did you mean 'jumprelu'",
-        ),
-        (lambda f: change_sizes(f, window=0), CorruptError, "window = 0 must be at least 1"),
-        (
-            lambda f: change_sizes(f, num_layers=2),
-            CorruptError,
-            "num_layers is 2, and the folder has encoders of 3 layers; copy the whole folder",
-        ),
-        (
-            lambda f: (f / "W_dec_1.safetensors").unlink(),
-            CorruptError,
-            r"W_dec_1.safetensors is missing; copy the whole folder",
-        ),
-        (
-            lambda f: (f / "W_enc_1.safetensors").unlink(),
-            CorruptError,
-            r"encoders of layers \[0, 2\]",
-        ),
-        (
-            lambda f: change_tensor(f, "W_enc_0", with_first(np.nan)),
-            CorruptError,
-            "W_enc_0 has values that are not finite",
-        ),
-        (
-            lambda f: change_tensor(f, "b_enc_0", lambda x: x[:-1]),
-            CorruptError,
-            r"b_enc_0 is of shape \(7,\); it must be \(8,\)",
-        ),
-        (
-            lambda f: change_tensor(f, "threshold_0", with_first(-0.5)),
-            CorruptError,
-            "thresholds must be at least 0",
-        ),
-        (
-            lambda f: change_tensor(f, "W_skip_0", lambda _: np.zeros((D, D), np.float32)),
+            "W_skip_0",
+            lambda _: np.zeros((D, D), np.float32),
             BadInputError,
             "W_skip_0 has no part in a jumprelu transcoder; give one without it",
         ),
     ],
 )
-def test_damage_is_named(folder, damage, error, said):
-    damage(folder)
+def test_other_tensors_are_named(folder, name, change, error, said):
+    change_tensor(folder, name, change)
     with pytest.raises(error, match=said) as raised:
         files.load(folder)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error", "said"),
+    [
+        ("config.yaml", "model_kind: set\n", BadInputError, "model_kind is 'set'"),
+        ("transcoder.json", '{"format": 2,', CorruptError, r"transcoder\.json is not JSON"),
+        (
+            "W_dec_1.safetensors",
+            None,
+            CorruptError,
+            "W_dec_1.safetensors is missing; copy",
+        ),
+        ("W_enc_1.safetensors", None, CorruptError, r"encoders of layers \[0, 2\]"),
+        ("config.yaml", None, BadInputError, r"has no config\.yaml, so it is no transcoder"),
+    ],
+)
+def test_a_damaged_or_missing_file_is_named(folder, name, text, error, said):
+    (folder / name).unlink()
+    if text:
+        (folder / name).write_text(text)
+    with pytest.raises(error, match=said):
+        files.load(folder)
 
 
 def test_features_of_threshold_zero_are_open_strictly_above_it(folder):
@@ -395,8 +386,3 @@ def test_decoders_of_another_rank_are_named(folder):
     save_file({"W_dec_0": np.zeros(F, np.float32)}, folder / "W_dec_0.safetensors")
     with pytest.raises(CorruptError, match="W_enc_0 or W_dec_0 is missing or misshapen"):
         files.load(folder)
-
-
-def test_another_folder_is_no_transcoder(tmp_path):
-    with pytest.raises(BadInputError, match=r"has no config\.yaml, so it is no transcoder"):
-        files.load(tmp_path)

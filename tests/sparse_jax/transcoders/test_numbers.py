@@ -93,15 +93,3 @@ def test_the_verdict_is_good_only_without_a_better_control(controls, better):
     if better is not None:
         assert f"“{report.CONTROLS[better]}” leaves less" in verdict
     assert "verdict good" not in str(report.conclusion(summary(*controls, unexplained=0.6)))
-
-
-def test_the_page_has_intervals_and_paired_differences():
-    less = tuple(x - 0.125 for x in OWN)
-    made = summary(
-        control("largest_neurons", 30.0, 0.5, less), control("neurons", 700.0, 0.0, None)
-    )
-    text = str(report.controls(made).body)
-    interval = numbers.replacement(made.graphs)
-    assert f"0.700 [{interval.low:.3f}, {interval.high:.3f}]" in text
-    assert "+0.125 [+0.125, +0.125]" in text
-    assert "less the control" not in str(report.controls(summary()).body)

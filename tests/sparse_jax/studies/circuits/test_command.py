@@ -1,5 +1,7 @@
 """The command: a user's own task in one line, options that set fields, refusals in one line."""
 
+import contextlib
+import io
 from pathlib import Path
 import shutil
 
@@ -10,7 +12,7 @@ from lm_jax.console.flags import apply, apply_shortcuts, define_flags
 from lm_jax.run.config import from_plain
 from lm_jax.run.results import load_result
 from lm_jax.study import command, frame
-from sparse_jax.studies.circuits import STUDY, settings
+from sparse_jax.studies.circuits import STUDY, report, settings
 from sparse_jax.studies.circuits.results import CircuitSummary
 from sparse_jax.studies.circuits.settings import CircuitConfig, task_name
 from tests import tiny
@@ -36,48 +38,56 @@ def asked(*arguments):
     return from_plain(config, CircuitConfig)
 
 
-def test_a_users_own_task_takes_one_command(models, tmp_path, monkeypatch, capsys):
+@pytest.fixture(scope="module")
+def finished(models, tmp_path_factory):
+    """A study of a user's own task that wrote below runs/, its flags and what it printed."""
+    place, out = tmp_path_factory.mktemp("place"), io.StringIO()
+    model = shutil.copytree(models / "dense", place / "dense")
+    task = shutil.copy(models / "mine.jsonl", place / "mine.jsonl")
+    given = [f"--dense={model}", f"--task={task}"]
+    given += ["--config=sparse/circuits:smoke", "--config.components=('heads',)"]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.chdir(place)
+        assert run(*given) == 0
+    return place / "runs" / "circuits" / "dense-mine", given, out.getvalue()
+
+
+def test_a_users_own_task_takes_one_command(finished):
     """Without a work folder it writes below runs/."""
-    monkeypatch.chdir(tmp_path)
-    given = [f"--dense={models / 'dense'}", f"--task={models / 'mine.jsonl'}"]
-    quick = ["--config=sparse/circuits:smoke", "--config.components=('heads',)"]
-    assert run(*given, *quick) == 0
-    folder = tmp_path / "runs" / "circuits" / "dense-mine"
-    assert (folder / "finished.json").exists()
+    folder, given, printed = finished
     summary = load_result(folder / frame.SUMMARY, CircuitSummary)
     (facts,) = summary.tasks
     assert (facts.name, facts.kept, facts.seed) == ("mine", COUNT, None)
-    assert summary.config.dense == str(models / "dense") and not summary.ratios
-    printed = capsys.readouterr().out
+    assert f"--dense={summary.config.dense}" == given[0] and not summary.ratios
+    assert not summary.results[0].solved
     assert "mine, heads that explain 90 %" in " ".join(printed.split())
-    page = (folder / frame.REPORT).read_text("utf-8")
-    assert not summary.results[0].solved and "mine is solved by no model." in page
-    assert "Attention patterns of the needed heads" in page and "token edges that" not in page
+    built = report.build(summary.config, summary, folder)
+    assert "Attention patterns of the needed heads" in [each.title for each in built.sections()]
 
 
-def test_a_finished_study_is_not_shown_for_a_model_that_was_changed(models, tmp_path, capsys):
+def test_a_finished_study_is_not_shown_for_a_model_that_was_changed(finished, capsys):
     """Its config.json, its tokenizer or the prompts were edited in place, and the weights not."""
-    model, task = shutil.copytree(models / "dense", tmp_path / "m"), tmp_path / "mine.jsonl"
-    shutil.copy(models / "mine.jsonl", task)
-    given = [f"--dense={model}", f"--task={task}", "--config.components=('heads',)"]
-    given += ["--config=sparse/circuits:smoke", f"--workdir={tmp_path / 'run'}"]
+    folder, given, _ = finished
+    given = [*given, f"--workdir={folder}"]
+    place = folder.parents[2]
     assert run(*given) == 0
-    assert run(*given) == 0
-    assert capsys.readouterr().out.count("finished ") == 1
+    assert capsys.readouterr().out.startswith("finished ")
     rope = {"rope_type": "default", "rope_theta": 777.0}
+    task = place / "mine.jsonl"
     for file, changes, part in (
-        (model / "config.json", {"rope_parameters": rope}, "dense: configuration"),
-        (model / "tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "dense: tokenizer"),
+        (place / "dense/config.json", {"rope_parameters": rope}, "dense: configuration"),
+        (place / "dense/tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "dense: tokenizer"),
+        (task, None, f"file {task}: content"),
     ):
         before = file.read_text()
-        tiny.edit_json(file, **changes)
+        if changes:
+            tiny.edit_json(file, **changes)
+        else:
+            file.write_text(before + "\n")
         assert run(*given) == 3
         printed = capsys.readouterr()
         assert "finished" not in printed.out and part in printed.err
         file.write_text(before)
-    task.write_text(task.read_text() + "\n")
-    assert run(*given) == 3
-    assert f"file {task}: content" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

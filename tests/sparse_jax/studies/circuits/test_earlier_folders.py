@@ -1,4 +1,4 @@
-"""Folders of earlier versions: one of two prompts, and the stored result of a pair."""
+"""A folder that an earlier version finished, of two prompts."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
 from lm_jax.study import frame
-from sparse_jax.studies.circuits import STUDY, report
+from sparse_jax.studies.circuits import STUDY
 from sparse_jax.studies.circuits.run import fingerprint
 from sparse_jax.studies.circuits.settings import CircuitConfig
 
@@ -25,11 +25,3 @@ def test_rows_are_those_of_the_same_models_settings_and_prompts_now():
     stored = pq.read_metadata(FOLDER / "rows.parquet").metadata[b"fingerprint"].decode()
     assert fingerprint(config, models, tasks) == stored
     assert fingerprint(config, {"dense": "0" * 64}, tasks) != stored
-
-
-def test_the_stored_result_of_a_pair_is_read():
-    folder = ROOT / "results" / "circuits" / "pair_192"
-    summary = frame.load_summary(STUDY, folder)
-    built = report.build(summary.config, summary, folder)
-    assert {each.model for each in summary.ratios} == {"control", "sparse"}
-    assert any(line.startswith("docstring, heads that explain 90 %") for line in built.lines)

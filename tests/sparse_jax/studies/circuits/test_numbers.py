@@ -12,53 +12,44 @@ from sparse_jax.studies.circuits.settings import CircuitConfig
 PROMPTS = np.arange(8)
 SIZES = np.array([0, 1, 2, 3, 4, 8, 16])
 CONFIG = CircuitConfig(components=("heads",), resamples=200)
-# Explained effect at each size.
-DENSE = np.array([0.0, 0.2, 0.3, 0.4, 0.5, 1.0, 1.0])
-SPARSE = np.array([0.0, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0])
-# Of random orders.
-DENSE_BY_CHANCE = np.array([0.0, 0.0, 0.1, 0.2, 0.3, 0.8, 1.0])
-SPARSE_BY_CHANCE = np.array([0.0, 0.0, 0.5, 0.8, 1.0, 1.0, 1.0])
+# Explained effect at each size, and of random orders.
+SHARES = {
+    "dense": {
+        "signed": np.array([0.0, 0.2, 0.3, 0.4, 0.5, 1.0, 1.0]),
+        "random": np.array([0.0, 0.0, 0.1, 0.2, 0.3, 0.8, 1.0]),
+    },
+    "sparse": {
+        "signed": np.array([0.0, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        "random": np.array([0.0, 0.0, 0.5, 0.8, 1.0, 1.0, 1.0]),
+    },
+}
+# Metric minus that with every head ablated, of each prompt.
+STEADY_B = np.linspace(2.5, 3.5, len(PROMPTS))
 
 
-def piece(model, explained_K, change_B, corrupt=-1.0, chance=None):
+def piece(model, change_B=STEADY_B, corrupt=-1.0, **shares):
     """Rows of one model whose metric is 2, and 2 minus the change with every head ablated."""
     names = {"task": "ioi", "model": model}
-    whole_B = np.full(len(change_B), 2.0)
-    prompts = np.arange(len(change_B))
-    if chance is None:
-        chance = {"dense": DENSE_BY_CHANCE, "sparse": SPARSE_BY_CHANCE}[model]
-    metric_KB, chance_KB = (
-        whole_B - (1 - f.reshape(len(SIZES), -1)) * change_B for f in (explained_K, chance)
-    )
     kind = {"component": "heads", "ablation": "counterfactual"}
+    whole_B, at = np.full(len(change_B), 2.0), {"prompt": np.arange(len(change_B))}
+    curves = [
+        rows(
+            (whole_B - (1 - f.reshape(len(SIZES), -1)) * change_B)[None],
+            {"draw": [0], "size": SIZES, **at},
+            quantity="curve",
+            scope="prompt",
+            ranking=ranking,
+            **kind,
+            **names,
+        )
+        for ranking, f in (SHARES[model] | shares).items()
+    ]
+    corrupt_B, open_B = np.full(len(change_B), corrupt), np.full(len(change_B), 16)
     return [
-        rows(whole_B, {"prompt": prompts}, quantity="metric", method="clean", **names),
-        rows(
-            np.full(len(prompts), corrupt),
-            {"prompt": prompts},
-            quantity="metric",
-            method="corrupt",
-            **names,
-        ),
-        rows(
-            np.full(len(prompts), 16),
-            {"prompt": prompts},
-            quantity="open",
-            component="heads",
-            **names,
-        ),
-        *(
-            rows(
-                values_KB[None],
-                {"draw": [0], "size": SIZES, "prompt": prompts},
-                quantity="curve",
-                scope="prompt",
-                ranking=ranking,
-                **kind,
-                **names,
-            )
-            for ranking, values_KB in (("signed", metric_KB), ("random", chance_KB))
-        ),
+        rows(whole_B, at, quantity="metric", method="clean", **names),
+        rows(corrupt_B, at, quantity="metric", method="corrupt", **names),
+        rows(open_B, at, quantity="open", component="heads", **names),
+        *curves,
     ]
 
 
@@ -77,8 +68,7 @@ NOISE_B = np.array([1.0, -0.9, 0.8, -0.7, 0.6, -0.8, 0.3, 0.1])
 
 
 def test_a_ratio_is_that_of_the_crossings():
-    steady_B = np.linspace(2.5, 3.5, len(PROMPTS))
-    result = ratio(piece("dense", DENSE, steady_B), piece("sparse", SPARSE, steady_B))
+    result = ratio(piece("dense"), piece("sparse"))
     # Between sizes 4 and 8, and 1 and 2, linear in the logarithm.
     assert result.ratio.estimate == pytest.approx(2 ** (2 + 0.4 / 0.5 - 0.5)) and result.why == ""
     assert result.ratio.n == len(PROMPTS)
@@ -86,84 +76,54 @@ def test_a_ratio_is_that_of_the_crossings():
     assert result.random.estimate == pytest.approx(2**3.5 / np.sqrt(12))
 
 
-def test_no_ratio_is_claimed_to_the_least_circuit_there_is():
-    steady_B = np.linspace(2.5, 3.5, len(PROMPTS))
-    least = np.array([0.0, 0.95, 0.97, 1.0, 1.0, 1.0, 1.0])
-    result = ratio(piece("dense", DENSE, steady_B), piece("sparse", least, steady_B))
-    assert result.ratio is None
-    assert result.why == "the circuit of sparse is one component, the least there is"
+# Explained at once, and as much by random orders but for what differs by prompt.
+LEAST = np.array([0.0, 0.95, 0.97, 1.0, 1.0, 1.0, 1.0])
+NOISE_KB = 0.3 * np.isin(SIZES, SIZES[1:-1])[:, None] * NOISE_B
 
 
-@pytest.mark.parametrize("by_chance", [("dense",), ("sparse",), ("dense", "sparse")])
-def test_no_ratio_is_claimed_of_a_ranking_that_is_no_better_than_random_order(by_chance):
-    """The ratio would be that of how many components carry weight, which both orders take first."""
-    # Of the same sizes, but for what differs by prompt.
-    noise_KB = 0.3 * np.isin(SIZES, SIZES[1:-1])[:, None] * NOISE_B
-    steady_B = np.linspace(2.5, 3.5, len(PROMPTS))
-    pieces = [
-        piece(name, f_K, steady_B, chance=f_K[:, None] + noise_KB if name in by_chance else None)
-        for name, f_K in (("dense", DENSE), ("sparse", SPARSE))
-    ]
-    result = ratio(*pieces)
-    assert result.ratio is None and result.random is not None
-    wanted = f"the circuit of {' and '.join(by_chance)} is not reliably smaller than that of random"
-    assert result.why.startswith(wanted)
+def by_chance(model):
+    """Of a ranking as good as random orders: the ratio would be that of what carries weight."""
+    return {"random": SHARES[model]["signed"][:, None] + NOISE_KB}
 
 
-def test_no_ratio_is_claimed_of_too_few_prompts():
-    steady_B = np.linspace(2.5, 3.5, 4)
-    result = ratio(piece("dense", DENSE, steady_B), piece("sparse", SPARSE, steady_B))
-    assert result.ratio is None and result.why == "4 prompts allow no interval, which needs 5"
+def short(model, *rankings):
+    """The whole explains 0.93 of the effect over all prompts, of the first of them 0.86."""
+    most_B = np.where(PROMPTS < 4, 0.86, 1.0)
+    return {name: np.minimum(SHARES[model][name][:, None], most_B) for name in rankings}
 
 
-@pytest.mark.parametrize("noisy", [("dense",), ("sparse",), ("dense", "sparse")])
-def test_no_ratio_is_claimed_of_a_metric_that_ablating_everything_leaves(noisy):
-    assert NOISE_B.mean() > 0
-    changes = {name: NOISE_B if name in noisy else NOISE_B + 3 for name in ("dense", "sparse")}
-    result = ratio(
-        piece("dense", DENSE, changes["dense"]), piece("sparse", SPARSE, changes["sparse"])
-    )
-    assert result.ratio is None
-    wanted = f"ablating all components of {' and '.join(noisy)} does not reliably lower the metric"
-    assert result.why.startswith(wanted)
-
-
-def test_no_ratio_is_claimed_of_a_task_that_is_not_solved():
-    steady_B = np.full(len(PROMPTS), 3.0)
-    unsolved = piece("sparse", SPARSE, steady_B, corrupt=2.0)
-    result = ratio(piece("dense", DENSE, steady_B), unsolved)
-    assert result.ratio is None and result.why == "sparse did not solve the task"
+FEW, NOISY = {"change_B": STEADY_B[:4]}, {"change_B": NOISE_B}
+WORSE = "is not reliably smaller than that of random"
+LEFT = "does not reliably lower the metric"
+SHORT = "explained less than 0.9 of the effect at every size"
 
 
 @pytest.mark.parametrize(
-    ("short", "by_chance", "reason"),
+    ("dense", "sparse", "reason"),
     [
-        (("dense",), (), "the circuit of dense"),
-        (("dense", "sparse"), ("dense",), "the circuit of dense and sparse"),
-        ((), ("sparse",), "random orders of sparse"),
+        ({}, {"signed": LEAST}, "the circuit of sparse is one component, the least there is"),
+        ({}, {"corrupt": 2.0}, "sparse did not solve the task"),
+        (FEW, FEW, "4 prompts allow no interval, which needs 5"),
+        (by_chance("dense"), {}, f"the circuit of dense {WORSE}"),
+        ({}, by_chance("sparse"), f"the circuit of sparse {WORSE}"),
+        (by_chance("dense"), by_chance("sparse"), f"the circuit of dense and sparse {WORSE}"),
+        (NOISY, {}, f"ablating all components of dense {LEFT}"),
+        ({}, NOISY, f"ablating all components of sparse {LEFT}"),
+        (NOISY, NOISY, f"ablating all components of dense and sparse {LEFT}"),
+        (short("dense", "signed"), {}, f"the circuit of dense {SHORT}"),
+        (
+            short("dense", "signed", "random"),
+            short("sparse", "signed"),
+            f"the circuit of dense and sparse {SHORT}",
+        ),
+        ({}, short("sparse", "random"), f"random orders of sparse {SHORT}"),
     ],
 )
-def test_no_ratio_is_claimed_of_a_curve_that_some_sample_does_not_bring_to_the_fraction(
-    short, by_chance, reason
-):
-    """The whole explains 0.93 of the effect over all prompts, of the first of them 0.86."""
-    steady_B = np.full(len(PROMPTS), 3.0)
-
-    def shortened(f_K):
-        return np.minimum(f_K[:, None], np.where(PROMPTS < 4, 0.86, 1.0))
-
-    pieces = []
-    for name, f_K, chance_K in (
-        ("dense", DENSE, DENSE_BY_CHANCE),
-        ("sparse", SPARSE, SPARSE_BY_CHANCE),
-    ):
-        chance = shortened(chance_K) if name in by_chance else chance_K
-        pieces.append(
-            piece(name, shortened(f_K) if name in short else f_K, steady_B, chance=chance)
-        )
-    result = ratio(*pieces)
-    assert result.ratio is None
-    assert result.why.startswith(f"{reason} explained less than 0.9 of the effect at every size")
+def test_no_ratio_is_claimed_without_the_reason_to(dense, sparse, reason):
+    assert NOISE_B.mean() > 0
+    result = ratio(piece("dense", **dense), piece("sparse", **sparse))
+    assert result.ratio is None and result.why.startswith(reason)
+    assert WORSE not in reason or result.random is not None
 
 
 def test_the_interval_of_a_size_stays_among_the_sizes():

@@ -2,28 +2,25 @@
 
 from collections import Counter
 import dataclasses
+import functools
 import itertools
 import json
 import math
 import shutil
 
-import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-import lm_jax
-from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run.config import from_plain
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval, cluster_interval
 from lm_jax.study import frame
-from sparse_jax.circuits import components
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.mib import load_graph
 from sparse_jax.circuits.rules import RULES
-from sparse_jax.circuits.runs import Batch, CircuitModel
 from sparse_jax.studies.circuits import STUDY, report
 from sparse_jax.studies.circuits.inputs import open_model, read_tasks
 from sparse_jax.studies.circuits.piece import Measurement
@@ -60,6 +57,15 @@ def settings(models, **changes):
     return STUDY.settings(**SMALL | defaults | changes)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def two_rules():
+    """Attributions under two gradient rules, which is how often their programs are compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in set(RULES) - {"exact", "gim"}:
+            patch.delitem(RULES, name)
+        yield
+
+
 @pytest.fixture(scope="module")
 def done(models, tmp_path_factory):
     """A finished study of two models and two wordings: its folder."""
@@ -72,10 +78,14 @@ def run(config, folder):
     frame.execute(STUDY, config, folder)
 
 
+@functools.cache
+def table_of(folder):
+    return pq.read_table(folder / ROWS).to_pylist()
+
+
 def rows_of(folder, **labels):
     """Rows with these values, as dicts."""
-    table = pq.read_table(folder / ROWS).to_pylist()
-    return [row for row in table if all(row[name] == value for name, value in labels.items())]
+    return [row for row in table_of(folder) if row.items() >= labels.items()]
 
 
 def by(rows, *names):
@@ -181,9 +191,9 @@ def test_the_summary_is_that_of_its_rows(done):
             assert agreement.spearman.estimate in agreement.spearman
         found = [each.spearman.estimate for each in result.agreements if each.spearman]
         # Where one head alone writes, some effects do not vary, and have no correlation.
-        assert len(found) > 20 or result.model == "control"
+        assert len(found) > 8 or result.model == "control"
         correlations.setdefault(result.task, set()).update(found)
-    assert all(len(found) > 5 for found in correlations.values())
+    assert all(len(found) > 8 for found in correlations.values())
     assert {ratio.model for ratio in summary.ratios} == {"control"} and len(summary.ratios) == 40
     for ratio in summary.ratios:
         kind = (ratio.component, ratio.ablation, ratio.ranking, ratio.scope)
@@ -241,27 +251,6 @@ def test_component_edges_are_exported_with_the_scores_of_the_rows(done):
         total = sum(graph.scores_UR[u, r] for u, r in places)
         assert total == pytest.approx(-score, abs=1e-5 * size)
     assert max(map(abs, scores.values())) > 1e-3
-
-
-def test_exported_scores_are_those_of_the_model_with_its_keys_repeated(done, models):
-    """EAP-IG of a model that has a key head for each query head, made here from the weights."""
-    config, model = settings(models), lm_jax.load_pretrained(models / "dense")
-    opened = {"dense": open_model("dense", str(models / "dense"))}
-    task = read_tasks(from_plain(config, CircuitConfig), opened)["ioi"]
-    blocks = model.params["blocks"]
-    mixer = blocks["mixer"] | {
-        name: jnp.repeat(blocks["mixer"][name], 2, axis=2) for name in ("k", "v")
-    }
-    repeated = CircuitModel(
-        model.params | {"blocks": blocks | {"mixer": mixer}},
-        dataclasses.replace(model.cfg, num_kv_heads=HEADS),
-    )
-    effects = components.component_attributions(repeated, Batch.of(task))
-    wanted = -np.asarray(effects, np.float64).mean(1)
-    graph = load_graph(done / MIB / "ioi_dense.json")
-    np.testing.assert_allclose(graph.scores_UR, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
-    shared = graph.graph.reader_names.index("a1.h0<k>")
-    assert np.abs(np.diff(wanted[:, shared : shared + 2])).max() > 1e-3 * np.abs(wanted).max()
 
 
 def test_one_planted_head_is_a_circuit_of_one(done):
@@ -383,31 +372,6 @@ def test_parts_that_were_lost_are_measured_from_what_is_stored(models, done, tmp
     assert all_rows(folder).equals(all_rows(done))
 
 
-def test_a_damaged_part_is_named_and_measured_again_once_deleted(models, done, tmp_path, measured):
-    folder = shutil.copytree(done, tmp_path / "study")
-    (folder / "finished.json").unlink()
-    for store in ("shards", "attributions"):
-        file = sorted((folder / store).glob("rows-*.parquet"))[3]
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
-        file.write_bytes(data)
-        with pytest.raises(CorruptError, match=rf"{file.name} is damaged.*delete that file"):
-            run(settings(models), folder)
-        assert not measured
-        file.unlink()
-    run(settings(models), folder)
-    # An attribution is made again where a part ranks by it, and all of these are there.
-    assert len(measured) == 1 and all_rows(folder).equals(all_rows(done))
-
-
-def test_parts_of_other_weights_are_refused_even_by_force(models, done, tmp_path):
-    folder = shutil.copytree(done, tmp_path / "study")
-    shutil.copytree(models, tmp_path / "models")
-    shutil.copytree(models / "planted", tmp_path / "models" / "dense", dirs_exist_ok=True)
-    with pytest.raises(UsageError, match="another model, data set or setting made them"):
-        frame.execute(STUDY, settings(tmp_path / "models"), folder, resume="force")
-
-
 @pytest.mark.slow
 def test_every_order_takes_the_open_edges_of_a_sparse_model_first(models, tmp_path):
     changes = {"control": "", "sparse": str(models / "sparse"), "rephrased": "", "points": 24}
@@ -459,20 +423,11 @@ def test_models_and_files_that_cannot_be_used_are_refused(models, tmp_path):
         attempt(dense="nowhere")
     with pytest.raises(BadInputError, match=r"--sparse=.*has no sparse\.json.*posttrain exported"):
         attempt(dense=dense, sparse=dense)
-    bad = example("Mary", "John", "Anna")
-    others = example("Tom", "Alice", "Robert")
-    for change, message in (
-        ({"clean": 3}, r"mine\.jsonl:2: clean = 3 \(int\); give a str"),
-        ({"answer": [" x"]}, r"mine\.jsonl:2: answer is not a field of Example; did you mean 'ans"),
-        ({"corrupt": "Then"}, r"mine\.jsonl:2: clean and corrupt prompts differ in their number"),
-        ({"wrong_answers": [" John"]}, r"mine\.jsonl:2: a right continuation is also a wrong one"),
-    ):
-        task = write_lines(tmp_path / "mine.jsonl", others, bad | change)
-        with pytest.raises(BadInputError, match=message):
-            attempt(dense=dense, tasks=(task,))
-    with pytest.raises(BadInputError, match=r"gone\.jsonl: No such file.*readable \.jsonl"):
-        attempt(dense=dense, tasks=("gone.jsonl",))
-    single = write_lines(tmp_path / "one.jsonl", bad)
+    one = example("Mary", "John", "Anna")
+    bad = write_lines(tmp_path / "mine.jsonl", one, one | {"clean": 3})
+    with pytest.raises(BadInputError, match=r"mine\.jsonl:2: clean = 3 \(int\); give a str"):
+        attempt(dense=dense, tasks=(bad,))
+    single = write_lines(tmp_path / "one.jsonl", one)
     with pytest.raises(BadInputError, match="one example; intervals need two"):
         attempt(dense=dense, tasks=(single,))
     assert not (tmp_path / "run").exists()

@@ -50,19 +50,14 @@ def check_free(base, text, folder):
         command(settings(base, text), folder)
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_an_invalid_setting_claims_no_folder(case, base, text, tmp_path):
-    changes, error, message = REFUSED[case]
-    config = settings(base, text)
-    config.update(changes)
-    with pytest.raises(error, match=message):
-        command(config, tmp_path / "run")
-    left = [item.name for item in (tmp_path / "run").glob("[!.]*")]
-    assert left in ([], [LOG_FILE])
-    check_free(base, text, tmp_path / "run")
-
-
-def test_a_model_without_a_tokenizer_is_refused_by_its_folder(base, text, tmp_path):
+def test_an_invalid_setting_claims_no_folder(base, text, tmp_path):
+    for case, (changes, error, message) in REFUSED.items():
+        config = settings(base, text)
+        config.update(changes)
+        with pytest.raises(error, match=message):
+            command(config, tmp_path / "run")
+        left = [item.name for item in (tmp_path / "run").glob("[!.]*")]
+        assert left in ([], [LOG_FILE]), case
     mute = shutil.copytree(base, tmp_path / "mute", ignore=shutil.ignore_patterns("tokenizer*"))
     with pytest.raises(BadInputError, match="mute' has no tokenizer; put its"):
         command(settings(mute, text), tmp_path / "run")

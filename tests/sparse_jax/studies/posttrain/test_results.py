@@ -1,23 +1,19 @@
-"""Results over seeds: mean and range, intervals of one run, and strict reading of their files."""
+"""Results over seeds: mean and range, what the page says of them, and whose a folder is."""
 
 import dataclasses
 import json
-import shutil
 
-import jsonschema
-import numpy as np
 import pytest
 
-from lm_jax import report
-from lm_jax.errors import CorruptError, UsageError
-from lm_jax.run.files import read_json, write_json
+from lm_jax.errors import UsageError
+from lm_jax.report import page
+from lm_jax.run.config import from_plain
+from lm_jax.run.files import read_json
 from lm_jax.run.identity import ModelIdentity
-from lm_jax.run.results import json_schema, load_result
-from lm_jax.run.workdir import FINISHED_FILE
 from lm_jax.statistics import Interval
 from lm_jax.study import frame
 from lm_jax.text.preparation import SplitSize
-from sparse_jax.studies.posttrain import export, run_identity, task
+from sparse_jax.studies.posttrain import report, run_identity, task
 from sparse_jax.studies.posttrain.numbers import by_bound, spread
 from sparse_jax.studies.posttrain.report import Run, conclusion, sections
 from sparse_jax.studies.posttrain.report_text import terms
@@ -28,10 +24,9 @@ from sparse_jax.studies.posttrain.results import (
     PosttrainSummary,
     Rounding,
     Spread,
-    TextPatterns,
 )
 from sparse_jax.studies.posttrain.settings import OVER_CONTROL, PosttrainConfig
-from tests.sparse_jax.small_runs import command, run_folder, settings
+from tests.sparse_jax.small_runs import command, settings
 
 
 def test_the_spread_is_the_mean_and_the_ends():
@@ -96,6 +91,16 @@ def summary():
     )
 
 
+def test_bounds_are_the_targets_or_slacks_over_a_loss():
+    slacks = PosttrainConfig(slacks=(0.0, 4.0))
+    assert task.bounds(slacks, 3.0) == [3.0, 7.0]
+    assert task.bounds(slacks, 3.0, control=2.5) == [2.5, 6.5]
+    absolute = PosttrainConfig(targets=(3.5, 2.75))
+    assert task.bounds(absolute, 3.0, control=2.5) == [3.5, 2.75]
+    with pytest.raises(UsageError, match=r"has 2\.75 nats .* dense model reaches 3\.0000"):
+        task.bounds(absolute, 3.0)
+
+
 def test_runs_are_grouped_by_their_bound():
     tight, loose = by_bound(RUNS, 3.0)
     assert (tight.seeds, loose.target) == ((1, 2), 3.5)
@@ -109,49 +114,11 @@ def test_runs_are_grouped_by_their_bound():
     assert loose.over_control is None
 
 
-def test_a_summary_is_read_back_as_it_was_written(tmp_path):
-    path = tmp_path / frame.SUMMARY
-    whole = summary()
-    write_json(path, whole)
-    assert load_result(path, PosttrainSummary) == whole
-    tree = read_json(path)
-    jsonschema.validate(tree, json_schema(PosttrainSummary))
-    tree["runs"][1]["edges"]["low"] = "0.1"
-    tree["corpus"]["splits"]["train"]["documents"] = -1
-    del tree["bounds"][0]["slack"]
-    path.write_text(json.dumps(tree))
-    with pytest.raises(CorruptError) as caught:
-        load_result(path, PosttrainSummary)
-    places = (
-        "runs[1].edges.low =",
-        "corpus.splits.train.documents =",
-        "bounds[0].slack is missing",
-    )
-    assert all(place in str(caught.value) for place in places)
-    wrong = jsonschema.Draft202012Validator(json_schema(PosttrainSummary)).iter_errors(tree)
-    assert {".".join(map(str, one.path)) for one in wrong} == {
-        "runs.1.edges.low",
-        "corpus.splits.train.documents",
-        "bounds.0",
-    }
-
-
-@pytest.fixture(scope="module")
-def stopped(base, text, tmp_path_factory):
-    """The config and the folder of a run that was stopped before its summary was written."""
-    folder = tmp_path_factory.mktemp("stopped") / "run"
-    config = settings(base, text, steps=2, eval_every=2)
-    command(config, folder)
-    (folder / frame.SUMMARY).unlink()
-    (folder / FINISHED_FILE).unlink()
-    return config, folder
-
-
 @pytest.mark.slow
-def test_two_seeds_are_two_runs_with_their_controls(base, text, tmp_path, capsys):
+def test_two_seeds_are_two_runs_with_their_controls(base, text, tmp_path):
     folder = tmp_path / "run"
     config = settings(base, text, seeds=(1, 2), control=True, steps=4, eval_every=4)
-    command(config, folder)
+    shown = command(config, folder)
     result = read_json(folder / frame.SUMMARY)
     first, second = result["runs"]
     assert [first["folder"][:7], second["folder"][:7]] == ["seed_1/", "seed_2/"]
@@ -168,15 +135,10 @@ def test_two_seeds_are_two_runs_with_their_controls(base, text, tmp_path, capsys
         own = run["loss"]["estimate"] - control["loss"]["estimate"]
         assert run["over_control"]["estimate"] == pytest.approx(own, rel=1e-6)
 
-    printed = capsys.readouterr().out
+    lines = "\n".join(report.build(from_plain(config, PosttrainConfig), shown, folder).lines)
     low, high = (f"{100 * share:.2f}" for share in sorted(edges))
-    assert (
-        f"2 seeds: {100 * bound['edges']['mean']:.2f} % of edges open ({low} to {high}" in printed
-    )
-    assert "between seeds" in printed and "over documents, of one trained model" in printed
-    assert "one run" not in printed
-    page = (folder / frame.REPORT).read_text("utf-8")
-    assert "means of 2 seeds" in page and f"({low} to {high})" in page
+    assert f"2 seeds: {100 * bound['edges']['mean']:.2f} % of edges open ({low} to {high}" in lines
+    assert "between seeds" in lines and "one run" not in lines
 
 
 def test_the_terms_of_the_page_are_those_of_the_method_that_ran():
@@ -203,7 +165,7 @@ def test_a_bound_that_moves_is_drawn_and_the_slack_is_over_what_it_was_set_over(
     moving = dataclasses.replace(fixed, moving=(4.321, 3.876))
     over = PosttrainConfig(**OVER_CONTROL, slacks=(0.07,))
     pages = [
-        report.page(
+        page(
             "Runs",
             sections(config, shown, [result]),
             provenance={},
@@ -216,60 +178,39 @@ def test_a_bound_that_moves_is_drawn_and_the_slack_is_over_what_it_was_set_over(
     assert "bound was +0.0700 against the control" in pages[1]
 
 
-def test_one_seed_is_reported_as_one_run(base, text, tmp_path, capsys):
-    folder = tmp_path / "run"
-    command(settings(base, text, steps=4, eval_every=4), folder)
-    printed = capsys.readouterr().out
-    assert ", one run: " in printed and "between seeds" not in printed
-    page = (folder / frame.REPORT).read_text("utf-8")
-    assert "(one run)." in page and "This is one run of each bound." in page
-
-
-@pytest.mark.parametrize("name", [run_identity.RUN, task.DENSE, export.PATTERNS, export.RESULT])
-def test_a_broken_file_of_a_run_is_refused_and_named(name, stopped, tmp_path):
-    """A resumed command reads each of them."""
-    config, source = stopped
-    folder = shutil.copytree(source, tmp_path / "run")
-    path = folder / name if name == task.DENSE else run_folder(folder) / name
-    tree = read_json(path)
-    (tree[0] if name == export.PATTERNS else tree)["colour"] = "red"
-    write_json(path, tree)
-    with pytest.raises(CorruptError) as caught:
-        command(config, folder)
-    assert str(path) in str(caught.value)
-    assert "colour is not a field of" in str(caught.value)
-    assert "restore it, or start again in another --workdir" in str(caught.value)
-
-
-def test_patterns_are_read_as_they_were_written(stopped, tmp_path):
-    path = run_folder(stopped[1]) / export.PATTERNS
-    texts = load_result(path, tuple[TextPatterns, ...])
-    (text,) = texts
-    for head in text.heads:
-        weights = np.array([head.dense, head.sparse])
-        T = len(text.tokens)
-        assert weights.shape == (2, T, T) and not np.triu(weights, 1).any()
-        # Each weight is rounded to three digits.
-        np.testing.assert_allclose(weights[0].sum(-1), 1.0, atol=T * 5e-4)
-        assert np.count_nonzero(weights[1]) <= head.open <= head.pairs == T * (T + 1) / 2
-    write_json(tmp_path / "again.json", texts)
-    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+def claim(folder, base="a" * 64, *, force=False, texts=(), **others):
+    """Whether the result of that run is there, and the base that its folder names."""
+    trained, shown = {run_identity.BASE: base, **others}, {"texts": texts}
+    is_there = run_identity.claim_folder(
+        folder, trained=trained, shown=shown, result="result", force=force
+    )
+    stored = json.loads((folder / run_identity.RUN).read_text())
+    return is_there, stored["trained"][run_identity.BASE]
 
 
 def test_a_run_that_recorded_weights_alone_keeps_to_that(tmp_path):
     """A later start cannot know the configuration and the tokenizer of the training."""
-    folder, file = tmp_path / "run", tmp_path / "run" / run_identity.RUN
-    now = ModelIdentity("a" * 64, "b" * 64, "c" * 64)
-
-    def claim(base, *, force=False, **others):
-        trained = {run_identity.BASE: base, **others}
-        run_identity.claim_folder(folder, trained=trained, shown={}, result="r", force=force)
-        return json.loads(file.read_text())["trained"][run_identity.BASE]
-
-    assert claim("a" * 64) == "a" * 64
-    assert claim(now.text) == "a" * 64
+    folder, now = tmp_path / "run", ModelIdentity("a" * 64, "b" * 64, "c" * 64)
+    assert claim(folder) == claim(folder, now.text) == (False, "a" * 64)
     # Trained again, it is of the model as it is now.
-    assert claim(now.text, force=True, seed=1) == now.text
+    assert claim(folder, now.text, force=True, seed=1) == (False, now.text)
     changed = dataclasses.replace(now, config="0" * 64)
     with pytest.raises(UsageError, match="holds a run with"):
-        claim(changed.text, seed=1)
+        claim(folder, changed.text, seed=1)
+
+
+def test_a_run_of_other_settings_is_set_aside_by_force_and_other_texts_are_shown_again(
+    tmp_path, capsys
+):
+    folder = tmp_path / "run"
+    assert not claim(folder, steps=6)[0]
+    (folder / "result").touch()
+    assert claim(folder, steps=6)[0]
+    with pytest.raises(UsageError, match=r"holds a run with .*steps = 6, not 4.*--resume=force"):
+        claim(folder, steps=4)
+    for number in (1, 2):
+        assert not claim(folder, steps=6 - 2 * number, force=True)[0]
+        assert f"set aside as run.replaced_{number}" in capsys.readouterr().err
+    assert (tmp_path / "run.replaced_1" / "result").exists()
+    (folder / "result").touch()
+    assert not claim(folder, steps=2, texts=("three boats",))[0]
