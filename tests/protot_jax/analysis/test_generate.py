@@ -3,17 +3,13 @@
 import dataclasses
 import itertools
 import json
-import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import lm_jax
-from lm_jax.checkpoint import manager
 from lm_jax.console import cli
-from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model import decode
 from lm_jax.text.tokenizer_training import BOS, SPECIAL, UNKNOWN
 import protot_jax
@@ -22,7 +18,6 @@ from protot_jax.analysis.token_ids import open_ids
 from protot_jax.mixers import edits
 from protot_jax.studies.judging import continuations, prompts
 from protot_jax.training import saved_run
-from protot_jax.training.run_options import RunOptions
 from tests import rounding, tiny
 
 
@@ -73,38 +68,6 @@ def test_a_run_gives_the_weights_that_its_summary_reports(run):
         assert abs(results[name][2] - results[name][3]) > bound_K[2] + bound_K[3]
 
 
-def test_commands_read_the_best_weights_by_default(run):
-    steps = []
-
-    def main(arguments):
-        steps.append(arguments.options.load().step)
-
-    argv = ["test", f"--run={run}", "--run_seed=2"]
-    for flags in ((), ("--checkpoint=last",)):
-        assert cli.run(main, [*argv, *flags], options=RunOptions, workdir_required=False) == 0
-    assert steps == [2, 4]
-
-
-def test_what_is_no_run_is_refused(run, tmp_path):
-    with pytest.raises(BadInputError, match=r"is no run: it has no config\.json"):
-        protot_jax.load_run(tmp_path)
-    with pytest.raises(UsageError, match="seed = 3 is none of 1, 2"):
-        protot_jax.load_run(run, seed=3)
-
-
-def test_a_flipped_bit_is_named(run, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(run, copy)
-    saved = saved_run.seed_folder(copy, 1) / manager.FOLDER
-    arrays = manager.step_folder(saved, 4) / "arrays"
-    victim = max((f for f in arrays.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
-    data = bytearray(victim.read_bytes())
-    data[len(data) // 2] ^= 1
-    victim.write_bytes(data)
-    with pytest.raises(CorruptError, match=victim.name):
-        protot_jax.load_run(copy)
-
-
 def test_a_stream_is_what_generate_gives_and_its_cache_does_not_grow(run):
     model = protot_jax.load_run(run)
     prompt = model.tokenizer.encode("the people of the town")
@@ -139,30 +102,6 @@ def test_text_ends_at_any_end_that_the_tokenizer_names(run):
     assert steered.text == tokenizer.decode(ids + kept, skip_special_tokens=True)
     (judged, *_) = continuations._batch(model, [ids], new_tokens=8, **arguments)
     assert judged == (written, len(kept) + 1, True)
-
-
-def test_a_llama_run_is_continued_up_to_its_context(run):
-    """Token by token with a cache, as `generate` does in one program."""
-    model = protot_jax.load_run(run)
-    config = dataclasses.replace(model.config, model="llama", tie_embeddings=False)
-    cfg, mixer = saved_run.model(config, 60)
-    # Large weights, so that what is attended to changes the next token.
-    params = jax.tree.map(lambda x: 10 * x, lm_jax.init_params(jax.random.key(3), cfg, mixer=mixer))
-    llama = dataclasses.replace(model, cfg=cfg, mixer=mixer, params=params)
-    prompt = model.tokenizer.encode("the people of the town")
-    while prompt[-1] == model.tokenizer.eos_id:
-        prompt.pop()
-    free = cfg.max_length - len(prompt)
-    (ids,) = lm_jax.generate(params, [prompt], cfg, max_new_tokens=free, mixer=mixer)
-    assert list(decode.stream(params, prompt, cfg, mixer=mixer)) == ids
-    assert len(ids) == free and len(set(ids)) > 3
-    with pytest.raises(BadInputError, match="leaves no place in the model's context"):
-        next(decode.stream(params, [1] * cfg.max_length, cfg, mixer=mixer))
-    arguments = {"sampling": decode.Sampling(), "key": jax.random.key(0)}
-    pieces = generate.text(llama, "the people of the town", **arguments)
-    stop = ids.index(model.tokenizer.eos_id) if model.tokenizer.eos_id in ids else free
-    text = model.tokenizer.decode(ids[:stop], skip_special_tokens=True)
-    assert "".join(pieces).split() == text.split()
 
 
 def test_the_command_continues_the_prompt(run, capsys):
@@ -218,20 +157,3 @@ def test_with_a_prototype_closed_the_tokens_are_those_of_edited_forwards(run):
     assert streamed == edited[0] == ids[len(prompt) :]
     unedited = lm_jax.generate(params, [prompt], model.cfg, max_new_tokens=12, mixer=model.mixer)
     assert unedited[0] != edited[0]
-
-
-def test_the_command_edits_prototypes_and_refuses_unknown_ones(run, capsys):
-    argv = ["generate", f"--run={run}", "--prompt=the people", "--tokens=12", "--temperature=0"]
-    outputs = []
-    for spec in ("L0P1", "L0 P1:zero_write"):
-        assert start([*argv, f"--edit={spec}"]) == 0
-        outputs.append(capsys.readouterr().out)
-    assert outputs[0] == outputs[1]
-    for spec, message in (
-        ("P1", "is not of the form L2P5"),
-        ("L0P1:zero", "mode = 'zero' is not one of"),
-        ("L9P1", r"layer = 9 is outside"),
-        ("L0P99", r"prototype = 99 is outside"),
-    ):
-        assert start([*argv, f"--edit={spec}"]) == 2
-        assert message in capsys.readouterr().err
