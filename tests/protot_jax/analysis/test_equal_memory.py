@@ -26,8 +26,10 @@ def test_the_cache_of_a_matched_model_has_the_floats_that_are_stated(name):
     cfg, mixer = matched_model(name, 1024, **SHAPE)
     size = state_size(cfg, mixer)
     assert size.memory == 1024
-    cache = lm_jax.init_cache(cfg, 1, 50, mixer=mixer).layers
-    assert sum(x.size for x in jax.tree.leaves(cache)) == 2 * (size.memory + size.other)
+    # At any length.
+    for length in (4, 100_000):
+        cache = lm_jax.init_cache(cfg, 1, length, mixer=mixer).layers
+        assert sum(x.size for x in jax.tree.leaves(cache)) == 2 * (size.memory + size.other)
     # Inputs of convolutions of four taps or five, and one mass for each of 32 prototypes.
     other = {
         "protot": 32 + 4 * 32,

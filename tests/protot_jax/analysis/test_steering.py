@@ -78,11 +78,9 @@ def test_an_edit_is_written_in_two_forms(text, wanted):
     [
         ("layer=3,mode=scale", "is not of the form L2P5"),
         ("layer=3,prototpye=7", "'prototpye' is not one of layer, prototype, mode, by"),
-        ("layer=3,prototype=x", "is not of the form L2P5"),
         ("layer=3,layer=2,prototype=1", "names a field twice"),
         ("L2P5:scale=much", "'much' is not a number"),
         ("L2P5:scale=-1", "by = -1.0 must be a factor from 0 on"),
-        ("L2P5:scale=inf", "by = inf must be a factor from 0 on"),
         ("L2P5:zero_read=2", "by = 2 goes with mode = 'scale', not with 'zero_read'"),
         ("L2P5:scael=2", "mode = 'scael' is not one of.*scale"),
     ],
@@ -186,12 +184,10 @@ def test_the_place_among_others_by_hand():
     assert "One prompt is an example" not in generate.format_places([one])
 
 
-@pytest.mark.parametrize("prompts", [1, 2])
 @pytest.mark.parametrize(
     ("others", "words"),
     [
         (1, "None could be below 0.05: with so few prototypes, the smallest p is at least 1."),
-        (15, "None could be below 0.05: with so few prototypes, the smallest p is at least 0.12."),
         (
             39,
             "p is not corrected for the number of factors and measures. With so many prototypes, "
@@ -199,9 +195,9 @@ def test_the_place_among_others_by_hand():
         ),
     ],
 )
-def test_the_least_p_is_printed_and_that_it_is_not_corrected(prompts, others, words):
-    named = [[steering.Steered(2.0, "", None, None, 0.9)]] * prompts
-    controls = [[[steering.Steered(2.0, "", None, None, 0.1)]] * prompts] * others
+def test_the_least_p_is_printed_and_that_it_is_not_corrected(others, words):
+    named = [[steering.Steered(2.0, "", None, None, 0.9)]]
+    controls = [[[steering.Steered(2.0, "", None, None, 0.1)]]] * others
     (one,) = steering.place(named, controls)
     page = generate.format_places([one])
     assert one.p == min(1, 2 / (1 + others)) and words in page
@@ -304,21 +300,11 @@ def test_the_command_sweeps_and_holds(run, capsys):
     model = protot_jax.load_run(run)
     other = "the house of a river and the town"
     closed = [PrototypeEdit(1, 2, "zero_read")]
-    for flags, changes in (
-        ((f"--routing_of={other}",), steering.routing_of(model, other)),
-        (
-            (f"--routing_of={other}", "--edit=L1P2:zero_read"),
-            steering.routing_of(model, other, closed),
-        ),
-        (
-            ("--edit=layer=1,prototype=2,mode=scale,by=4",),
-            edits.several(model.params, [PrototypeEdit(1, 2, "scale", 4.0)]),
-        ),
-    ):
-        assert start([*argv, *flags]) == 0
-        pieces = generate.text(model, PROMPT, edits=changes, **GREEDY)
-        wanted = "".join(piece for piece, _ in zip(pieces, range(5), strict=False))
-        assert capsys.readouterr().out == f"{PROMPT}{wanted}\n"
+    assert start([*argv, f"--routing_of={other}", "--edit=L1P2:zero_read"]) == 0
+    changes = steering.routing_of(model, other, closed)
+    pieces = generate.text(model, PROMPT, edits=changes, **GREEDY)
+    wanted = "".join(piece for piece, _ in zip(pieces, range(5), strict=False))
+    assert capsys.readouterr().out == f"{PROMPT}{wanted}\n"
 
 
 @pytest.mark.parametrize(
@@ -332,6 +318,8 @@ def test_the_command_sweeps_and_holds(run, capsys):
         (("--edit=L0P1:scale", "--strengths=1", "--tokens=0"), "tokens = 0 has no end"),
         (("--edit=L0P1:scale", "--strengths=1", "--target=zzqx"), "is not in the vocabulary"),
         (("--target=people",), "give --strengths=0,1,2 too"),
+        (("--edit=L9P1",), "layer = 9 is outside"),
+        (("--edit=L0P99",), "prototype = 99 is outside"),
         (("--edit=L0P1:scale", "--strengths=1", "--routing_of=a"), "cannot be combined"),
     ],
 )

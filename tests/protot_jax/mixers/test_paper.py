@@ -19,8 +19,23 @@ MAMBA = (1.9e-3, 3.8e-3, 7.6e-3)
 DELTANET = (3.4e-3, 6.8e-3, 13.6e-3)
 PAPER_SEEDS = (234, 124, 325)
 
+ALONE = {"protot": (2e-3,), "llama": (1.6e-3,), "mamba": (3.8e-3,), "deltanet": (6.8e-3,)}
+CONTEXTS = (256, 512, 1024, 2048)
+
+
+def varied(field, perplexities, rates=PROTOT, model="protot", **same):
+    """Rows in which one field differs, with the perplexity at each of its values."""
+    return [(model, rates, value, {field: own, **same}) for own, value in perplexities.items()]
+
+
+def by_context(model, *perplexities, **same):
+    found = dict(zip(CONTEXTS, perplexities, strict=True))
+    return varied("context", found, ALONE[model], model, **same)
+
+
 # Table: seeds, epochs, the text of its perplexities, and for each row the model, the learning
 # rates, the perplexity, and what of the model or its training differs from the defaults.
+NOTHING = {"shared_routing": False, "first_temperature": 1.0, "conv_layers": 0}
 TABLES = {
     "layer0_routing": (
         (0,),
@@ -31,35 +46,7 @@ TABLES = {
             ("protot", (2e-3,), 133.4, {"shared_routing": False}),
             ("protot", (2e-3,), 133.6, {"first_temperature": 1.0}),
             ("protot", (2e-3,), 145.7, {"conv_layers": 0}),
-            (
-                "protot",
-                (2e-3,),
-                149.9,
-                {"shared_routing": False, "first_temperature": 1.0, "conv_layers": 0},
-            ),
-        ],
-    ),
-    "kernel_size": (
-        PAPER_SEEDS,
-        10,
-        "validation",
-        [
-            ("protot", PROTOT, 98.3, {"conv_kernel": 4}),
-            ("protot", PROTOT, 97.1, {"conv_kernel": 5}),
-            ("protot", PROTOT, 96.9, {"conv_kernel": 6}),
-            ("protot", PROTOT, 97.5, {"conv_kernel": 7}),
-        ],
-    ),
-    "alpha": (
-        PAPER_SEEDS,
-        10,
-        "validation",
-        [
-            ("protot", PROTOT, 99.2, {"alpha": 0.0}),
-            ("protot", PROTOT, 97.9, {"alpha": 0.5}),
-            ("protot", PROTOT, 97.0, {"alpha": 0.8}),
-            ("protot", PROTOT, 97.1, {"alpha": 1.0}),
-            ("protot", PROTOT, 98.7, {"alpha": 1.2}),
+            ("protot", (2e-3,), 149.9, NOTHING),
         ],
     ),
     "mass_and_rank": (
@@ -70,16 +57,6 @@ TABLES = {
             ("protot", PROTOT, 97.1, {}),
             ("protot", PROTOT, 101.8, {"mass_normalisation": False}),
             ("protot", PROTOT, 97.3, {"low_rank": False}),
-        ],
-    ),
-    "num_prototypes": (
-        PAPER_SEEDS,
-        10,
-        "validation",
-        [
-            ("protot", PROTOT, 98.5, {"num_prototypes": 16}),
-            ("protot", PROTOT, 97.1, {"num_prototypes": 32}),
-            ("protot", PROTOT, 97.3, {"num_prototypes": 64}),
         ],
     ),
     "dropout": (
@@ -103,22 +80,10 @@ TABLES = {
         10,
         "test",
         [
-            ("protot", (2.0e-3,), 90.5, {"context": 256}),
-            ("protot", (2.0e-3,), 84.8, {"context": 512}),
-            ("protot", (2.0e-3,), 80.5, {"context": 1024}),
-            ("protot", (2.0e-3,), 81.9, {"context": 2048}),
-            ("llama", (1.6e-3,), 78.7, {"context": 256}),
-            ("llama", (1.6e-3,), 70.4, {"context": 512}),
-            ("llama", (1.6e-3,), 65.3, {"context": 1024}),
-            ("llama", (1.6e-3,), 63.6, {"context": 2048}),
-            ("mamba", (3.8e-3,), 86.0, {"context": 256}),
-            ("mamba", (3.8e-3,), 78.0, {"context": 512}),
-            ("mamba", (3.8e-3,), 70.5, {"context": 1024}),
-            ("mamba", (3.8e-3,), 69.5, {"context": 2048}),
-            ("deltanet", (6.8e-3,), 90.4, {"context": 256}),
-            ("deltanet", (6.8e-3,), 76.3, {"context": 512}),
-            ("deltanet", (6.8e-3,), 70.6, {"context": 1024}),
-            ("deltanet", (6.8e-3,), 68.9, {"context": 2048}),
+            *by_context("protot", 90.5, 84.8, 80.5, 81.9),
+            *by_context("llama", 78.7, 70.4, 65.3, 63.6),
+            *by_context("mamba", 86.0, 78.0, 70.5, 69.5),
+            *by_context("deltanet", 90.4, 76.3, 70.6, 68.9),
         ],
     ),
     "context_variants": (
@@ -126,21 +91,18 @@ TABLES = {
         10,
         "test",
         [
-            ("protot", (2.0e-3,), 97.2, {"hidden_size": 512, "context": 256}),
-            ("protot", (2.0e-3,), 82.0, {"hidden_size": 512, "context": 512}),
-            ("protot", (2.0e-3,), 73.7, {"hidden_size": 512, "context": 1024}),
-            ("protot", (2.0e-3,), 73.0, {"hidden_size": 512, "context": 2048}),
-            ("protot", (2.0e-3,), 109.6, {"num_layers": 12, "context": 256}),
-            ("protot", (2.0e-3,), 79.8, {"num_layers": 12, "context": 512}),
-            ("protot", (2.0e-3,), 74.6, {"num_layers": 12, "context": 1024}),
-            ("protot", (2.0e-3,), 76.7, {"num_layers": 12, "context": 2048}),
-            ("protot", (2.0e-3,), 94.0, {"num_prototypes": 64, "context": 256}),
-            ("protot", (2.0e-3,), 83.2, {"num_prototypes": 64, "context": 512}),
-            ("protot", (2.0e-3,), 79.1, {"num_prototypes": 64, "context": 1024}),
-            ("protot", (2.0e-3,), 80.5, {"num_prototypes": 64, "context": 2048}),
+            *by_context("protot", 97.2, 82.0, 73.7, 73.0, hidden_size=512),
+            *by_context("protot", 109.6, 79.8, 74.6, 76.7, num_layers=12),
+            *by_context("protot", 94.0, 83.2, 79.1, 80.5, num_prototypes=64),
         ],
     ),
 }
+for name, field, perplexities in (
+    ("kernel_size", "conv_kernel", {4: 98.3, 5: 97.1, 6: 96.9, 7: 97.5}),
+    ("alpha", "alpha", {0.0: 99.2, 0.5: 97.9, 0.8: 97.0, 1.0: 97.1, 1.2: 98.7}),
+    ("num_prototypes", "num_prototypes", {16: 98.5, 32: 97.1, 64: 97.3}),
+):
+    TABLES[name] = (PAPER_SEEDS, 10, "validation", varied(field, perplexities))
 # In the asset `wiki`.
 INTRODUCTIONS = 66_555
 # The default column of Table 1: 18,000 examples of 256 tokens, validated on 4,000.

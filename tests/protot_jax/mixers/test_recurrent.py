@@ -26,6 +26,10 @@ MODELS = {
     "raven": (CFG, RavenMixer(num_slots=5, written=2)),
 }
 every_model = pytest.mark.parametrize(("cfg", "mixer"), MODELS.values(), ids=MODELS)
+FAMILIES = ("mamba", "gated_deltanet", "raven")
+each_family = pytest.mark.parametrize(
+    ("cfg", "mixer"), [MODELS[name] for name in FAMILIES], ids=FAMILIES
+)
 
 
 def parameters(cfg, mixer):
@@ -115,7 +119,7 @@ def test_decoding_in_bfloat16_is_as_near_to_float32_as_reading_at_once(cfg, mixe
     assert error < 1.25 * at_once
 
 
-@every_model
+@each_family
 def test_a_prompt_in_two_parts_leaves_what_it_leaves_in_one(cfg, mixer):
     p = block(cfg, mixer)
     x_BTD = jax.random.normal(jax.random.key(1), (2, 38, 16))
@@ -127,7 +131,7 @@ def test_a_prompt_in_two_parts_leaves_what_it_leaves_in_one(cfg, mixer):
     rounding.assert_within((jnp.concatenate([head_BTD, tail_BTD], 1), got), wanted)
 
 
-@every_model
+@each_family
 def test_padding_leaves_the_state_as_it_is(cfg, mixer):
     p = block(cfg, mixer)
     x_BTD = jax.random.normal(jax.random.key(1), (2, 11, 16))
@@ -155,30 +159,10 @@ def test_what_stands_in_the_padding_changes_no_bit(cfg, mixer):
     rounding.assert_within(one[1, 4:], alone)
 
 
-@every_model
+@each_family
 def test_prompts_of_unlike_length_go_on_as_each_alone(cfg, mixer):
     params = parameters(cfg, mixer)
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1]]
     options = {"max_new_tokens": 6, "mixer": mixer}
     alone = [lm_jax.generate(params, [each], cfg, **options)[0] for each in prompts]
     assert lm_jax.generate(params, prompts, cfg, **options) == alone
-
-
-@pytest.mark.parametrize(
-    ("name", "floats"),
-    [
-        # 32 channels of 5 and three inputs.
-        ("mamba", 32 * 5 + 3 * 32),
-        # Two 8 x 8 matrices, and three inputs of each of three convolutions.
-        ("deltanet", 2 * 8 * 8 + 3 * 3 * 16),
-        ("gated_deltanet", 2 * 8 * 8 + 3 * 3 * 16),
-        # Keys and values of five slots in two heads.
-        ("gated_slots", 2 * 2 * 5 * 8),
-        ("raven", 2 * 2 * 5 * 8),
-    ],
-)
-def test_a_cache_is_of_one_size_at_any_length(name, floats):
-    cfg, mixer = MODELS[name]
-    for length in (4, 100_000):
-        cache = lm_jax.init_cache(cfg, 3, length, mixer=mixer)
-        assert sum(x.size for x in jax.tree.leaves(cache.layers)) == 2 * 3 * floats

@@ -53,8 +53,7 @@ def test_places_are_those_of_a_loop(held, padded, documents):
         np.testing.assert_array_equal(tokens_B, valid_BT.sum(1) + (held or 0))
 
 
-@pytest.mark.parametrize("name", ["queries", "values"])
-@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(("name", "heads"), [("queries", 1), ("values", 2)])
 def test_a_row_padded_on_the_left_is_read_as_the_row_alone(name, heads):
     """Queries know the place itself, so that padding would be felt if it were counted."""
     fields = {f"rotary_{name}": True, "rotary_theta": 256.0}

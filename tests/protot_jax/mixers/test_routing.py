@@ -20,10 +20,7 @@ from tests import rounding, tiny
 U = 2.0**-24
 CFG = tiny.decoder(num_heads=1, num_kv_heads=1, head_dim=16)
 OPTIONS = {
-    "heads": PrototypeMixer(num_prototypes=6, heads=2),
-    "top_k": PrototypeMixer(num_prototypes=6, routing="top_k", top_k=2),
     "sparsemax": PrototypeMixer(num_prototypes=6, routing="sparsemax"),
-    "queries": PrototypeMixer(num_prototypes=6, rotary_queries=True, rotary_theta=256.0),
     "values": PrototypeMixer(num_prototypes=6, rotary_values=True, rotary_theta=256.0),
     "all": PrototypeMixer(
         num_prototypes=8,

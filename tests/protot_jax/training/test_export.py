@@ -16,15 +16,11 @@ from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
 from lm_jax.run.files import content_digest, read_json, write_json, write_manifest
-from lm_jax.study import command as study_command
-from lm_jax.study import frame
 from lm_jax.text.examples import Examples
 from lm_jax.text.prepared import MANIFEST, open_prepared
 from lm_jax.train.objective import cast_params
 from lm_jax.weights import runs
 import protot_jax
-from protot_jax.analysis import generate
-from protot_jax.studies import concepts
 from protot_jax.studies.concepts import units
 from protot_jax.studies.judging import run as judging
 from protot_jax.studies.pretraining.run import run_in
@@ -132,23 +128,6 @@ def test_it_has_the_first_held_out_documents_and_no_training_text(run, folder):
         Examples(own, "train", context=8)
 
 
-def test_commands_read_it_in_place_of_its_run(run, folder, tmp_path, capsys):
-    """The same text, the same report but for names, and the same gates."""
-    said, reports = [], []
-    for place, seed in ((run, "--run_seed=2"), (folder, "--run_seed=2")):
-        argv = ["generate", f"--run={place}", seed, "--prompt=the people", "--tokens=8"]
-        assert cli.run(generate.main, argv, options=generate.Options, workdir_required=False) == 0
-        said.append(capsys.readouterr().out)
-        work = tmp_path / f"concepts_{len(said)}"
-        flags = (f"--run={place}", seed, "--texts=8", "--ablated=0", f"--workdir={work}")
-        assert study_command.run(concepts.STUDY, ["iaj protot concepts", *flags]) == 0
-        capsys.readouterr()
-        reports.append(json.loads((work / frame.SUMMARY).read_text("utf-8")))
-    assert said[0] == said[1]
-    assert reports[0]["prototypes"] == reports[1]["prototypes"]
-    assert reports[0]["layers"] == reports[1]["layers"]
-
-
 def test_a_run_and_its_export_are_one_model(run, folder):
     """So that no report compares a model with itself; other seeds and weights are others."""
     with pytest.raises(UsageError, match=f"--run={folder} is the same model as {run}"):
@@ -161,14 +140,18 @@ def test_a_run_and_its_export_are_one_model(run, folder):
     assert others[0][1].sha256 != protot_jax.load_run(run, seed=2).sha256
 
 
-def test_the_other_libraries_read_it(run, folder, monkeypatch):
+@pytest.mark.parametrize("name", ["model", "seed_7"])
+def test_the_other_libraries_read_it(run, folder, name, tmp_path, monkeypatch):
+    """Also under the name of a seed."""
+    place = shutil.copytree(folder, tmp_path / name)
+    assert saved_run.split_seed(place) == (place, None)
+    assert saved_run.split_seed(run / "seed_2") == (run, 2)
     monkeypatch.setattr(runs, "_READERS", {})
     register_all()
-    read = runs.read_run(folder)
+    read = runs.read_run(place)
     assert read is not None and read.sha256 == protot_jax.load_run(folder).sha256
-    jax.tree.map(
-        np.testing.assert_array_equal, read.params, protot_jax.load_run(run, seed=2).params
-    )
+    wanted = protot_jax.load_run(run, seed=2).params
+    jax.tree.map(np.testing.assert_array_equal, read.params, wanted)
 
 
 def test_only_what_was_exported_is_read(folder):
@@ -255,16 +238,6 @@ def test_a_manifest_of_another_version_says_what_to_do(copy):
     write_json(copy / "export.json", manifest | {"sha256": content_digest(manifest)})
     with pytest.raises(BadInputError, match="format 2 is not 1; export the model again"):
         protot_jax.load_run(copy)
-
-
-def test_it_is_found_under_the_name_of_a_seed(run, folder, tmp_path, monkeypatch):
-    named = shutil.copytree(folder, tmp_path / "seed_7")
-    assert saved_run.split_seed(named) == (named, None)
-    assert saved_run.split_seed(run / "seed_2") == (run, 2)
-    monkeypatch.setattr(runs, "_READERS", {})
-    register_all()
-    read = runs.read_run(named)
-    assert read is not None and read.sha256 == protot_jax.load_run(folder).sha256
 
 
 def test_it_is_not_trained_and_not_changed_by_trying(copy):

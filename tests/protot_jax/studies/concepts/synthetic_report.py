@@ -212,26 +212,20 @@ def _top_text(rng: np.random.Generator, text: int, length: int, level: float) ->
 
 
 def _gate(rng: np.random.Generator, dead: bool) -> dict[str, Any]:
+    undefined = ("peak_over_mean", "mutual_information", "mutual_information_by_chance")
     if dead:
-        return {
-            "mean": 0.0,
-            "max": 0.0,
-            "peak_over_mean": None,
-            "mutual_information": None,
-            "mutual_information_by_chance": None,
-            "top_1": 0.0,
-            "active": 0.0,
-        }
+        return dict.fromkeys(("mean", "max", "top_1", "active"), 0.0) | dict.fromkeys(undefined)
     mean = rng.uniform(0.01, 0.2)
-    return {
-        "mean": _short(mean),
+    found = {
+        "mean": mean,
         "max": 0.97,
-        "peak_over_mean": _short(0.97 / mean),
-        "mutual_information": _short(rng.uniform(0.05, 1.4)),
-        "mutual_information_by_chance": _short(rng.uniform(0.01, 0.2)),
-        "top_1": _short(mean * 0.8),
-        "active": _short(rng.uniform(0.2, 0.9)),
+        "peak_over_mean": 0.97 / mean,
+        "mutual_information": rng.uniform(0.05, 1.4),
+        "mutual_information_by_chance": rng.uniform(0.01, 0.2),
+        "top_1": mean * 0.8,
+        "active": rng.uniform(0.2, 0.9),
     }
+    return {name: _short(value) for name, value in found.items()}
 
 
 def _layer_gate(rng: np.random.Generator, layer: int, layers: int) -> dict[str, Any]:

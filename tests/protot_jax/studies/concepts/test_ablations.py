@@ -16,21 +16,25 @@ import protot_jax
 from protot_jax.studies import attribution
 from protot_jax.studies.concepts import ablations, collect, numbers
 from protot_jax.studies.concepts.settings import ConceptConfig
-from tests.protot_jax import small_runs
-from tests.protot_jax.studies.concepts.conftest import save_untrained
+from tests.protot_jax.small_runs import save_untrained, settings
 
 ABLATED = 2
 
 
+def analysed(folder, path, **asked):
+    """Model, texts and report of a run, with so many `ablated` texts of a prototype."""
+    model = protot_jax.load_run(folder)
+    examples = Examples(open_prepared(folder / "data"), "validation", context=11)
+    texts = collect.collect(model, examples, path, texts=12, batch_size=8)
+    config = ConceptConfig(texts=12, length=12, top=3, resamples=99, **asked)
+    return model, texts, numbers.summarise(model, texts, path, config, NullJudge())
+
+
 @pytest.fixture(scope="module")
 def built(run, tmp_path_factory):
-    """Model, analysed texts and report of a run with 2 layers of 4 prototypes."""
-    model = protot_jax.load_run(run)
+    """Of a run with 2 layers of 4 prototypes."""
     path = tmp_path_factory.mktemp("ablations") / "gates.parquet"
-    examples = Examples(open_prepared(run / "data"), "validation", context=11)
-    texts = collect.collect(model, examples, path, texts=12, batch_size=8)
-    settings = ConceptConfig(texts=12, length=12, top=3, resamples=99, ablated=ABLATED)
-    return model, texts, numbers.summarise(model, texts, path, settings, NullJudge())
+    return analysed(run, path, ablated=ABLATED)
 
 
 def rows_of(report, texts, entry):
@@ -110,26 +114,12 @@ def test_what_is_carried_is_the_direct_part_of_the_decomposition(built):
             assert carried.source[i][n] == (list(shown).index(k) if k in shown else -1)
 
 
-def test_the_controls_are_of_the_layer_alone_and_can_be_left_out(run, built, tmp_path):
-    model, texts, _ = built
-    path = tmp_path / "gates.parquet"
-    examples = Examples(open_prepared(run / "data"), "validation", context=11)
-    collect.collect(model, examples, path, texts=12, batch_size=8)
-    settings = ConceptConfig(texts=12, length=12, top=3, resamples=99, ablated=0)
-    report = numbers.summarise(model, texts, path, settings, NullJudge())
-    assert all(one.ablation is None for one in report.prototypes)
-    assert all(text.carried is None for text in report.texts)
-
-
-def test_a_model_of_several_heads_is_reported_without_what_is_carried(text, tmp_path):
-    config = small_runs.settings(text, dtype="float32", seeds=(1,))
+@pytest.mark.parametrize("ablated", [0, 1])
+def test_a_model_of_several_heads_is_reported_without_what_is_carried(text, ablated, tmp_path):
+    config = settings(text, dtype="float32", seeds=(1,))
     config.prototypes.update({"num_prototypes": 4, "heads": 2})
-    model = protot_jax.load_run(save_untrained(config, tmp_path / "run"))
-    examples = Examples(open_prepared(tmp_path / "run/data"), "validation", context=11)
-    path = tmp_path / "gates.parquet"
-    texts = collect.collect(model, examples, path, texts=12, batch_size=8)
-    settings = ConceptConfig(texts=12, length=12, top=3, resamples=99, ablated=1)
-    report = numbers.summarise(model, texts, path, settings, NullJudge())
+    folder = save_untrained(config, tmp_path / "run")
+    *_, report = analysed(folder, tmp_path / "gates.parquet", ablated=ablated)
     assert report.model.heads == 2
-    assert all(one.ablation is not None for one in report.prototypes)
+    assert {one.ablation is not None for one in report.prototypes} == {bool(ablated)}
     assert all(text.carried is None for text in report.texts)

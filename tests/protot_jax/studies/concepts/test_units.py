@@ -14,8 +14,7 @@ from lm_jax.text.prepared import open_prepared
 import protot_jax
 from protot_jax.studies.concepts import STUDY, collect, measures, ranking, scores
 from protot_jax.studies.concepts.results import ConceptReport
-from tests.protot_jax import small_runs
-from tests.protot_jax.studies.concepts.conftest import save_untrained
+from tests.protot_jax.small_runs import save_untrained, settings
 
 FLAGS = ("--length=16", "--top=3", "--resamples=99")
 
@@ -107,7 +106,7 @@ def test_a_judge_is_asked_about_all_units_and_the_page_shows_them(compared):
 
 
 def test_units_that_cannot_be_compared_are_refused(run, attention_run, text, tmp_path, capsys):
-    config = small_runs.settings(text, model="llama", seeds=(1,))
+    config = settings(text, model="llama", seeds=(1,))
     config.corpus.vocab_size = 50
     other = save_untrained(config, tmp_path / "other")
     for named, code, message in (

@@ -6,9 +6,7 @@ import re
 import shutil
 
 import jax
-import jsonschema
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,9 +16,8 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.decoder import param_spec
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
-from lm_jax.run.results import json_schema, load_result
-from lm_jax.run.tables import read_table_provenance
-from lm_jax.study import command, frame
+from lm_jax.run.results import load_result
+from lm_jax.study import frame
 from lm_jax.text.tokenizer_training import train_tokenizer
 from protot_jax.mixers.models import build_model
 from protot_jax.studies.glue import STUDY, finetune, metrics, report
@@ -189,44 +186,6 @@ def test_submission_files_are_in_the_official_layout(done):
     assert all(re.fullmatch(r"\d\t[0-5]\.\d{3}", line) for line in text.splitlines()[1:])
 
 
-def test_files_keep_to_their_schema_and_know_where_they_come_from(done):
-    folder, _, _ = done
-    jsonschema.validate(read_json(folder / "summary.json"), json_schema(GlueSummary))
-    (own,) = read_json(folder / "summary.json")["models"]
-    assert own["row_length"] == SETTINGS.max_length
-    provenance = read_table_provenance(folder / "rows.parquet")
-    assert provenance["data"]["tiny"].startswith("ab" * 32 + " config=")
-    assert {"sst2/train", "stsb/dev"} <= provenance["data"].keys()
-    page = (folder / "report.html").read_text("utf-8")
-    assert "Table 10: development splits" in page and "ours: tiny" in page
-    assert "Most ids of a row" in page and "did not read the same" not in page
-
-
-class Killed(Exception):
-    """Stands for a kill: nothing is saved."""
-
-
-def test_killed_anywhere_it_ends_in_the_same_numbers(done, launch, tmp_path, monkeypatch):
-    folder, reads = tmp_path / "glue", []
-    real = finetune.TrainBatches
-
-    class Mortal(real):
-        def at(self, k):
-            reads.append(k)
-            if len(reads) in (5, 90, 150):
-                raise Killed
-            return super().at(k)
-
-    monkeypatch.setattr(finetune, "TrainBatches", Mortal)
-    for _ in range(3):
-        with pytest.raises(Killed):
-            launch(folder)
-    launch(folder)
-    assert read_json(folder / "summary.json") == read_json(done[0] / "summary.json")
-    tables = [pq.read_table(one / "rows.parquet") for one in (done[0], folder)]
-    assert tables[0].equals(tables[1])
-
-
 def test_other_weights_or_lengths_are_refused(done, model, files, tmp_path, monkeypatch):
     """Every fine-tuning knows its weights and text."""
     copied = tmp_path / "glue"
@@ -347,22 +306,3 @@ def test_the_official_mode_is_the_protocol_of_the_paper():
     assert (config.weight_decay, config.head_dropout) == (0.01, 0.1)
     assert (config.patience, config.min_gain, config.eval_every) == (2, 1e-3, 0)
     assert len(config.seeds) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.real("films", "mc", "wiki")
-def test_the_smoke_mode_runs_on_a_trained_run(run, tmp_path, capsys):
-    """The embedded tasks and a run of pretraining, as a command."""
-    argv = [
-        "glue",
-        "--config=configs/protot/glue.py:smoke",
-        f"--config.runs=('{run}',)",
-        "--config.batch_size=4",
-        f"--workdir={tmp_path / 'glue'}",
-    ]
-    assert command.run(STUDY, argv) == 0
-    assert "SST-2 validation" in capsys.readouterr().out
-    rows = pq.read_table(tmp_path / "glue/rows.parquet")
-    assert set(rows["task"].to_pylist()) == {"films", "films_rating", "qnli_like"}
-    assert rows["prediction"].type == pa.float64()

@@ -159,7 +159,7 @@ def test_the_page_has_every_number_beside_the_constant_and_the_paper(built, page
     assert "best of 4" in text
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ["protot", "raven"])
 def test_a_model_that_the_paper_does_not_fine_tune_has_no_number_of_it(built, kind, tmp_path):
     own, *_ = built[0].models
     model = dataclasses.replace(own, kind=kind)

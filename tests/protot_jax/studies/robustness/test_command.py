@@ -1,5 +1,6 @@
 """The command from runs to its page: files, numbers, and what it refuses."""
 
+from collections import Counter
 import contextlib
 import dataclasses
 import io
@@ -12,17 +13,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from lm_jax.errors import CorruptError
+from lm_jax.errors import UsageError
 from lm_jax.run.files import file_digest
 from lm_jax.run.results import json_schema, load_result
 from lm_jax.study import command
 from lm_jax.text.preparation import CorpusConfig, split_documents
+import protot_jax
 from protot_jax.studies.interventions.models import SubjectModel
 from protot_jax.studies.interventions.results import Interval
 from protot_jax.studies.robustness import STUDY, held_out, pmr, report, report_text
 from protot_jax.studies.robustness import run as run_of_study
+from protot_jax.studies.robustness.pairs import make_pairs
 from protot_jax.studies.robustness.results import ROWS, Comparison, RobustnessReport
-from protot_jax.studies.robustness.sentences import Pair, edit_distance, read, split_sentences
+from protot_jax.studies.robustness.sentences import edit_distance, read, split_sentences
 from protot_jax.studies.robustness.settings import OPTIONAL, RobustnessConfig
 from tests.protot_jax import small_runs
 
@@ -186,14 +189,6 @@ def test_the_released_clamp_is_measured_only_where_it_is_asked_for(run, measured
     assert "JS, write forced" in asked and "JS, write forced" not in page
 
 
-def test_without_prototypes_nothing_is_clamped(llama, tmp_path, capsys):
-    out = tmp_path / "none"
-    for flag in ("--released_clamp", "--held=L0P0"):
-        assert launched(f"--run={llama}", flag, f"--workdir={out}") == 2
-        name = flag[2:].partition("=")[0]
-        assert f"{name}: none of the runs has prototypes" in capsys.readouterr().err
-
-
 def test_a_divergence_that_is_no_number_is_printed_as_such(measured):
     result = load_result(measured[0] / "summary.json", RobustnessReport)
     first = result.slices[0]
@@ -261,6 +256,40 @@ def test_pairs_of_training_text_are_left_out_and_counted(run, text, tmp_path, ca
         assert "1 of the sentences stand in its training text" in printed
 
 
+def pairs_of(run, **settings):
+    """The pairs that the study would measure."""
+    config = RobustnessConfig(run=(str(run),), **settings)
+    task = run_of_study.inputs(config).loaded
+    return make_pairs(task.subjects, task.given, task.wordnet, config)
+
+
+def test_without_sentences_the_validation_text_is_sampled(run):
+    made = pairs_of(run, pairs=3, slices=("typo_any", "typo")).pairs
+    assert Counter(pair.slice for pair in made) == {"typo_any": 3, "typo": 3}
+    # Sentences of the corpus are of twelve words, and here the ends of lines end them.
+    assert all(len(pair.text.split()) == 12 for pair in made)
+
+
+def test_some_slices_are_made_where_they_are_named(run, tmp_path):
+    senses = tmp_path / "index.sense"
+    senses.write_text("house%1:06:00:: 00000001 1 9\nhome%1:06:00:: 00000001 1 1\n", "utf-8")
+    file = written(tmp_path, [{"text": "the house of a king"}])
+    given = {"sentences": str(file), "wordnet": str(tmp_path), "pairs": 1}
+    named = pairs_of(run, **given, slices=("morphology_any", "synonym_pos")).pairs
+    assert {pair.slice: pair.perturbed for pair in named} == {
+        "morphology_any": "the house of a kings",
+        "synonym_pos": "the home of a king",
+    }
+    assert not {pair.slice for pair in pairs_of(run, **given).pairs} & {*OPTIONAL}
+
+
+def test_without_prototypes_nothing_is_clamped(llama):
+    subjects = [SubjectModel("llama", protot_jax.load_run(llama))]
+    for name, asked in (("released_clamp", {"released": True}), ("held", {"held": [(0, 0)]})):
+        with pytest.raises(UsageError, match=f"{name}: none of the runs has prototypes"):
+            run_of_study.check_clamps(subjects, **{"held": (), "released": False} | asked)
+
+
 def test_where_the_training_text_is_gone_that_is_said(tmp_path):
     found = held_out.trained_on(
         ["five words of a sentence"], CorpusConfig(source=str(tmp_path / "gone"))
@@ -272,66 +301,6 @@ def test_sentences_are_found_within_longer_ones_and_across_lines():
     wanted = ["b c d e f", "a b c d", "c d e f x", "B c d e f"]
     # Of fewer than five words none is looked for; letters and order count.
     assert held_out.found(wanted, ["a b c\nd  e f g"]) == {"b c d e f"}
-
-
-def test_its_own_pairs_give_the_same_numbers_again(run, measured, tmp_path):
-    folder = measured[0]
-    again = tmp_path / "again"
-    assert (
-        launched(
-            f"--run={run}",
-            f"--sentences={folder / 'pairs.jsonl'}",
-            "--slices=gender",
-            f"--workdir={again}",
-        )
-        == 0
-    )
-    old, new = (load_result(path / "summary.json", RobustnessReport) for path in (folder, again))
-    js = {one.name: one.models[0].js.mean for one in old.slices}
-    for one in new.slices:
-        if one.name in ("typo", "contraction", "mine"):
-            # Other batches, so other rounding.
-            assert one.models[0].js.mean == pytest.approx(js[one.name], rel=1e-2, abs=1e-9)
-
-
-def test_without_sentences_the_validation_text_is_sampled(run, tmp_path):
-    folder = tmp_path / "sampled"
-    flags = (f"--run={run}", "--pairs=3", "--slices=typo_any,typo", f"--workdir={folder}")
-    assert launched(*flags, "--held=L1P2") == 0
-    result = load_result(folder / "summary.json", RobustnessReport)
-    assert not result.settings.given and result.settings.held == ("L1P2",)
-    assert [one.pairs for one in result.slices] == [3, 3]
-    pairs = read(folder / "pairs.jsonl").pairs
-    # Sentences of the corpus are of twelve words, and here the ends of lines end them.
-    assert all(len(pair.text.split()) == 12 for pair in pairs)
-    assert pairs[0] == Pair("typo", pairs[0].text, pairs[0].perturbed)
-
-
-def test_some_slices_are_made_where_they_are_named(run, tmp_path):
-    senses = tmp_path / "index.sense"
-    senses.write_text("house%1:06:00:: 00000001 1 9\nhome%1:06:00:: 00000001 1 1\n", "utf-8")
-    file = written(tmp_path, [{"text": "the house of a king"}])
-    flags = (f"--run={run}", f"--sentences={file}", f"--wordnet={tmp_path}", "--pairs=1")
-    named = "--slices=morphology_any,synonym_pos"
-    assert launched(*flags, named, f"--workdir={tmp_path / 'named'}") == 0
-    pairs = {pair.slice: pair.perturbed for pair in read(tmp_path / "named" / "pairs.jsonl").pairs}
-    assert pairs == {
-        "morphology_any": "the house of a kings",
-        "synonym_pos": "the home of a king",
-    }
-    result = load_result(tmp_path / "named" / "summary.json", RobustnessReport)
-    assert [(one.name, one.kind) for one in result.slices] == [(name, "noise") for name in pairs]
-    assert launched(*flags, f"--workdir={tmp_path / 'all'}") == 0
-    pairs = read(tmp_path / "all" / "pairs.jsonl").pairs
-    assert not {pair.slice for pair in pairs} & {*OPTIONAL}
-
-
-def test_a_damaged_summary_is_refused(measured, tmp_path):
-    content = json.loads((measured[0] / "summary.json").read_text("utf-8"))
-    content["slices"][0]["models"][0]["overlap"] = 3.0
-    (tmp_path / "broken.json").write_text(json.dumps(content))
-    with pytest.raises(CorruptError, match=r"slices\[0\]\.models\[0\]\.overlap = 3"):
-        load_result(tmp_path / "broken.json", RobustnessReport)
 
 
 @pytest.mark.parametrize(
