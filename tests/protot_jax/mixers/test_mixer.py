@@ -22,6 +22,12 @@ MIXER = PrototypeMixer(num_prototypes=5)
 ROTARY = {"rotary_queries": True, "rotary_values": True, "rotary_theta": 256.0}
 
 
+# Table 13: six layers of width 256, a vocabulary of 16,000, untied.
+PAPER = dataclasses.replace(
+    CFG, num_layers=6, num_heads=4, num_kv_heads=4, head_dim=64, hidden_size=256
+)
+
+
 def blocks(mixer):
     """The mixer's parameters of every layer, every scalar away from its start."""
     p = lm_jax.init_params(jax.random.key(0), CFG, mixer=mixer)["blocks"]["mixer"]
@@ -223,6 +229,14 @@ def test_decoding_step_by_step_equals_reading_at_once(dtype):
             assert error < np.sqrt(3 * 8) * 2.0**-8 * size
 
 
+def test_a_cache_is_of_one_size_at_any_length():
+    short, long = (lm_jax.init_cache(CFG, 2, n, mixer=MIXER).layers for n in (4, 100_000))
+    assert jax.tree.map(jnp.shape, short) == jax.tree.map(jnp.shape, long)
+    # Sums and masses of R channels, and four values under the convolution, for each layer.
+    floats = sum(x.size for x in jax.tree.leaves(short))
+    assert floats == 3 * 2 * (5 * 8 + 5 + 4 * 8)
+
+
 def test_padding_neither_writes_nor_reads():
     mixer = dataclasses.replace(MIXER, **ROTARY)
     params = lm_jax.init_params(jax.random.key(0), CFG, mixer=mixer)
@@ -267,6 +281,16 @@ def test_a_discount_starts_at_its_setting():
     """beta = sigmoid(decay_logit), 0.9 for every prototype at first."""
     p = lm_jax.init_params(jax.random.key(0), CFG, mixer=MIXER)["blocks"]["mixer"]
     np.testing.assert_allclose(jax.nn.sigmoid(p["decay_logit"]), 0.9, rtol=1e-6)
+
+
+def test_parameters_as_the_paper_counts_them():
+    mixer = PrototypeMixer()
+    assert lm_jax.count_params(PAPER, mixer=mixer) == 12_205_266
+    tied = dataclasses.replace(PAPER, tie_embeddings=True)
+    assert lm_jax.count_params(tied, mixer=mixer) == 8_109_266
+    assert lm_jax.count_params(PAPER) == 12_938_496
+    # W and tau_r of the first layer, and the convolutions of the last four.
+    assert mixer.unused(PAPER) == 256**2 + 1 + 4 * 5 * 128
 
 
 def test_parameters_that_no_output_depends_on_have_no_gradient():

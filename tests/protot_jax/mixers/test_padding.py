@@ -50,6 +50,25 @@ def test_padding_at_the_end_of_a_row_has_no_gradient_as_an_input(name, tied):
     assert table_VD[[3, 7, 5, 2, 9, 4, 11]].any(1).all()
 
 
+def test_padding_before_a_row_is_not_read_where_it_is_marked():
+    cfg, mixer = build("protot", tied=False)
+    tokens_BT = jnp.asarray([[0, 0, 4, 8, 2], [5, 2, 9, 4, 11]], jnp.int32)
+    held_BT = tokens_BT != 0
+
+    @jax.jit
+    @jax.grad
+    def gradient(params, valid_BT):
+        out = lm_jax.forward(params, tokens_BT, cfg, mixer=mixer, valid_BT=valid_BT)
+        return jnp.sum(jnp.where(held_BT, jax.nn.log_softmax(out.logits)[..., 1], 0.0))
+
+    params = lm_jax.init_params(jax.random.key(0), cfg, mixer=mixer)
+    marked_VD, unmarked_VD = (
+        np.asarray(gradient(params, valid_BT)["embed"]["tokens"])
+        for valid_BT in (held_BT, jnp.ones_like(held_BT))
+    )
+    assert not marked_VD[0].any() and unmarked_VD[0].any()
+
+
 def test_a_pad_id_outside_the_vocabulary_is_refused():
     with pytest.raises(BadInputError, match="pad_id = 12 must be in"):
         lm_jax.DecoderConfig(1, 1, 1, 4, 4, 4, 12, 8, pad_id=12)

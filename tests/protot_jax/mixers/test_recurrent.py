@@ -166,3 +166,23 @@ def test_prompts_of_unlike_length_go_on_as_each_alone(cfg, mixer):
     options = {"max_new_tokens": 6, "mixer": mixer}
     alone = [lm_jax.generate(params, [each], cfg, **options)[0] for each in prompts]
     assert lm_jax.generate(params, prompts, cfg, **options) == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "floats"),
+    [
+        # 32 channels of 5 and three inputs.
+        ("mamba", 32 * 5 + 3 * 32),
+        # Two 8 x 8 matrices, and three inputs of each of three convolutions.
+        ("deltanet", 2 * 8 * 8 + 3 * 3 * 16),
+        ("gated_deltanet", 2 * 8 * 8 + 3 * 3 * 16),
+        # Keys and values of five slots in two heads.
+        ("gated_slots", 2 * 2 * 5 * 8),
+        ("raven", 2 * 2 * 5 * 8),
+    ],
+)
+def test_a_cache_is_of_one_size_at_any_length(name, floats):
+    cfg, mixer = MODELS[name]
+    for length in (4, 100_000):
+        cache = lm_jax.init_cache(cfg, 3, length, mixer=mixer)
+        assert sum(x.size for x in jax.tree.leaves(cache.layers)) == 2 * 3 * floats

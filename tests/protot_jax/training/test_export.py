@@ -16,11 +16,15 @@ from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
 from lm_jax.run.files import content_digest, read_json, write_json, write_manifest
+from lm_jax.study import command as study_command
+from lm_jax.study import frame
 from lm_jax.text.examples import Examples
 from lm_jax.text.prepared import MANIFEST, open_prepared
 from lm_jax.train.objective import cast_params
 from lm_jax.weights import runs
 import protot_jax
+from protot_jax.analysis import generate
+from protot_jax.studies import concepts
 from protot_jax.studies.concepts import units
 from protot_jax.studies.judging import run as judging
 from protot_jax.studies.pretraining.run import run_in
@@ -126,6 +130,23 @@ def test_it_has_the_first_held_out_documents_and_no_training_text(run, folder):
         np.testing.assert_array_equal(got.read(places)["tokens"], wanted.read(places)["tokens"])
     with pytest.raises(BadInputError, match="holds 0 tokens in 0 documents"):
         Examples(own, "train", context=8)
+
+
+def test_commands_read_it_in_place_of_its_run(run, folder, tmp_path, capsys):
+    """The same text, the same report but for names, and the same gates."""
+    said, reports = [], []
+    for place, seed in ((run, "--run_seed=2"), (folder, "--run_seed=2")):
+        argv = ["generate", f"--run={place}", seed, "--prompt=the people", "--tokens=8"]
+        assert cli.run(generate.main, argv, options=generate.Options, workdir_required=False) == 0
+        said.append(capsys.readouterr().out)
+        work = tmp_path / f"concepts_{len(said)}"
+        flags = (f"--run={place}", seed, "--texts=8", "--ablated=0", f"--workdir={work}")
+        assert study_command.run(concepts.STUDY, ["iaj protot concepts", *flags]) == 0
+        capsys.readouterr()
+        reports.append(json.loads((work / frame.SUMMARY).read_text("utf-8")))
+    assert said[0] == said[1]
+    assert reports[0]["prototypes"] == reports[1]["prototypes"]
+    assert reports[0]["layers"] == reports[1]["layers"]
 
 
 def test_a_run_and_its_export_are_one_model(run, folder):

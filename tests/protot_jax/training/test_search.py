@@ -297,6 +297,29 @@ def test_what_would_fail_later_is_refused_before_the_start(changes, message):
         search.check(SearchConfig(**{"sampler": "tpe", **changes}))
 
 
+def test_a_sampler_that_is_not_installed_is_named_before_any_work(tmp_path, monkeypatch, capsys):
+    result = importlib.util.find_spec
+    absent = {"botorch", "optuna_integration", "torch"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in absent else result(name)
+    )
+    for name in (*absent, "optuna"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    argv = ["search", f"--config={FULL}", f"--workdir={tmp_path / 'run'}"]
+    assert cli.run(search.main, argv, config=FULL) == UsageError.exit_code
+    error = capsys.readouterr().err
+    assert "lacks optuna_integration, botorch, torch; pip install" in error
+    assert "or choose --config.sampler=tpe" in error and error.count("\n") == 1
+    absent.add("optuna")
+    for sampler, remedy in (
+        ("tpe", "optuna is missing; pip install"),
+        ("botorch", "lacks optuna,"),
+    ):
+        with pytest.raises(UsageError, match=remedy):
+            search.check(SearchConfig(sampler=sampler))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("sampler", "absent", "message"),
     [

@@ -80,6 +80,15 @@ def test_numbers_of_the_file_are_those_of_the_decomposition(run, attributed):
         assert total + direct["constant"] == pytest.approx(target["logit"], rel=0, abs=1e-5 * size)
 
 
+def test_sums_that_miss_are_called_so(attributed):
+    folder, content, _ = attributed
+    content = copy.deepcopy(content)
+    content["targets"][1]["certificate"]["layers"][1] = 2e-3
+    missed = parse_result(content, AttributionReport)
+    page = frame.page(report.build(STUDY.config(), missed, folder), folder)
+    assert "The parts do not sum to the logits" in page and "All parts sum" not in page
+
+
 def test_the_page_shows_every_target_and_whether_the_parts_sum(attributed):
     folder, content, _ = attributed
     missed = copy.deepcopy(content)

@@ -1,6 +1,7 @@
 """The command from a run to its report, and what the report says, measured again."""
 
 import dataclasses
+import itertools
 import json
 import math
 
@@ -21,6 +22,8 @@ import protot_jax
 from protot_jax.studies.concepts import STUDY, collect, lag, measures, numbers, report
 from protot_jax.studies.concepts import run as concepts
 from protot_jax.studies.concepts.results import ConceptReport
+from tests import rounding
+from tests.protot_jax.studies.concepts import stored
 
 U = 2.0**-24
 SCHEMA = json_schema(ConceptReport)
@@ -198,6 +201,25 @@ def test_a_judge_sees_words_and_also_random_texts(run, tmp_path, caplog, monkeyp
     for draw in content["baseline"]:
         assert len(set(draw["texts"])) == 2
         assert draw["label"] == LABEL
+
+
+def test_texts_in_other_batches_give_the_same_numbers(run, reported, tmp_path):
+    folder, content = reported
+    flags = ("--length=16", "--top=3", "--resamples=99", "--batch_size=7")
+    assert launched(f"--run={run}", f"--workdir={tmp_path / 'b'}", *flags) == 0
+    again = json.loads((tmp_path / "b" / frame.SUMMARY).read_text("utf-8"))
+    assert again["settings"] == content["settings"]
+    model, texts = collected(run, tmp_path)
+    wanted = stored.expected(model, texts.token_NT)
+    token_mask_NT = texts.token_mask_NT[:, 1:]
+    perplexity = stored.perplexity(*(each[0][token_mask_NT] for each in wanted))
+    for found, path in ((content, folder), (again, tmp_path / "b")):
+        rounding.assert_within(found["model"]["perplexity"], perplexity)
+        gates = stored.gates(path / collect.ACTIVATIONS, texts, model.cfg.num_layers)
+        rounding.assert_within(gates, rounding.Expected(*(each[1] for each in wanted)))
+        for entry, gate in itertools.product(found["prototypes"], collect.GATES):
+            gate_M = gates[gate][entry["layer"], texts.token_mask_NT, entry["prototype"]]
+            assert entry[gate]["mean"] == gate_M.mean(dtype=np.float64)
 
 
 def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):

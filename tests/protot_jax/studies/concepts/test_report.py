@@ -1,5 +1,6 @@
 """The concept page holds its data unchanged, asks for nothing, runs no foreign text, and works."""
 
+import dataclasses
 import json
 from pathlib import Path
 import re
@@ -53,6 +54,13 @@ def test_foreign_text_is_never_markup():
     assert not [a for _, attrs in reader.tags for a in attrs if a.startswith("on")]
     # The name of the corpus is in the page, as text.
     assert f"trained on {synthetic_report.HOSTILE[1]} (" in reader.text
+
+
+def test_a_lone_surrogate_cannot_make_the_page_unwritable():
+    content = synthetic_report.typed(synthetic_report.build())
+    broken = dataclasses.replace(content.texts[0], words=("\ud800", *content.texts[0].words[1:]))
+    text = rendered(dataclasses.replace(content, texts=(broken, *content.texts[1:])))
+    assert b"\\ud800" in text.encode()
 
 
 def test_no_script_writes_markup_or_asks_for_anything():

@@ -13,7 +13,6 @@ from lm_jax.run.files import write_json
 from lm_jax.run.provenance import collect_provenance, record_provenance
 from lm_jax.run.results import load_result
 from lm_jax.study import frame
-from protot_jax.mixers.models import MODELS
 from protot_jax.studies.glue import numbers, report, report_text
 from protot_jax.studies.glue.results import GlueSummary
 from protot_jax.studies.glue.settings import GlueConfig

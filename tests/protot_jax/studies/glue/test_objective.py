@@ -151,3 +151,19 @@ def test_dropout_of_the_head_needs_a_key_and_changes_outputs(classes):
     assert np.abs(np.asarray(plain - dropped)[:4]).max() > 1e-4
     with pytest.raises(UsageError, match=r"head_dropout = 1\.0 must be at least 0 and below 1"):
         dataclasses.replace(objective, head_dropout=1.0)
+
+
+def test_every_weight_of_the_model_but_the_unused_ones_is_trained(classes):
+    objective, params, padded = classes
+    key = jax.random.key(0)
+
+    def loss(params):
+        normalizers = objective.normalizers(padded)
+        return objective.loss_terms(params, (), None, padded, normalizers, key)[0]
+
+    grads = params_lib.by_path(jax.grad(loss)(params))
+    still = {name for name, grad in grads.items() if not np.abs(np.asarray(grad)).max()}
+    # Parameters that the mixer allocates and does not use, by layer.
+    assert all(name.startswith(f"{MODEL}/blocks/mixer/") for name in still)
+    assert np.abs(np.asarray(grads[f"{HEAD}/w"])).max() > 0
+    assert np.abs(np.asarray(grads[f"{MODEL}/embed/tokens"])).max() > 0

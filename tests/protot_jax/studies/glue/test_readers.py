@@ -1,5 +1,7 @@
 """Readers of the official layouts, on hand-made files, and what they refuse."""
 
+import dataclasses
+
 import pytest
 
 from lm_jax.errors import BadInputError, UsageError
@@ -123,3 +125,17 @@ def test_a_missing_file_or_folder_is_named(tmp_path):
         read_official("rte", folder / "none")
     (folder / "WNLI/test.tsv").unlink()
     assert not read_official("wnli", folder).submitted
+
+
+def test_only_qqp_leaves_out_broken_lines():
+    layouts = {
+        name: [task.train, *task.dev.values(), *task.test.values()]
+        for name, task in OFFICIAL.items()
+    }
+    skipping = {
+        name for name, each in layouts.items() if any(layout.skips_broken for layout in each)
+    }
+    assert skipping == {"qqp"}
+    # A test file that lost a line would be submitted with every later answer in the wrong place.
+    assert not any(layout.skips_broken for layout in OFFICIAL["qqp"].test.values())
+    assert dataclasses.replace(OFFICIAL["qqp"]).train.skips_broken

@@ -123,6 +123,17 @@ def test_sampled_texts_have_the_penalties(judged, runs):
             assert all(pairs[i] not in pairs[:i] for i in new)
 
 
+def test_a_judge_that_always_says_a_flips_all_and_rates_nothing(judged):
+    _, folder = judged
+    result = loaded(folder)
+    first = result.judges[0]
+    assert first.name == "null:first" and not first.rates and first.position.estimate == 1
+    for one in first.decodings:
+        assert one.consistency.flips.estimate == 1 and one.consistency.kappa == 0
+        assert one.ratings is None
+        assert one.no_ratings == "the judge failed the controls shuffled, other, looped"
+
+
 def test_no_judge_that_reads_nothing_or_learnt_nothing_rates(judged):
     _, folder = judged
     result = loaded(folder)

@@ -11,7 +11,6 @@ from lm_jax.study import command, frame
 from protot_jax.studies.recall import STUDY, numbers, report, run
 from protot_jax.studies.recall.results import ROWS, DivergedTraining, RecallSummary
 from protot_jax.studies.recall.settings import RecallConfig
-from tests.lm_jax.train.tiny_run import stepwise
 
 
 def test_every_condition_of_every_run_has_its_rows(tmp_path):

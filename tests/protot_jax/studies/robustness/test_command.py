@@ -303,6 +303,26 @@ def test_sentences_are_found_within_longer_ones_and_across_lines():
     assert held_out.found(wanted, ["a b c\nd  e f g"]) == {"b c d e f"}
 
 
+def test_its_own_pairs_give_the_same_numbers_again(run, measured, tmp_path):
+    folder = measured[0]
+    again = tmp_path / "again"
+    assert (
+        launched(
+            f"--run={run}",
+            f"--sentences={folder / 'pairs.jsonl'}",
+            "--slices=gender",
+            f"--workdir={again}",
+        )
+        == 0
+    )
+    old, new = (load_result(path / "summary.json", RobustnessReport) for path in (folder, again))
+    js = {one.name: one.models[0].js.mean for one in old.slices}
+    for one in new.slices:
+        if one.name in ("typo", "contraction", "mine"):
+            # Other batches, so other rounding.
+            assert one.models[0].js.mean == pytest.approx(js[one.name], rel=1e-2, abs=1e-9)
+
+
 @pytest.mark.parametrize(
     ("lines", "flags", "message"),
     [
