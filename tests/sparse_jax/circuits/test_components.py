@@ -184,6 +184,20 @@ def test_writers_sum_to_what_the_logits_read(batch, blocks, bias):
     rounding.assert_within(result, total)
 
 
+def test_other_prompts_and_weights_compile_nothing_more(batch):
+    model = model_of("llama", 0.3)
+    edges = some_edges(ComponentGraph.of(model.cfg))
+    other = dataclasses.replace(batch, clean_BT=batch.corrupt_BT, corrupt_BT=batch.clean_BT)
+    first = components.component_effects(model, batch, edges, at_once=5)
+    size = components._component_effects._cache_size()
+    second = components.component_effects(
+        model, other, edges[::-1], direction="denoising", at_once=5
+    )
+    assert components._component_effects._cache_size() == size
+    # The same runs in the other order.
+    np.testing.assert_array_equal(first, second[::-1])
+
+
 @pytest.mark.parametrize(
     ("edge", "message"),
     [((1, 0), r"a0\.h0<q> does not read a0\.h0"), ((99, 0), r"edge \(99, 0\) is outside 11")],

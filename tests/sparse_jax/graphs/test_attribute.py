@@ -153,6 +153,15 @@ def test_logits_are_read_before_their_soft_cap():
     np.testing.assert_allclose(graph.probabilities, probabilities, rtol=1e-5)
 
 
+def test_targets_in_small_chunks_get_the_same_rows(monkeypatch):
+    whole = small_graph("gpt2")
+    monkeypatch.setattr(rows, "MOST_TARGETS", 4)
+    parts = attribute(small_model("gpt2"), small_transcoder(), small_tokens())
+    size = np.abs(whole.adjacency).sum(1, keepdims=True) + np.abs(whole.bias)[:, None]
+    assert (np.abs(parts.adjacency - whole.adjacency) <= 1e-5 * size).all()
+    assert (np.abs(parts.bias - whole.bias) <= 1e-5 * size[:, 0]).all()
+
+
 @pytest.mark.parametrize("model", EACH)
 def test_targets_are_computed_without_the_positions_after_them(model, monkeypatch):
     graph, swept, original = small_graph(*model), [], rows._attribution_rows

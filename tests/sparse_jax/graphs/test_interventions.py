@@ -127,6 +127,13 @@ def test_features_attention_and_norms_respond_as_in_runs_set_by_hand(each):
     assert np.abs(frozen - patterns).max() > 1e-3 and np.abs(patterns - free).max() > 1e-3
 
 
+def test_a_factor_of_one_changes_nothing():
+    graph, model = small_graph("llama"), small_model("llama")
+    effects = interventions.measure(model, graph, [(0, 1.0), (graph.num_sources - 1, 1.0)])
+    for mode in effects_lib.MODES:
+        assert not effects.measured[mode].any() and effects.spearman(mode) is None
+
+
 def made_up_effects(sign_I, rows=20):
     """Three factors of each source, measured as predicted times a sign of the source."""
     weight_IR = np.random.default_rng(0).normal(size=(len(sign_I), rows))

@@ -197,6 +197,16 @@ def test_every_layer_accounts_for_the_whole_edge(model):
         assert without.certificate(edge_X).max() > 1e-3
 
 
+def test_closed_pairs_have_no_share():
+    graph = small_graph("gpt2", 0.3, 2)
+    pattern_LNTS = np.asarray(graph.replacement.layers.pattern_LNTS)
+    causal = np.tril(np.ones((TOKENS, TOKENS), bool))
+    closed = (pattern_LNTS == 0) & causal[None, None]
+    assert closed.any()
+    for pair in pairs(graph):
+        assert not graph.mediation(*pair)[closed].any()
+
+
 @pytest.mark.parametrize("model", [("llama", None, None), ("gpt2", 0.3, 2)])
 def test_open_pairs_alone_give_the_same_shares(model, monkeypatch):
     graph = small_graph(*model)

@@ -372,6 +372,14 @@ def test_parts_that_were_lost_are_measured_from_what_is_stored(models, done, tmp
     assert all_rows(folder).equals(all_rows(done))
 
 
+def test_parts_of_other_weights_are_refused_even_by_force(models, done, tmp_path):
+    folder = shutil.copytree(done, tmp_path / "study")
+    shutil.copytree(models, tmp_path / "models")
+    shutil.copytree(models / "planted", tmp_path / "models" / "dense", dirs_exist_ok=True)
+    with pytest.raises(UsageError, match="another model, data set or setting made them"):
+        frame.execute(STUDY, settings(tmp_path / "models"), folder, resume="force")
+
+
 @pytest.mark.slow
 def test_every_order_takes_the_open_edges_of_a_sparse_model_first(models, tmp_path):
     changes = {"control": "", "sparse": str(models / "sparse"), "rephrased": "", "points": 24}
