@@ -43,13 +43,16 @@ _HAYSTACKS = {
 
 def paper_comparison(summary: AuditSummary, by_head: Columns) -> Section:
     """Our numbers beside those of the same model, or of the nearest one."""
-    audit = beside.audit_of(summary, by_head)
-    names = {"model": audit.name, "near": audit.printed.name, "paper": PAPER}
-    sweeps, tables = _sweep_tables(summary.config), []
+    audit, tables = beside.audit_of(summary, by_head), []
+    name, sweeps = audit.name, _sweep_tables(summary.config)
     if audit.beside is None:
-        text = _PROSE("no_model", **names)
+        text = _PROSE("no_model", model=name, paper=PAPER)
     else:
-        text = _PROSE("same_model" if audit.named else "near_model", **names, verified=audit.same)
+        near = audit.beside.name
+        if audit.named:
+            text = _PROSE("same_model", model=near, paper=PAPER, verified=audit.same)
+        else:
+            text = _PROSE("near_model", model=name, near=near, paper=PAPER)
         rows = [row for compare in COMPARISONS for row in compare(audit)]
         items = dict.fromkeys(row.item for row in rows)
         tables = [
