@@ -70,7 +70,7 @@ def test_padding_does_not_count_for_rotations_by_length():
     tokenizer, factors = tiny_multiple_choice.tokenizer(), ((1.0, 1.5, 2.0, 2.5), (4.0,) * 4)
     rope = lm_jax.Rope(theta=10.0, scaling=lm_jax.LongRopeScaling(*factors, 20, 1.0))
     cfg = tiny.decoder(vocab_size=tokenizer.vocab_size, rope=rope)
-    params = jax.tree.map(lambda x: 5.0 * x, lm_jax.init_params(jax.random.key(0), cfg))
+    params = jax.tree.map(lambda x: 5.0 * x, tiny.params(cfg))
 
     def logits(tokens_BT, valid_BT):
         return tiny.forward(params, tokens_BT, cfg=cfg, valid_BT=valid_BT).logits

@@ -11,7 +11,7 @@ import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.parallel import sharding
 from lm_jax.weights import load
-from tests import rounding
+from tests import rounding, tiny
 from tools import make_goldens
 
 CFG = lm_jax.DecoderConfig(
@@ -60,7 +60,7 @@ def everything(params, tokens_BT):
 
 @pytest.fixture(scope="module")
 def one_device():
-    params = lm_jax.init_params(jax.random.key(0), CFG)
+    params = tiny.params(CFG)
     _, text = everything(params, TOKENS_BT)
     return params, rounding.expected(lambda p: edited(CFG, p, TOKENS_BT, PUSH_L), params), text
 

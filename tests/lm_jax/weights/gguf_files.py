@@ -3,13 +3,13 @@
 import dataclasses
 
 import gguf
-import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import lm_jax
 from lm_jax.errors import BadInputError
+from tests import tiny
 
 SIZE = {
     "num_layers": 2,
@@ -117,7 +117,7 @@ KINDS = {
 
 def random_params(cfg):
     """Every weight random, norms included, so that no convention about them goes unseen."""
-    leaves = lm_jax.params.by_path(lm_jax.init_params(jax.random.key(0), cfg))
+    leaves = lm_jax.params.by_path(tiny.params(cfg))
     rng = np.random.default_rng(0)
     return lm_jax.params.tree_from_paths(
         {name: leaf + 0.3 * rng.normal(size=leaf.shape) for name, leaf in leaves.items()}

@@ -10,7 +10,7 @@ import lm_jax
 from polyattn_jax import suites
 from polyattn_jax.audit import head_types, measure
 from polyattn_jax.recipes.head_probe import HeadProbe
-from tests import rounding
+from tests import rounding, tiny
 
 L, N, B, T = 2, 4, 2, 71
 CFG = lm_jax.DecoderConfig(
@@ -73,7 +73,7 @@ def test_sums_of_synthetic_patterns_follow_the_definition():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_features_of_a_model_match_float64(fused):
-    params = lm_jax.init_params(jax.random.key(0), CFG)
+    params = tiny.params(CFG)
     params |= {"blocks": jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, params["blocks"])}
     arrays = map(jnp.asarray, inputs())
 

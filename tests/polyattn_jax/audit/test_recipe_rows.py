@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ WEIGHTS = {
 
 @pytest.fixture(scope="module")
 def measured():
-    params = lm_jax.init_params(jax.random.key(0), CFG)
+    params = tiny.params(CFG)
     tokens_BT = jnp.asarray(np.random.default_rng(0).integers(0, CFG.vocab_size, (2, T)))
     recipes = [parse_recipe(text) for text in WEIGHTS]
     bias_RLN = np.array([np.full((L, N), recipe.bias) for recipe in recipes])

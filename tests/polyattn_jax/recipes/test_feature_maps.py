@@ -163,7 +163,7 @@ def test_features_are_positive_and_those_of_hedgehog_sum_to_one():
 
 @pytest.fixture(scope="module")
 def model():
-    params = lm_jax.init_params(jax.random.key(0), CFG)
+    params = tiny.params(CFG)
     blocks = jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, params["blocks"])
     tokens_BT = jax.random.randint(jax.random.key(1), (B, T), 0, CFG.vocab_size)
     names = ("attn.rot_q", "attn.rot_k", "attn.v", "attn.z", "attn.scores", "attn.pattern")

@@ -18,7 +18,7 @@ from polyattn_jax.recipes.fused import by_kernels
 from polyattn_jax.recipes.probe import DENSE, Probe
 from polyattn_jax.recipes.row_maps import RECIPES
 from polyattn_jax.recipes.substitute import GlobalRowMap, recipe, substitute
-from tests import rounding, traced
+from tests import rounding, tiny, traced
 
 L, N, B, T = 2, 4, 2, 37
 CFG = lm_jax.DecoderConfig(
@@ -38,7 +38,7 @@ MAPS = tuple(dict.fromkeys(r.map for r in (row_maps.SOFTMAX, *RECIPES.values()))
 
 @pytest.fixture(scope="module")
 def params():
-    params = lm_jax.init_params(jax.random.key(0), CFG)
+    params = tiny.params(CFG)
     # Larger weights than at initialisation, so that attention is far from uniform.
     blocks = jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, params["blocks"])
     return params | {"blocks": blocks}

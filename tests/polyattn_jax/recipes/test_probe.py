@@ -125,7 +125,7 @@ CFG = dataclasses.replace(tiny.GROUPED, max_length=64, windows=(None, 9))
 
 @pytest.fixture(scope="module")
 def params():
-    params = lm_jax.init_params(jax.random.key(0), CFG)
+    params = tiny.params(CFG)
     # Larger weights than at initialisation, so that attention is far from uniform.
     blocks = jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, params["blocks"])
     return params | {"blocks": blocks}

@@ -17,7 +17,7 @@ from polyattn_jax.recipes import row_maps
 from polyattn_jax.recipes.diagnostic import relative_error_bound, softmax_error_bound
 from polyattn_jax.recipes.row_maps import RECIPES
 from polyattn_jax.recipes.substitute import PerHeadRowMap, recipe, substitute
-from tests import rounding
+from tests import rounding, tiny
 
 L, N, B, T = 3, 4, 2, 9
 CFG = lm_jax.DecoderConfig(
@@ -40,7 +40,7 @@ EVERY_QUERY = np.ones((B, T), bool)
 
 @pytest.fixture(scope="module")
 def params():
-    params = lm_jax.init_params(jax.random.key(0), CFG)
+    params = tiny.params(CFG)
     # Larger weights than at initialisation, so that attention is far from uniform.
     blocks = jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, params["blocks"])
     return params | {"blocks": blocks}
@@ -123,7 +123,7 @@ SETTINGS = {
 @pytest.mark.parametrize("changes", SETTINGS.values(), ids=SETTINGS)
 def test_no_head_is_bitwise_softmax(tokens_BT, changes):
     cfg = dataclasses.replace(CFG, **changes)
-    params = lm_jax.init_params(jax.random.key(0), cfg)
+    params = tiny.params(cfg)
     forward = jax.jit(lm_jax.forward, static_argnames="cfg")
     baseline = forward(params, tokens_BT, cfg=cfg).logits
     for index in range(len(MAPS)):

@@ -49,7 +49,7 @@ def objective(recipe="relu:p=2", replaced=REPLACED, bias=BIAS):
 
 @pytest.fixture(scope="module")
 def frozen():
-    params = lm_jax.init_params(jax.random.key(0), CFG)
+    params = tiny.params(CFG)
     blocks = jax.tree.map(lambda a: a * 6 if a.ndim > 2 else a, params["blocks"])
     return params | {"blocks": blocks}
 
