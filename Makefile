@@ -8,6 +8,9 @@ WORKERS ?= 2
 # What `make test` runs, and with how wide vectors: make test ISA=SSE4_2 TESTS=tests/kernels
 TESTS ?= tests
 ISA ?=
+# Which of them: those of a contributor before a commit, and those that take long.
+EVERYWHERE := not torch and not slow and not compiled and not triton
+MARKED ?= $(EVERYWHERE) and not long
 # 1 compiles as users do; otherwise quickly (tests/conftest.py). With narrower vectors it is 1, since
 # sums are in another order and products are fused with sums only where programs are optimised.
 COMPILE_AS_USERS ?= $(if $(ISA),1,0)
@@ -24,13 +27,14 @@ OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix 
 	cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test lint docs clean requirements
+.PHONY: help quickstart test test-long test-all lint docs clean requirements
 
 help:
 	@echo "make quickstart     a graph, prototypes, a circuit and an audit of a pretrained model; four reports"
-	@echo "make test           the tests that need no torch, no Triton and no GPU compiler and are not slow"
+	@echo "make test           the tests that need no torch, no Triton and no GPU compiler and are not long or slow"
 	@echo "  ISA=AVX           the same on narrower vectors, as on older processors (or SSE4_2)"
 	@echo "  TESTS=tests/...   some of them"
+	@echo "make test-all       the same, and then those that are long"
 	@echo "make lint           ruff and pyrefly"
 	@echo "make docs           the site of docs/ into site/; a warning is an error"
 	@echo "make clean          remove the environment and the caches, keep runs/"
@@ -42,8 +46,15 @@ quickstart: $(VENV)/base.stamp
 
 test: $(VENV)/dev.stamp
 	XLA_FLAGS="$(XLA_FLAGS) $(if $(ISA),--xla_cpu_max_isa=$(ISA))" COMPILE_AS_USERS=$(COMPILE_AS_USERS) $(BIN)/python -m pytest \
-		-m "not torch and not slow and not compiled and not triton" -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		-m "$(MARKED)" -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		$(TESTS)
+
+test-long:
+	$(MAKE) test MARKED="$(EVERYWHERE) and long"
+
+test-all:
+	$(MAKE) test
+	$(MAKE) test-long
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -192,7 +192,7 @@ def test_the_ids_of_the_tokenizer_are_saved(tmp_path):
 # Memory
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_loading_holds_the_weights_and_one_tensor(tmp_path, devices):
     """One file onto one device, and two shards of a checkpoint onto a mesh."""
     cfg = lm_jax.DecoderConfig(

@@ -78,7 +78,7 @@ def rounding_of_logits(cfg, params, ids, positions):
     return np.sqrt(n) * 2.0**-24 / MOVE * np.max(changes, axis=(0, 2))[:, None]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.real("smollm2")
 def test_golden_logits_of_smollm2():
     """Ours and torch's are each those of float64, within the rounding errors of this model."""

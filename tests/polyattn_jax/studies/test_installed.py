@@ -82,7 +82,7 @@ def test_the_models_of_the_quickstart_are_inside(start):
     assert done.returncode == 3 and "iaj fetch pair_small --from CHECKOUT" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_audit_ends_with_the_numbers_of_the_checkout(start, audit_arguments, audited, tmp_path):
     arguments = ["--config=polyattn/smollm2:smoke", *audit_arguments[1:]]
     done = start("{iaj}/bin/iaj", "polyattn", "audit", *arguments, f"--workdir={tmp_path}/run")
