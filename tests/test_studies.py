@@ -38,7 +38,14 @@ STUDIES = {
 }
 # Folders of the rows of a training.
 METRICS = {"steps", "evaluations"}
+# Their smoke runs take over ten seconds each; their own folders of tests are run before a commit.
+LONG = {"protot recall", "sparse pair", "sparse posttrain"}
 WRITTEN = {"config.json", "finished.json", "log.txt", "provenance.json", "report.html"}
+
+
+def named(names):
+    """Parameters of studies, of which those that take long are marked."""
+    return [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in names]
 
 
 def flags_of(study):
@@ -61,7 +68,7 @@ def start(study, request, tmp_path_factory):
     return run
 
 
-@pytest.fixture(scope="module", params=STUDIES)
+@pytest.fixture(scope="module", params=named(STUDIES))
 def study(request):
     """A study, as its command's words name it."""
     assert STUDIES[request.param].command == request.param
@@ -253,11 +260,11 @@ def test_other_settings_are_refused(study, start, copied, capsys):
 
 @pytest.mark.parametrize(
     "study",
-    [
+    named(
         name
         for name, each in STUDIES.items()
         if "allow_fallback" in each.may_change and hasattr(each.config, "allow_fallback")
-    ],
+    ),
     indirect=True,
 )
 def test_settings_that_change_no_number_may_change(start, copied, capsys):
@@ -280,7 +287,7 @@ def test_a_summary_with_another_field_is_refused(start, copied, capsys):
 
 
 @pytest.mark.parametrize(
-    "study", [name for name, each in STUDIES.items() if each.inputs], indirect=True
+    "study", named(name for name, each in STUDIES.items() if each.inputs), indirect=True
 )
 def test_the_numbers_of_other_inputs_are_refused(study, start, copied, capsys):
     marker = read_json(copied / "finished.json")
@@ -294,7 +301,7 @@ def test_the_numbers_of_other_inputs_are_refused(study, start, copied, capsys):
 
 
 @pytest.mark.parametrize(
-    "study", [name for name, each in STUDIES.items() if each.inputs], indirect=True
+    "study", named(name for name, each in STUDIES.items() if each.inputs), indirect=True
 )
 def test_an_interrupted_run_is_not_resumed_with_other_inputs(study, start, copied, capsys):
     (copied / "finished.json").unlink()
