@@ -9,6 +9,7 @@ generic score rows.
 from collections.abc import Callable
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -35,6 +36,7 @@ from polyattn_jax.studies import audit, check
 from polyattn_jax.suites.niah import CUE, HARMLESS
 from tests.polyattn_jax import synthetic_report
 from tests.polyattn_jax.synthetic_suites import VOCABULARY, WordTokenizer
+from tests.tiny import params as drawn
 
 ROOT = Path(__file__).parents[2]
 FRAME = re.findall(r"\w+|\.", " ".join([CUE, *HARMLESS]))
@@ -318,8 +320,10 @@ def run_check(tiny: Path, haystack: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def toys(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """For each file of configs/polyattn/ a model of its family, random but for SmolLM2's; two more.
+def toy(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`toy(name)`: for each file of configs/polyattn/ a model of its family, and two more.
+
+    They are random but for SmolLM2's.
 
     The golden models of the converters give the architecture, wider weights scores of order one.
     """
@@ -331,7 +335,7 @@ def toys(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
         "gpt2": "gpt2",
         "gemma4": "gemma4",
     }
-    folders, rng = {"smollm2.py": tiny}, np.random.default_rng(0)
+    rng = np.random.default_rng(0)
 
     def moved(path: Any, a: jax.Array) -> Any:
         # biases start at 0, where leaving one out would change nothing
@@ -339,17 +343,22 @@ def toys(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
             return a + rng.normal(scale=0.1, size=a.shape).astype(np.float32)
         return 6.0 * a if a.ndim > 2 else a
 
-    for name, golden in goldens.items():
+    @functools.cache
+    def toy(name: str) -> Path:
+        if name not in goldens:
+            return tiny
         cfg = dataclasses.replace(
-            lm_jax.load_pretrained(ROOT / "tests" / "golden" / golden).cfg,
+            lm_jax.load_pretrained(ROOT / "tests" / "golden" / goldens[name]).cfg,
             vocab_size=tokenizer.vocab_size,
             max_length=256,
         )
-        params = lm_jax.init_params(jax.random.key(0), cfg, dtype=np.float32)
+        params = drawn(cfg)
         blocks = jax.tree_util.tree_map_with_path(moved, params["blocks"])
-        folders[name] = tmp_path_factory.mktemp("toys") / golden
-        lm_jax.save_pretrained(folders[name], cfg, params | {"blocks": blocks}, tokenizer)
-    return folders
+        folder = tmp_path_factory.mktemp("toys") / goldens[name]
+        lm_jax.save_pretrained(folder, cfg, params | {"blocks": blocks}, tokenizer)
+        return folder
+
+    return toy
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """A trace holds the requested steps, with the parts of the model by name."""
 
+import contextlib
 import gzip
+import io
 import json
 
 import jax
@@ -27,8 +29,11 @@ def opened(folder):
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
+    """The result of a traced run, the folder of its trace, and what was printed."""
     folder = tmp_path_factory.mktemp("traced") / "run"
-    return train(folder, steps=Request(3, 5)), folder / "profile/plugins/profile/steps_3_5"
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        result = train(folder, steps=Request(3, 5))
+    return result, folder / "profile/plugins/profile/steps_3_5", printed.getvalue()
 
 
 def test_a_trace_holds_its_steps_and_every_part_of_the_model(traced):
@@ -47,17 +52,15 @@ def test_a_traced_run_ends_in_the_same_bits(traced, tmp_path):
     tiny.assert_bitwise(traced[0].state, train(tmp_path / "run").state)
 
 
-def test_the_seconds_of_each_part_are_written_and_printed(tmp_path, capsys):
-    train(tmp_path / "run", steps=Request(2, 2))
-    folder = tmp_path / "run/profile/plugins/profile/steps_2_2"
+def test_the_seconds_of_each_part_are_written_and_printed(traced):
+    _, folder, error = traced
     summary = json.loads((folder / profiling.SUMMARY).read_text())
-    assert summary["steps"] == 1
+    assert summary["steps"] == 3
     (step,) = (own for name, own in summary["seconds"].items() if name.startswith("jit_step"))
     seconds = {scope: sum(own.values()) for scope, own in step.items()}
     assert list(seconds) == [*SCOPES, "other"] and min(seconds.values()) > 0
     largest, total = max(seconds, key=seconds.__getitem__), sum(seconds.values())
     text = f"{total:.3g} s in a step: {largest} {seconds[largest] / total:.1%}, "
-    error = capsys.readouterr().err
     assert f"profile: {folder}\n" in error and text in error
 
 

@@ -39,14 +39,14 @@ TOYS = {
 
 
 @pytest.fixture(scope="module")
-def finished(run_smoke, toys, tmp_path_factory):
+def finished(run_smoke, toy, tmp_path_factory):
     """`finished(name)`: the folder of the smoke mode on a toy, which runs once."""
 
     @functools.cache
     def finished(name):
         folder = tmp_path_factory.mktemp("smoke") / "run"
         config = name if name in CONFIGS else "smollm2.py"
-        outcome = run_smoke(config, toys[name], folder)
+        outcome = run_smoke(config, toy(name), folder)
         assert outcome.code == 0, outcome.err
         return folder
 
@@ -95,10 +95,10 @@ def test_the_smoke_mode_ends_with_a_summary_of_its_own_family(finished, name):
         assert 0 <= row["distance"] < visible
 
 
-def test_the_rows_of_a_gpt_2_equal_a_float64_oracle(finished, toys, haystack):
+def test_the_rows_of_a_gpt_2_equal_a_float64_oracle(finished, toy, haystack):
     """Learned positions, biases and LayerNorm are in the scores that are diagnosed."""
     smoke = from_plain(load_config(f"{ROOT}/configs/polyattn/smollm2.py:smoke"), AuditConfig)
-    changed = dataclasses.replace(smoke, model=str(toys["gpt2"]), haystack=str(haystack))
+    changed = dataclasses.replace(smoke, model=str(toy("gpt2")), haystack=str(haystack))
     audited = load(changed)
     cfg = audited.model.cfg
     assert (cfg.rope, cfg.norm, cfg.qkv_bias) == (None, "layer", True)
