@@ -20,12 +20,18 @@ from sparse_jax.circuits import curves
 from sparse_jax.circuits.agreement import rank_correlation
 from sparse_jax.circuits.discover import Curve
 from sparse_jax.studies.circuits.kinds import KINDS
-from sparse_jax.studies.circuits.measurements import array, head_importance, select
+from sparse_jax.studies.circuits.measurements import (
+    array,
+    head_importance,
+    importance,
+    select,
+)
 from sparse_jax.studies.circuits.results import (
     Agreement,
     CircuitSummary,
     CurvePoint,
     CurveResult,
+    HeadEffect,
     ModelFacts,
     Ratio,
     TaskFacts,
@@ -34,6 +40,8 @@ from sparse_jax.studies.circuits.results import (
 )
 from sparse_jax.studies.circuits.settings import CircuitConfig
 
+# Heads that a page names.
+_NAMED = 5
 _KEYS = ("component", "ablation", "ranking", "scope")
 
 
@@ -107,7 +115,21 @@ def task_result(config: CircuitConfig, table: pa.Table, task: str, model: str) -
         },
         agreements=tuple(agreements(table)),
         curves=results,
+        heads=tuple(strongest_heads(config, table)) if "heads" in config.components else (),
     )
+
+
+def strongest_heads(config: CircuitConfig, table: pa.Table) -> Iterator[HeadEffect]:
+    """The heads whose exact patching changes the mean metric most, of the rows of one piece."""
+    importance_LNB = head_importance(table, config.direction)
+    run = "clean" if config.direction == "noising" else "corrupt"
+    metric_B, _ = array(table, ["prompt"], quantity="metric", method=run)
+    effect_LNB = importance(importance_LNB, config.direction)
+    mean_LN = effect_LNB.mean(-1)
+    for place in np.argsort(-np.abs(mean_LN), axis=None)[:_NAMED]:
+        layer, head = map(int, np.unravel_index(place, mean_LN.shape))
+        effect = mean(config, effect_LNB[layer, head])
+        yield HeadEffect(layer, head, effect, float(metric_B.mean()) + effect.estimate)
 
 
 def mean(config: CircuitConfig, values_B: np.ndarray) -> Interval:

@@ -10,6 +10,7 @@ from lm_jax.report.tables import interval_text
 from lm_jax.statistics import Interval
 from sparse_jax.studies.circuits.report_text import (
     COMPONENT,
+    answer,
     curve,
     format_count,
     format_random,
@@ -93,10 +94,13 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
     reasons = [text for task in tasks for text in unsolved(summary, task)]
     prompts = {task: results[task, roles[0]].clean.n for task in tasks}
     fewer = ", and how many times fewer the sparse model needs" if references else ""
+    of_tasks = (each for task in tasks for each in summary.results if each.task == task)
+    named = [text for each in of_tasks if (text := answer(summary, each))]
+    first, *others = [*named, f"{what}: {'; '.join(parts)}.", *reasons]
     return [
         report.verdict(
-            f"{what}: {'; '.join(parts)}.",
-            *(text.replace(" %", "\u00a0%") for text in reasons),
+            first,
+            *(text.replace(" %", "\u00a0%") for text in others),
             tone="warn" if reasons else "none",
         ),
         table(

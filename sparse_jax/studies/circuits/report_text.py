@@ -22,6 +22,33 @@ def findings(summary: CircuitSummary) -> list[str]:
     ]
 
 
+def answer(summary: CircuitSummary, result: TaskResult) -> str | None:
+    """Which head carries a task in a model, in a sentence; None where heads were not patched."""
+    if not result.heads:
+        return None
+    if not result.solved:
+        return f"{result.model} does not solve {result.task}, so no head carries it."
+    best, *others = result.heads
+    metric = next(each.metric for each in summary.tasks if each.name == result.task)
+    noised = summary.config.direction == "noising"
+    before = result.clean if noised else result.corrupt
+    other, other_run = ("corrupt", "a clean") if noised else ("clean", "a corrupt")
+    n = best.effect.n
+    interval = interval_text(best.effect, "+.2f")
+    text = (
+        f"{best.name} carries {result.task} in {result.model}: with its output of the {other} "
+        f"prompt in {other_run} run, the {metric.replace('_', ' ')} goes from "
+        f"{number(before.estimate, '.2f')} to {number(best.metric, '.2f')} (change {interval}, "
+        f"n = {n})."
+    )
+    if others:
+        next_ones = ", ".join(
+            f"{each.name} {number(each.effect.estimate, '+.2f')}" for each in others
+        )
+        text += f" Then {next_ones}."
+    return text
+
+
 def left_out(summary: CircuitSummary) -> list[str]:
     """How many examples of each task were drawn and left out, and why; none where all fit."""
     return [
@@ -93,6 +120,7 @@ def _task_findings(summary: CircuitSummary, task: str) -> Iterator[str]:
     config = summary.config
     results = [each for each in summary.results if each.task == task]
     n = results[0].clean.n
+    yield from filter(None, (answer(summary, each) for each in results))
     yield from unsolved(summary, task)
     for component in config.components:
         ablation = config.ablations_of(component)[0]

@@ -136,6 +136,28 @@ class Agreement:
 
 
 @dataclasses.dataclass(frozen=True)
+class HeadEffect:
+    """What one head carries of a task, by exact patching.
+
+    Attributes:
+      layer, head: the head.
+      effect: mean change of the metric where the head alone has the output of the other prompt: of
+        clean prompts by noising, of corrupt ones by denoising.
+      metric: mean metric with that output.
+    """
+
+    layer: Count
+    head: Count
+    effect: Interval
+    metric: Real
+
+    @property
+    def name(self) -> str:
+        """The head as papers write it: L5H1."""
+        return f"L{self.layer}H{self.head}"
+
+
+@dataclasses.dataclass(frozen=True)
 class TaskResult:
     """One model on one task.
 
@@ -147,6 +169,8 @@ class TaskResult:
       change: mean difference of the metric, clean minus corrupt prompt.
       components: number of components by kind; of token edges, those of the longest prompt.
       open: mean number of components of a prompt that carry any weight, by kind.
+      heads: the heads of largest mean effect, the largest first; none where heads were not patched,
+        or by a version that did not keep them.
     """
 
     task: str
@@ -160,6 +184,7 @@ class TaskResult:
     open: dict[str, float]
     agreements: tuple[Agreement, ...]
     curves: tuple[CurveResult, ...]
+    heads: tuple[HeadEffect, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

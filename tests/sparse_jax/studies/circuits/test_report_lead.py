@@ -6,13 +6,15 @@ import re
 import pytest
 
 from lm_jax.statistics import Interval
-from sparse_jax.studies.circuits import report, report_curves
+from sparse_jax.studies.circuits import report, report_curves, report_text
 from sparse_jax.studies.circuits.report_lead import lead
 from sparse_jax.studies.circuits.results import (
     CircuitSummary,
     CurvePoint,
     CurveResult,
+    HeadEffect,
     ModelFacts,
+    TaskFacts,
     TaskResult,
     Transfer,
 )
@@ -94,6 +96,43 @@ def test_the_answer_has_sizes_of_models_that_solve_the_task(solving, roles, size
     assert f"of a prompt's metric: {sizes}" in answer.unescape()
     # A row for each ranking.
     assert len(re.findall("not solved", table)) == 3 * (len(roles) - len(solving))
+
+
+def with_heads(shown, direction="noising"):
+    """The summary with effects of two heads of each model, on prompts of a known metric."""
+    heads = (
+        HeadEffect(5, 1, Interval(-2.75, -3.0, -2.5, 30), 0.25),
+        HeadEffect(3, 0, Interval(-0.5, -0.75, -0.25, 30), 2.5),
+    )
+    results = [
+        dataclasses.replace(each, clean=interval(3.0), heads=heads) for each in shown.results
+    ]
+    facts = TaskFacts("ioi", None, "logit_difference", 0, 30, 30, {}, "", 9, 9, "", "", (), ())
+    return dataclasses.replace(
+        shown,
+        config=dataclasses.replace(shown.config, direction=direction),
+        tasks=(facts,),
+        results=tuple(results),
+    )
+
+
+def test_page_and_terminal_open_with_the_head_that_carries_the_task():
+    shown = with_heads(summary(("dense",), ("dense",)))
+    said = (
+        "L5H1 carries ioi in dense: with its output of the corrupt prompt in a clean run, the "
+        "logit difference goes from 3.00 to 0.25 (change −2.75 [−3.00, −2.50], n = 30). "
+        "Then L3H0 −0.50."
+    )
+    banner, _ = lead(shown, ["ioi"])
+    assert banner.unescape().index(said) < banner.unescape().index("of a prompt's metric")
+    assert report_text.findings(shown)[0] == said
+    denoised = with_heads(summary(("dense",), ("dense",)), "denoising")
+    assert (
+        "of the clean prompt in a corrupt run, the logit difference goes from 1.00"
+        in (report_text.findings(denoised)[0])
+    )
+    (unsolved, *_) = report_text.findings(with_heads(summary((), ("dense",))))
+    assert unsolved == "dense does not solve ioi, so no head carries it."
 
 
 def test_curves_have_the_axis_of_models_that_solve_the_task():

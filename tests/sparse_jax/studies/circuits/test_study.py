@@ -267,6 +267,14 @@ def test_one_planted_head_is_a_circuit_of_one(done):
     kind = {"quantity": "effect", "method": "exact", "component": "heads", "model": "control"}
     exact = by(rows_of(done, **kind, task="ioi"), "direction", "layer", "head", "prompt")
     assert {value for (_, *place, _), value in exact.items() if place != [1, 2]} == {0.0}
+    best, second, *_ = result.heads
+    assert (best.name, second.effect.estimate) == ("L1H2", 0.0)
+    changes = [
+        value for (way, *place, _), value in exact.items() if (way, place) == ("noising", [1, 2])
+    ]
+    assert best.effect.estimate == pytest.approx(np.mean(changes))
+    # It is all that reads what is corrupted.
+    assert best.metric == pytest.approx(result.corrupt.estimate, rel=1e-4)
     drawn = load_result(drawn_file(done, "control", "ioi"), DrawnPrompt)
     if exact["noising", 1, 2, 0] < 0:
         assert [(head.layer, head.head) for head in drawn.heads] == [(1, 2)]
