@@ -2,8 +2,8 @@
 
 With the divisors of the norms held at their values, the logits are a sum over what the components
 write into the residual stream, and each one's share is its value times the gradient along the
-direct path. Shares of heads, MLPs and embedding, with the biases' rest, add up to the difference
-before a soft cap of the logits (Elhage et al. 2021; TransformerLens, `logit_attrs`).
+direct path. Shares of heads, MLPs, embedding and the rest add up to the difference before a soft
+cap of the logits (Elhage et al. 2021; TransformerLens, `logit_attrs`).
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ import numpy as np
 from lm_jax.model import layers
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import forward
-from lm_jax.model.edits import Add, Chain, Freeze
-from lm_jax.model.mixers import ATTENTION, Mixer
+from lm_jax.model.edits import Add, Chain, Freeze, resolve
+from lm_jax.model.mixers import ATTENTION, AttentionMixer, Mixer
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 
@@ -30,9 +30,11 @@ class Attribution:
     Attributes:
       total_B: the difference before a soft cap.
       embed_B: share of token and learned position embedding.
-      mixer_LBN: share of each head; of each layer's mixer (N = 1) where it has no heads.
+      mixer_LBN: share of each head; of each layer's mixer (N = 1) where it has no heads, or where
+        heads of layers differ in width.
       mlp_LB: share of each MLP, with what a layer's own input adds (Gemma 4).
-      rest_B: share of biases and of nothing else.
+      rest_B: share of the biases of attention outputs and norms, and of what edits write elsewhere,
+        such as a steering vector.
     """
 
     total_B: np.ndarray
@@ -85,7 +87,15 @@ def direct_logit_attribution(
     """
     given = {} if attend is None else {"attend": attend}
     total_B, shares = _shares(
-        params, tokens_BT, at_B, answers_2, edits or {}, given, valid_BT, cfg=cfg, mixer=mixer
+        params,
+        tokens_BT,
+        at_B,
+        answers_2,
+        resolve(edits, cfg),
+        given,
+        valid_BT,
+        cfg=cfg,
+        mixer=mixer,
     )
     total_B, shares = jax.device_get((total_B, shares))
     mixed_LBN = shares.pop("mixer")
@@ -98,7 +108,8 @@ def direct_logit_attribution(
 @functools.partial(exact_jit, static_argnames=("cfg", "mixer"))
 def _shares(params, tokens_BT, at_B, answers_2, edits, given, valid_BT, *, cfg, mixer):
     """The difference by row, and the shares by kind of component."""
-    mixed = "attn.z" if mixer is ATTENTION else "attn.out"
+    heads = isinstance(mixer, AttentionMixer) and len({s.cfg.head_dim for s in cfg.stacks}) == 1
+    mixed = "attn.z" if heads else "attn.out"
     writers = {"embed": "embed", mixed: "mixer"}
     if cfg.mlp_size:
         writers["mlp.out"] = "mlp"
@@ -121,16 +132,16 @@ def _shares(params, tokens_BT, at_B, answers_2, edits, given, valid_BT, *, cfg, 
             record=dict.fromkeys(record, keep),
             mixer=mixer,
             valid_BT=valid_BT,
-            logits_at=at_B[:, None],
             **given,
         )
 
     w_VD = layers.unembedding(params, cfg)
-    direction_D = (w_VD[answers_2[0]] - w_VD[answers_2[1]]).astype(jnp.float32)
+    direction_D = jnp.subtract(*w_VD[answers_2].astype(jnp.float32))
 
     def difference(added):
         out = run(added, tuple(writers))
-        total_B = out.hidden[:, 0].astype(jnp.float32) @ direction_D
+        last_BD = out.hidden[jnp.arange(len(at_B)), at_B].astype(jnp.float32)
+        total_B = last_BD @ direction_D
         return total_B.sum(), (total_B, out.records)
 
     shapes = jax.eval_shape(lambda: run({}, tuple(writers)).records)

@@ -20,7 +20,11 @@ class Ran(Protocol):
     """What `patch` takes values from: a `Run`."""
 
     @property
-    def cache(self) -> Mapping[str, jax.Array]: ...
+    def ids(self) -> tuple[tuple[int, ...], ...]: ...
+
+    def whole(self, site: str) -> jax.Array:
+        """All values of a site."""
+        ...
 
 
 def ablate(*components: str) -> dict[str, Any]:
@@ -41,7 +45,8 @@ def patch(run: Ran, *components: str, at: int | Sequence[int] | None = None) -> 
     Args:
       run: the run to take the values from, with as many tokens as the run to patch.
       components: names, as of `ablate`.
-      at: positions to patch, negative ones counted from the end; None for all.
+      at: positions to patch, negative ones counted from the end of each text; None for all. At a
+        site of queries and keys they are the queries'.
 
     Raises:
       UsageError: a name is of no component of the model, or a position is outside of the text.
@@ -49,12 +54,14 @@ def patch(run: Ran, *components: str, at: int | Sequence[int] | None = None) -> 
     edits = []
     for name in components:
         place = names.component(name)
-        value = run.cache[place.site]
+        value, dims = run.whole(place.site), SITES[place.site].dims
         if place.layer is not None:
             value = value[_within(place.layer, len(value), name, "layer")]
-        mask = np.zeros([1] * value.ndim, bool)
-        mask = np.repeat(mask, value.shape[1], axis=1)
-        mask[:, slice(None) if at is None else _positions(at, value.shape[1])] = True
+        axis = dims.find("T") if "T" in dims else dims.find("S")
+        mask = np.full([1] * value.ndim, at is None or axis < 0)
+        if at is not None and axis >= 0:
+            rows_BT = _chosen(at, [len(row) for row in run.ids], value.shape[axis])
+            mask = np.expand_dims(rows_BT, [a for a in range(1, value.ndim) if a != axis])
         if place.head is not None:
             chosen = np.arange(value.shape[2]) == _within(place.head, value.shape[2], name, "head")
             mask = mask & chosen[:, None]
@@ -130,9 +137,13 @@ def _within(index: int, count: int, name: str, what: str) -> int:
     return index
 
 
-def _positions(at: int | Sequence[int], count: int) -> list[int]:
+def _chosen(at: int | Sequence[int], lengths: Sequence[int], longest: int) -> np.ndarray:
+    """Which positions of each text are named, `[B, T]`; negative ones are from its own end."""
     at = [at] if isinstance(at, int) else list(at)
-    for each in at:
-        if not -count <= each < count:
-            raise UsageError(f"at = {each} is outside of the {count} tokens of the run")
-    return at
+    result = np.zeros((len(lengths), longest), bool)
+    for row, length in zip(result, lengths, strict=True):
+        for each in at:
+            if not -length <= each < length:
+                raise UsageError(f"at = {each} is outside of the {length} tokens of a text")
+            row[each % length] = True
+    return result

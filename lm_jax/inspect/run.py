@@ -68,9 +68,11 @@ def run(
     if not isinstance(record, Mapping):
         record = dict.fromkeys(record, sites.keep)
     reducers = {names.site(name).site: reducer for name, reducer in record.items()}
-    result = Run(subject, ids, single, interventions.by_site(edits, subject.cfg), {})
+    result = Run(subject, ids, single, interventions.by_site(edits, subject.cfg), {}, {})
     output = result.forward(reducers)
-    result.records.update(output.records)
+    for site, reducer in reducers.items():
+        kept = result.sites if reducer is sites.keep else result.reduced
+        kept[site] = output.records[site]
     result.__dict__["logits"] = output.logits
     return result
 
@@ -84,14 +86,16 @@ class Run:
       ids: token ids of each text.
       single: whether one text was given, and no list of texts.
       edits: edits by site, as `forward` takes them.
-      records: recorded sites by our names.
+      sites: recorded sites by our names.
+      reduced: what reducers made of a site, by its name.
     """
 
     subject: Subject
     ids: tuple[tuple[int, ...], ...]
     single: bool
     edits: Mapping[str, Any]
-    records: dict[str, Any]
+    sites: dict[str, Any]
+    reduced: dict[str, Any]
 
     @functools.cached_property
     def logits(self) -> jax.Array:
@@ -102,6 +106,12 @@ class Run:
     def cache(self) -> "Recorded":
         """Values of sites by name: `["attn.pattern"]` or `["blocks.7.attn.hook_pattern"]`."""
         return Recorded(self)
+
+    def whole(self, site: str) -> jax.Array:
+        """All values of a site, which is recorded now where it is not yet."""
+        if site not in self.sites:
+            self.sites[site] = self.forward({site: sites.keep}).records[site]
+        return self.sites[site]
 
     @property
     def tokens(self) -> list[str] | list[list[str]]:
@@ -115,13 +125,12 @@ class Run:
         Raises:
           UsageError: no text has two tokens.
         """
-        log_p = jax.nn.log_softmax(self.logits, axis=-1)
-        found = [
-            float(-log_p[b, t, i]) for b, row in enumerate(self.ids) for t, i in enumerate(row[1:])
-        ]
-        if not found:
+        if all(len(row) < 2 for row in self.ids):
             raise UsageError("loss: no text has two tokens, so none is predicted")
-        return float(np.mean(found))
+        tokens_BT, valid_BT = self._padded(), self._valid()
+        log_p = jax.nn.log_softmax(self.logits[:, :-1], axis=-1)
+        loss_BT = -jnp.take_along_axis(log_p, tokens_BT[:, 1:, None], axis=-1)[..., 0]
+        return float(jnp.mean(loss_BT, where=None if valid_BT is None else valid_BT[:, 1:]))
 
     def top(self, k: int = 5, *, at: int = -1) -> Any:
         """The k most probable next tokens with their probabilities.
@@ -149,7 +158,8 @@ class Run:
     def logit_lens(self, k: int = 1, *, at: int = -1) -> Any:
         """The k most probable tokens by the residual stream that leaves each layer.
 
-        The last norm and the unembedding read the stream of every layer (nostalgebraist 2020).
+        The last norm and the unembedding read the stream of every layer (nostalgebraist 2020); what
+        the run edits behind the last layer is left out.
 
         Args:
           k: number of tokens.
@@ -159,7 +169,7 @@ class Run:
           Lists by layer, as of `top`.
         """
         at_B = self._positions(at)
-        x_LBD = self.cache["resid_post"][:, jnp.arange(len(at_B)), at_B]
+        x_LBD = self.whole("resid_post")[:, jnp.arange(len(at_B)), at_B]
         logits_LBV = np.asarray(_lens(self.subject.params, x_LBD, cfg=self.subject.cfg))
         by_text = logits_LBV.swapaxes(0, 1)
         return self._answer([[self._top(x_V, k) for x_V in of_text] for of_text in by_text])
@@ -249,11 +259,15 @@ class Run:
         return np.asarray(x_BTV[jnp.arange(len(at_B)), at_B])
 
     def _top(self, logits_V: np.ndarray, k: int) -> Top:
+        if not 1 <= k <= len(logits_V):
+            raise UsageError(f"k = {k} is outside of 1..{len(logits_V)}")
         p, ids = jax.lax.top_k(jax.nn.softmax(logits_V), k)
         return [(self._text(i), x) for i, x in zip(ids.tolist(), p.tolist(), strict=True)]
 
     def _text(self, i: int) -> str:
-        return _tokenizer(self.subject).decode([i])
+        tokenizer = _tokenizer(self.subject)
+        # A model may have more rows than its tokenizer has tokens.
+        return tokenizer.decode([i]) if i < tokenizer.vocab_size else f"<{i}>"
 
     def _answer(self, by_text: list[Any]) -> Any:
         return by_text[0] if self.single else by_text
@@ -267,10 +281,8 @@ class Recorded(Mapping[str, jax.Array]):
 
     def __getitem__(self, name: str) -> jax.Array:
         place = names.site(name)
-        records = self._run.records
-        if place.site not in records:
-            records |= self._run.forward({place.site: sites.keep}).records
-        value = records[place.site]
+        run = self._run
+        value = run.reduced[place.site] if place.site in run.reduced else run.whole(place.site)
         if place.layer is None:
             return value
         if place.layer >= len(value):
@@ -278,10 +290,10 @@ class Recorded(Mapping[str, jax.Array]):
         return value[place.layer]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._run.records)
+        return iter({**self._run.sites, **self._run.reduced})
 
     def __len__(self) -> int:
-        return len(self._run.records)
+        return len({**self._run.sites, **self._run.reduced})
 
 
 def final_norm(params: Any, x_BTD: jax.Array, cfg: DecoderConfig) -> jax.Array:
@@ -332,6 +344,8 @@ def _ids(subject: Subject, text: Any) -> tuple[tuple[tuple[int, ...], ...], bool
     if isinstance(text, str):
         several, single = [text], True
     else:
+        if np.ndim(text) == 0:
+            raise UsageError(f"text: expected a text, token ids [T] or a list, got {text!r}")
         several = list(text)
         single = bool(several) and np.ndim(several[0]) == 0 and not isinstance(several[0], str)
         several = [several] if single else several
@@ -354,7 +368,7 @@ def _ids(subject: Subject, text: Any) -> tuple[tuple[tuple[int, ...], ...], bool
     for row in rows:
         if not row:
             raise UsageError("text: a text has no tokens")
-        if len(row) > limit:
+        if len(row) > limit and not subject.mixer.recurrent:
             raise UsageError(f"text: {len(row)} tokens; the model reads at most {limit}")
         if not 0 <= min(row) <= max(row) < size:
             raise UsageError(f"text: an id is outside of the vocabulary, 0..{size - 1}")

@@ -130,7 +130,7 @@ class OneLayer:
         Raises:
           UsageError: the layer is not one of them.
         """
-        if isinstance(self.layer, int) and not 0 <= self.layer < num_layers:
+        if not isinstance(self.layer, jax.core.Tracer) and not 0 <= self.layer < num_layers:
             raise UsageError(f"layer = {self.layer} is outside 0..{num_layers - 1}")
         on_L = jnp.arange(num_layers) == self.layer
         ndim = max((jnp.ndim(leaf) for leaf in jax.tree.leaves(self.edit)), default=0)
@@ -203,15 +203,22 @@ def _resolved(edit: Any, cfg: DecoderConfig, site: str) -> Any:
         return Chain(tuple(_resolved(each, cfg, site) for each in edit.edits))
     if not isinstance(edit, OneLayer):
         return edit
-    inner = edit.edit
-    if isinstance(inner, OneHead):
-        if site != "attn.z":
-            raise UsageError(f"edits[{site!r}]: heads are edited at attn.z")
-        if not isinstance(inner.head, jax.core.Tracer):
-            head = int(np.asarray(inner.head).item())
-            if not 0 <= head < cfg.num_heads:
-                raise UsageError(
-                    f"edits[{site!r}]: head {head} of layer {edit.layer} is outside "
-                    f"0..{cfg.num_heads - 1}"
-                )
+    _check_heads(edit.edit, cfg, site, edit.layer)
     return edit.stacked(cfg.num_layers)
+
+
+def _check_heads(edit: Any, cfg: DecoderConfig, site: str, layer: Any) -> None:
+    """Refuses an edit of a head that the model does not have, also inside a `Chain`."""
+    if isinstance(edit, Chain):
+        for each in edit.edits:
+            _check_heads(each, cfg, site, layer)
+    if not isinstance(edit, OneHead):
+        return
+    if site != "attn.z":
+        raise UsageError(f"edits[{site!r}]: heads are edited at attn.z")
+    if not isinstance(edit.head, jax.core.Tracer):
+        head = int(np.asarray(edit.head).item())
+        if not 0 <= head < cfg.num_heads:
+            raise UsageError(
+                f"edits[{site!r}]: head {head} of layer {layer} is outside 0..{cfg.num_heads - 1}"
+            )

@@ -159,11 +159,18 @@ class Settings:
             for bound in bounds
             if (value := getattr(self, name)) is not None and not bound.holds(value)
         ]
-        if problems := [*problems, *self.problems()]:
+        try:
+            problems += self.problems()
+        except UsageError as error:
+            problems.append(str(error))
+        if problems:
             raise UsageError("; ".join(problems))
 
     def problems(self) -> list[str]:
-        """What is wrong with fields taken together, a phrase for each; none by default."""
+        """What is wrong with fields taken together, a phrase for each; none by default.
+
+        It may raise the one that ends the search. Bounds of a field do not hold for None.
+        """
         return []
 
     def default_folder(self) -> Path | None:

@@ -11,7 +11,7 @@ import secrets
 from lm_jax.checkpoint import local, manager
 from lm_jax.run import processes
 from lm_jax.run.config import config_hash
-from lm_jax.run.files import read_json, storage_error, write_json
+from lm_jax.run.files import make_folder, read_json, write_json
 from lm_jax.train import launch
 from lm_jax.train.config import CheckpointPolicy, TrainConfig
 from lm_jax.train.metrics import STEPS, count_steps
@@ -82,10 +82,7 @@ class RunCheckpoints:
         self._run_folder, self._columns = folder, columns
         self.fingerprint = config_hash({"run": identity.config, "data": identity.fingerprint})
         self.folder = folder / manager.FOLDER
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise storage_error(folder, error) from error
+        make_folder(folder)
         launched = launch.options()
         self._tier = launched.local_checkpoints and local.own_folder(
             launched.local_checkpoints, folder

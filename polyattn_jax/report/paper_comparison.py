@@ -115,7 +115,7 @@ def _theirs(one: ComparedNumber) -> Cell:
     if one.paper is None:
         return Cell(number(None) if one.paper_low is None else ends, numeric=True)
     text = number(one.paper, spec)
-    note = "" if tolerance is None else f"± {number(tolerance, spec.lstrip('+'))}"
+    note = "" if tolerance is None else f"± {number(tolerance)}"
     return Cell(text if one.paper_low is None else f"{text} [{ends}]", note, numeric=True)
 
 

@@ -6,8 +6,8 @@ import textwrap
 from lm_jax import report
 from lm_jax.console.terminal import format_table
 from lm_jax.report import Column, Points, Report, Section, cell, section, table, table_of
-from lm_jax.report.markup import Markup
-from lm_jax.report.tables import rate
+from lm_jax.report.markup import Markup, number
+from lm_jax.report.tables import interval_text, rate
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.bias_tables import describe
 from polyattn_jax.studies.distill.results import DistillSummary
@@ -45,12 +45,13 @@ def build(config: DistillConfig, summary: DistillSummary, folder: Path) -> Repor
 
 def conclusion(summary: DistillSummary) -> str:
     """What the training changes, in one sentence."""
+    before, after = (number(each.estimate) for each in (summary.before, summary.after))
     return (
         f"{summary.steps:,} updates of the {summary.trained} of {summary.replaced} of "
         f"{summary.layers * summary.heads} heads under {summary.recipe} (b = "
         f"{describe(summary.bias)}) take the error of their output from "
         f"{summary.error_before.estimate:.3g} to {summary.error_after.estimate:.3g}, and the loss "
-        f"over softmax from {summary.before.estimate:+.3f} to {summary.after.estimate:+.3f} nats "
+        f"over softmax from {before} to {after} nats "
         "per token (one run)."
     )
 
@@ -60,10 +61,7 @@ def answer(summary: DistillSummary) -> str:
     rank = summary.repair_rank
     if rank is None:
         return f"{QUESTION} Nothing to rank: the safe share, or what is repaired, is the same."
-    where = (
-        f"rank correlation {rank.estimate:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}] over "
-        f"{rank.n} heads"
-    )
+    where = f"rank correlation {interval_text(rank, '+.2f')} over {rank.n} heads"
     if rank.low <= 0 <= rank.high:
         return f"{QUESTION} Not shown: {where}."
     extent = "Yes" if abs(rank.estimate) >= CLEAR else "Only a little"

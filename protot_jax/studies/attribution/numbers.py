@@ -63,8 +63,8 @@ def summarise(
       UsageError: the model has no prototypes, or the prompt or a word cannot be used.
       BadInputError: a word is not in the vocabulary.
     """
-    # A model without prototypes is refused before any work.
-    _, tokenizer = model.prototypes, model.tokenizer
+    _ = model.prototypes  # a model without any is refused before any work
+    tokenizer = model.tokenizer
     tokens, targets = prompt_tokens(tokenizer, prompt), target_ids(tokenizer, words)
     run = frozen_run(model, tokens)
     probability_V = np.asarray(run.probability_V)

@@ -46,7 +46,7 @@ class GlueConfig(BatchFields, Training):
     Attributes:
       runs: work folders of pretraining runs, each as FOLDER or NAME=FOLDER.
       run_seed: seed of the pretrained models; -1 for the first of each run.
-      checkpoint: weights to fine-tune: the "best" by validation perplexity, or the "last"
+      checkpoint: weights to fine-tune, the "best" by validation perplexity or the "last".
       tasks: tasks to fine-tune on, official ones of GLUE or embedded ones
         (`protot_jax.studies.glue.tasks.TASKS`).
       folder: folder of the official GLUE files (CoLA, SST-2 and so on below it); unused by embedded

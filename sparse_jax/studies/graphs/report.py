@@ -57,7 +57,7 @@ def build(config: GraphConfig, summary: GraphSummary, folder: Path) -> Report:
         return page.of_folder(folder, summary.graphs[0].file)._replace(lines=lines)
     compared = " and ".join(each.role for each in summary.models)
     what = "Attribution graphs" if len(summary.models) == 1 else f"Attribution graphs: {compared}"
-    lead = [conclusion(summary)] if summary.ratios else []
+    lead = [conclusion(summary) if summary.ratios else report.verdict(*answer(summary))]
 
     def sections() -> list[Section]:
         rows = comparison.counted(pq.read_table(folder / MASSES), summary.compared)
@@ -81,6 +81,22 @@ def all_sections(summary: GraphSummary, rows: pa.Table) -> list[Section]:
         *([one_prompt(summary)] if len(summary.models) > 1 else []),
         *([supernodes(summary)] if any(each.supernodes for each in summary.graphs) else []),
     ]
+
+
+def answer(summary: GraphSummary) -> list[str]:
+    """How much of each model's graphs passes through features, in sentences."""
+    sentences = []
+    for role in dict.fromkeys(each.role for each in summary.graphs):
+        scores = [each.scores.unpruned.replacement for each in summary.graphs if each.role == role]
+        what = "neurons" if summary.config.neurons else "features"
+        sentences.append(
+            f"{role.capitalize()}: in {number(len(scores))} graphs {what} carry "
+            f"{number(100 * min(scores), '.0f')} to {number(100 * max(scores), '.0f')} % of the "
+            "influence of tokens and errors on the logits; the rest passes through what they leave "
+            "out."
+        )
+    worst = max(max(each.row_error) for each in summary.graphs)
+    return [*sentences, f"Rows of the graphs miss the forward pass by at most {worst:.1e}."]
 
 
 def conclusion(summary: GraphSummary) -> Markup:

@@ -7,6 +7,7 @@ from lm_jax import report
 from lm_jax.evaluate import multiple_choice
 from lm_jax.evaluate.multiple_choice.results import PairedChange
 from lm_jax.report import Column, Report, section, table
+from lm_jax.report.markup import number
 from lm_jax.run.files import to_jsonable
 from sparse_jax.studies.multiple_choice.results import ChoiceSummary
 from sparse_jax.studies.multiple_choice.settings import MultipleChoiceConfig
@@ -65,8 +66,33 @@ def build(config: MultipleChoiceConfig, summary: ChoiceSummary, folder: Path) ->
         * bool(over_controls),
         *[section("Open edges", report.key_values(summary.edges))] * bool(summary.edges),
     ]
-    lines = [multiple_choice.table(to_jsonable(summary))]
-    return Report("Multiple choice", lambda: parts, lead=(), lines=lines)
+    answers = answer(summary)
+    lines = [*answers, multiple_choice.table(to_jsonable(summary))]
+    return Report("Multiple choice", lambda: parts, lead=[report.verdict(*answers)], lines=lines)
+
+
+def answer(summary: ChoiceSummary) -> list[str]:
+    """How many questions of each task every model answers, in a sentence for each task.
+
+    Of the two metrics it is the accuracy by the whole choice, `acc`, where it was measured.
+    """
+    shown = _short_names(list(summary.models))
+    sentences = []
+    for task, of_task in summary.tasks.items():
+        metric = "acc" if "acc" in of_task.metrics else next(iter(of_task.metrics))
+        of_metric = of_task.metrics[metric]
+        parts = []
+        for name, accuracy in of_metric.accuracy.items():
+            part = f"{shown[name]} {report.rate(accuracy).text} %"
+            if (paired := of_metric.paired.get(name)) is not None:
+                change, p = _change(paired)
+                part += f" (change {change} points, p = {number(p, '.2g')})"
+            parts.append(part)
+        sentences.append(
+            f"Right on {task} ({metric}, n = {number(of_task.n)}, chance "
+            f"{number(100 * of_task.chance, '.1f')} %): {'; '.join(parts)}."
+        )
+    return sentences
 
 
 def _short_names(names: Sequence[str]) -> dict[str, str]:

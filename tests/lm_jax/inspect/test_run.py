@@ -151,6 +151,43 @@ def test_a_patched_stream_is_the_other_run(model):
     np.testing.assert_allclose(z_BTNH[:, :, 0], own[:, :, 0], rtol=1e-5, atol=1e-6)
 
 
+def test_positions_of_a_patch_are_queries_and_from_the_end_of_each_text(model):
+    other = model.run(["w7 w8 w9", "w1 w2 w3 w4 w5"])
+    texts = ["w3 w1 w4", "w9 w8 w7 w6 w5"]
+    plain = model.run(texts)
+    patched = model.run(texts, edits=lm_jax.patch(other, "blocks.0.attn.hook_pattern", at=-1))
+    got, theirs, own = (run.cache["attn.pattern"][0] for run in (patched, other, plain))
+    for b, last in enumerate((2, 4)):
+        np.testing.assert_array_equal(got[b, :, last], theirs[b, :, last])
+        np.testing.assert_allclose(got[b, :, :last], own[b, :, :last], rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_reducer_made_is_in_the_cache_and_nowhere_else(model):
+    run = model.run("w3 w1", record={"attn.z": jnp.zeros_like, "resid_post": lambda x: x.mean(1)})
+    plain = model.run("w3 w1")
+    assert not run.cache["attn.z"].any() and run.cache["resid_post"].shape == (2, 1, 20)
+    assert run.logit_lens() == plain.logit_lens()
+    patched = model.run("w3 w1", edits=lm_jax.patch(run, "L0H0")).logits
+    np.testing.assert_allclose(patched, plain.logits, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_of_unequal_width_have_one_share_a_layer():
+    shapes = (lm_jax.LayerShape(head_dim=4), lm_jax.LayerShape(head_dim=8))
+    cfg = dataclasses.replace(CFG, layers=shapes)
+    got = direct_logit_attribution(
+        weights(cfg), jnp.array([[3, 1, 4]]), cfg, jnp.array([2]), jnp.array([7, 9])
+    )
+    assert got.mixer_LBN.shape == (2, 1, 1) and abs(got.rest_B[0]) < 1e-4 * abs(got.total_B[0])
+    assert {"L0.attn", "L1.attn"} <= {name for name, _ in got.top(5)}
+
+
+def test_shares_of_an_edited_run_are_of_the_edited_run(model):
+    run = model.run("w3 w1 w4", edits=[lm_jax.ablate("L1H2"), lm_jax.steer(jnp.ones(20), 0)])
+    got = run.attribution("w1", "w2")
+    assert got.mixer_LBN[1, 0, 2] == 0 and got.rest_B[0] != pytest.approx(0, abs=1e-4)
+    assert got.total_B[0] == pytest.approx(run.logit_diff("w1", "w2"), rel=1e-4)
+
+
 def test_steering_adds_the_vector_everywhere(model):
     vector_D = jnp.arange(20.0) / 10
     run = model.run("w3 w1", edits=lm_jax.steer(vector_D, 0))
@@ -233,10 +270,23 @@ def test_what_is_asked_wrongly_is_said_in_a_sentence(model):
         "the model has layers 0..1": lambda: run.cache["blocks.2.attn.hook_z"],
         "head 4 of layer 1 is outside 0..3": lambda: model.run([1], edits=lm_jax.ablate("L1H4")),
         "layer = 2 is outside 0..1": lambda: model.run([1], edits=lm_jax.ablate("L2.mlp")),
+        "layer = 99 is outside 0..1": lambda: model.run(
+            [1], edits={"mlp.out": lm_jax.OneLayer(np.int64(99), lm_jax.Freeze())}
+        ),
+        "head 9 of layer 0 is outside": lambda: model.run(
+            [1],
+            edits={
+                "attn.z": lm_jax.OneLayer(
+                    0, lm_jax.Chain((lm_jax.OneHead.of(9, lm_jax.Freeze()), lm_jax.Freeze()))
+                )
+            },
+        ),
+        "k = 41 is outside of 1..40": lambda: run.top(41),
+        "token ids [T] or a list, got 5": lambda: model.run(5),
         "no component 'H3'": lambda: lm_jax.ablate("H3"),
         "is a site of every layer; name one": lambda: lm_jax.ablate("attn.z"),
         "head 7 is outside 0..3": lambda: lm_jax.patch(run, "L0H7"),
-        "at = 5 is outside of the 3 tokens": lambda: lm_jax.patch(run, "L0H0", at=5),
+        "at = 5 is outside of the 3 tokens of a text": lambda: lm_jax.patch(run, "L0H0", at=5),
         "give one vector": lambda: lm_jax.steer(jnp.ones((2, 20)), 0),
         "edits: give what ablate": lambda: model.run([1], edits=[3]),
         "is 2 tokens": lambda: run.logit_diff("w1 w2", "w3"),
