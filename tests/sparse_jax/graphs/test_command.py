@@ -26,6 +26,7 @@ from sparse_jax.graphs import (
 from sparse_jax.graphs import effects as effects_lib
 from sparse_jax.graphs.features import SKIPPED_START
 from sparse_jax.graphs.influence import FEATURE
+from sparse_jax.studies.graphs import report
 from sparse_jax.studies.graphs.piece import mediated_edges
 from sparse_jax.studies.graphs.results import FEATURES as FEATURE_FILES
 from sparse_jax.studies.graphs.results import GraphSummary
@@ -149,6 +150,16 @@ def test_scores_and_interventions_are_those_of_the_library(alone, by_hand):
         assert frozen.interventions == len(wanted)
         assert frozen.spearman.estimate > 0.999 and frozen.error <= 1e-4 * frozen.largest
         assert all(each.error > frozen.error for each in others)
+
+
+def test_the_page_opens_with_what_features_carry(alone):
+    folder, summary = alone
+    shares = [100 * each.scores.unpruned.replacement for each in summary.graphs]
+    first, *_, last = report.answer(summary)
+    assert f"features carry {min(shares):.0f} to {max(shares):.0f} % of the influence" in first
+    assert f"at most {max(max(each.row_error) for each in summary.graphs):.1e}" in last
+    (banner,) = report.build(summary.config, summary, folder).lead
+    assert first in banner.unescape()
 
 
 def test_supernodes_are_scaled_as_the_library_scales_them(alone, by_hand):

@@ -136,6 +136,11 @@ def test_open_gates_answer_as_the_dense_model_and_closed_ones_otherwise(folders,
     read = frame.load_summary(STUDY, folder)
     lines = report.build(from_plain(config, MultipleChoiceConfig), read, folder).lines
     assert any("closed" in line and f"{100 * result:.1f}" in line for line in lines)
+    # Answers come first, on the page and in the terminal.
+    first = lines[0]
+    assert first.startswith(f"Right on {TRUTHFULQA} (acc, n = ")
+    assert first.count("; ") == len(read.models) - 1
+    assert "points, p = " in first
 
 
 def test_models_are_shown_by_the_end_of_their_paths_where_these_differ():
