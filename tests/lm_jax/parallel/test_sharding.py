@@ -10,7 +10,7 @@ import pytest
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.parallel import sharding
-from lm_jax.weights import load
+from lm_jax.weights import fill
 from tests import rounding, tiny
 from tools import make_goldens
 
@@ -125,7 +125,7 @@ def test_two_axes_never_share_a_mesh_axis():
 def test_weights_load_straight_into_their_shards(case, dtype, small, monkeypatch):
     folder = make_goldens.GOLDEN / case
     unsharded = lm_jax.load_pretrained(folder, dtype=dtype)
-    monkeypatch.setattr(load, "_SMALL_STACK", small)
+    monkeypatch.setattr(fill, "_SMALL_STACK", small)
     by_layer = lm_jax.load_pretrained(folder, dtype=dtype).params
     jax.tree.map(np.testing.assert_array_equal, by_layer, unsharded.params)
     mesh = mesh_of((1, 2, 2))
