@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm_jax.evaluate import judge
+from lm_jax.evaluate import judge_prompt
 from protot_jax.studies.concepts import scores
 from tests.protot_jax.studies.concepts import synthetic_report
 
@@ -78,4 +78,4 @@ def test_the_interval_of_few_scores_stays_on_the_scale():
 def test_too_few_labels_have_no_interval():
     content = synthetic_report.typed(synthetic_report.build(1, 4, judge="null"))
     assert [one.intervals["themes"] for one in scores.by_layer(content)] == [None, None]
-    assert scores.lead(content) == dict.fromkeys(judge.SCORES)
+    assert scores.lead(content) == dict.fromkeys(judge_prompt.SCORES)
