@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm_jax.evaluate import judge_prompt
+from lm_jax.evaluate import judge, judge_prompt
 from protot_jax.studies.concepts import scores
 from tests.protot_jax.studies.concepts import synthetic_report
 
