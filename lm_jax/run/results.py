@@ -284,4 +284,23 @@ def spell(kind: Any) -> str:
         # Those of a flag or of a bound say nothing of the type.
         said = [str(mark) for mark in marks if isinstance(mark, Between | _NotFinite)]
         return " ".join([spell(inner), *said])
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple and arguments:
+        if arguments[-1] is Ellipsis:
+            return f"list of {spell(arguments[0])}s"
+        several = {spell(each) for each in arguments}
+        if len(several) == 1 and len(arguments) in _COUNTS:
+            example = tuple(_EXAMPLES.get(_bare(each)) for each in arguments)
+            shown = f", such as {example}" if None not in example else ""
+            return f"list of {_COUNTS[len(arguments)]} {several.pop()}s{shown}"
+        return f"list of a {' and a '.join(map(spell, arguments))}"
+    if origin is typing.Literal:
+        return " or ".join(map(repr, arguments))
+    if kind in _SPELT:
+        return _SPELT[kind]
     return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+_SPELT = {int: "whole number", float: "number", str: "text", bool: "truth value (True or False)"}
+_COUNTS = {1: "one", 2: "two", 3: "three", 4: "four"}
+_EXAMPLES = {int: 1, float: 0.5}

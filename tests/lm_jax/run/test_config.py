@@ -64,10 +64,12 @@ def test_freeze_builds_nested_hashable_values():
     ("changes", "words"),
     [
         ({"lrr": 1.0}, "config.lrr is not a field of Experiment; did you mean 'lr'?"),
-        ({"lr": "fast"}, "config.lr = 'fast' (str); give a float"),
+        ({"lr": "fast"}, "config.lr = 'fast' (str); give a number"),
         ({"lr": float("nan")}, "config.lr = nan; give a finite number"),
-        ({"degrees": (2, 4.5)}, "config.degrees[1] = 4.5 (float); give a int"),
-        ({"pair": (1,)}, "config.pair = [1] (list)"),
+        ({"degrees": (2, 4.5)}, "config.degrees[1] = 4.5 (float); give a whole number"),
+        ({"pair": (1,)}, "config.pair = [1] (list); give a list of a whole number and a text"),
+        ({"degrees": 2}, "config.degrees = 2 (int); give a list of whole numbers"),
+        ({"debug": "yes"}, "config.debug = 'yes' (str); give a truth value (True or False)"),
         ({"norm": "rmss"}, "config.norm = 'rmss' is not one of the choices; did you mean 'rms'?"),
         ({"model": {}}, "config.model.width is missing"),
         ({"model": 3}, "config.model = 3; give a section with the fields of Model"),
@@ -125,9 +127,9 @@ def test_an_error_of_a_dataclass_is_among_the_other_errors():
         "config.count = -1",
         "give a positive number",
         "config.second.count = '2' (str)",
-        "give a int",
+        "give a whole number",
         "config.windows[1] = 2.0 (float)",
-        "give a int",
+        "give a whole number",
     ]
 
 

@@ -102,14 +102,14 @@ def test_what_is_not_finite_is_spelled_by_json_and_read_back(tmp_path):
 
 
 FAULTS = [
-    ({"points": [{"x": "far", "share": 2.0}]}, "points[0].x = 'far' (str); give a float or null"),
-    ({"points": [{"x": 1, "share": 2.0}]}, "points[0].share = 2.0 (float); give a float from 0 to"),
+    ({"points": [{"x": "far", "share": 2.0}]}, "points[0].x = 'far' (str); give a number or null"),
+    ({"points": [{"x": 1, "share": 2.0}]}, "points[0].share = 2.0 (float); give a number from 0"),
     ({"points": [{"share": 0.5}]}, "points[0].x is missing"),
-    ({"ends": [1.0, None]}, "ends[1] = None (NoneType); give a float"),
-    ({"by_name": {"a b": True}}, "by_name.a b = True (bool); give a float or null"),
+    ({"ends": [1.0, None]}, "ends[1] = None (NoneType); give a number"),
+    ({"by_name": {"a b": True}}, "by_name.a b = True (bool); give a number or null"),
     ({"kind": "smal"}, "kind = 'smal' is not one of the choices; did you mean 'small'?"),
-    ({"count": -1}, "count = -1 (int); give a int >= 0"),
-    ({"absent": "inf"}, "absent = 'inf' (str); give a float"),
+    ({"count": -1}, "count = -1 (int); give a whole number >= 0"),
+    ({"absent": "inf"}, "absent = 'inf' (str); give a number"),
     ({"kinds": "small"}, "kinds is not a field of Report; did you mean 'kind'?"),
 ]
 

@@ -22,6 +22,7 @@ from lm_jax.errors import (
     UsageError,
 )
 from lm_jax.run import processes, stop
+from lm_jax.run.config import from_plain
 from lm_jax.run.files import content_digest
 from lm_jax.text import corpora, preparation
 from lm_jax.text.examples import Batches, Examples, OnePass
@@ -346,3 +347,8 @@ def test_a_stop_of_the_first_process_ends_the_others_before_they_prepare(tmp_pat
         preparation.prepare_on_first(tmp_path / "data", corpus)
     assert caught.value.exit_code == StoppedError.exit_code
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_shares_that_are_not_three_are_asked_for_in_words():
+    with pytest.raises(UsageError, match=r"splits = 3 .*; give a list of three numbers, such as"):
+        from_plain({"splits": 3}, preparation.CorpusConfig)

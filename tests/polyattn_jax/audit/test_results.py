@@ -42,8 +42,8 @@ def changed(tree, place, value):
 
 
 FAULTS = [
-    (("verdicts", 0, "reason"), ..., "verdicts[0].reason is missing; give it a str"),
-    (("sweep", 0, "lost"), -1, "sweep[0].lost = -1 (int); give a int >= 0"),
+    (("verdicts", 0, "reason"), ..., "verdicts[0].reason is missing; give it a text"),
+    (("sweep", 0, "lost"), -1, "sweep[0].lost = -1 (int); give a whole number >= 0"),
     (("verdicts", 0, "verdict"), "nogo", "verdicts[0].verdict = 'nogo' is not one of the choices"),
     (("bound", 1, "fales_negative"), 1, "fales_negative is not a field of BoundAgreement; did you"),
     (("config", "sweep_length"), 65, "config.sweep_length = 65 is not in config.niah_lengths"),

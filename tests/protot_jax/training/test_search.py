@@ -229,7 +229,7 @@ def test_a_trial_without_the_fields_that_do_not_apply_is_read(tmp_path):
         ({"reason": "x"}, "trial 1 is done with reason"),
         (
             {"drawn": {"learning_rate": [1.0]}},
-            r"drawn\.learning_rate = \[1\.0\]; give a bool or a ",
+            r"drawn\.learning_rate = \[1\.0\]; give a truth value \(True or False\) or a ",
         ),
     ],
 )

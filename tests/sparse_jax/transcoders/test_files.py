@@ -297,7 +297,7 @@ def with_first(value):
         (
             lambda note: {"format": 2, "config": note["config"]},
             CorruptError,
-            "model_name is missing; give it a str; model_sha256 is missing; .*; copy the whole",
+            "model_name is missing; give it a text; model_sha256 is missing; .*; copy the whole",
         ),
     ],
 )
@@ -311,7 +311,7 @@ def test_another_note_is_named(folder, change, error, said):
     ("fields", "said"),
     [
         ({"feature": 3}, r"config\.feature is not a field of .*; did you mean 'features'"),
-        ({"window": "2"}, r"config\.window = '2' \(str\); give a int"),
+        ({"window": "2"}, r"config\.window = '2' \(str\); give a whole number"),
         ({"kind": "jumprelo"}, r"config\.kind = 'jumprelo' is not .*; did you mean 'jumprelu'"),
         ({"window": 0}, "window = 0 must be at least 1"),
         ({"num_layers": 2}, "num_layers is 2, and the folder has encoders of 3 layers; copy the"),

@@ -441,7 +441,7 @@ def test_models_and_files_that_cannot_be_used_are_refused(models, tmp_path):
         attempt(dense=dense, sparse=dense)
     one = example("Mary", "John", "Anna")
     bad = write_lines(tmp_path / "mine.jsonl", one, one | {"clean": 3})
-    with pytest.raises(BadInputError, match=r"mine\.jsonl:2: clean = 3 \(int\); give a str"):
+    with pytest.raises(BadInputError, match=r"mine\.jsonl:2: clean = 3 \(int\); give a text"):
         attempt(dense=dense, tasks=(bad,))
     single = write_lines(tmp_path / "one.jsonl", one)
     with pytest.raises(BadInputError, match="one example; intervals need two"):
