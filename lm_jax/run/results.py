@@ -285,6 +285,8 @@ def spell(kind: Any) -> str:
         said = [str(mark) for mark in marks if isinstance(mark, Between | _NotFinite)]
         return " ".join([spell(inner), *said])
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if len(members(kind)) > 1:
+        return " or a ".join(spell(each) for each in arguments if each is not type(None))
     if origin is tuple and arguments:
         if arguments[-1] is Ellipsis:
             return f"list of {spell(arguments[0])}s"
