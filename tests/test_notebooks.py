@@ -15,6 +15,9 @@ import sparse_jax
 from sparse_jax.gates.model import constant_gates
 from tests import tiny
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.py"))
 MARKS = {

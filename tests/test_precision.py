@@ -32,7 +32,7 @@ LIBRARIES = ("lm_jax", "sparse_jax", "protot_jax", "polyattn_jax")
 NOT_MEASURED = {
     "lm_jax/model/precision.py": "exact_jit itself",
     "lm_jax/model/decode.py": "generates text",
-    "lm_jax/weights/load.py": "places weights; no product",
+    "lm_jax/weights/fill.py": "places weights; no product",
     "lm_jax/train/state.py": "initialises",
     "lm_jax/train/step.py": "the training step",
     "lm_jax/train/throughput.py": "times the products of training",

@@ -38,8 +38,11 @@ STUDIES = {
 }
 # Folders of the rows of a training.
 METRICS = {"steps", "evaluations"}
-# Their smoke runs take over ten seconds each; their own folders of tests are run before a commit.
-LONG = {"protot recall", "sparse pair", "sparse posttrain"}
+# Each takes twenty seconds; `make test-all` has them.
+LONG = {
+    *("polyattn audit", "protot perturb", "protot recall", "protot robustness"),
+    *("sparse pair", "sparse posttrain"),
+}
 WRITTEN = {"config.json", "finished.json", "log.txt", "provenance.json", "report.html"}
 
 

@@ -103,7 +103,11 @@ def within(low: float, high: float) -> Bound:
 
 def choice(known: Collection[str]) -> Bound:
     """Names out of the known ones."""
-    return Bound(f"one of {', '.join(known)}", lambda value: value in known)
+    return Bound(
+        f"one of {', '.join(known)}",
+        lambda value: value in known,
+        lambda value: hint if (hint := nearest(str(value), known))[:5] == "; did" else "",
+    )
 
 
 SEED = within(0, 2**32 - 1)

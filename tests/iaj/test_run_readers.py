@@ -56,6 +56,7 @@ def test_commands_of_the_sparse_library_can_read_runs(monkeypatch):
     assert list(runs._READERS) == ["protot_jax"]
 
 
+@pytest.mark.long
 def test_a_transcoder_of_a_run_and_its_graph_mediated_by_prototypes(
     run, text, registered, tmp_path
 ):

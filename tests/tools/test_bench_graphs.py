@@ -8,6 +8,9 @@ import pytest
 
 from tools.bench import graphs as bench_graphs
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 SMALL = ["--length=3", "--features=16", "--active=24", "--edges=2", "--repeats=2"]
 
 

@@ -3,7 +3,12 @@
 import json
 import math
 
+import pytest
+
 from tools.bench import patching as bench_patching
+
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
 
 SMALL = ["--layers=2", "--prompts=2", "--length=4", "--vocab=50", "--repeats=2", "--at_once", "3"]
 

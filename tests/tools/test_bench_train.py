@@ -25,6 +25,9 @@ from tools.bench import decoding, forward, shapes, torch_llama
 from tools.bench import train as bench_train
 from tools.bench.shapes import BenchConfig, build, random_params
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 SMALL = ["--config=configs/protot/default.py:smoke", "--dtype=float32", "--repeats=2"]
 STEPS = [*SMALL, "--lengths", "--prompts"]
 

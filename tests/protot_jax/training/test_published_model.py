@@ -19,6 +19,9 @@ from protot_jax.training.exported import read_manifest
 from protot_jax.training.results import PretrainSummary
 from protot_jax.training.saved_run import DATA
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 MODELS = Path(__file__).parents[3] / "models"
 KINDS = ("protot", "llama", "mamba", "deltanet")
 BATCH = 50

@@ -32,6 +32,9 @@ from protot_jax.studies.robustness.pairs import make_pairs
 from protot_jax.studies.robustness.sentences import KINDS, Pair
 from protot_jax.studies.robustness.settings import RobustnessConfig
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 ANIMALS = ("dog", "horse", "crow", "goat", "sheep", "rabbit", "donkey", "pigeon")
 VERBS = ("watched", "followed", "heard", "found", "missed")
 PLACES = ("near the river", "in the garden", "behind a wall", "on some hill")

@@ -29,6 +29,9 @@ from protot_jax.studies.robustness.sentences import edit_distance, read, split_s
 from protot_jax.studies.robustness.settings import OPTIONAL, RobustnessConfig
 from tests.protot_jax import small_runs
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 TEXTS = (
     "the house of a river and its people",
     "the people who met in town, and a house",

@@ -35,6 +35,9 @@ from sparse_jax.studies.posttrain import training
 from sparse_jax.studies.posttrain.task import CONTROL, open_task
 from tests.sparse_jax.small_runs import write_text
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):

@@ -24,6 +24,9 @@ from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from tests.lm_jax.train.tiny_run import stepwise
 from tests.sparse_jax.small_runs import command, run_folder, save_base, settings
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def stop_at(monkeypatch):
