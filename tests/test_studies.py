@@ -38,10 +38,11 @@ STUDIES = {
 }
 # Folders of the rows of a training.
 METRICS = {"steps", "evaluations"}
-# Each takes twenty seconds; `make test-all` has them.
+# Each takes over ten seconds; `make test-all` has them.
 LONG = {
-    *("polyattn audit", "protot perturb", "protot recall", "protot robustness"),
-    *("sparse pair", "sparse posttrain"),
+    *("polyattn audit", "polyattn distill", "polyattn paper"),
+    *("protot concepts", "protot perturb", "protot pretrain", "protot recall"),
+    *("protot robustness", "sparse addition", "sparse pair", "sparse posttrain"),
 }
 WRITTEN = {"config.json", "finished.json", "log.txt", "provenance.json", "report.html"}
 

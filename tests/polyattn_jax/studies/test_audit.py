@@ -21,6 +21,9 @@ from polyattn_jax.recipes.row_maps import parse_recipe
 from tests.polyattn_jax import audit_oracle
 from tests.polyattn_jax.conftest import HOPELESS
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 L, N = 3, 4
 PROMPTS = {"niah_64": 7, "induction": 4, "mqar": 3}
 

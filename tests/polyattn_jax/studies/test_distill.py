@@ -35,6 +35,9 @@ from polyattn_jax.studies.distill.settings import DistillConfig
 from tests import tiny
 from tests.polyattn_jax.conftest import write_documents
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 L, N, K, B, T, H = 2, 4, 2, 2, 9, 6
 CFG = tiny.GROUPED
 REPLACED = ((0, 1), (1, 0), (1, 3))

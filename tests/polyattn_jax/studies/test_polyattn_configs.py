@@ -20,6 +20,9 @@ from polyattn_jax.audit.config import MODES, AuditConfig
 from polyattn_jax.recipes.diagnostic import Status
 from tests.polyattn_jax import audit_oracle
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 # Of audits; their own tests run the others, and the default is that of SmolLM2.
 OTHERS = ("audit.py", "check.py", "paper.py", "distill.py")

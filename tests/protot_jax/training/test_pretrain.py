@@ -27,6 +27,9 @@ from protot_jax.training import pretrain, results, saved_run
 from protot_jax.training.config import PretrainConfig
 from tests.protot_jax.small_runs import command, settings
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     "name",

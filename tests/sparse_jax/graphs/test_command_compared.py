@@ -18,7 +18,7 @@ from sparse_jax.studies.graphs.results import GraphSummary
 from sparse_jax.studies.graphs.settings import COMPARED
 from tests.sparse_jax.graphs.small_command import BARE, PROMPTS, at, run, small
 
-pytestmark = pytest.mark.usefixtures("few_are_alike")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("few_are_alike")]
 
 
 def check_key_edge(graph, pruned, key_edge):

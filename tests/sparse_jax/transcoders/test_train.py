@@ -36,6 +36,9 @@ from sparse_jax.transcoders.objective import Penalties
 from tests.lm_jax.train.tiny_run import stepwise
 from tests.sparse_jax.small_runs import save_base, write_text
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 SCORE = "validation/graph/replacement"
 
 

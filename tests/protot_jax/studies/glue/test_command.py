@@ -29,6 +29,9 @@ from protot_jax.training.config import PretrainConfig
 from protot_jax.training.saved_run import TrainedModel
 from tests.protot_jax.studies.glue import learnable_files
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 SETTINGS = GlueConfig(
     runs=("tiny=nowhere",),
     tasks=("sst2", "stsb"),

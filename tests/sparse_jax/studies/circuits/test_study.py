@@ -37,6 +37,9 @@ from tests.sparse_jax.circuits.small_study import (
     write_lines,
 )
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 ROWS = "rows.parquet"
 
 

@@ -49,6 +49,9 @@ from tests.sparse_jax.small_runs import (
     settings,
 )
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[4]
 
 
