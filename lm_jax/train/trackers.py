@@ -49,7 +49,14 @@ class TensorBoard:
         # Imported here, as every command reads this module for its flags.
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / EVENTS), purge_step=done + 1 if done else None)
+        events = folder / EVENTS
+        # The package names a file by the second, and one of a run that began in it would be lost.
+        count = len(list(events.iterdir())) if events.exists() else 0
+        self._writer = SummaryWriter(
+            str(events),
+            purge_step=done + 1 if done else None,
+            filename_suffix=f".{count}" if count else "",
+        )
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

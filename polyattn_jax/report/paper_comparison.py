@@ -115,7 +115,9 @@ def _theirs(one: ComparedNumber) -> Cell:
     if one.paper is None:
         return Cell(number(None) if one.paper_low is None else ends, numeric=True)
     text = number(one.paper, spec)
-    note = "" if tolerance is None else f"± {number(tolerance)}"
+    # A fraction of a whole number of keys would be written as 0.
+    fine = "" if ".0f" in spec else spec.lstrip("+")
+    note = "" if tolerance is None else f"± {number(tolerance, fine)}"
     return Cell(text if one.paper_low is None else f"{text} [{ends}]", note, numeric=True)
 
 

@@ -125,6 +125,8 @@ def strongest_heads(config: CircuitConfig, table: pa.Table) -> Iterator[HeadEffe
     run = "clean" if config.direction == "noising" else "corrupt"
     metric_B, _ = array(table, ["prompt"], quantity="metric", method=run)
     effect_LNB = importance(importance_LNB, config.direction)
+    if not effect_LNB.size:
+        return
     mean_LN = effect_LNB.mean(-1)
     for place in np.argsort(-np.abs(mean_LN), axis=None)[:_NAMED]:
         layer, head = map(int, np.unravel_index(place, mean_LN.shape))

@@ -12,7 +12,7 @@ import pytest
 from lm_jax.console import cli
 from lm_jax.errors import UsageError
 from lm_jax.train.launch import LaunchOptions, launched_with
-from lm_jax.train.trackers import CSV, EVENTS, Csv
+from lm_jax.train.trackers import CSV, EVENTS, Csv, TensorBoard
 from tests.lm_jax.train import tiny_training as tiny
 from tests.lm_jax.train.tiny_run import (
     Killed,
@@ -76,6 +76,15 @@ def test_a_resumed_run_goes_on_under_its_id_with_the_numbers_of_the_files(runs, 
         (row["step"], row["value"]) for row in evaluations(folder) if row["name"] == name
     ]
     assert len(list((folder / EVENTS).iterdir())) == 2
+
+
+def test_a_run_that_goes_on_in_the_same_second_keeps_the_events_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1_000_000.0)
+    for done in (0, 4):
+        tracker = TensorBoard(tmp_path, done)
+        tracker.add(done + 1, {"train/loss": 1.0})
+        tracker.close()
+    assert len(list((tmp_path / EVENTS).iterdir())) == 2
 
 
 def test_rows_without_a_checkpoint_are_shown_again(runs, tmp_path, monkeypatch):
