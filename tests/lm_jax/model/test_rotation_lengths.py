@@ -30,7 +30,7 @@ def config(kind, **changes):
 @functools.cache
 def model(cfg):
     """Weights whose attention is sharp enough for every key's rotation to count."""
-    # Drawn by JAX: other weights may continue a text alike with wrong rotations (tests/mistakes.toml).
+    # Other weights may continue a text alike with wrong rotations (tests/mistakes.toml).
     params = lm_jax.init_params(jax.random.key(3), cfg)
     mixer = params["blocks"]["mixer"]
     sharp = mixer | {name: 12 * mixer[name] for name in ("q", "k")} | {"v": 8 * mixer["v"]}
