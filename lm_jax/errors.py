@@ -75,8 +75,13 @@ class StoppedError(UserError, RuntimeError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean 'x'?` for the closest of `known`, or the sorted list of them."""
     known = sorted(known)
-    match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {match[0]!r}?" if match else f"; known: {', '.join(known)}"
+    return closest(name, known) or f"; known: {', '.join(known)}"
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean 'x'?` for the closest of `known`, nothing where none is close."""
+    match = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f"; did you mean {match[0]!r}?" if match else ""
 
 
 def out_of_range(

@@ -1,7 +1,7 @@
 """One forward pass over texts, and the questions that a notebook asks of it.
 
     run = model.run("The capital of France is")
-    run.top(3)                                  # [(' Paris', 0.31), ...]
+    run.top(3)                                  # [(' Paris', 0.77), ...]
     run.cache["attn.pattern"][7, 0, 3]          # or "blocks.7.attn.hook_pattern"
 
 A site that was not recorded in the first pass is recorded in another one, with the same edits.

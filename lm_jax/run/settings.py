@@ -16,7 +16,7 @@ from pathlib import Path
 import typing
 from typing import Annotated, Any, ClassVar
 
-from lm_jax.errors import UsageError, nearest
+from lm_jax.errors import UsageError, closest, nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ def choice(known: Collection[str]) -> Bound:
     return Bound(
         f"one of {', '.join(known)}",
         lambda value: value in known,
-        lambda value: hint if (hint := nearest(str(value), known))[:5] == "; did" else "",
+        lambda value: closest(str(value), known),
     )
 
 
