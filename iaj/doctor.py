@@ -58,10 +58,6 @@ def versions() -> Iterator[tuple[str, str]]:
             yield name, metadata.version(name)
         except metadata.PackageNotFoundError:
             yield name, "not installed"
-    # transformers probes for that package, and would import our folder `kernels` in its place.
-    installed = {name.lower() for d in metadata.distributions() if (name := d.metadata["Name"])}
-    if "kernels" in installed:
-        yield "kernels", "another package with the name of ours; pip uninstall kernels"
 
 
 def devices() -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Comparisons of float32 results with float64, entry by entry within what rounding can do.
 
-The bounds come out of the formula (`kernels/rounding/error_bound.py`), not out of trying, and so
+The bounds come out of the formula (`iaj_kernels.rounding.error_bound`), not out of trying, and so
 hold on processors that add in another order or have no fused multiply-add.
 """
 
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from kernels.core import cases
-from kernels.rounding import error_bound
-from kernels.rounding.error_model import Arithmetic
+from iaj_kernels.core import cases
+from iaj_kernels.rounding import error_bound
+from iaj_kernels.rounding.error_model import Arithmetic
 
 RANDOM_ERRORS = Arithmetic(statistical=True)
 

@@ -10,7 +10,7 @@ import shlex
 import pytest
 import yaml
 
-from kernels.suites import SUITES
+from iaj_kernels.suites import SUITES
 from lm_jax import errors
 from lm_jax.console import config_files
 from lm_jax.run.config import config_difference, from_plain, to_plain
@@ -67,7 +67,7 @@ def test_python_of_the_readme_runs():
     assert f"# {run.cache['attn.pattern'].shape}" in said
 
 
-OURS = r"(?:lm_jax|protot_jax|sparse_jax|polyattn_jax|kernels|tools|iaj)"
+OURS = r"(?:lm_jax|protot_jax|sparse_jax|polyattn_jax|iaj_kernels|tools|iaj)"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -76,7 +76,8 @@ def test_every_module_function_and_file_that_a_document_names_is_there(document)
     text = re.sub(r"\]\([^)]*\)", "]", (ROOT / document).read_text("utf-8"))
     for name in sorted(set(re.findall(rf"(?<![\w/-]){OURS}(?!\.md\b)(?:\.[A-Za-z_]\w*)+", text))):
         assert exists(name), f"{document} names {name}"
-    files = rf"(?<![\w/])(?:{OURS}|configs|tests|docs)/[\w/.-]+\.(?:py|md|json|jsonl|toml|css)\b"
+    folders = rf"(?:{OURS}|kernels|configs|tests|docs)"
+    files = rf"(?<![\w/]){folders}/[\w/.-]+\.(?:py|md|json|jsonl|toml|css)\b"
     # What a result says of a file at the commit that it was measured at.
     files += r"(?! of [0-9a-f]{7}\b)"
     for name in sorted(set(re.findall(files, text))):
@@ -196,16 +197,18 @@ def test_python_of_a_page_runs(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "package",
     [
-        *("lm_jax", "polyattn_jax", "protot_jax", "kernels"),
+        *("lm_jax", "polyattn_jax", "protot_jax", "iaj_kernels"),
         *("sparse_jax", "sparse_jax.circuits", "sparse_jax.transcoders", "sparse_jax.graphs"),
     ],
 )
 def test_the_reference_has_every_public_name(package):
-    text = (DOCS / "reference" / f"{package.split('.')[0]}.md").read_text("utf-8")
+    text = (DOCS / "reference" / f"{package.split('.')[0].removeprefix('iaj_')}.md").read_text(
+        "utf-8"
+    )
     listed = set(re.findall(r"^::: (\S+)", text, re.MULTILINE))
     assert all(exists(name) for name in listed)
-    if package == "kernels":
-        wanted = {f"kernels.{op}.api.{op}" for op in SUITES}
+    if package == "iaj_kernels":
+        wanted = {f"iaj_kernels.{op}.api.{op}" for op in SUITES}
     else:
         wanted = {f"{package}.{name}" for name in importlib.import_module(package).__all__}
     # A module, such as `lm_jax.params`, by what is in it.

@@ -22,15 +22,15 @@ from iaj import commands as front
 
 ROOT = Path(__file__).parent.parent
 LIBRARIES = {"protot_jax", "sparse_jax", "polyattn_jax"}
-HOUSE = {"kernels", "lm_jax", *LIBRARIES, "iaj", "configs", "tools", "tests"}
+HOUSE = {"iaj_kernels", "lm_jax", *LIBRARIES, "iaj", "configs", "tools", "tests"}
 
 # Folder -> the folders of the house that it may import besides itself.
 MAY_IMPORT = {
-    "kernels": set(),
-    "lm_jax": {"kernels"},
-    **{library: {"kernels", "lm_jax"} for library in LIBRARIES},
-    "iaj": {"kernels", "lm_jax", *LIBRARIES},
-    "configs": {"kernels", "lm_jax", *LIBRARIES},
+    "iaj_kernels": set(),
+    "lm_jax": {"iaj_kernels"},
+    **{library: {"iaj_kernels", "lm_jax"} for library in LIBRARIES},
+    "iaj": {"iaj_kernels", "lm_jax", *LIBRARIES},
+    "configs": {"iaj_kernels", "lm_jax", *LIBRARIES},
     "tools": HOUSE - {"tests"},
     "tests": HOUSE,
 }
@@ -93,9 +93,19 @@ class Import(NamedTuple):
     member: str | None = None
 
 
+def imported_as(path: str) -> str:
+    """The file `path` below the folder that is on the path of Python."""
+    return path.removeprefix("kernels/")
+
+
+def folder_of(package: str) -> Path:
+    """Where the modules of `package` lie."""
+    return ROOT / ("kernels/iaj_kernels" if package == "iaj_kernels" else package)
+
+
 def imports(source: str, path: str) -> Iterator[Import]:
     """The modules that `source` imports, relative ones resolved against `path`."""
-    package = path.split("/")[:-1]
+    package = imported_as(path).split("/")[:-1]
 
     def walk(node: ast.AST, deferred: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -122,7 +132,7 @@ def imports(source: str, path: str) -> Iterator[Import]:
 
 def module_of(path: str) -> str:
     """The dotted name of the file `path`."""
-    parts = path.removesuffix(".py").split("/")
+    parts = imported_as(path).removesuffix(".py").split("/")
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -171,7 +181,7 @@ def package_violations(source: str, path: str, modules: Collection[str]) -> list
 
 def violations(source: str, path: str) -> list[str]:
     """One line for each import in the file `path` (relative to the root) that breaks the rule."""
-    folder = path.split("/")[0]
+    folder = imported_as(path).split("/")[0]
     results = []
     # One line of `from a import b, c` counts once.
     for name, line, deferred in dict.fromkeys(each[:3] for each in imports(source, path)):
@@ -179,7 +189,7 @@ def violations(source: str, path: str) -> list[str]:
         where = f"{path}:{line}: {name}"
         if top in HOUSE - {folder} - MAY_IMPORT[folder]:
             results.append(f"{where}: {folder} may not import {top}")
-        if folder == "kernels" and top not in KERNELS_MAY_IMPORT | HOUSE:
+        if folder == "iaj_kernels" and top not in KERNELS_MAY_IMPORT | HOUSE:
             results.append(f"{where}: kernels imports only jax and numpy")
         if top in ONLY_IN_FUNCTIONS and not deferred:
             results.append(f"{where}: only inside a function")
@@ -192,7 +202,7 @@ def violations(source: str, path: str) -> list[str]:
 
 @pytest.mark.parametrize("folder", sorted(HOUSE))
 def test_the_house_keeps_the_import_rule(folder):
-    files = sorted((ROOT / folder).rglob("*.py"))
+    files = sorted(folder_of(folder).rglob("*.py"))
     assert files, f"{folder} holds no Python file"
     results = []
     for file in files:
@@ -206,7 +216,7 @@ def sources() -> dict[str, str]:
     return {
         file.relative_to(ROOT).as_posix(): file.read_text("utf-8")
         for folder in sorted(HOUSE - {"tests"})
-        for file in sorted((ROOT / folder).rglob("*.py"))
+        for file in sorted(folder_of(folder).rglob("*.py"))
     }
 
 
@@ -363,7 +373,7 @@ def test_only_the_frame_finishes_a_run_and_only_settings_make_flags():
 
 def test_no_folder_of_the_source_is_crowded():
     source = HOUSE - {"tests", "configs"}
-    results = crowded(path for path in sources() if path.split("/")[0] in source)
+    results = crowded(path for path in sources() if imported_as(path).split("/")[0] in source)
     assert not results, "\n".join(results)
 
 
@@ -439,7 +449,7 @@ def test_a_made_upward_import_is_found(path, source, complaint):
 
 
 def test_kernels_opens_with_the_standard_library_alone():
-    path = "kernels/__init__.py"
+    path = "kernels/iaj_kernels/__init__.py"
     names = {each.name.split(".")[0] for each in imports((ROOT / path).read_text("utf-8"), path)}
     assert names <= sys.stdlib_module_names
 
@@ -447,8 +457,12 @@ def test_kernels_opens_with_the_standard_library_alone():
 @pytest.mark.parametrize(
     ("path", "source", "complaint"),
     [
-        ("kernels/a.py", "import scipy", "only jax and numpy"),
-        ("kernels/op/a.py", "def f():\n    import lm_jax.model.config", "may not import lm_jax"),
+        ("kernels/iaj_kernels/a.py", "import scipy", "only jax and numpy"),
+        (
+            "kernels/iaj_kernels/op/a.py",
+            "def f():\n    import lm_jax.model.config",
+            "may not import lm_jax",
+        ),
         ("lm_jax/a.py", "from polyattn_jax import audit", "may not import polyattn_jax"),
         ("lm_jax/a.py", "import importlib as i; i.import_module('tools.fetch')", "tools"),
         ("sparse_jax/a.py", "def f():\n    from protot_jax.x import y", "protot_jax"),
@@ -465,7 +479,7 @@ def test_kernels_opens_with_the_standard_library_alone():
             "def f():\n    import transformers",
             "compat.transformers()",
         ),
-        ("kernels/op/pallas.py", "import jax_triton", "only inside a function"),
+        ("kernels/iaj_kernels/op/pallas.py", "import jax_triton", "only inside a function"),
     ],
 )
 def test_a_broken_rule_is_found(path, source, complaint):
@@ -477,16 +491,19 @@ def test_a_broken_rule_is_found(path, source, complaint):
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("kernels/op/api.py", "from . import reference\nfrom ..dispatch import pick\nimport jax"),
-        ("kernels/op/pallas.py", "def f():\n    import jax_triton"),
+        (
+            "kernels/iaj_kernels/op/api.py",
+            "from . import reference\nfrom ..dispatch import pick\nimport jax",
+        ),
+        ("kernels/iaj_kernels/op/pallas.py", "def f():\n    import jax_triton"),
         (
             "lm_jax/weights/a.py",
-            "from kernels import prefix_mean\nasync def f():\n    import torch",
+            "from iaj_kernels import prefix_mean\nasync def f():\n    import torch",
         ),
         ("lm_jax/weights/compat.py", "def transformers():\n    import transformers"),
         ("tests/lm_jax/a.py", "f = lambda: __import__('torch')"),
         ("tools/a.py", "import polyattn_jax, sparse_jax.x, iaj.fetch"),
-        ("iaj/a.py", "import polyattn_jax, protot_jax, lm_jax.run, kernels"),
+        ("iaj/a.py", "import polyattn_jax, protot_jax, lm_jax.run, iaj_kernels"),
     ],
 )
 def test_a_kept_rule_passes(path, source):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = {"kernels", "lm_jax", "protot_jax", "sparse_jax", "polyattn_jax", "iaj"}
+PACKAGES = {"iaj_kernels", "lm_jax", "protot_jax", "sparse_jax", "polyattn_jax", "iaj"}
 DATA_SUFFIXES = (".json", ".jsonl", ".txt", ".toml", ".j2", ".css", ".js", "py.typed")
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT = SETTINGS["project"]
@@ -37,9 +37,10 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
 
 def test_the_wheel_holds_every_module_and_data_file(wheel):
     wanted = {
-        file.relative_to(ROOT).as_posix()
+        file.relative_to(folder).as_posix()
         for package in PACKAGES
-        for file in (ROOT / package).rglob("*")
+        for folder in [ROOT / "kernels" if package == "iaj_kernels" else ROOT]
+        for file in (folder / package).rglob("*")
         if file.name.endswith((".py", *DATA_SUFFIXES))
     }
     wanted |= {f"{package}/py.typed" for package in PACKAGES}

@@ -20,8 +20,8 @@ import sys
 import jax
 import numpy as np
 
-from kernels.core import cases, dispatch, triton_calls
-from kernels.suites import SUITES
+from iaj_kernels.core import cases, dispatch, triton_calls
+from iaj_kernels.suites import SUITES
 from tools.bench import benchmarks, timing
 
 _ALL = timing.Shard()

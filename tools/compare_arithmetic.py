@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 from iaj.parser import Parser, run_parsed
-from kernels.prefix_mean.api import prefix_mean
+from iaj_kernels.prefix_mean.api import prefix_mean
 import lm_jax
 from lm_jax import statistics
 from lm_jax.console import terminal

@@ -20,7 +20,7 @@ import sys
 import jax
 
 from iaj.parser import Parser, run_parsed
-from kernels.core import cases
+from iaj_kernels.core import cases
 from lm_jax.console.terminal import format_table
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, UsageError, nearest
 from tools.gpu_code import budgets, target

@@ -6,7 +6,7 @@
 1. check_kernels   every kernel against its reference on this device; if it fails, nothing is timed
 2. bench_kernels   speed against the bars and baselines of docs/kernels/gpu.md
 3. bench_train     training steps, forward passes and decoding of the Prototype Transformer
-4. tune_kernels    tile sizes, into kernels/tuned/<device>.json
+4. tune_kernels    tile sizes, into kernels/iaj_kernels/tuned/<device>.json
 
 Every step keeps what it has measured when its time is over. On 16 cores and an H200 the first took
 90 seconds. The last, whose time goes into compiling, did not finish a workload in 80; it may go on
@@ -26,8 +26,8 @@ import subprocess
 import sys
 import time
 
-from kernels.core import tuning
-from kernels.suites import SUITES
+from iaj_kernels.core import tuning
+from iaj_kernels.suites import SUITES
 
 
 @dataclasses.dataclass(frozen=True)

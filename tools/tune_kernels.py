@@ -6,8 +6,8 @@
 For the first workload marked `gpu` of each bucket, the tile sizes of one kernel after another are
 compiled, compared with the heuristic's result, and timed, forward and backward together if there is
 a backward. Combinations that do not fit the device are in the table with the compiler's error. The
-table `kernels/tuned/<device>.json` has the fastest tiles with all raw timings, device, versions and
-date, and is written after each group of combinations.
+table `kernels/iaj_kernels/tuned/<device>.json` has the fastest tiles with all raw timings, device,
+versions and date, and is written after each group of combinations.
 """
 
 import argparse
@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.core import cases, dispatch, tuning
-from kernels.suites import SUITES
+from iaj_kernels.core import cases, dispatch, tuning
+from iaj_kernels.suites import SUITES
 from tools.bench import baselines, timing
 
 # Two tile sizes round differently; a larger difference is an error in one of them.

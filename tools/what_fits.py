@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from iaj.parser import Parser, run_parsed
-from kernels.row_map_attention.maps import relu_power
+from iaj_kernels.row_map_attention.maps import relu_power
 import lm_jax
 from lm_jax.console.terminal import format_table
 from lm_jax.errors import UsageError

@@ -68,13 +68,58 @@ def run(
     if not isinstance(record, Mapping):
         record = dict.fromkeys(record, sites.keep)
     reducers = {names.site(name).site: reducer for name, reducer in record.items()}
-    result = Run(subject, ids, single, interventions.by_site(edits, subject.cfg), {}, {})
-    output = result.forward(reducers)
-    for site, reducer in reducers.items():
-        kept = result.sites if reducer is sites.keep else result.reduced
-        kept[site] = output.records[site]
-    result.__dict__["logits"] = output.logits
-    return result
+    batch = Batch(subject, ids, interventions.by_site(edits, subject.cfg))
+    output = batch.forward(reducers)
+    whole = {site for site, reducer in reducers.items() if reducer is sites.keep}
+    return Run(
+        batch,
+        single,
+        output.logits,
+        {site: value for site, value in output.records.items() if site in whole},
+        {site: value for site, value in output.records.items() if site not in whole},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """B texts to one model, which a forward pass reads together.
+
+    Attributes:
+      subject: the model.
+      ids: token ids of each text.
+      edits: edits by site, as `forward` takes them.
+    """
+
+    subject: Subject
+    ids: tuple[tuple[int, ...], ...]
+    edits: Mapping[str, Any]
+
+    @property
+    def tokens_BT(self) -> jax.Array:
+        """Ids `[B, T]`, padded on the right with token 0."""
+        longest = max(map(len, self.ids))
+        return jnp.array([(*row, *[0] * (longest - len(row))) for row in self.ids], jnp.int32)
+
+    @property
+    def valid_BT(self) -> jax.Array | None:
+        """Whether a token is one of its text; None where all texts are equally long."""
+        lengths_B = np.array([len(row) for row in self.ids])
+        if (lengths_B == lengths_B[0]).all():
+            return None
+        return jnp.arange(lengths_B.max())[None] < lengths_B[:, None]
+
+    def forward(self, record: Mapping[str, sites.Reducer]) -> Output:
+        """One forward pass that records sites."""
+        return _forward(
+            self.subject.params,
+            self.tokens_BT,
+            self.edits,
+            as_pytree(self.subject.attend),
+            self.valid_BT,
+            cfg=self.subject.cfg,
+            mixer=self.subject.mixer,
+            record=tuple(record.items()),
+        )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -82,25 +127,28 @@ class Run:
     """A forward pass over B texts; where one text was given, answers are of it alone.
 
     Attributes:
-      subject: the model.
-      ids: token ids of each text.
+      batch: the model and its texts.
       single: whether one text was given, and no list of texts.
-      edits: edits by site, as `forward` takes them.
+      logits: logits `[B, T, V]` in float32; beyond the end of a shorter text they mean nothing.
       sites: recorded sites by our names.
       reduced: what reducers made of a site, by its name.
     """
 
-    subject: Subject
-    ids: tuple[tuple[int, ...], ...]
+    batch: Batch
     single: bool
-    edits: Mapping[str, Any]
+    logits: jax.Array
     sites: dict[str, Any]
     reduced: dict[str, Any]
 
-    @functools.cached_property
-    def logits(self) -> jax.Array:
-        """Logits `[B, T, V]` in float32; beyond the end of a shorter text they mean nothing."""
-        return self.forward({}).logits
+    @property
+    def subject(self) -> Subject:
+        """The model."""
+        return self.batch.subject
+
+    @property
+    def ids(self) -> tuple[tuple[int, ...], ...]:
+        """Token ids of each text."""
+        return self.batch.ids
 
     @property
     def cache(self) -> "Recorded":
@@ -110,7 +158,7 @@ class Run:
     def whole(self, site: str) -> jax.Array:
         """All values of a site, which is recorded now where it is not yet."""
         if site not in self.sites:
-            self.sites[site] = self.forward({site: sites.keep}).records[site]
+            self.sites[site] = self.batch.forward({site: sites.keep}).records[site]
         return self.sites[site]
 
     @property
@@ -127,7 +175,7 @@ class Run:
         """
         if all(len(row) < 2 for row in self.ids):
             raise UsageError("loss: no text has two tokens, so none is predicted")
-        tokens_BT, valid_BT = self._padded(), self._valid()
+        tokens_BT, valid_BT = self.batch.tokens_BT, self.batch.valid_BT
         log_p = jax.nn.log_softmax(self.logits[:, :-1], axis=-1)
         loss_BT = -jnp.take_along_axis(log_p, tokens_BT[:, 1:, None], axis=-1)[..., 0]
         return float(jnp.mean(loss_BT, where=None if valid_BT is None else valid_BT[:, 1:]))
@@ -184,14 +232,14 @@ class Run:
         """
         return direct_logit_attribution(
             self.subject.params,
-            self._padded(),
+            self.batch.tokens_BT,
             self.subject.cfg,
             self._positions(at),
             jnp.array([self.token_id(answer), self.token_id(other)]),
-            edits=self.edits,
+            edits=self.batch.edits,
             attend=as_pytree(self.subject.attend),
             mixer=self.subject.mixer,
-            valid_BT=self._valid(),
+            valid_BT=self.batch.valid_BT,
         )
 
     def token_id(self, token: Token) -> int:
@@ -213,19 +261,6 @@ class Run:
             raise UsageError(f"id {token} is outside of 0..{self.subject.cfg.vocab_size - 1}")
         return int(token)
 
-    def forward(self, record: Mapping[str, sites.Reducer]) -> Output:
-        """The same pass, with other sites recorded."""
-        return _forward(
-            self.subject.params,
-            self._padded(),
-            self.edits,
-            as_pytree(self.subject.attend),
-            self._valid(),
-            cfg=self.subject.cfg,
-            mixer=self.subject.mixer,
-            record=tuple(record.items()),
-        )
-
     def __repr__(self) -> str:
         """The number of texts and tokens, and the answer."""
         tokens = sum(map(len, self.ids))
@@ -234,18 +269,6 @@ class Run:
             return f"Run({said})"
         best = ", ".join(f"{token!r} {p:.1%}" for token, p in self.top(3))
         return f"Run({said}; next: {best})"
-
-    def _padded(self) -> jax.Array:
-        """Ids `[B, T]`, padded on the right with token 0."""
-        longest = max(map(len, self.ids))
-        return jnp.array([(*row, *[0] * (longest - len(row))) for row in self.ids], jnp.int32)
-
-    def _valid(self) -> jax.Array | None:
-        """Whether a token is one of its text; None where all texts are equally long."""
-        lengths_B = np.array([len(row) for row in self.ids])
-        if (lengths_B == lengths_B[0]).all():
-            return None
-        return jnp.arange(lengths_B.max())[None] < lengths_B[:, None]
 
     def _positions(self, at: int) -> jax.Array:
         """The position `at` of each text, `[B]`."""

@@ -19,10 +19,10 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from kernels.attention.rows import softmax
-from kernels.attention.visibility import Visibility
-from kernels.row_map_attention.api import RowMapAttention, row_map_attention
-from kernels.row_map_attention.maps import SOFTMAX, RowMap
+from iaj_kernels.attention.rows import softmax
+from iaj_kernels.attention.visibility import Visibility
+from iaj_kernels.row_map_attention.api import RowMapAttention, row_map_attention
+from iaj_kernels.row_map_attention.maps import SOFTMAX, RowMap
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model import sites
 from lm_jax.model.layers import NO_DROPOUT, Dropout, softcap
@@ -173,7 +173,7 @@ def _xla_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
 def by_row_map(
     row_map: RowMap, q_BTNH, k_BSKH, v_BSKH, *, visibility: Visibility, scale, cap, **options: Any
 ) -> RowMapAttention:
-    """`kernels.row_map_attention` of a fused kernel's arguments; `options` are bias, heads."""
+    """`iaj_kernels.row_map_attention` of a fused kernel's arguments; `options` are bias, heads."""
     segments = (visibility.query_segments_BT, visibility.key_segments_BS)
     return row_map_attention(
         q_BTNH,

@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.core import noise
+from iaj_kernels.core import noise
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.lora import Adapted
 from lm_jax.model.params import Initializer, ParamSpec, ParamTree, constant, zeros
@@ -125,7 +125,7 @@ class Dropout:
 
     Srivastava et al., 2014, in the inverted form. Each name has random bits of its own. Whether an
     entry is kept is a function of key, name and the place of the entry in the whole array
-    (`kernels.core.noise`), with a probability exact to 2^-32: the same on every mesh.
+    (`iaj_kernels.core.noise`), with a probability exact to 2^-32: the same on every mesh.
     """
 
     rate: float = 0.0

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 
-from kernels.attention.visibility import visibility
+from iaj_kernels.attention.visibility import visibility
 from lm_jax.errors import UsageError
 from lm_jax.model.attention import Attend, Fused, attention
 from lm_jax.model.config import DecoderConfig

@@ -182,7 +182,7 @@ def _bytes_of(file: Path) -> bytes:
 
 def _fallbacks() -> tuple[str, ...]:
     # As with JAX, a command that never loaded the kernels has used none.
-    dispatch = sys.modules.get("kernels.core.dispatch")
+    dispatch = sys.modules.get("iaj_kernels.core.dispatch")
     return () if dispatch is None else dispatch.fallbacks()
 
 

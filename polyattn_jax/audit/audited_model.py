@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.row_map_attention.maps import RowMap
+from iaj_kernels.row_map_attention.maps import RowMap
 from lm_jax.errors import BadInputError
 from lm_jax.parallel import sharding
 from lm_jax.text.tokenizer import Tokenizer

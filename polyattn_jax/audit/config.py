@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from ml_collections import ConfigDict
 
-from kernels.row_map_attention.maps import RowMap
+from iaj_kernels.row_map_attention.maps import RowMap
 from lm_jax.errors import UsageError, nearest
 from lm_jax.evaluate.multiple_choice import task_problems
 from lm_jax.run.settings import Settings, at_least, between
@@ -27,8 +27,8 @@ class AuditConfig(Settings):
     Attributes:
       model: a Hugging Face folder, a GGUF file, or a name of the manifest.
       dtype: dtype of parameters and matrix products; scores and row maps are always float32.
-      attention: "kernels" forms no score matrix (kernels.row_map_attention), "dense" does; "auto"
-        takes the kernels on one GPU. The rows are the same but for rounding.
+      attention: "kernels" forms no score matrix (iaj_kernels.row_map_attention), "dense" does;
+        "auto" takes the kernels on one GPU. The rows are the same but for rounding.
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. (1, 1, 1) is the default device.
       seed: random seed of the suites and of the bootstrap.
       batch_size: number of prompts in one forward pass.

@@ -1,8 +1,8 @@
 """The row diagnostic S_p: how much mass a pointwise row map can put on the target key.
 
 From "When Does Polynomial Attention Concentrate?", section 3 and Appendix T. `row_stats` computes
-S_p by its definition (`kernels.score_stats.reference`) on an array of scores; the operation
-`kernels.score_stats` does so from queries and keys. `relative_error_bound` proves how far a
+S_p by its definition (`iaj_kernels.score_stats.reference`) on an array of scores; the operation
+`iaj_kernels.score_stats` does so from queries and keys. `relative_error_bound` proves how far a
 computed S_p can be from the exact one, and `classify` decides only what that bound allows.
 """
 
@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.score_stats import reference
-from kernels.score_stats.config import RowStats, Status
+from iaj_kernels.score_stats import reference
+from iaj_kernels.score_stats.config import RowStats, Status
 from lm_jax.errors import UsageError
 
 Array = jax.Array | np.ndarray

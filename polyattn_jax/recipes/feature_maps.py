@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention.rows import softmax
+from iaj_kernels.attention.rows import softmax
 
 Kind = Literal["elu1", "hedgehog", "performer"]
 

@@ -23,14 +23,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from kernels.attention.rows import over_sum, softmax
+from iaj_kernels.attention.rows import over_sum, softmax
 
 Kind = Literal["softpick", "entmax15", "softmax_logn", "poly", "poly_over_length", "taylor2"]
 
 
 @dataclasses.dataclass(frozen=True)
 class FieldMap:
-    """One row map, to be called on scores as `kernels.row_map_attention.maps.RowMap` is; hashable.
+    """One row map, called on scores as `iaj_kernels.row_map_attention.maps.RowMap` is; hashable.
 
     `p` and `alpha` are read by the polynomials alone, `n0` by `softmax_logn`.
     """

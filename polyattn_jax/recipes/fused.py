@@ -2,7 +2,7 @@
 
 Importing this registers, under the name "kernels", for `lm_jax.fused`:
 
-    substitute.GlobalRowMap, PerHeadRowMap    kernels.row_map_attention
+    substitute.GlobalRowMap, PerHeadRowMap    iaj_kernels.row_map_attention
     probe.Probe                               the same for the output; the score rows of chosen
                                               queries are formed, and all reports read those
     head_probe.HeadProbe                      the same for the output; patterns are formed for a
@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention.visibility import Visibility
-from kernels.row_map_attention.maps import SOFTMAX, RowMap
+from iaj_kernels.attention.visibility import Visibility
+from iaj_kernels.row_map_attention.maps import SOFTMAX, RowMap
 from lm_jax.errors import UsageError
 from lm_jax.model.attention import (
     Fused,

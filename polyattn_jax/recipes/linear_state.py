@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.row_map_attention.maps import RowMap
+from iaj_kernels.row_map_attention.maps import RowMap
 from lm_jax.model.config import DecoderConfig
 from lm_jax.run.results import Count
 from polyattn_jax.recipes.feature_maps import FeatureMap

@@ -1,8 +1,8 @@
 """Recipes of the paper's Table 2: a row map that may replace softmax, with its bias.
 
 From "When Does Polynomial Attention Concentrate?", Eq. 2, Algorithm 1 and section 5.1. The maps are
-those of `kernels.row_map_attention.maps`: functions of scores `[..., S]`, where a masked key has
-score -inf, and of a bias, that return weights `[..., S]`. `field_maps` has those of other
+those of `iaj_kernels.row_map_attention.maps`: functions of scores `[..., S]`, where a masked key
+has score -inf, and of a bias, that return weights `[..., S]`. `field_maps` has those of other
 papers, `feature_maps` those of linear attention, which read queries and keys in place of scores.
 """
 
@@ -13,8 +13,13 @@ from pathlib import Path
 import types
 from typing import Any
 
-from kernels.row_map_attention import maps
-from kernels.row_map_attention.maps import RowMap, ramapuram_sigmoid, relu_over_length, relu_power
+from iaj_kernels.row_map_attention import maps
+from iaj_kernels.row_map_attention.maps import (
+    RowMap,
+    ramapuram_sigmoid,
+    relu_over_length,
+    relu_power,
+)
 from lm_jax.errors import UsageError, nearest
 from polyattn_jax.recipes.feature_maps import FeatureMap
 from polyattn_jax.recipes.field_maps import FieldMap

@@ -6,7 +6,7 @@ section 3.3 and the defaults of its public library. With normed input x, for eve
 1. q, k, v = silu(causal depthwise convolution of a projection of x);
 2. q and k are divided by their norm;
 3. beta = sigmoid(projection of x);
-4. o = delta rule of q, k, v with writing strengths beta (`kernels.delta_rule`);
+4. o = delta rule of q, k, v with writing strengths beta (`iaj_kernels.delta_rule`);
 5. out = projection of the RMS norm of o over the head's width.
 
 There are no biases and no positional encoding. The config has N heads of width H.
@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from kernels.core.chunks import LOG_ZERO
-from kernels.delta_rule.api import delta_rule
+from iaj_kernels.core.chunks import LOG_ZERO
+from iaj_kernels.delta_rule.api import delta_rule
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import add_axes, project
 from lm_jax.model.mixers import Layer

@@ -6,7 +6,7 @@ With normed input x and inner width I = expand D,
 1. a, z = two projections of x to width I;
 2. u = silu(causal depthwise convolution of a, plus a bias);
 3. delta = softplus(low-rank projection of u, plus a bias), B and C = projections of u;
-4. y = selective scan of u with delta, A, B, C and the skip D (`kernels.selective_scan`);
+4. y = selective scan of u with delta, A, B, C and the skip D (`iaj_kernels.selective_scan`);
 5. out = projection of y * silu(z).
 
 The block has no MLP (`mlp_size=0`), although the Prototype Transformer's paper says so: its count
@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from kernels.core.chunks import LOG_ZERO
-from kernels.selective_scan.api import selective_scan
+from iaj_kernels.core.chunks import LOG_ZERO
+from iaj_kernels.selective_scan.api import selective_scan
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import add_axes, project
 from lm_jax.model.mixers import Layer
@@ -35,7 +35,7 @@ SHORTEST_STEP, LONGEST_STEP = 1e-3, 1e-1
 
 @dataclasses.dataclass(frozen=True)
 class MambaMixer:
-    """A selective state space; letters as in `kernels.selective_scan`, and X for the rank of delta.
+    """A selective state space; letters as in `iaj_kernels.selective_scan`; X is the rank of delta.
 
     Attributes:
       state_size: J, the size of a channel's state.

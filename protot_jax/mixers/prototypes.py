@@ -5,7 +5,8 @@ Prototype Transformer, section 3, Eq. 1 and 2. With normed input x, prototypes P
 1. write gate: w_j = softmax over prototypes of <x_j, P_r> / tau_w;
 2. read gate: g_i = softmax over prototypes of <W x_i, P_r> / tau_r, with the same P;
 3. each prototype keeps the discounted mean of what was written to it, strictly before i:
-   m_ir = sum_{j<i} beta_r^(i-j) w_jr v_j / sum_{j<i} beta_r^(i-j) w_jr   (`kernels.prefix_mean`);
+   m_ir = sum_{j<i} beta_r^(i-j) w_jr v_j / sum_{j<i} beta_r^(i-j) w_jr
+   (`iaj_kernels.prefix_mean`);
 4. out_i = alpha U sum_r g_ir m_ir.
 
 Options that the released code has and keeps off are fields too, off by default: other gates, hidden
@@ -26,8 +27,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from kernels.prefix_mean.api import prefix_mean
-from kernels.prefix_mean.state import State, empty_state
+from iaj_kernels.prefix_mean.api import prefix_mean
+from iaj_kernels.prefix_mean.state import State, empty_state
 from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import project
@@ -51,7 +52,7 @@ PrefixMean = Callable[..., Any]
 class PrototypeMixer(Prototypes):
     """Mixes tokens through `num_prototypes` channels.
 
-    `prefix` computes the means, with the arguments of `kernels.prefix_mean`.
+    `prefix` computes the means, with the arguments of `iaj_kernels.prefix_mean`.
     """
 
     prefix: PrefixMean = prefix_mean

@@ -3,7 +3,7 @@
 It divides each gate by beta^j + 1e-12, sums, and multiplies by (1 - beta) beta^i; the mass is at
 least 1e-6. In exact arithmetic that is the prefix mean. In float32 it fails in two stages: once
 beta^j is below 1e-12, after 40 half-lives, later writes are no longer discounted against one
-another; once the mass is below its clamp the mean shrinks to zero. `kernels.prefix_mean` has
+another; once the mass is below its clamp the mean shrinks to zero. `iaj_kernels.prefix_mean` has
 neither fault (docs/kernels/prefix_mean.md).
 
 The formulae are those of the released code, the program is not: the two sums over j are one product
@@ -13,7 +13,7 @@ with a causal mask, in time and memory T^2 and without an array [B, T, R, E].
 import jax
 import jax.numpy as jnp
 
-from kernels.prefix_mean.state import State
+from iaj_kernels.prefix_mean.state import State
 from lm_jax.errors import UsageError
 
 EPSILON = 1e-12
@@ -31,7 +31,7 @@ def released_prefix_mean(
     mass_normalisation: bool = True,
     resets_BT: jax.Array | None = None,
 ) -> jax.Array | tuple[jax.Array, None]:
-    """`kernels.prefix_mean` of a whole sequence, with the errors of the released code.
+    """`iaj_kernels.prefix_mean` of a whole sequence, with the errors of the released code.
 
     It has no state and cannot decode: `return_state` returns None for it.
 

@@ -1,6 +1,6 @@
 """Mixers of slots, newer relatives of ProtoT: gated slot attention, and Raven's top-k write.
 
-Every head has M slots, each with a key and a value (`kernels.gated_slots`). With normed input x,
+Every head has M slots, each a key and a value (`iaj_kernels.gated_slots`). With normed input x,
 
 1. q, k, v = projections of x;
 2. logarithms of the decays alpha, a number per slot; slot m keeps alpha_m of what it holds and
@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from kernels.gated_slots.api import gated_slots
-from kernels.gated_slots.config import Slots
+from iaj_kernels.gated_slots.api import gated_slots
+from iaj_kernels.gated_slots.config import Slots
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import add_axes, project
 from lm_jax.model.mixers import Layer

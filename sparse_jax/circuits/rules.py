@@ -31,7 +31,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.attention.rows import over_sum
+from iaj_kernels.attention.rows import over_sum
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.attention import PerLayer, softmax
 from lm_jax.model.config import DecoderConfig

@@ -11,8 +11,8 @@ without normalising again (the ablation `renormalise` does). The forward pass
     open_edges_BN       number of open gates
     pairs_B             number of visible pairs, the denominator of a share
 
-`by_kernels` computes the same without forming scores (`kernels.gated_attention`); it samples the
-same gates, because the noise is a function of seed, row, head, query and key.
+`by_kernels` computes the same without forming scores (`iaj_kernels.gated_attention`); it samples
+the same gates, because the noise is a function of seed, row, head, query and key.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.attention.visibility import Visibility
-from kernels.core import counts, dispatch
-from kernels.gated_attention import reference
-from kernels.gated_attention.api import gated_attention
-from kernels.gated_attention.config import MODES, Config
-from kernels.gated_attention.edges import EdgeList
+from iaj_kernels.attention.visibility import Visibility
+from iaj_kernels.core import counts, dispatch
+from iaj_kernels.gated_attention import reference
+from iaj_kernels.gated_attention.api import gated_attention
+from iaj_kernels.gated_attention.config import MODES, Config
+from iaj_kernels.gated_attention.edges import EdgeList
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.attention import Fused, LayerAttend, PerLayer, fused, register_fused
 from lm_jax.model.config import DecoderConfig
@@ -146,14 +146,14 @@ def gated(
 
 
 def by_kernels(attend: PerLayer) -> Fused:
-    """The same attend, computed by `kernels.gated_attention`."""
+    """The same attend, computed by `iaj_kernels.gated_attention`."""
     return fused(attend, NAME)
 
 
 def listing_edges(attend: PerLayer, capacity: int) -> PerLayer:
     """The same attend, which by kernels adds to `aux` the open edges of a layer, up to `capacity`.
 
-    `aux["edges"]` is a `kernels.gated_attention.edges.EdgeList` with arrays `[L, capacity]`, and
+    `aux["edges"]` is an `iaj_kernels.gated_attention.edges.EdgeList` with arrays `[L, capacity]`;
     its `count` and `overflow` are `[L]`. The batch is not to be split over a mesh.
     """
     assert isinstance(attend.fn, Gated), "only gates open and close edges"

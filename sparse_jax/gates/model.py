@@ -9,7 +9,7 @@ Loaded without its gates, by another library, it is a dense model with changed w
 `lm_jax.load_pretrained` refuses it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import os
 from pathlib import Path
@@ -23,9 +23,11 @@ import pyarrow as pa
 
 from lm_jax import report
 from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.inspect.run import Run
 from lm_jax.model.attention import PerLayer
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward
+from lm_jax.model.sites import Reducer
 from lm_jax.run.files import read_json, write_bytes, write_json
 from lm_jax.run.identity import ModelIdentity, difference
 from lm_jax.weights import card as cards
@@ -108,6 +110,12 @@ class SparseModel:
     def with_params(self, params: Any) -> "SparseModel":
         """The same model with other weights, such as an argument of a compiled function."""
         return dataclasses.replace(self, base=dataclasses.replace(self.base, params=params))
+
+    def run(
+        self, text: Any, *, record: Sequence[str] | Mapping[str, Reducer] = (), edits: Any = None
+    ) -> Run:
+        """Runs the model, gates open where their logit is above 0; see `lm_jax.Pretrained.run`."""
+        return self.base.run(text, record=record, edits=edits, attend=self.gates.attend(self.cfg))
 
     def forward(
         self,

@@ -80,15 +80,6 @@ def test_the_size_of_the_cache(tmp_path, monkeypatch):
     assert "smollm2" not in dict(lines)["not fetched"]
 
 
-def test_the_other_package_named_kernels_is_shown(tmp_path, monkeypatch):
-    assert "kernels" not in dict(doctor.versions())
-    info = tmp_path / "kernels-0.18.2.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.18.2\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "pip uninstall kernels" in dict(doctor.versions())["kernels"]
-
-
 @pytest.mark.parametrize("argv", [["--verbose"], ["x"]])
 def test_arguments_are_refused(argv, capsys):
     assert doctor.main(argv) == 2

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.core import cases
-from kernels.suites import SUITES
+from iaj_kernels.core import cases
+from iaj_kernels.suites import SUITES
 from tests import rounding
 
 # What cancels in a case that an operation has: bounds are wider there than what they bound.

@@ -1,4 +1,4 @@
-"""The machine code of a kernel of `kernels.attention.mosaic_pipeline`, compiled for an H200."""
+"""The machine code of a kernel of `iaj_kernels.attention.mosaic_pipeline`, compiled for an H200."""
 
 from collections.abc import Callable
 from pathlib import Path

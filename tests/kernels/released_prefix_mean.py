@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels import prefix_mean
+from iaj_kernels import prefix_mean
 
 DATA = (
     Path(__file__).parents[2] / "results" / "arithmetic" / "released_decay_error" / "summary.json"
@@ -50,7 +50,7 @@ def released(
 def ours(
     write_BTR: np.ndarray, value_BTE: np.ndarray, decay_R: np.ndarray, read_BTR: np.ndarray
 ) -> np.ndarray:
-    """`kernels.prefix_mean`."""
+    """`iaj_kernels.prefix_mean`."""
     arrays = (jnp.asarray(x, jnp.float32) for x in (write_BTR, value_BTE, decay_R, read_BTR))
     return np.asarray(jax.jit(prefix_mean)(*arrays))
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kernels.score_stats.config import RowStats, Status
+from iaj_kernels.score_stats.config import RowStats, Status
 
 
 def statistics(

@@ -8,10 +8,10 @@ from jax.sharding import Mesh
 import numpy as np
 import pytest
 
-from kernels.attention import batches
-from kernels.gated_attention.api import gated_attention
-from kernels.row_map_attention.api import row_map_attention
-from kernels.row_map_attention.maps import SOFTMAX
+from iaj_kernels.attention import batches
+from iaj_kernels.gated_attention.api import gated_attention
+from iaj_kernels.row_map_attention.api import row_map_attention
+from iaj_kernels.row_map_attention.maps import SOFTMAX
 
 
 @pytest.mark.parametrize(

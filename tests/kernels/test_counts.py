@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.core import counts
+from iaj_kernels.core import counts
 
 HALF = 2**30
 

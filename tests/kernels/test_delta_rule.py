@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from kernels import delta_rule
-from kernels.core import cases, dispatch
-from kernels.delta_rule import xla
-from kernels.delta_rule.cases import SUITE
-from kernels.delta_rule.config import Call, Config
+from iaj_kernels import delta_rule
+from iaj_kernels.core import cases, dispatch
+from iaj_kernels.delta_rule import xla
+from iaj_kernels.delta_rule.cases import SUITE
+from iaj_kernels.delta_rule.config import Call, Config
 from tests import rounding, traced
 from tests.kernels import comparison
 

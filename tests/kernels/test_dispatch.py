@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels.core import dispatch
-from kernels.delta_rule.api import delta_rule
-from kernels.gated_attention.api import gated_attention
-from kernels.prefix_mean.api import prefix_mean
-from kernels.row_map_attention.api import row_map_attention
-from kernels.row_map_attention.maps import SOFTMAX
-from kernels.score_stats.api import score_stats
-from kernels.selective_scan.api import selective_scan
+from iaj_kernels.core import dispatch
+from iaj_kernels.delta_rule.api import delta_rule
+from iaj_kernels.gated_attention.api import gated_attention
+from iaj_kernels.prefix_mean.api import prefix_mean
+from iaj_kernels.row_map_attention.api import row_map_attention
+from iaj_kernels.row_map_attention.maps import SOFTMAX
+from iaj_kernels.score_stats.api import score_stats
+from iaj_kernels.selective_scan.api import selective_scan
 
 GPU = dispatch.Target("gpu", "NVIDIA H200")
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from kernels.core import cases
-from kernels.rounding import error_bound
-from kernels.rounding.error_model import Arithmetic
+from iaj_kernels.core import cases
+from iaj_kernels.rounding import error_bound
+from iaj_kernels.rounding.error_model import Arithmetic
 from tests import rounding
 
 U = 2.0**-24

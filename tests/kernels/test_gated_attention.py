@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import gated_attention
-from kernels.attention.visibility import visibility
-from kernels.core import dispatch, noise
+from iaj_kernels import gated_attention
+from iaj_kernels.attention.visibility import visibility
+from iaj_kernels.core import dispatch, noise
 from lm_jax.model.attention import softmax
 from tests import rounding
 

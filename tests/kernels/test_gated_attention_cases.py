@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from kernels.core import cases, dispatch
-from kernels.gated_attention.cases import SUITE
+from iaj_kernels.core import cases, dispatch
+from iaj_kernels.gated_attention.cases import SUITE
 from tests.kernels import comparison
 
 # The widest heads are in the next case.

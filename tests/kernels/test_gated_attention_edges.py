@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import gated_attention
+from iaj_kernels import gated_attention
 from tests import rounding
 
 B, T, N, K, H = 2, 150, 4, 2, 160

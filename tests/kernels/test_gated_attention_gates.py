@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
-from kernels import gated_attention
-from kernels.attention.visibility import visibility
-from kernels.core import dispatch, noise
-from kernels.gated_attention import tile, xla
-from kernels.gated_attention.config import Call, Config
+from iaj_kernels import gated_attention
+from iaj_kernels.attention.visibility import visibility
+from iaj_kernels.core import dispatch, noise
+from iaj_kernels.gated_attention import tile, xla
+from iaj_kernels.gated_attention.config import Call, Config
 from tests import rounding
 
 B, T, N, K, H = 4, 64, 4, 2, 64

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import gated_attention
-from kernels.attention.visibility import visibility
-from kernels.core import cases, dispatch, noise
-from kernels.gated_attention import mosaic, reference, tile
-from kernels.gated_attention.config import MODES, Call, Config
+from iaj_kernels import gated_attention
+from iaj_kernels.attention.visibility import visibility
+from iaj_kernels.core import cases, dispatch, noise
+from iaj_kernels.gated_attention import mosaic, reference, tile
+from iaj_kernels.gated_attention.config import MODES, Call, Config
 from tests import rounding
 from tests.kernels import comparison, mosaic_code
 from tools.gpu_code import target

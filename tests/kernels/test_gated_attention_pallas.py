@@ -13,11 +13,11 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
-from kernels import gated_attention
-from kernels.attention.visibility import visibility
-from kernels.core import dispatch, tuning
-from kernels.gated_attention import pallas, pallas_plan
-from kernels.gated_attention.config import Call, Config
+from iaj_kernels import gated_attention
+from iaj_kernels.attention.visibility import visibility
+from iaj_kernels.core import dispatch, tuning
+from iaj_kernels.gated_attention import pallas, pallas_plan
+from iaj_kernels.gated_attention.config import Call, Config
 from tests import rounding
 
 SEED = 5

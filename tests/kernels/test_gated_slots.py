@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy import special
 
-from kernels import gated_slots
-from kernels.core import cases
-from kernels.gated_slots import xla
-from kernels.gated_slots.cases import SUITE
-from kernels.gated_slots.config import Call, Config, Slots
+from iaj_kernels import gated_slots
+from iaj_kernels.core import cases
+from iaj_kernels.gated_slots import xla
+from iaj_kernels.gated_slots.cases import SUITE
+from iaj_kernels.gated_slots.config import Call, Config, Slots
 from tests import rounding
 from tests.kernels import comparison
 

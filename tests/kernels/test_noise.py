@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.core import noise
+from iaj_kernels.core import noise
 
 
 def _sample(seed=0, B=1, N=1, T=1, S=1, *, start=0):

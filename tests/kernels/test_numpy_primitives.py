@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.rounding import numpy_primitives
+from iaj_kernels.rounding import numpy_primitives
 
 
 def numbers(*shape, low=-2.0, high=2.0):

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels import prefix_mean
-from kernels.core import cases, dispatch
-from kernels.prefix_mean import baselines
-from kernels.prefix_mean.cases import SUITE
-from kernels.prefix_mean.state import State, empty_state
+from iaj_kernels import prefix_mean
+from iaj_kernels.core import cases, dispatch
+from iaj_kernels.prefix_mean import baselines
+from iaj_kernels.prefix_mean.cases import SUITE
+from iaj_kernels.prefix_mean.state import State, empty_state
 from tests import rounding
 from tests.kernels import comparison
 from tests.kernels import prefix_mean_oracle as oracle

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import prefix_mean
-from kernels.prefix_mean.state import MASS_FLOOR, State
-from kernels.rounding import error_bound
+from iaj_kernels import prefix_mean
+from iaj_kernels.prefix_mean.state import MASS_FLOOR, State
+from iaj_kernels.rounding import error_bound
 from tests import rounding
 from tests.kernels import prefix_mean_oracle as oracle
 

@@ -9,11 +9,11 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 import numpy as np
 import pytest
 
-from kernels.core import cases, dispatch, tuning
-from kernels.prefix_mean import pallas
-from kernels.prefix_mean.cases import SUITE
-from kernels.prefix_mean.config import Call, Config
-from kernels.prefix_mean.state import State
+from iaj_kernels.core import cases, dispatch, tuning
+from iaj_kernels.prefix_mean import pallas
+from iaj_kernels.prefix_mean.cases import SUITE
+from iaj_kernels.prefix_mean.config import Call, Config
+from iaj_kernels.prefix_mean.state import State
 from tests import rounding
 from tests.kernels import comparison
 from tools.gpu_code import target

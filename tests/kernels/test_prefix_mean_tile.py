@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.prefix_mean import tile
-from kernels.prefix_mean.state import log_of_decay
+from iaj_kernels.prefix_mean import tile
+from iaj_kernels.prefix_mean.state import log_of_decay
 from tests import rounding
 
 C, R, E = 16, 5, 8

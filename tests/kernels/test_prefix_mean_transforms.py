@@ -10,11 +10,11 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from kernels import prefix_mean
-from kernels.core import cases
-from kernels.prefix_mean import baselines, linear_chunk, xla
-from kernels.prefix_mean.cases import SUITE
-from kernels.prefix_mean.state import State
+from iaj_kernels import prefix_mean
+from iaj_kernels.core import cases
+from iaj_kernels.prefix_mean import baselines, linear_chunk, xla
+from iaj_kernels.prefix_mean.cases import SUITE
+from iaj_kernels.prefix_mean.state import State
 from tests import rounding
 from tests.kernels import prefix_mean_oracle as oracle
 from tests.traced import largest

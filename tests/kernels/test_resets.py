@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.core import cases
-from kernels.gated_slots.cases import SUITE as GATED_SLOTS
-from kernels.prefix_mean.cases import SUITE as PREFIX_MEAN
+from iaj_kernels.core import cases
+from iaj_kernels.gated_slots.cases import SUITE as GATED_SLOTS
+from iaj_kernels.prefix_mean.cases import SUITE as PREFIX_MEAN
 from tests import rounding
 
 SIZES = {"B": 1, "T": 39, "R": 4, "N": 2, "M": 4, "H": 6, "E": 3}

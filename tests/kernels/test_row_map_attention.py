@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import row_map_attention
-from kernels.core import cases, dispatch
-from kernels.row_map_attention import maps, xla
-from kernels.row_map_attention.cases import SUITE
+from iaj_kernels import row_map_attention
+from iaj_kernels.core import cases, dispatch
+from iaj_kernels.row_map_attention import maps, xla
+from iaj_kernels.row_map_attention.cases import SUITE
 from polyattn_jax.recipes.substitute import PerHeadRowMap
 from tests import rounding
 from tests.kernels import comparison

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention import mosaic_pipeline
-from kernels.attention.visibility import visibility
-from kernels.core import cases, dispatch
-from kernels.row_map_attention import maps, mosaic, tile
-from kernels.row_map_attention.api import row_map_attention
-from kernels.row_map_attention.cases import MAPS
-from kernels.row_map_attention.config import Call, Config
+from iaj_kernels.attention import mosaic_pipeline
+from iaj_kernels.attention.visibility import visibility
+from iaj_kernels.core import cases, dispatch
+from iaj_kernels.row_map_attention import maps, mosaic, tile
+from iaj_kernels.row_map_attention.api import row_map_attention
+from iaj_kernels.row_map_attention.cases import MAPS
+from iaj_kernels.row_map_attention.config import Call, Config
 from tests import rounding
 from tests.kernels import comparison, mosaic_code
 from tools.gpu_code import target

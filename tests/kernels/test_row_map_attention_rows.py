@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import row_map_attention
-from kernels.attention.visibility import visibility
-from kernels.core import dispatch, tuning
-from kernels.row_map_attention import maps, tile
-from kernels.row_map_attention.cases import MAPS
+from iaj_kernels import row_map_attention
+from iaj_kernels.attention.visibility import visibility
+from iaj_kernels.core import dispatch, tuning
+from iaj_kernels.row_map_attention import maps, tile
+from iaj_kernels.row_map_attention.cases import MAPS
 from tests import rounding
 
 ROWS, KEYS = 6, 24

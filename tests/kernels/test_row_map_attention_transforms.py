@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from kernels import row_map_attention
-from kernels.core import dispatch
-from kernels.row_map_attention import maps
+from iaj_kernels import row_map_attention
+from iaj_kernels.core import dispatch
+from iaj_kernels.row_map_attention import maps
 from tests import rounding
 
 FAST = pytest.mark.parametrize("implementation", ["xla", "pallas"])

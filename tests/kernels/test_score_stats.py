@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from kernels.attention.visibility import visibility
-from kernels.core import dispatch
-from kernels.score_stats.api import score_stats
-from kernels.score_stats.cases import SUITE
-from kernels.score_stats.config import RowStats, Status
+from iaj_kernels.attention.visibility import visibility
+from iaj_kernels.core import dispatch
+from iaj_kernels.score_stats.api import score_stats
+from iaj_kernels.score_stats.cases import SUITE
+from iaj_kernels.score_stats.config import RowStats, Status
 from polyattn_jax.recipes.diagnostic import relative_error_bound
 from tests.kernels import comparison
 from tests.kernels import score_stats_oracle as oracle

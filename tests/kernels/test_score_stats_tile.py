@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.core import dispatch
-from kernels.score_stats import tile
-from kernels.score_stats.config import Config
+from iaj_kernels.core import dispatch
+from iaj_kernels.score_stats import tile
+from iaj_kernels.score_stats.config import Config
 from polyattn_jax.recipes.diagnostic import relative_error_bound
 
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.core import dispatch
-from kernels.score_stats import config
-from kernels.score_stats.api import score_stats
+from iaj_kernels.core import dispatch
+from iaj_kernels.score_stats import config
+from iaj_kernels.score_stats.api import score_stats
 from polyattn_jax.recipes.diagnostic import relative_error_bound
 
 ALL = ("reference", "xla", "pallas")

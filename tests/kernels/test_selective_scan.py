@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import selective_scan
-from kernels.core import cases, dispatch
-from kernels.selective_scan import xla
-from kernels.selective_scan.cases import SUITE
-from kernels.selective_scan.config import GPU_UNROLL, Call, Config, config_for
+from iaj_kernels import selective_scan
+from iaj_kernels.core import cases, dispatch
+from iaj_kernels.selective_scan import xla
+from iaj_kernels.selective_scan.cases import SUITE
+from iaj_kernels.selective_scan.config import GPU_UNROLL, Call, Config, config_for
 from tests import rounding, traced
 from tests.kernels import comparison
 

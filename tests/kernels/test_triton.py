@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from kernels.core import cases, dispatch
-from kernels.suites import SUITES
+from iaj_kernels.core import cases, dispatch
+from iaj_kernels.suites import SUITES
 
 
 def small(op, dtype="float32", options=(), **sizes):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention import visibility
+from iaj_kernels.attention import visibility
 
 LARGEST = np.iinfo(np.int32).max
 

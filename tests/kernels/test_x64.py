@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels.core.cases import outputs_and_gradients
-from kernels.suites import SUITES
+from iaj_kernels.core.cases import outputs_and_gradients
+from iaj_kernels.suites import SUITES
 
 
 @pytest.mark.parametrize("implementation", ["xla", "reference"])

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from kernels.core import cases
-from kernels.prefix_mean.cases import SUITE
+from iaj_kernels.core import cases
+from iaj_kernels.prefix_mean.cases import SUITE
 from tools.bench import baseline_fla, baselines
 
 

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from kernels.core import cases, dispatch
-from kernels.suites import SUITES
+from iaj_kernels.core import cases, dispatch
+from iaj_kernels.suites import SUITES
 from tools.bench import baselines, benchmarks, timing
 from tools.bench import kernels as bench_kernels
 

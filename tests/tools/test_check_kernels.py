@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 
-from kernels.core import cases, dispatch
+from iaj_kernels.core import cases, dispatch
 from tools import check_kernels
 
 

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from kernels.core import cases
+from iaj_kernels.core import cases
 from tools import compile_kernels
 from tools.gpu_code import budgets, machine_code, target
 

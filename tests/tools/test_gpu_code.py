@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 import pytest
 
-from kernels.core import cases, dispatch
+from iaj_kernels.core import cases, dispatch
 from lm_jax.errors import BadInputError
 from tools.gpu_code import budgets, machine_code, target
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from kernels.suites import SUITES
+from iaj_kernels.suites import SUITES
 from tools import gpu_session
 from tools.bench import timing
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels.core import cases, dispatch, tuning
-from kernels.suites import SUITES
+from iaj_kernels.core import cases, dispatch, tuning
+from iaj_kernels.suites import SUITES
 from tools import tune_kernels
 
 H200 = dispatch.Target("gpu", "NVIDIA H200")

@@ -22,8 +22,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from kernels.core import cases
-from kernels.prefix_mean.state import MASS_FLOOR
+from iaj_kernels.core import cases
+from iaj_kernels.prefix_mean.state import MASS_FLOOR
 from tools.bench import timing
 
 INSTALL = "pip install torch flash-linear-attention"

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.core import cases
-from kernels.prefix_mean import baselines
-from kernels.suites import SUITES
+from iaj_kernels.core import cases
+from iaj_kernels.prefix_mean import baselines
+from iaj_kernels.suites import SUITES
 from tools.bench import baseline_fla, timing
 
 Program = Callable[[cases.Case, cases.Arrays], dict[str, jax.Array]]

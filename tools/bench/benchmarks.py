@@ -13,8 +13,8 @@ import statistics
 
 import jax
 
-from kernels.core import cases, dispatch, triton_calls
-from kernels.suites import SUITES
+from iaj_kernels.core import cases, dispatch, triton_calls
+from iaj_kernels.suites import SUITES
 from tools.bench import baselines, timing
 
 # Deviations by operation, implementation and case.

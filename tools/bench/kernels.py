@@ -26,8 +26,8 @@ from typing import Any
 
 import jax
 
-from kernels.core import cases
-from kernels.suites import SUITES
+from iaj_kernels.core import cases
+from iaj_kernels.suites import SUITES
 from lm_jax.errors import UsageError
 from tools.bench import baselines, benchmarks, front
 

@@ -1,8 +1,8 @@
 """Budgets of compiled kernels: the largest allowed value of each figure.
 
-`kernels/<op>/budgets.json` holds, for every case with the use `budget`, the temporary memory of the
-program of value and gradients, and the figures of each of its kernels (`machine_code`). They are
-written from a measurement plus `SLACK`, and hold until they are written again, which shows in
+`budgets.json` of each operation holds, for every case with the use `budget`, the temporary memory
+of the program of value and gradients, and the figures of each of its kernels (`machine_code`). They
+are written from a measurement plus `SLACK`, and hold until they are written again, which shows in
 review. A figure under half its budget fails as well, because the gain could be lost unnoticed.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 
 import jax
 
-import kernels
-from kernels.core import cases
-from kernels.suites import SUITES
+import iaj_kernels
+from iaj_kernels.core import cases
+from iaj_kernels.suites import SUITES
 from tools.gpu_code import machine_code, target, triton_code
 
-KERNELS = Path(kernels.__file__).parent
+KERNELS = Path(iaj_kernels.__file__).parent
 # Relative margin of a budget over the measured figure; the other figures are exact.
 SLACK = {"instructions_per_element": 0.05, "loop_instructions": 0.05, "temporary_bytes": 0.05}
 # A GPU allocates registers to a warp in units of this many per thread.

@@ -16,7 +16,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, PartitionSpec
 
-from kernels.core import dispatch
+from iaj_kernels.core import dispatch
 from lm_jax.errors import BadInputError
 
 TARGET = dispatch.Target("gpu", "NVIDIA H200")

@@ -15,7 +15,7 @@ from pathlib import Path
 import re
 import tempfile
 
-from kernels.core import triton_calls
+from iaj_kernels.core import triton_calls
 from lm_jax.errors import BadInputError
 from tools.gpu_code import machine_code
 

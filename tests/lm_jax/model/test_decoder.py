@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.rounding import error_bound
-from kernels.rounding.error_model import Arithmetic
+from iaj_kernels.rounding import error_bound
+from iaj_kernels.rounding.error_model import Arithmetic
 import lm_jax
 from lm_jax.errors import BadInputError
 from lm_jax.model import layers

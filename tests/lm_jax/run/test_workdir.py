@@ -381,7 +381,7 @@ def test_the_device_is_named_only_where_jax_was_used(monkeypatch):
 
 
 def test_the_fallbacks_of_a_run_are_in_its_provenance(tmp_path, monkeypatch):
-    from kernels.core import dispatch
+    from iaj_kernels.core import dispatch
 
     # A function that an earlier run of the process traced is not traced again.
     earlier = "of an earlier run"

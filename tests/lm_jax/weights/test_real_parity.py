@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.rounding import error_bound
+from iaj_kernels.rounding import error_bound
 import lm_jax
 from lm_jax.text.gguf_reader import open_gguf
 from lm_jax.weights import load

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention.visibility import Visibility
+from iaj_kernels.attention.visibility import Visibility
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.model import attention

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.attention.visibility import visibility
+from iaj_kernels.attention.visibility import visibility
 import lm_jax
 from lm_jax.model.attention import attention
 from lm_jax.model.sites import Scope

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.core import cases
+from iaj_kernels.core import cases
 import lm_jax
 from lm_jax.model.mixers import Layer
 from lm_jax.model.sites import Scope

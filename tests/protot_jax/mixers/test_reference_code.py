@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels import prefix_mean
+from iaj_kernels import prefix_mean
 import lm_jax
 from lm_jax.console.config_files import load_config
 from lm_jax.errors import UsageError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from kernels.core import dispatch, noise
-from kernels.gated_attention.api import gated_attention
+from iaj_kernels.core import dispatch, noise
+from iaj_kernels.gated_attention.api import gated_attention
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.model.attention import as_pytree, for_layer

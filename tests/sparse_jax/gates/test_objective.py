@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from kernels.rounding import error_bound
+from iaj_kernels.rounding import error_bound
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.model import lora

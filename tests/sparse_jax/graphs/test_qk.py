@@ -1,6 +1,6 @@
 """Attention scores by sources against the forward pass: sums, single terms, files, bad input.
 
-Bounds are of the float32 computation from the weights on, derived by `kernels/rounding`.
+Bounds are of the float32 computation from the weights on, derived by `iaj_kernels.rounding`.
 """
 
 import copy

@@ -2,7 +2,7 @@
 
 The whole computation is traced: the forward pass, what it freezes, cotangents, rows, sums. In
 float64 sums and readings are equal; the bounds are of their difference in float32, with a term for
-every operation (`kernels/rounding`), on any processor.
+every operation (`kernels/iaj_kernels/rounding`), on any processor.
 """
 
 import jax
