@@ -46,6 +46,7 @@ EXTRAS = {
     "eval": Extra(("lm_eval",), "lm_jax.evaluate.harness"),
     "hpo": Extra(("optuna",), "iaj protot search --config.sampler=tpe (or random)"),
     "wandb": Extra(("wandb",), "training commands with --track=wandb"),
+    "trackio": Extra(("trackio",), "training commands with --track=trackio"),
     "botorch": Extra(("botorch", "optuna", "optuna_integration"), "iaj protot search"),
 }
 

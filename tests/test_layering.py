@@ -72,6 +72,7 @@ ONLY_IN_FUNCTIONS = {
         "lm_eval",
         "optuna",
         "torch",
+        "trackio",
         "transformers",
         "vl_convert",
         "wandb",

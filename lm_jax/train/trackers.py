@@ -6,6 +6,13 @@ its project, key and mode from its own environment; with WANDB_MODE=offline noth
     pip install 'interpretable-attention-jax[wandb]'
     WANDB_PROJECT=prototypes iaj protot pretrain ... --track=wandb
 
+`--track=trackio` adds Trackio, which keeps numbers on this machine, or in the Space that
+TRACKIO_SPACE_ID names. Its project is that of TRACKIO_PROJECT, or `iaj`:
+
+    pip install 'interpretable-attention-jax[trackio]'
+    iaj protot pretrain ... --track=trackio
+    trackio show --project iaj
+
 `--track=csv` writes `tracked.csv`, a line `step,name,value` for every number.
 """
 
@@ -13,6 +20,7 @@ from collections.abc import Mapping
 import csv
 import importlib.util
 import io
+import os
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -23,7 +31,9 @@ from lm_jax.run.files import replace_file
 EVENTS = "tensorboard"
 CSV = "tracked.csv"
 _CSV_HEADER = ["step", "name", "value"]
-Track = Literal["none", "wandb", "csv"]
+# Those that are packages of their own.
+PACKAGES = ("wandb", "trackio")
+Track = Literal["none", "wandb", "trackio", "csv"]
 
 
 class Tracker(Protocol):
@@ -69,26 +79,30 @@ class TensorBoard:
         self._writer.close()
 
 
-class Wandb:
-    """Run of Weights & Biases with one id for a folder and its settings: a resumed run goes on."""
+class Logged:
+    """A run of Weights & Biases or Trackio: one for a folder and its settings, when resumed too."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        import wandb
-
+    def __init__(self, track: Track, folder: Path, settings: Mapping[str, Any]) -> None:
         folder = folder.absolute()
-        self._run = wandb.init(
-            dir=str(folder),
-            id=config_hash({"folder": str(folder), "settings": settings})[:16],
-            name=f"{folder.parent.name}/{folder.name}",
-            config=dict(settings),
-            resume="allow",
-        )
+        run_id = config_hash({"folder": str(folder), "settings": settings})[:16]
+        name = f"{folder.parent.name}/{folder.name}"
+        same: dict[str, Any] = {"config": dict(settings), "resume": "allow"}
+        if track == "wandb":
+            import wandb
+
+            self._run = wandb.init(dir=str(folder), id=run_id, name=name, **same)
+        else:
+            import trackio
+
+            # It knows a run by its name.
+            project = os.environ.get("TRACKIO_PROJECT", "iaj")
+            self._run = trackio.init(project, name=f"{name} {run_id[:8]}", embed=False, **same)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
     def flush(self) -> None:
-        """Does nothing: its own process writes what was added."""
+        """Does nothing: their own processes write what was added."""
 
     def close(self) -> None:
         self._run.finish()
@@ -125,9 +139,10 @@ class Csv:
 
 def check(track: Track) -> None:
     """Raises `UsageError` if the package of a tracker is missing."""
-    if track == "wandb" and importlib.util.find_spec("wandb") is None:
+    if track in PACKAGES and importlib.util.find_spec(track) is None:
         raise UsageError(
-            "--track=wandb: wandb is missing; pip install 'interpretable-attention-jax[wandb]'"
+            f"--track={track}: {track} is missing; "
+            f"pip install 'interpretable-attention-jax[{track}]'"
         )
 
 
@@ -136,6 +151,6 @@ def trackers(
 ) -> tuple[Tracker, ...]:
     """Opens the trackers of a run with these settings that has done `done` steps in this folder."""
     events = TensorBoard(folder, done)
-    if track == "wandb":
-        return (events, Wandb(folder, settings))
+    if track in PACKAGES:
+        return (events, Logged(track, folder, settings))
     return (events, Csv(folder, done)) if track == "csv" else (events,)

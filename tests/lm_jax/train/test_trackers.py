@@ -1,9 +1,10 @@
-"""Weights & Biases, by a module that records what it is asked, and CSV: every number, once."""
+"""Trackers, by a module that records what it is asked, and CSV: every number, once."""
 
 import csv
 import dataclasses
 import importlib.machinery
 import importlib.util
+import re
 import sys
 import types
 
@@ -12,7 +13,7 @@ import pytest
 from lm_jax.console import cli
 from lm_jax.errors import UsageError
 from lm_jax.train.launch import LaunchOptions, launched_with
-from lm_jax.train.trackers import CSV, EVENTS, Csv, TensorBoard
+from lm_jax.train.trackers import CSV, EVENTS, PACKAGES, Csv, TensorBoard
 from tests.lm_jax.train import tiny_training as tiny
 from tests.lm_jax.train.tiny_run import (
     Killed,
@@ -38,31 +39,40 @@ class FakeRun:
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The runs that a stand-in for the package has begun."""
+    """The runs that a stand-in for each package has begun."""
     begun = []
 
-    def init(**arguments):
-        begun.append(FakeRun(arguments))
+    def init(*project, **arguments):
+        begun.append(FakeRun(arguments | {"project": project}))
         return begun[-1]
 
-    fake = types.ModuleType("wandb")
-    fake.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
-    fake.init = init
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for package in PACKAGES:
+        fake = types.ModuleType(package)
+        fake.__spec__ = importlib.machinery.ModuleSpec(package, None)
+        fake.init = init
+        monkeypatch.setitem(sys.modules, package, fake)
     return begun
 
 
-def test_a_resumed_run_goes_on_under_its_id_with_the_numbers_of_the_files(runs, tmp_path):
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_resumed_run_goes_on_with_the_numbers_of_the_files(package, runs, tmp_path, monkeypatch):
     """It is killed after the save of step 8."""
     folder = tmp_path / "run"
-    with launched_with(LaunchOptions(track="wandb")):
+    monkeypatch.setenv("TRACKIO_PROJECT", "prototypes")
+    with launched_with(LaunchOptions(track=package)):
         with pytest.raises(Killed):
             train(folder, on_step=kill_at(8))
         train(folder)
     first, second = runs
     assert first.arguments == second.arguments
     assert first.arguments["resume"] == "allow"
-    assert first.arguments["dir"] == str(folder)
+    if package == "wandb":
+        assert first.arguments["dir"] == str(folder) and first.arguments["project"] == ()
+        assert first.arguments["name"].endswith("/run") and len(first.arguments["id"]) == 16
+    else:
+        # Two folders of one name are two runs, though it knows them by their names alone.
+        assert first.arguments["project"] == ("prototypes",)
+        assert re.search(r"/run [0-9a-f]{8}$", first.arguments["name"])
     assert first.arguments["config"]["train"]["steps"] == tiny.CONFIG.steps
     assert first.finished and second.finished
     logged = [*first.logged, *second.logged]
@@ -139,12 +149,14 @@ def test_a_csv_file_drops_what_comes_after_the_checkpoint(tmp_path):
     assert (tmp_path / CSV).read_text().splitlines() == wanted[:1]
 
 
-def test_without_the_package_a_sentence_names_the_remedy(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("package", PACKAGES)
+def test_without_the_package_a_sentence_names_the_remedy(package, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    argv = ["prog", f"--workdir={tmp_path / 'run'}", "--track=wandb"]
+    argv = ["prog", f"--workdir={tmp_path / 'run'}", f"--track={package}"]
     assert cli.run(lambda arguments: 0, argv, training=True) == 2
     assert capsys.readouterr().err == (
-        "error: --track=wandb: wandb is missing; pip install 'interpretable-attention-jax[wandb]'\n"
+        f"error: --track={package}: {package} is missing; "
+        f"pip install 'interpretable-attention-jax[{package}]'\n"
     )
     assert cli.run(lambda arguments: 0, argv) == 2
     assert "--track is not a flag of this command" in capsys.readouterr().err
