@@ -14,6 +14,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+import re
 from typing import Any, NamedTuple
 
 import tokenizers
@@ -23,7 +24,7 @@ from lm_jax.errors import BadInputError, nearest
 from lm_jax.text.gguf_reader import contents
 
 # Kinds of tokens in `tokenizer.ggml.token_type`.
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
 # As of GPT-4's cl100k_base, whose numbers are cut from the left into groups of at most so many
 # digits.
@@ -124,21 +125,33 @@ def _byte_level_bpe(fields: Fields) -> tokenizers.Tokenizer:
 
 
 def _sentencepiece_bpe(fields: Fields) -> tokenizers.Tokenizer:
-    kinds, scores = fields("token_type"), fields("scores")
+    kinds = fields("token_type")
     # Runs of spaces are stored as spaces, though text is merged after they became U+2581.
     tokens = [
         token.replace(" ", "▁") if kind == _USER_DEFINED else token
         for token, kind in zip(fields("tokens"), kinds, strict=True)
     ]
-    _check_bytes(tokens)
     unknown = tokens[fields("unknown_token_id")]
+    prefix = fields("add_space_prefix", True)
+    return _sentencepiece(tokens, kinds, fields("scores"), unknown=unknown, prefix=prefix)
+
+
+def _sentencepiece(
+    tokens: Sequence[str],
+    kinds: Sequence[int],
+    scores: Sequence[float],
+    *,
+    unknown: str,
+    prefix: bool,
+) -> tokenizers.Tokenizer:
+    _check_bytes(tokens)
     merges = _merges_from_scores(tokens, kinds, scores)
     backend = _bpe(tokens, merges, fuse_unk=True, byte_fallback=True, unk_token=unknown)
     escape: normalizers.Normalizer = normalizers.Replace(" ", "▁")
     unescape: list[decoders.Decoder] = [
         *(decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse())
     ]
-    if fields("add_space_prefix", True):
+    if prefix:
         # Normalisers see the text between special tokens, and an empty one is left alone.
         escape = normalizers.Sequence([normalizers.Prepend("▁"), escape])
         unescape.append(decoders.Strip(" ", 1, 0))
@@ -148,6 +161,14 @@ def _sentencepiece_bpe(fields: Fields) -> tokenizers.Tokenizer:
     merged = [_NORMAL if "▁" in token else kind for token, kind in zip(tokens, kinds, strict=True)]
     _add_tokens(backend, tokens, merged)
     return backend
+
+
+def sentencepiece(pieces: Sequence[str], scores: Sequence[float]) -> tokenizers.Tokenizer:
+    """The pipeline of a vocabulary whose first pieces are unknown, beginning and end."""
+    byte = re.compile(r"<0x[0-9A-F]{2}>")
+    kinds = [_BYTE if byte.fullmatch(piece) else _NORMAL for piece in pieces]
+    kinds[:3] = [_UNKNOWN, _CONTROL, _CONTROL]
+    return _sentencepiece(pieces, kinds, scores, unknown=pieces[0], prefix=True)
 
 
 def _gemma4_bpe(fields: Fields) -> tokenizers.Tokenizer:

@@ -116,6 +116,23 @@ class Tokenizer:
         )
         return tokenizer
 
+    @classmethod
+    def from_pieces(cls, pieces: Sequence[str], scores: Sequence[float]) -> "Tokenizer":
+        """The tokenizer of a SentencePiece vocabulary with byte fallback, as Llama 2 has it.
+
+        Args:
+          pieces: text of each token, with U+2581 for a space; the first three are for what is
+            unknown, and for the beginning and the end of a text.
+          scores: score of each piece; the best pair of neighbours is joined first.
+
+        Raises:
+          BadInputError: bytes are missing, or a piece is there twice.
+        """
+        backend = gguf_tokenizer.sentencepiece(pieces, scores)
+        tokenizer = cls(backend, bos_id=1, eos_id=2)
+        _apply_flags(tokenizer, add_bos=True, add_eos=False)
+        return tokenizer
+
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Every id that ends a text, `eos_id` first; empty where nothing does."""

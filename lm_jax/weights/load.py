@@ -35,7 +35,7 @@ from lm_jax.run.files import read_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import card as cards
-from lm_jax.weights import hub, runs
+from lm_jax.weights import hub, llama2c, runs
 from lm_jax.weights.families import FAMILIES
 from lm_jax.weights.fill import load_params
 from lm_jax.weights.identity import identify, weights_digest
@@ -143,8 +143,8 @@ def load_pretrained(
     """Loads a pretrained model: config, weights and tokenizer.
 
     Args:
-      source: a Hugging Face folder, a `.gguf` file, a folder made by `iaj convert`, a name in the
-        manifest (`lm_jax.assets`), or `ORG/NAME` or `ORG/NAME@REVISION` of the Hugging Face hub.
+      source: a Hugging Face folder, a `.gguf` file, a checkpoint of llama2.c, a folder made by
+        `iaj convert`, a name in the manifest (`lm_jax.assets`), or `ORG/NAME` or `ORG/NAME@REVISION` of the Hugging Face hub.
       dtype: dtype of the parameters, float32 or bfloat16.
       mesh: the mesh to put them on, sharded by `sharding.RULES`; None is the default device.
       download: whether to fetch what the hub's cache lacks; without it nothing is ever fetched.
@@ -188,6 +188,8 @@ def open_pretrained(
         opened = _open_folder(path, without_gates)
     elif path.suffix == ".gguf":
         opened = _open_gguf(path)
+    elif path.suffix in llama2c.SUFFIXES:
+        opened = _open_llama2c(path)
     else:
         raise BadInputError(f"{path} is neither a Hugging Face folder nor a .gguf file; name one")
     return dataclasses.replace(opened, tokenizer=_fitted(path, opened.tokenizer, opened.cfg))
@@ -228,6 +230,12 @@ def _open_gguf(path: Path) -> OpenedModel:
     from lm_jax.weights.gguf import GGUFSource
 
     weights = GGUFSource(path)
+    read = functools.partial(load_params, weights, weights.cfg)
+    return OpenedModel(weights.cfg, weights.tokenizer(), (path,), read)
+
+
+def _open_llama2c(path: Path) -> OpenedModel:
+    weights = llama2c.Llama2cSource(path)
     read = functools.partial(load_params, weights, weights.cfg)
     return OpenedModel(weights.cfg, weights.tokenizer(), (path,), read)
 

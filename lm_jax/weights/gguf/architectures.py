@@ -113,7 +113,7 @@ class Architecture:
     block: str = "model.layers."
 
 
-def _halves(w: np.ndarray, cfg: DecoderConfig) -> np.ndarray:
+def halves(w: np.ndarray, cfg: DecoderConfig) -> np.ndarray:
     """Neighbouring pairs of rows within each head as two halves."""
     pairs = w.reshape(-1, cfg.head_dim // 2, 2, *w.shape[1:])
     return pairs.swapaxes(1, 2).reshape(w.shape)
@@ -354,7 +354,7 @@ def _longrope(fields: Fields, tensors: Tensors) -> LongRopeScaling:
     )
 
 
-_INTERLEAVED = dict.fromkeys(("attn_q", "attn_k"), _halves)
+_INTERLEAVED = dict.fromkeys(("attn_q", "attn_k"), halves)
 _ONE_ADDED = {name: _without_one for name in _GEMMA3 if name.endswith("norm")}
 
 # Mistral's models are files of `llama`.
