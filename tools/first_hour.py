@@ -156,7 +156,10 @@ class FirstHour:
         with log.open("w") as file:
             process = subprocess.Popen(
                 [self._bin / "iaj", *arguments],
-                **{"cwd": self.out, "env": _environment(), "stdout": file, "stderr": file},
+                cwd=self.out,
+                env=_environment(),
+                stdout=file,
+                stderr=file,
             )
             while process.poll() is None and not re.search(r"step +\d", log.read_text("utf-8")):
                 time.sleep(0.2)

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,11 +44,6 @@ class Sampling:
     at the edge are kept. Before all of them, and in greedy decoding too, `repetition_penalty` (1:
     none) and `no_repeat_ngram` (0: none) act on the tokens of prompt and continuation
     (`lm_jax.model.penalties`).
-
-    `draw` says how a token is drawn: "gumbel" adds noise to every logit and takes the largest;
-    "inverse" inverts the cumulative distribution with two random numbers a row, in place of one for
-    each token of the vocabulary, and is some fifty times as fast on a CPU. The distribution is the
-    same, and what a key gives is not.
     """
 
     temperature: float = 0.0
@@ -56,8 +51,6 @@ class Sampling:
     top_p: float = 1.0
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
-    # Not shown: what stored judgements say of their sampling stays as it was.
-    draw: Literal["gumbel", "inverse"] = dataclasses.field(default="gumbel", repr=False)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
@@ -72,13 +65,40 @@ class Sampling:
             )
         if self.no_repeat_ngram < 0:
             raise UsageError(f"no_repeat_ngram = {self.no_repeat_ngram} must be 0 (none) or more")
-        if self.draw not in ("gumbel", "inverse"):
-            raise UsageError(f"draw = {self.draw!r} is not known; choose 'gumbel' or 'inverse'")
 
     @property
     def penalises(self) -> bool:
         """Whether logits depend on the tokens of the text so far."""
         return self.repetition_penalty != 1.0 or self.no_repeat_ngram > 0
+
+    def draw(self, key: jax.Array, logits_BV: jax.Array) -> jax.Array:
+        """One id per row: the largest logit after Gumbel noise on every one."""
+        return jax.random.categorical(key, logits_BV, axis=-1).astype(jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class InverseSampling(Sampling):
+    """`Sampling` by inversion of the cumulative distribution, with two random numbers a row.
+
+    The distribution is the same, and what a key gives is another. A vocabulary of V tokens needs no
+    V random numbers, which take most of the time of small models on a CPU.
+    """
+
+    def draw(self, key: jax.Array, logits_BV: jax.Array) -> jax.Array:
+        """One id per row: first a block of neighbouring tokens, then one of them.
+
+        A second random number resolves the tokens of a block, so that rare ones, of less than the
+        spacing of float32 between 0 and 1, have their share too.
+        """
+        B, V = logits_BV.shape
+        width = math.isqrt(V - 1) + 1
+        blocks = -(-V // width)
+        p_BV = jnp.exp(logits_BV - logits_BV.max(-1, keepdims=True))
+        p_BKW = jnp.pad(p_BV, ((0, 0), (0, blocks * width - V))).reshape(B, blocks, width)
+        u_2B = jax.random.uniform(key, (2, B))
+        block_B = _first_above(p_BKW.sum(-1), u_2B[0])
+        inside_B = _first_above(p_BKW[jnp.arange(B), block_B], u_2B[1])
+        return (block_B * width + inside_B).astype(jnp.int32)
 
 
 def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
@@ -113,27 +133,7 @@ def sample(
         )
     if sampling.temperature == 0.0:
         return logits_BV.argmax(-1).astype(jnp.int32)
-    filtered = filter_logits(logits_BV, sampling)
-    if sampling.draw == "inverse":
-        return _inverted(key, filtered)
-    return jax.random.categorical(key, filtered, axis=-1).astype(jnp.int32)
-
-
-def _inverted(key: jax.Array, logits_BV: jax.Array) -> jax.Array:
-    """One id per row by inversion: first a block of neighbouring tokens, then one of them.
-
-    A second random number resolves the tokens of a block, so that rare ones, of less than the
-    spacing of float32 between 0 and 1, have their share too.
-    """
-    B, V = logits_BV.shape
-    width = math.isqrt(V - 1) + 1
-    blocks = -(-V // width)
-    p_BV = jnp.exp(logits_BV - logits_BV.max(-1, keepdims=True))
-    p_BKW = jnp.pad(p_BV, ((0, 0), (0, blocks * width - V))).reshape(B, blocks, width)
-    u_2B = jax.random.uniform(key, (2, B))
-    block_B = _first_above(p_BKW.sum(-1), u_2B[0])
-    inside_B = _first_above(p_BKW[jnp.arange(B), block_B], u_2B[1])
-    return (block_B * width + inside_B).astype(jnp.int32)
+    return sampling.draw(key, filter_logits(logits_BV, sampling))
 
 
 def _first_above(p_BX: jax.Array, u_B: jax.Array) -> jax.Array:

@@ -7,6 +7,8 @@
     wikitext2      the 720 articles of WikiText-2 in ordinary English (an asset)
     enwik8:FILE    the first 10^8 bytes of a Wikipedia dump, as such or gzipped
     tfds:NAME      a data set that tensorflow-datasets has prepared on this machine
+    samples:MODEL  what a model samples itself (`lm_jax.evaluate.samples`), for commands that
+                   read a pretrained model; ids, as of tokens:FOLDER
     tokens:FOLDER  ids without their text (`lm_jax.text.token_files`): data can be prepared from
                    them, and they have no documents to give here
     a path         a .txt file (one document), .jsonl, .ndjson or .parquet file (one document a row,
@@ -83,8 +85,9 @@ def hashes(source: str | Path) -> dict[str, str]:
     kind = str(source).partition(":")[0]
     if kind in _ASSETS:
         return {archive.filename: archive.sha256 for archive in assets.entry(kind).archives}
-    # What tensorflow-datasets has prepared is known by the hash of its documents alone.
-    if kind == "tfds":
+    # What tensorflow-datasets has prepared is known by the hash of its documents alone, and samples
+    # by their model.
+    if kind in ("tfds", "samples"):
         return {}
     root = _root(source)
     result = {}
@@ -104,7 +107,7 @@ def own_hashes(source: str | Path) -> dict[str, str]:
     """`hashes` of a user's own files; empty for other sources, and for files that are not there."""
     kind = str(source).partition(":")[0]
     root = _root(source)
-    if kind in (*_ASSETS, "tfds", ""):
+    if kind in (*_ASSETS, "tfds", "samples", ""):
         return {}
     if kind == "tokens" or root.is_file():
         return hashes(source)
@@ -218,6 +221,11 @@ def _whole_documents(source: str, field: str) -> Iterator[Document]:
         return _tfds(rest, field)
     if kind == "tokens":
         raise BadInputError(f"{source} holds ids and no text; name the corpus they were made of")
+    if kind == "samples":
+        raise BadInputError(
+            f"{source} is sampled where iaj sparse posttrain reads it, and is no text for other "
+            "commands; name a corpus"
+        )
     root = Path(source)
     return _from_files(root, _files(root), field)
 

@@ -144,7 +144,8 @@ def load_pretrained(
 
     Args:
       source: a Hugging Face folder, a `.gguf` file, a checkpoint of llama2.c, a folder made by
-        `iaj convert`, a name in the manifest (`lm_jax.assets`), or `ORG/NAME` or `ORG/NAME@REVISION` of the Hugging Face hub.
+        `iaj convert`, a name in the manifest (`lm_jax.assets`), or `ORG/NAME` or
+        `ORG/NAME@REVISION` of the Hugging Face hub.
       dtype: dtype of the parameters, float32 or bfloat16.
       mesh: the mesh to put them on, sharded by `sharding.RULES`; None is the default device.
       download: whether to fetch what the hub's cache lacks; without it nothing is ever fetched.

@@ -160,12 +160,12 @@ def test_filtered_logits_have_the_stated_probabilities(setting):
     np.testing.assert_array_equal(np.isneginf(filtered[0]), expected == 0)
 
 
-@pytest.mark.parametrize("draw", ["gumbel", "inverse"])
+@pytest.mark.parametrize("cls", [decode.Sampling, decode.InverseSampling])
 @pytest.mark.parametrize("setting", [SETTINGS[1], SETTINGS[4], SETTINGS[9]], ids=str)
-def test_samples_are_distributed_as_stated(setting, draw):
+def test_samples_are_distributed_as_stated(setting, cls):
     count = 20_000
     logits = jnp.tile(jnp.asarray(LOGITS), (count, 1))
-    drawn = decode.sample(jax.random.key(0), logits, decode.Sampling(**setting, draw=draw))
+    drawn = decode.sample(jax.random.key(0), logits, cls(**setting))
     observed = np.bincount(drawn, minlength=len(LOGITS))
     expected = count * probabilities(**setting)
     assert not observed[expected == 0].any()
@@ -180,9 +180,7 @@ def test_inversion_takes_the_token_at_the_share_of_a_random_number():
     logits[rng.random(size) < 0.3] = -np.inf
     key, width = jax.random.key(2), 32
     drawn = np.asarray(
-        decode.sample(
-            key, jnp.tile(logits, (count, 1)), decode.Sampling(temperature=1.0, draw="inverse")
-        )
+        decode.sample(key, jnp.tile(logits, (count, 1)), decode.InverseSampling(temperature=1.0))
     )
     assert np.isfinite(logits[drawn]).all()
     # A token's place in its block is where the two random numbers point, but for rounding.
@@ -270,7 +268,6 @@ def test_bfloat16_parameters_decode_as_they_run():
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_p": float("nan")}, "top_p"),
-        ({"draw": "inversion"}, "draw"),
     ],
 )
 def test_sampling_that_means_nothing(setting, word):

@@ -26,9 +26,14 @@ def arrays(rng, tied):
 
     layers = {
         "ln1": norm(L, D),
-        **{"q": normal(L, D, D), "k": normal(L, K * H, D), "v": normal(L, K * H, D)},
-        **{"o": normal(L, D, D), "ln2": norm(L, D)},
-        **{"gate": normal(L, F, D), "down": normal(L, D, F), "up": normal(L, F, D)},
+        "q": normal(L, D, D),
+        "k": normal(L, K * H, D),
+        "v": normal(L, K * H, D),
+        "o": normal(L, D, D),
+        "ln2": norm(L, D),
+        "gate": normal(L, F, D),
+        "down": normal(L, D, F),
+        "up": normal(L, F, D),
     }
     weights = {"embed": normal(V, D), **layers, "final": norm(D), "turns": normal(T * H)}
     return weights if tied else weights | {"head": normal(V, D)}
