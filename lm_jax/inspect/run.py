@@ -249,7 +249,12 @@ class Run:
           UsageError: the text is not one token, or the id is outside of the vocabulary.
         """
         if isinstance(token, str):
-            ids = _tokenizer(self.subject).encode(token, add_special_tokens=False)
+            encode = functools.partial(_tokenizer(self.subject).encode, add_special_tokens=False)
+            ids = encode(token)
+            # SentencePiece puts a space of its own in front.
+            bare = encode(token.removeprefix(" ")) if len(ids) != 1 else ids
+            if len(bare) == 1 and self._text(bare[0]) == token:
+                ids = bare
             if len(ids) != 1:
                 parts = [self._text(i) for i in ids]
                 raise UsageError(
@@ -290,7 +295,7 @@ class Run:
     def _text(self, i: int) -> str:
         tokenizer = _tokenizer(self.subject)
         # A model may have more rows than its tokenizer has tokens.
-        return tokenizer.decode([i]) if i < tokenizer.vocab_size else f"<{i}>"
+        return tokenizer.piece(i) if i < tokenizer.vocab_size else f"<{i}>"
 
     def _answer(self, by_text: list[Any]) -> Any:
         return by_text[0] if self.single else by_text

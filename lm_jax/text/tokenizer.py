@@ -24,6 +24,10 @@ from lm_jax.text.gguf_reader import contents, open_gguf
 _switch = threading.Lock()
 
 
+# How a vocabulary of SentencePiece spells a space.
+_SPACE = "\u2581"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
     """Text to ids and back. `bos_id`, `eos_id`, `chat_template` are None where there is none.
@@ -213,6 +217,18 @@ class Tokenizer:
         for i in ids:
             self.token(i)
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def piece(self, i: int) -> str:
+        """Text of a token inside of a text.
+
+        A vocabulary of SentencePiece has a space in front of a word's first token, which `decode`
+        leaves out at the beginning of a text.
+
+        Raises:
+          BadInputError: for an id outside the vocabulary.
+        """
+        token = self.token(i)
+        return token.replace(_SPACE, " ") if token.startswith(_SPACE) else self.decode([i])
 
     def token(self, i: int) -> str:
         """The token of an id as the vocabulary spells it.

@@ -113,6 +113,11 @@ def test_texts_are_split_by_score_and_bytes_stand_in_for_what_no_piece_has(tmp_p
     assert tokenizer.encode("abc d") == [1, by_piece["▁abc"], by_piece["▁d"]]
     assert tokenizer.encode("é") == [1, by_piece["▁"], 3 + 0xC3, 3 + 0xA9]
     assert tokenizer.decode(tokenizer.encode("d é", add_special_tokens=False)) == "d é"
+    # A word's first token has its space, which a text does not begin with.
+    assert tokenizer.decode([by_piece["▁d"]]) == "d" and tokenizer.piece(by_piece["▁d"]) == " d"
+    run = lm_jax.load_pretrained(path).run("abc d a")
+    assert run.tokens == ["<s>", " abc", " d", " a"]
+    assert run.token_id(" d") == run.token_id("d") == by_piece["▁d"]
     # Later files name bytes in place of printing them.
     named = tokenizer_bytes(lambda i: f"<0x{i:02X}>".encode())
     write(tmp_path / "alone.bin", weights)
