@@ -1,8 +1,8 @@
 """The strongest path of an attribution graph from a token of the prompt to a logit.
 
-With N the absolute weights, each row divided by its sum (`influence`), the influence on a logit is a
-sum over all paths that end in it, of the product of N along the path. Those that begin at tokens and
-errors, the nodes without inputs, sum to 1 where every feature of the graph has inputs. So the
+With N the absolute weights, each row divided by its sum (`influence`), the influence on a logit is
+a sum over all paths that end in it, of the product of N along the path. Those that begin at tokens
+and errors, the nodes without inputs, sum to 1 where every feature of the graph has inputs. So the
 product of one path is its share of the influence on that logit.
 """
 

@@ -52,18 +52,20 @@ def build(config: GraphConfig, summary: GraphSummary, folder: Path) -> Report:
       folder: work folder, whose graphs and masses are read.
     """
     del config
-    lines = summary_lines(summary)
+    answers = {each.file: page.answer_of_file(folder, each.file) for each in summary.graphs}
     if len(summary.graphs) == 1:
+        lines = summary_lines(summary, answers, ())
         return page.of_folder(folder, summary.graphs[0].file)._replace(lines=lines)
     compared = " and ".join(each.role for each in summary.models)
     what = "Attribution graphs" if len(summary.models) == 1 else f"Attribution graphs: {compared}"
-    lead = [conclusion(summary) if summary.ratios else report.verdict(*answer(summary))]
+    opening = conclusion(summary) if summary.ratios else answer(summary)
 
     def sections() -> list[Section]:
         rows = comparison.counted(pq.read_table(folder / MASSES), summary.compared)
         return all_sections(summary, rows)
 
-    return Report(what, sections, lead=lead, lines=lines)
+    lines = summary_lines(summary, answers, opening)
+    return Report(what, sections, lead=[report.verdict(*opening)], lines=lines)
 
 
 def all_sections(summary: GraphSummary, rows: pa.Table) -> list[Section]:
@@ -99,14 +101,14 @@ def answer(summary: GraphSummary) -> list[str]:
     return [*sentences, f"Rows of the graphs miss the forward pass by at most {worst:.1e}."]
 
 
-def conclusion(summary: GraphSummary) -> Markup:
-    """Ratios of the absolute mass of all edges, beside the paper's."""
+def conclusion(summary: GraphSummary) -> list[str]:
+    """Ratios of the absolute mass of all edges, beside the paper's, in sentences."""
     sentences = [
         format_ratio(each)
         for each in summary.ratios
         if (each.sign, each.positions) == ("absolute", "any")
     ]
-    return report.verdict(format_counted(summary), *sentences, tone="none")
+    return [*sentences, format_counted(summary)]
 
 
 def compared_prompts(summary: GraphSummary) -> Section:
