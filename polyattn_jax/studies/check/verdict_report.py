@@ -37,7 +37,7 @@ def build(result: CheckResult) -> Report:
         ],
         lead=[
             report.verdict(
-                f"{result.verdict}: {result.reason}.",
+                answer(result),
                 f"Next: {result.next}.",
                 f"As linear attention: {linear_sentence(result.linear)}.",
                 tone=findings.TONES[result.verdict],
@@ -47,6 +47,17 @@ def build(result: CheckResult) -> Report:
         facts={"config_hash": result.provenance.config_hash},
         exit_code=EXIT_CODES[result.verdict],
     )
+
+
+def answer(result: CheckResult) -> str:
+    """Whether the recipe may replace softmax in the model, and why."""
+    what = f"replace softmax in {Path(result.model).name}"
+    match result.verdict:
+        case "preserve":
+            return f"{result.recipe} may {what}: {result.reason}."
+        case "no-go":
+            return f"{result.recipe} may not {what}: {result.reason}."
+    return f"Whether {result.recipe} may {what} is undecided: {result.reason}."
 
 
 def _drawn(lines: Sequence[str | Row]) -> Iterator[str | Markup]:
@@ -70,6 +81,8 @@ def format_result(result: CheckResult) -> str:
     """The result of a check as plain text of at most 80 columns."""
     head = f"{result.recipe} in every head of {result.model}"
     lines: list[str | Row] = [
+        *textwrap.wrap(answer(result), WIDTH),
+        "",
         *textwrap.wrap(head, WIDTH),
         "",
         *_measured_lines(result),

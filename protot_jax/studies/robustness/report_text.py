@@ -22,7 +22,7 @@ def findings(result: RobustnessReport) -> list[str]:
         for one in result.slices
     ]
     heads = ["JS, nats", "pairs", *names(result)]
-    lines = [terminal.format_table(heads, rows, left=(0,)), "", *conclusion(result)]
+    lines = [*conclusion(result), "", terminal.format_table(heads, rows, left=(0,))]
     lines += [f"not measured: {one.name}; {one.reason}" for one in result.skipped]
     lines += trained(result)
     return lines

@@ -228,7 +228,7 @@ def _viewer(
         "examples": examples,
         "proposals": [list(group) for group in proposals],
     }
-    return section("The graph", _PROSE("viewer", json_script(data)))
+    return section("Explore the graph", _PROSE("viewer", json_script(data)))
 
 
 def _texts_json(texts: Sequence[Text]) -> list[dict[str, Any]]:

@@ -33,6 +33,8 @@ from sparse_jax.studies.graphs.results import MASSES, GraphResult, GraphSummary
 from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig
 
 _PROSE = Prose("sparse_jax.studies.graphs")
+# Graphs whose answers are said above the sections; each has a page of its own.
+_ANSWERS = 3
 # Points of a curve, near to even in the logarithm.
 _POINTS = 200
 # Columns that say which mass a row is about.
@@ -65,7 +67,8 @@ def build(config: GraphConfig, summary: GraphSummary, folder: Path) -> Report:
         return all_sections(summary, rows)
 
     lines = summary_lines(summary, answers, opening)
-    return Report(what, sections, lead=[report.verdict(*opening)], lines=lines)
+    shown = [*opening, *list(answers.values())[:_ANSWERS]]
+    return Report(what, sections, lead=[report.verdict(*shown)], lines=lines)
 
 
 def all_sections(summary: GraphSummary, rows: pa.Table) -> list[Section]:
@@ -91,9 +94,10 @@ def answer(summary: GraphSummary) -> list[str]:
     for role in dict.fromkeys(each.role for each in summary.graphs):
         scores = [each.scores.unpruned.replacement for each in summary.graphs if each.role == role]
         what = "neurons" if summary.config.neurons else "features"
+        ends = dict.fromkeys(number(100 * end, ".0f") for end in (min(scores), max(scores)))
         sentences.append(
             f"{role.capitalize()}: in {number(len(scores))} graphs {what} carry "
-            f"{number(100 * min(scores), '.0f')} to {number(100 * max(scores), '.0f')} % of the "
+            f"{' to '.join(ends)} % of the "
             "influence of tokens and errors on the logits; the rest passes through what they leave "
             "out."
         )

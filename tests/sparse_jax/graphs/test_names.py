@@ -78,7 +78,7 @@ def test_the_answer_names_prompt_token_path_and_share(of_one_feature):
     )
     text = " ".join(PageReader(page.build(of_one_feature, features={KEY: KNOWN})).text.split())
     # It opens the page, before the graph itself.
-    assert text.index(sentence) < text.index("The graph")
+    assert text.index(sentence) < text.index("Explore the graph")
 
 
 def test_the_answer_says_that_there_is_no_path_or_no_logit(of_one_feature):
