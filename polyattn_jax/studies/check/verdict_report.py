@@ -9,7 +9,7 @@ from lm_jax import report, statistics
 from lm_jax.console.terminal import format_table
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED
 from lm_jax.report import Report, section
-from lm_jax.report.markup import Markup
+from lm_jax.report.markup import Markup, number
 from polyattn_jax.audit import bias_tables
 from polyattn_jax.audit.results import CheckResult, PromptResults
 from polyattn_jax.recipes.linear_state import sentence as linear_sentence
@@ -225,9 +225,10 @@ def _loss(label: str, interval: statistics.Interval, spec: str) -> Row:
 def _share(label: str, interval: statistics.Interval | None) -> Row:
     if interval is None:
         return label, "no such row", "", ""
-    ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f} %"
+    low, high = (number(100 * end, ".1f") for end in (interval.low, interval.high))
+    ends = f"{low} to {high} %"
     ends = findings.NO_INTERVAL if findings.unknown_ends(interval) else ends
-    return label, f"{100 * interval.estimate:.1f} %", ends, f"{interval.n}"
+    return label, f"{number(100 * interval.estimate, '.1f')} %", ends, f"{interval.n}"
 
 
 def _aligned(lines: Sequence[str | Row]) -> list[str]:

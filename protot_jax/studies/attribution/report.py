@@ -50,8 +50,8 @@ def _lines(result: AttributionReport) -> list[str]:
     for target in result.targets:
         lines.append(
             f"{target.token.text!r}: probability {target.probability:.3f}, logit "
-            f"{target.logit:+.3f} nats over the mean; {target.pairs_for_90_percent:,} of "
-            f"{target.entries:,} pairs have 90 % of the sum of all absolute parts; sums agree to "
+            f"{number(target.logit, '+.3f')} nats over the mean; "
+            f"{target.pairs_for_90_percent:,} of {target.entries:,} pairs have 90 % of the sum of all absolute parts; sums agree to "
             f"{target.certificate.largest:.1e}"
         )
         rows = _rows(result, target.pairs[:PRINTED])
@@ -100,7 +100,8 @@ def _verdict(result: AttributionReport) -> Part:
 
 
 def _section(result: AttributionReport, target: Target) -> Section:
-    outcome = f"Probability {target.probability:.3f}, logit {target.logit:+.3f} nats over the mean."
+    logit = number(target.logit, "+.3f")
+    outcome = f"Probability {target.probability:.3f}, logit {logit} nats over the mean."
     through, measured = target.through.prototypes, target.measured.prototypes
     ends = _symmetric(through, measured)
     return section(

@@ -102,7 +102,7 @@ def answer(summary: GraphSummary) -> list[str]:
             "out."
         )
     worst = max(max(each.row_error) for each in summary.graphs)
-    return [*sentences, f"Rows of the graphs miss the forward pass by at most {worst:.1e}."]
+    return [*sentences, f"Rows of the graphs miss the forward pass by at most {number(worst)}."]
 
 
 def conclusion(summary: GraphSummary) -> list[str]:

@@ -250,7 +250,7 @@ def frontier(summary: PosttrainSummary, result: Sequence[Run]) -> Section | None
         _, edges = run.evaluated("validation/edges")
         excess = np.subtract(loss, summary.dense_loss)
         titles = [f"step {step}" for step in steps]
-        label = f"bound {run.result.target - summary.dense_loss:+.3f}"
+        label = f"bound {number(run.result.target - summary.dense_loss, '+.3f')}"
         label += f", seed {run.result.seed}" * (len(summary.seeds) > 1)
         trajectories.append(Points(label, 100 * np.asarray(edges), excess, titles))
     return section(
