@@ -51,8 +51,8 @@ def _lines(result: AttributionReport) -> list[str]:
         lines.append(
             f"{target.token.text!r}: probability {target.probability:.3f}, logit "
             f"{number(target.logit, '+.3f')} nats over the mean; "
-            f"{target.pairs_for_90_percent:,} of {target.entries:,} pairs have 90 % of the sum of all absolute parts; sums agree to "
-            f"{target.certificate.largest:.1e}"
+            f"{target.pairs_for_90_percent:,} of {target.entries:,} pairs have 90 % of the sum of "
+            f"all absolute parts; sums agree to {target.certificate.largest:.1e}"
         )
         rows = _rows(result, target.pairs[:PRINTED])
         numbers = [[*row[:3], f"{row[3]:.3f}", f"{row[4]:+.4f}"] for row in rows]
