@@ -59,13 +59,13 @@ def answer(result: ConceptReport) -> str:
     """What the prototypes hold: by the clearest theme of a judge, or by the most selective gate."""
     count, dead = len(result.prototypes), sum(one.write.dead for one in result.layers)
     labelled = [(one, one.label) for one in result.prototypes if one.label is not None]
-    ending = f"; dead are {number(dead)} of {number(count)}." if dead else "."
+    ending = f" ({number(dead)} of {number(count)} dead)." if dead else "."
     if labelled:
         one, label = max(labelled, key=lambda each: (each[1].disentanglement, each[1].coverage))
         return (
             f"{result.settings.judge} finds a theme in {number(len(labelled))} of {number(count)} "
-            f"prototypes, the clearest “{label.theme}” in {_name(one)} (disentanglement "
-            f"{number(label.disentanglement, 'g')} of 10){ending}"
+            f"prototypes, the clearest “{label.theme}” in {_name(one)}, with disentanglement "
+            f"{number(label.disentanglement, 'g')} of 10{ending}"
         )
     one = max(result.prototypes, key=lambda each: each.write.peak_over_mean or 0.0)
     words = ", ".join(f"“{each.token.strip() or each.token}”" for each in one.top_tokens[:_WORDS])
