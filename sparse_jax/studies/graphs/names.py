@@ -142,7 +142,7 @@ def answer(
 
     Args:
       document: document of a graph.
-      path: its strongest path (`find_path`).
+      path: strongest path of the graph (`find_path`).
       features: texts and logits of features, by layer and index; those on the path suffice.
     """
     prompt = prompt_end(document["metadata"]["prompt_tokens"])

@@ -101,7 +101,7 @@ def answer(folder: Path, document: Mapping[str, Any], path: StrongestPath | None
     Args:
       folder: work folder.
       document: a graph of it.
-      path: its strongest path.
+      path: strongest path of the graph.
     """
     keys = names.features_on(document, path)
     return names.answer(document, path, _read_examples(folder, document, keys))
