@@ -21,6 +21,8 @@ from lm_jax.run.files import read_json, write_bytes
 
 _VERDICT = re.compile(r'<div class="verdict[^>]*>\s*<strong>(.*?)</strong>', re.DOTALL)
 _STYLE = """
+main h2 { margin: 1.6rem 0 0.6rem; }
+main > section:first-child h2 { margin-top: 1.2rem; }
 .card { display: grid; grid-template-columns: minmax(0, 22rem) minmax(0, 1fr); gap: 0 2rem; }
 .card svg { display: block; width: 100%; height: auto; }
 .card .picture { margin: 0 0 1rem; }

@@ -63,7 +63,7 @@ def answer(result: ConceptReport) -> str:
     if labelled:
         one, label = max(labelled, key=lambda each: (each[1].disentanglement, each[1].coverage))
         return (
-            f"{result.settings.judge} finds a theme in {number(len(labelled))} of {number(count)} "
+            f"The judge ({result.settings.judge}) finds a theme in {number(len(labelled))} of {number(count)} "
             f"prototypes, the clearest “{label.theme}” in {_name(one)}, with disentanglement "
             f"{number(label.disentanglement, 'g')} of 10{ending}"
         )
