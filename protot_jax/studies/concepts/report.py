@@ -64,8 +64,8 @@ def answer(result: ConceptReport) -> str:
         one, label = max(labelled, key=lambda each: (each[1].disentanglement, each[1].coverage))
         return (
             f"The judge ({result.settings.judge}) finds a theme in {number(len(labelled))} of "
-            f"{number(count)} prototypes, the clearest “{label.theme}” in {_name(one)}, with disentanglement "
-            f"{number(label.disentanglement, 'g')} of 10{ending}"
+            f"{number(count)} prototypes, the clearest “{label.theme}” in {_name(one)}, with "
+            f"disentanglement {number(label.disentanglement, 'g')} of 10{ending}"
         )
     one = max(result.prototypes, key=lambda each: each.write.peak_over_mean or 0.0)
     words = ", ".join(f"“{each.token.strip() or each.token}”" for each in one.top_tokens[:_WORDS])
