@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 import itertools
 from pathlib import Path
+import re
 import textwrap
 
 from lm_jax import report, statistics
 from lm_jax.console.terminal import format_table
 from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED
 from lm_jax.report import Report, section
-from lm_jax.report.markup import Markup, number
+from lm_jax.report.markup import Markup
 from polyattn_jax.audit import bias_tables
 from polyattn_jax.audit.results import CheckResult, PromptResults
 from polyattn_jax.recipes.linear_state import sentence as linear_sentence
@@ -19,6 +20,7 @@ from polyattn_jax.report import findings
 WIDTH = 80
 EXIT_CODES = {"preserve": EXIT_FINISHED, "no-go": EXIT_NO_GO, "undecided": EXIT_UNDECIDED}
 ENDS = "95 % interval"
+_MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 # Label, value, interval and count; the last ones may be missing.
 Row = tuple[str, ...]
 
@@ -67,7 +69,8 @@ def _drawn(lines: Sequence[str | Row]) -> Iterator[str | Markup]:
             text = " ".join(str(line).strip() for line in group).strip()
             yield from [text] * bool(text)
             continue
-        rows = [[cell.strip() for cell in (*row, "", "", "")[:4]] for row in group]
+        # A pipe reads hyphens; a page has the minus sign.
+        rows = [[_MINUS.sub("−", cell.strip()) for cell in (*row, "", "", "")[:4]] for row in group]
         if rows[0][2] == ENDS:
             (title, *heads), rows = rows[0], rows[1:]
             yield report.table(["", *heads], rows, caption=f"{title}.")
@@ -225,10 +228,9 @@ def _loss(label: str, interval: statistics.Interval, spec: str) -> Row:
 def _share(label: str, interval: statistics.Interval | None) -> Row:
     if interval is None:
         return label, "no such row", "", ""
-    low, high = (number(100 * end, ".1f") for end in (interval.low, interval.high))
-    ends = f"{low} to {high} %"
+    ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f} %"
     ends = findings.NO_INTERVAL if findings.unknown_ends(interval) else ends
-    return label, f"{number(100 * interval.estimate, '.1f')} %", ends, f"{interval.n}"
+    return label, f"{100 * interval.estimate:.1f} %", ends, f"{interval.n}"
 
 
 def _aligned(lines: Sequence[str | Row]) -> list[str]:
