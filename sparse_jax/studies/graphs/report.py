@@ -54,7 +54,9 @@ def build(config: GraphConfig, summary: GraphSummary, folder: Path) -> Report:
       folder: work folder, whose graphs and masses are read.
     """
     del config
-    answers = {each.file: page.answer_of_file(folder, each.file) for each in summary.graphs}
+    # A copy of a run of several graphs may have its summary and its masses alone.
+    there = [each.file for each in summary.graphs if (folder / each.file).is_file()]
+    answers = {file: page.answer_of_file(folder, file) for file in there}
     if len(summary.graphs) == 1:
         lines = summary_lines(summary, answers, ())
         return page.of_folder(folder, summary.graphs[0].file)._replace(lines=lines)
