@@ -21,6 +21,8 @@ from lm_jax.run.files import read_json, write_bytes
 
 _VERDICT = re.compile(r'<div class="verdict[^>]*>\s*<strong>(.*?)</strong>', re.DOTALL)
 _STYLE = """
+main h2 { margin: 1.6rem 0 0.6rem; }
+main > section:first-child h2 { margin-top: 1.2rem; }
 .card { display: grid; grid-template-columns: minmax(0, 22rem) minmax(0, 1fr); gap: 0 2rem; }
 .card svg { display: block; width: 100%; height: auto; }
 .card .picture { margin: 0 0 1rem; }
@@ -113,13 +115,11 @@ def prototypes(page: Path) -> str:
 
 
 def graph(page: Path) -> str:
-    """The next token and the size of its graph, of the graphs' `summary.json`."""
+    """The answer on top of a graph's page, and its size by the graphs' `summary.json`."""
     first = read_json(page.parent / "summary.json")["graphs"][0]
-    likely, sizes = first["logits"][0], first["sizes"]
-    replacement = first["scores"]["unpruned"]["replacement"]
+    sizes, replacement = first["sizes"], first["scores"]["unpruned"]["replacement"]
     return (
-        f"After “{first['prompt']}” the model says “{likely['token'].strip()}” with "
-        f"{100 * likely['probability']:.0f} %; {sizes['kept_features']} of its "
-        f"{sizes['features']} active features are kept, with {sizes['kept_edges']} edges, and of "
-        f"the influence of tokens and errors {100 * replacement:.0f} % is of tokens (replacement)."
+        f"{verdict(page)} {sizes['kept_features']} of its {sizes['features']} active features are "
+        f"kept, with {sizes['kept_edges']} edges, and of the influence of tokens and errors "
+        f"{100 * replacement:.0f} % is of tokens (replacement)."
     )

@@ -4,6 +4,7 @@ A study is run once in its mode "smoke"; what is changed afterwards is changed i
 """
 
 import functools
+import html
 import importlib
 import importlib.util
 import re
@@ -128,6 +129,23 @@ def test_its_page_is_whole_and_needs_no_network(finished):
     # Other pages of the same folder.
     assert all((finished / link).is_file() for link in set(links) - inside)
     assert re.search(r'Content-Security-Policy" content="[^"]*default-src &#39;none&#39;', text)
+
+
+def spoken(text):
+    """Words of a text that may be wrapped or markup."""
+    return " ".join(html.unescape(str(text)).split())
+
+
+def test_page_and_terminal_open_with_the_same_sentence(study, finished):
+    config = from_plain(read_json(finished / "config.json"), study.config)
+    built = study.function("report")(
+        config, load_result(finished / frame.SUMMARY, study.summary), finished
+    )
+    opening = re.match(
+        r'<div class="verdict \w+" role="note">\s*<strong>(.*?)</strong>', built.lead[0]
+    )
+    assert opening and spoken(opening[1])[-1] in ".!?"
+    assert spoken("\n".join(built.lines)).startswith(spoken(opening[1]))
 
 
 def test_a_finished_run_says_so_with_the_same_text_and_changes_nothing(

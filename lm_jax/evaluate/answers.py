@@ -57,7 +57,7 @@ class Answers:
     def __init__(self, file: str | os.PathLike[str]):
         self.file = Path(file)
         self._answers: dict[tuple[str, str | None], str] = {}
-        self._judges: dict[str, str | None] = {}
+        self._entries: dict[str, Mapping[str, str]] = {}
         data = self.file.read_bytes() if self.file.exists() else b""
         # A file edited on Windows begins with a byte order mark.
         *lines, last = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
@@ -80,7 +80,11 @@ class Answers:
 
     def judge_of(self, text: str) -> str | None:
         """The judge that the last answer to a prompt names; None where it names none."""
-        return self._judges.get(digest(text))
+        return self._entries.get(digest(text), {}).get("judge")
+
+    def entries(self) -> list[Mapping[str, str]]:
+        """The last line of each prompt, as the file has it."""
+        return list(self._entries.values())
 
     def add(self, text: str, answer: str, *, judge: str) -> None:
         """Writes an answer to the disk before it returns."""
@@ -94,7 +98,7 @@ class Answers:
     def _keep(self, entry: Mapping[str, Any]) -> None:
         for judge in (entry.get("judge"), None):
             self._answers[entry["prompt_sha256"], judge] = entry["answer"]
-        self._judges[entry["prompt_sha256"]] = entry.get("judge")
+        self._entries[entry["prompt_sha256"]] = entry
 
 
 def append(file: Path, entry: Mapping[str, Any]) -> None:

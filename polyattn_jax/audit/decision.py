@@ -32,6 +32,7 @@ from scipy import special
 
 from lm_jax import statistics
 from lm_jax.errors import UsageError
+from lm_jax.report.markup import number
 from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.results import ConditionResult, RecipeVerdict, RowShares, VerdictName
 
@@ -219,7 +220,10 @@ def explain(
         )
     elif name == "undecided":
         finding = f"{n} prompts do not tell whether the loss is smaller than {points}"
-        figures = f"the change is anything from {low:+.1f} to {high:+.1f} points (95 %)"
+        figures = (
+            f"the change is anything from {number(low, '+.1f')} to {number(high, '+.1f')} points "
+            "(95 %)"
+        )
         step = "use more prompts" + (
             f", {needed} at least: fewer cannot show a loss smaller than {points}"
             if n < needed

@@ -13,6 +13,7 @@ effects        effects of interventions, predicted and measured
 interventions  interventions in the model against what a graph predicts
 groups         interventions on groups of sources, such as supernodes
 influence      influence on the logits, pruning, scores
+paths          the strongest path from a token to a logit
 graph_document pruned graphs as files hold them
 graph_json     files in the schema of Neuronpedia and circuit-tracer
 supernodes     groups of features, proposed by clustering

@@ -32,6 +32,7 @@ from sparse_jax.graphs.influence import (
     highest,
     largest,
 )
+from sparse_jax.graphs.paths import StrongestPath, strongest
 from sparse_jax.graphs.qk import QK
 
 TRANSCODER = "cross layer transcoder"
@@ -275,6 +276,33 @@ def edge_shares(document: Mapping[str, Any]) -> np.ndarray:
     As `influence.prune` ranks edges, among the links of the document: those with a share of at most
     t are the strongest, and have t of the influence together.
     """
+    edges, row_E, source_E = _edges(document)
+    _, share_E = largest(edge_scores(edges)[row_E, source_E], 1.0)
+    return share_E
+
+
+def likeliest_logit(document: Mapping[str, Any]) -> int | None:
+    """Index of the logit node with the largest probability, the first of equals; None without."""
+    nodes = document["nodes"]
+    logits = [i for i, node in enumerate(nodes) if graph_json.kind(node) == LOGIT]
+    return max(logits, key=lambda i: nodes[i].get("token_prob") or 0.0, default=None)
+
+
+def strongest_path(document: Mapping[str, Any], logit: int) -> StrongestPath | None:
+    """The strongest path from a token to a logit (`paths.strongest`), among the document's links.
+
+    Args:
+      document: document of a graph.
+      logit: index of the logit in its nodes, as those of the path are.
+    """
+    edges, row_E, _ = _edges(document)
+    name = document["nodes"][logit]["node_id"]
+    rows = {int(row_E[e]) for e, link in enumerate(document["links"]) if link["target"] == name}
+    return strongest(edges, rows.pop()) if rows else None
+
+
+def _edges(document: Mapping[str, Any]) -> tuple[Edges, np.ndarray, np.ndarray]:
+    """The links as pruning reads them, all nodes as sources, with row and source of each link."""
     nodes, links = document["nodes"], document["links"]
     index = {node["node_id"]: i for i, node in enumerate(nodes)}
     target_E = np.asarray([index[link["target"]] for link in links], np.int64)
@@ -294,5 +322,4 @@ def edge_shares(document: Mapping[str, Any]) -> np.ndarray:
         kind_S=np.asarray([graph_json.kind(node) for node in nodes]),
         error_S=np.full(len(nodes), -1),
     )
-    _, share_E = largest(edge_scores(edges)[row_E, source_E], 1.0)
-    return share_E
+    return edges, row_E, source_E

@@ -208,8 +208,11 @@ def test_a_graph_is_said_and_drawn_from_its_numbers(tmp_path):
     ]
     write(tmp_path, "graph/a-b.json", {"nodes": nodes, "links": links})
     write(tmp_path, "graph/graph-metadata.json", {"graphs": []})
-    said = index_page.graph(tmp_path / "report.html")
-    assert said.startswith("After “a b” the model says “c” with 75 %; 2 of its 9 active features")
+    answer = "After “a b” comes “c” (75.1 %); the strongest path to it is b → c."
+    page = tmp_path / "report.html"
+    page.write_text(f'<div class="verdict none"><strong>{answer}</strong></div><main>', "utf-8")
+    said = index_page.graph(page)
+    assert said.startswith(f"{answer} 2 of its 9 active features are kept, with 2 edges")
     drawn = pictures.graph(tmp_path)
     assert drawn is not None and drawn.count("<line") == 2 and drawn.count("<circle") == 3
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lm_jax.report.markup import clean
+from lm_jax.report.markup import clean, number
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.results import (
     AuditSummary,
@@ -129,7 +129,8 @@ def _choice_rows(summary: AuditSummary) -> list[Sequence[str]]:
             text = f"{100 * metric.accuracy[recipe].estimate:.1f}"
             if paired := metric.paired.get(recipe):
                 change = paired.change
-                text += f" [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+                low, high = (number(100 * end, "+.1f") for end in (change.low, change.high))
+                text += f" [{low}, {high}]"
             cells.append(text)
         rows.append((recipe, *cells))
     return rows

@@ -35,7 +35,7 @@ def build(result: DiagnosisResult) -> Report:
             section("Heads", _drawn(_head_table(result)), f"{_free_heads(result)}."),
             section("Terms", *_remarks(result)),
         ],
-        lead=[report.verdict(_head(result))],
+        lead=[report.verdict(answer(result), f"{_head(result)}.")],
         lines=[format_diagnosis(result)],
         facts={"config_hash": result.provenance.config_hash},
     )
@@ -47,7 +47,7 @@ def _drawn(shown: _Table) -> Markup:
 
 def format_diagnosis(result: DiagnosisResult) -> str:
     """The result as plain text of at most 80 columns."""
-    lines = textwrap.wrap(_head(result), 80)
+    lines = [*textwrap.wrap(answer(result), 80), "", *textwrap.wrap(_head(result), 80)]
     for shown in _bias_tables(result):
         lines += ["", shown.title, format_table(shown.columns, shown.rows)]
     heads = _head_table(result)
@@ -55,6 +55,20 @@ def format_diagnosis(result: DiagnosisResult) -> str:
     for remark in _remarks(result):
         lines += textwrap.wrap(remark, 80)
     return "\n".join(lines)
+
+
+def answer(result: DiagnosisResult) -> str:
+    """Which head loses most rows of those that softmax concentrates, and how many lose none."""
+    p, heads = _chosen(result)
+    free = sum(head.lost[p] == 0 for head in heads)
+    start = f"At p = {p}, {free} of {len(heads)} heads of {Path(result.model).name} lose no row"
+    if free == len(heads):
+        return f"{start}."
+    most = max(heads, key=lambda head: head.lost[p])
+    return (
+        f"{start}; head {most.layer}.{most.head} loses most, {most.lost[p]:,} of the "
+        f"{most.concentrated:,} rows that softmax concentrates."
+    )
 
 
 def _head(result: DiagnosisResult) -> str:

@@ -8,7 +8,8 @@ import numpy as np
 from lm_jax import report
 from lm_jax.console.terminal import format_table
 from lm_jax.report import Column, Report, Section, Series, section, table_of
-from lm_jax.report.tables import rate
+from lm_jax.report.markup import number
+from lm_jax.report.tables import interval_text, rate
 from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.bias_tables import describe
 from polyattn_jax.audit.results import HeadSet, HybridResult, SingleHead
@@ -193,22 +194,22 @@ def format_hybrid(result: HybridResult) -> str:
             f"{entry.kept}",
             f"{total - entry.kept}",
             _kept(entry),
-            f"{entry.text.change.estimate:+.3f} [{entry.text.change.low:+.3f}, "
-            f"{entry.text.change.high:+.3f}]",
+            interval_text(entry.text.change, "+.3f"),
             f"{head_sets.right(entry.needle.accuracy)}",
             entry.needle.verdict,
         )
         for entry in result.frontier
     ]
     heads = ("K", "replaced", "softmax in", "change, nats [95 %]", "needle", "verdict")
-    lines = [*textwrap.wrap(head, 80), "", format_table(heads, rows, left=(2, 5)), ""]
+    lines = [*textwrap.wrap(conclusion(result), 80), "", *textwrap.wrap(head, 80), ""]
+    lines += [format_table(heads, rows, left=(2, 5)), ""]
     text = "heads that cost most alone: " + ", ".join(
-        f"{h.layer}.{h.head} {h.change.estimate:+.3f}" for h in _by_cost(result)[:10]
+        f"{h.layer}.{h.head} {number(h.change.estimate, '+.3f')}" for h in _by_cost(result)[:10]
     )
     lines += textwrap.wrap(f"{text} (layer.head, nats, {result.search_texts} other texts)", 80)
     if result.best is None:
-        return "\n".join([*lines, "", *textwrap.wrap(conclusion(result), 80)])
-    lines += ["", *textwrap.wrap(f"{conclusion(result)} Replaced:", 80)]
+        return "\n".join(lines)
+    lines += ["", "Replaced:"]
     for layer in range(result.layers):
         own = [str(head) for at, head in result.best.replaced if at == layer]
         if own:

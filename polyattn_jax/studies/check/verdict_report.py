@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 import itertools
 from pathlib import Path
+import re
 import textwrap
 
 from lm_jax import report, statistics
@@ -19,6 +20,7 @@ from polyattn_jax.report import findings
 WIDTH = 80
 EXIT_CODES = {"preserve": EXIT_FINISHED, "no-go": EXIT_NO_GO, "undecided": EXIT_UNDECIDED}
 ENDS = "95 % interval"
+_MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 # Label, value, interval and count; the last ones may be missing.
 Row = tuple[str, ...]
 
@@ -37,7 +39,7 @@ def build(result: CheckResult) -> Report:
         ],
         lead=[
             report.verdict(
-                f"{result.verdict}: {result.reason}.",
+                answer(result),
                 f"Next: {result.next}.",
                 f"As linear attention: {linear_sentence(result.linear)}.",
                 tone=findings.TONES[result.verdict],
@@ -49,6 +51,17 @@ def build(result: CheckResult) -> Report:
     )
 
 
+def answer(result: CheckResult) -> str:
+    """Whether the recipe may replace softmax in the model, and why."""
+    what = f"replace softmax in {Path(result.model).name}"
+    match result.verdict:
+        case "preserve":
+            return f"{result.recipe} may {what}: {result.reason}."
+        case "no-go":
+            return f"{result.recipe} may not {what}: {result.reason}."
+    return f"Whether {result.recipe} may {what} is undecided: {result.reason}."
+
+
 def _drawn(lines: Sequence[str | Row]) -> Iterator[str | Markup]:
     """The lines of the terminal as parts of a page: rows under a head of four titles, and text."""
     for is_table, group in itertools.groupby(lines, key=lambda line: isinstance(line, tuple)):
@@ -56,7 +69,8 @@ def _drawn(lines: Sequence[str | Row]) -> Iterator[str | Markup]:
             text = " ".join(str(line).strip() for line in group).strip()
             yield from [text] * bool(text)
             continue
-        rows = [[cell.strip() for cell in (*row, "", "", "")[:4]] for row in group]
+        # A pipe reads hyphens; a page has the minus sign.
+        rows = [[_MINUS.sub("−", cell.strip()) for cell in (*row, "", "", "")[:4]] for row in group]
         if rows[0][2] == ENDS:
             (title, *heads), rows = rows[0], rows[1:]
             yield report.table(["", *heads], rows, caption=f"{title}.")
@@ -70,6 +84,8 @@ def format_result(result: CheckResult) -> str:
     """The result of a check as plain text of at most 80 columns."""
     head = f"{result.recipe} in every head of {result.model}"
     lines: list[str | Row] = [
+        *textwrap.wrap(answer(result), WIDTH),
+        "",
         *textwrap.wrap(head, WIDTH),
         "",
         *_measured_lines(result),

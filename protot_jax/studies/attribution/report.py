@@ -7,9 +7,12 @@ from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
 
+import numpy as np
+
 from lm_jax import report
 from lm_jax.console import terminal
 from lm_jax.report import Column, Report, Section, cell, section, table
+from lm_jax.report.markup import number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from protot_jax.studies.attribution.results import AttributionReport, Pair, Target
@@ -30,9 +33,13 @@ def build(config: AttributionConfig, summary: AttributionReport, folder: Path) -
     del config, folder
     return Report(
         "Which prototypes a logit comes from",
-        lambda: [*(_section(summary, target) for target in summary.targets), _terms()],
-        lead=[_PROSE("lead", prompt=summary.prompt, model=summary.model), _verdict(summary)],
-        lines=_lines(summary),
+        lambda: [
+            *(_section(summary, target) for target in summary.targets),
+            section("Model", _PROSE("model", prompt=summary.prompt, model=summary.model)),
+            _terms(),
+        ],
+        lead=[_verdict(summary)],
+        lines=[*_opening(summary), *_lines(summary)],
         facts={"model": dataclasses.asdict(summary.model), "prompt": summary.prompt},
     )
 
@@ -43,9 +50,9 @@ def _lines(result: AttributionReport) -> list[str]:
     for target in result.targets:
         lines.append(
             f"{target.token.text!r}: probability {target.probability:.3f}, logit "
-            f"{target.logit:+.3f} nats over the mean; {target.pairs_for_90_percent:,} of "
-            f"{target.entries:,} pairs have 90 % of the sum of all absolute parts; sums agree to "
-            f"{target.certificate.largest:.1e}"
+            f"{number(target.logit, '+.3f')} nats over the mean; "
+            f"{target.pairs_for_90_percent:,} of {target.entries:,} pairs have 90 % of the sum of "
+            f"all absolute parts; sums agree to {target.certificate.largest:.1e}"
         )
         rows = _rows(result, target.pairs[:PRINTED])
         numbers = [[*row[:3], f"{row[3]:.3f}", f"{row[4]:+.4f}"] for row in rows]
@@ -53,20 +60,48 @@ def _lines(result: AttributionReport) -> list[str]:
     return lines
 
 
-def _verdict(result: AttributionReport) -> Part:
-    largest = max(target.certificate.largest for target in result.targets)
-    if largest <= BAR:
-        text = f"All parts sum to the logits of the forward pass, to {largest:.1e}."
-        return report.verdict(text, tone="good")
-    return report.verdict(
-        f"The parts do not sum to the logits: they differ by {largest:.1e} of their size.",
-        "Rounding explains 1e-5 at most; do not use these numbers, and report the run.",
-        tone="bad",
+def answer(result: AttributionReport) -> str:
+    """Prompt, first target, and the prototype that carries most to it, in one sentence."""
+    target = result.targets[0]
+    size_LP = np.abs(target.through.prototypes)
+    layer, prototype = map(int, np.unravel_index(np.argmax(size_LP), size_LP.shape))
+    part = number(target.through.prototypes[layer][prototype], "+.2f")
+    fall = number(-target.measured.prototypes[layer][prototype], "+.2f")
+    carried = ""
+    for pair in target.pairs:
+        if (pair.layer, pair.prototype) == (layer, prototype):
+            key, query = result.tokens[pair.key].text, result.tokens[pair.query].text
+            carried = f", above all “{key}” to “{query}”"
+            break
+    return (
+        f"After “{result.prompt}” comes “{target.token.text}” with probability "
+        f"{number(target.probability, '.3f')}; prototype L{layer}P{prototype} carries most to it"
+        f"{carried}: {part} of a logit of {number(target.logit, '.2f')} nats, "
+        f"which changes by {fall} if it is never read."
     )
 
 
+def _opening(result: AttributionReport) -> list[str]:
+    """The answer and the error of the sums; that of sums which do not agree comes first."""
+    largest = max(target.certificate.largest for target in result.targets)
+    if largest <= BAR:
+        text = f"All parts sum to the logits of the forward pass, to {number(largest)}."
+        return [answer(result), text]
+    return [
+        f"The parts do not sum to the logits: they differ by {number(largest)} of their size.",
+        "Rounding explains 1e-5 at most; do not use these numbers, and report the run.",
+        answer(result),
+    ]
+
+
+def _verdict(result: AttributionReport) -> Part:
+    text, *reasons = _opening(result)
+    return report.verdict(text, *reasons, tone="bad" if reasons[1:] else "good")
+
+
 def _section(result: AttributionReport, target: Target) -> Section:
-    outcome = f"Probability {target.probability:.3f}, logit {target.logit:+.3f} nats over the mean."
+    logit = number(target.logit, "+.3f")
+    outcome = f"Probability {target.probability:.3f}, logit {logit} nats over the mean."
     through, measured = target.through.prototypes, target.measured.prototypes
     ends = _symmetric(through, measured)
     return section(

@@ -17,14 +17,15 @@ import numpy as np
 
 from lm_jax import report
 from lm_jax.report import Report, Section, section
-from lm_jax.report.markup import ENVIRONMENT, json_script
+from lm_jax.report.markup import ENVIRONMENT, json_script, number
 from lm_jax.report.prose import Prose
 from lm_jax.run.files import to_jsonable
 from protot_jax.studies.concepts import report_sections, units_section
-from protot_jax.studies.concepts.results import ConceptReport, Statistic
+from protot_jax.studies.concepts.results import ConceptReport, Prototype, Statistic
 from protot_jax.studies.concepts.settings import ConceptConfig
 
 _PROSE = Prose("protot_jax.studies.concepts")
+_WORDS = 3
 _SCRIPTS = ("page.js", "prototype.js", "ablation.js", "curves.js")
 
 
@@ -40,10 +41,11 @@ def build(config: ConceptConfig, summary: ConceptReport, folder: Path) -> Report
             report_sections.layers(summary),
             units_section.compared_units(summary),
             report_sections.labels(summary),
+            section("Model and texts", _lead(summary)),
             section("Terms", _PROSE("terms")),
         ],
-        lead=[_lead(summary)],
-        lines=format_lines(summary),
+        lead=[report.verdict(answer(summary))],
+        lines=[answer(summary), *format_lines(summary)],
         facts={
             "model": dataclasses.asdict(summary.model),
             "settings": dataclasses.asdict(summary.settings),
@@ -51,6 +53,32 @@ def build(config: ConceptConfig, summary: ConceptReport, folder: Path) -> Report
         script=report.script("protot_jax.studies.concepts", *_SCRIPTS),
         style=_asset("page.css"),
     )
+
+
+def answer(result: ConceptReport) -> str:
+    """What the prototypes hold: by the clearest theme of a judge, or by the most selective gate."""
+    count, dead = len(result.prototypes), sum(one.write.dead for one in result.layers)
+    labelled = [(one, one.label) for one in result.prototypes if one.label is not None]
+    ending = f" ({number(dead)} of {number(count)} dead)." if dead else "."
+    if labelled:
+        one, label = max(labelled, key=lambda each: (each[1].disentanglement, each[1].coverage))
+        return (
+            f"The judge ({result.settings.judge}) finds a theme in {number(len(labelled))} of "
+            f"{number(count)} prototypes, the clearest “{label.theme}” in {_name(one)}, with "
+            f"disentanglement {number(label.disentanglement, 'g')} of 10{ending}"
+        )
+    one = max(result.prototypes, key=lambda each: each.write.peak_over_mean or 0.0)
+    words = ", ".join(f"“{each.token.strip() or each.token}”" for each in one.top_tokens[:_WORDS])
+    if not words:
+        return f"No prototype writes a token{ending}"
+    return (
+        f"{_name(one)} is the most selective of {number(count)} prototypes: it writes {words} most"
+        f"{ending}"
+    )
+
+
+def _name(one: Prototype) -> str:
+    return f"L{one.layer} P{one.prototype}"
 
 
 def format_lines(result: ConceptReport) -> list[str]:
@@ -95,8 +123,8 @@ def _tested(result: Statistic) -> str:
     if result.value is None:
         return f"none ({counts})"
     value, p, low, high = (
-        "?" if number is None else f"{number:.3f}"
-        for number in (result.value, result.p, result.low, result.high)
+        "?" if each is None else f"{each:.3f}"
+        for each in (result.value, result.p, result.low, result.high)
     )
     return f"{value} ({low} to {high}, p {p}; {counts})"
 
@@ -106,7 +134,10 @@ def explorer(result: ConceptReport) -> Section:
     template = ENVIRONMENT.from_string(_asset("explorer.html.j2"))
     return section(
         "Explore the prototypes",
-        _PROSE("explorer", left_out=any(one.ablation for one in result.prototypes)),
+        report.details(
+            "How to read this",
+            _PROSE("explorer", left_out=any(one.ablation for one in result.prototypes)),
+        ),
         Markup(template.render(data=json_script(to_jsonable(result)))),
     )
 

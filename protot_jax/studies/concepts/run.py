@@ -11,7 +11,11 @@ A command that was killed starts again from the beginning, but keeps the answers
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_jax.evaluate import judge
+from absl import logging
+
+from lm_jax.errors import BadInputError
+from lm_jax.evaluate import judge, judge_answer
+from lm_jax.evaluate.answers import Answers
 from lm_jax.evaluate.judge_prompt import RUBRIC, read_rubric
 from lm_jax.run.finished import file_inputs
 from lm_jax.study import Opened, Work
@@ -71,6 +75,57 @@ def build_judge(config: ConceptConfig, answers: Path) -> judge.Judge:
     return judge.build_judge(config.judge, answers=answers, rubric=rubric, **_asking(config))
 
 
+def warn_of_answers(config: ConceptConfig, model: TrainedModel) -> None:
+    """Logs what of a file of answers does not fit the model, before anything is computed.
+
+    An answer is found by its exact prompt, which is known only when the texts have been read. But
+    most lines name their model and unit.
+
+    Args:
+      config: settings, whose judge may be a file.
+      model: model that is analysed.
+    """
+    kind, _, place = config.judge.partition(":")
+    if kind != "cached":
+        return
+    entries = Answers(place).entries()
+    own = units.identity(model)
+    named = [each for each in entries if "model" in each and "unit" in each]
+    fitting = [each for each in named if each["model"] == own]
+    layers, count = model.cfg.num_layers, model.prototypes.num_prototypes
+    wanted = [f"L{layer} P{r}" for layer in range(layers) for r in range(count)]
+    missing = sorted(set(wanted).difference(each["unit"] for each in fitting), key=wanted.index)
+    if not entries:
+        problem = "it has no answers"
+    elif len(named) == len(entries) and not fitting:
+        others = sorted({each["model"] for each in named})
+        problem = f"all {len(named)} answers are of another model ({others[0]}), none of {own}"
+    elif len(named) == len(entries) and missing:
+        problem = f"{len(missing)} of {len(wanted)} prototypes have no answer, first {missing[0]}"
+    else:
+        problem = ""
+    if problem:
+        logging.warning(
+            "judge = %r: %s; prompts without an answer get no label, and are written to %s.missing",
+            *(config.judge, problem, place),
+        )
+    if unreadable := [each for each in entries if not _is_readable(each["answer"])]:
+        logging.warning(
+            "judge = %r: %d of %d answers are not the requested JSON and give no label, first that "
+            "of %s",
+            *(config.judge, len(unreadable), len(entries)),
+            unreadable[0].get("unit", f"prompt {unreadable[0]['prompt_sha256'][:12]}"),
+        )
+
+
+def _is_readable(answer: str) -> bool:
+    try:
+        judge_answer.parse(answer)
+    except BadInputError:
+        return False
+    return True
+
+
 def measure(config: ConceptConfig, work: Work) -> ConceptReport:
     """Stores the gates, and describes every prototype.
 
@@ -80,6 +135,7 @@ def measure(config: ConceptConfig, work: Work) -> ConceptReport:
       StoppedError: the command was asked to stop.
     """
     model, compared = work.loaded
+    warn_of_answers(config, model)
     model.warn_of_joining()
     examples = Examples(
         open_prepared(config.run_folder / DATA, tokenizer=model.tokenizer),

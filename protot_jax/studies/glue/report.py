@@ -51,6 +51,7 @@ def build(config: GlueConfig, result: GlueSummary, folder: Path) -> Report:
         ],
         lead=[_verdict(result)],
         lines=[
+            _answer(result),
             terminal.format_table(heads, rows, left=range(4)),
             *map(divergence, result.diverged),
         ],
@@ -73,6 +74,14 @@ def _tests(split: SplitResult) -> str:
     return ", ".join(f"{test.p_value:.2g}" for test in split.mcnemar) or "–"
 
 
+def _answer(result: GlueSummary) -> str:
+    pairs = list(each_split(result))
+    if not pairs:
+        return "There is no result."
+    above = sum(split.above for *_, split in pairs)
+    return f"{above} of {len(pairs)} results are above the best prediction that ignores the text."
+
+
 def _verdict(result: GlueSummary) -> Any:
     pairs = list(each_split(result))
     above = sum(split.above for *_, split in pairs)
@@ -87,9 +96,7 @@ def _verdict(result: GlueSummary) -> Any:
     every = len(result.models) * len(result.tasks)
     missing = f"{len(lost)} of {every} pairs of model and task have no result: {ALL_DIVERGED}."
     return report.verdict(
-        f"{above} of {len(pairs)} results are above the best prediction that ignores the text."
-        if pairs
-        else "There is no result.",
+        _answer(result),
         *([missing] if lost else []),
         *lines[:_LINES],
         *([f"{len(lines) - _LINES} more are in the first table."] if lines[_LINES:] else []),

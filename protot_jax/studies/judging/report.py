@@ -36,8 +36,8 @@ def build(config: JudgingConfig, summary: JudgingSummary, folder: Path) -> Repor
             _samples(summary),
             section("Terms", _PROSE("terms", summary)),
         ],
-        lead=[_PROSE("lead", summary.settings, len(summary.models)), _verdict(summary)],
-        lines=findings(summary),
+        lead=[_verdict(summary), _PROSE("lead", summary.settings, len(summary.models))],
+        lines=[answer(summary), *findings(summary)],
         facts={
             "settings": dataclasses.asdict(summary.settings),
             "BLEU": [summary.bleu_signature, summary.bleu_unsmoothed_signature],
@@ -83,15 +83,26 @@ def findings(summary: JudgingSummary) -> list[str]:
     return lines
 
 
+def answer(summary: JudgingSummary) -> str:
+    """Which model each judge prefers, for each decoding; or that there are no ratings."""
+    if len(summary.models) < 2:
+        return "No ratings: one model has no opponent."
+    parts = []
+    for name, judged in _with_ratings(summary):
+        ranked = sorted(judged.ratings or (), key=lambda one: -one.strength.estimate)
+        points = ", ".join(f"{one.model} {one.strength.estimate:.0f}" for one in ranked)
+        parts.append(f"{name} ({judged.decoding}): {points}")
+    return f"Ratings, the best first, by {'; by '.join(parts)}." if parts else "No ratings."
+
+
 def _verdict(result: JudgingSummary) -> Part:
     rating = [judge.name for judge in result.judges if any(one.ratings for one in judge.decodings)]
     notes = [] if result.settings.same_data else [_PROSE("other_data")]
     if len(result.models) < 2:
-        return report.verdict("No ratings: one model has no opponent.", tone="warn")
+        return report.verdict(answer(result), tone="warn")
     if not rating:
-        return report.verdict("No ratings.", _PROSE("no_ratings"), *notes, tone="warn")
-    text = f"Ratings by {', '.join(rating)}."
-    return report.verdict(text, *notes, tone="warn" if notes else "good")
+        return report.verdict(answer(result), _PROSE("no_ratings"), *notes, tone="warn")
+    return report.verdict(answer(result), *notes, tone="warn" if notes else "good")
 
 
 def _models(result: JudgingSummary) -> Section:

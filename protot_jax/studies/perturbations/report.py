@@ -30,6 +30,7 @@ def build(config: PerturbationsConfig, summary: Benchmark, folder: Path) -> Repo
         lambda: [_slices(summary), _sources(summary), _files(summary)],
         lead=[_verdict(summary)],
         lines=[
+            _answer(summary),
             format_benchmark(summary),
             str(folder / NOISE_FILE),
             str(folder / MEANING_FILE),
@@ -65,19 +66,19 @@ def format_benchmark(record: Benchmark) -> str:
     return "\n".join(lines)
 
 
-def _verdict(record: Benchmark) -> Part:
+def _answer(record: Benchmark) -> str:
     kept, flipped = (
         sum(one.pairs for one in record.slices if (one.name in meaning.SLICES) == flips)
         for flips in (False, True)
     )
+    return f"{number(kept)} pairs keep the meaning, and {number(flipped)} flip it."
+
+
+def _verdict(record: Benchmark) -> Part:
     reasons = [f"{one.name}: {one.missing}" for one in record.slices if one.missing]
     if record.similarity != MEASURED:
         reasons.append(f"The similarity is not measured: {record.similarity}")
-    return report.verdict(
-        f"{number(kept)} pairs keep the meaning, and {number(flipped)} flip it.",
-        *reasons,
-        tone="warn" if reasons else "good",
-    )
+    return report.verdict(_answer(record), *reasons, tone="warn" if reasons else "good")
 
 
 def _slices(record: Benchmark) -> Section:

@@ -34,10 +34,10 @@ def format_summary(summary: PretrainSummary) -> list[str]:
     last = [each.last for each in seeds]
     of_best, unigram = validation(best), summary.unigram_perplexity
     lines = [
-        f"{summary.model}: validation perplexity {of_best} over "
-        f"{seeds[0].validation_tokens:,} tokens, test {test(best)} over "
-        f"{seeds[0].test_tokens:,}, of the weights of lowest validation perplexity; unigram "
-        f"model {unigram:.1f}, {unigram / of_best.mean:.2f} times",
+        _answer(summary),
+        f"over {seeds[0].validation_tokens:,} tokens of validation and {seeds[0].test_tokens:,} of "
+        "test, of the weights of lowest validation perplexity; unigram model "
+        f"{unigram:.1f}, {unigram / of_best.mean:.2f} times",
     ]
     if any(each.best.step != each.last.step for each in seeds):
         lines.append(f"of the last weights: validation {validation(last)}, test {test(last)}")
@@ -53,10 +53,15 @@ def format_summary(summary: PretrainSummary) -> list[str]:
     return lines
 
 
-def _verdict(summary: PretrainSummary) -> Markup:
+def _answer(summary: PretrainSummary) -> str:
+    """The perplexity of the best weights, which opens the page and the terminal."""
     best = [one.best for one in summary.seeds]
+    return f"{summary.model}: validation perplexity {validation(best)}, test {test(best)}."
+
+
+def _verdict(summary: PretrainSummary) -> Markup:
     return report.verdict(
-        f"Validation perplexity {validation(best)}, test {test(best)}.",
+        _answer(summary),
         f"Of the weights of lowest validation perplexity. A model that knows the frequencies of "
         f"tokens alone has {summary.unigram_perplexity:.1f}.",
     )

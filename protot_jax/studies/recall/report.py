@@ -42,7 +42,7 @@ def build(config: RecallConfig, summary: RecallSummary, folder: Path) -> Report:
             settings(summary),
         ],
         lead=[report.verdict(*findings(summary))],
-        lines=[format_tables(summary)],
+        lines=[*findings(summary), format_tables(summary)],
     )
 
 

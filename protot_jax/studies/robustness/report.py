@@ -43,7 +43,7 @@ def build(config: RobustnessConfig, summary: RobustnessReport, folder: Path) -> 
             section("Terms", _PROSE("terms")),
         ],
         lead=[_verdict(summary)],
-        lines=findings(summary),
+        lines=[conclusion(summary)[0], *findings(summary)],
         facts=_models(summary),
     )
 

@@ -16,13 +16,13 @@ _LEVEL = 0.05
 
 
 def findings(result: RobustnessReport) -> list[str]:
-    """The divergences by slice and model, and what holding the routing does, for a terminal."""
+    """The divergences by slice and model, and what follows the first sentence of the conclusion."""
     rows = [
         [one.name, str(one.pairs), *map(_mean, (own.js.mean for own in one.models))]
         for one in result.slices
     ]
     heads = ["JS, nats", "pairs", *names(result)]
-    lines = [terminal.format_table(heads, rows, left=(0,)), "", *conclusion(result)]
+    lines = [terminal.format_table(heads, rows, left=(0,)), "", *conclusion(result)[1:]]
     lines += [f"not measured: {one.name}; {one.reason}" for one in result.skipped]
     lines += trained(result)
     return lines

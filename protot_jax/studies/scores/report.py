@@ -20,9 +20,20 @@ def build(config: ScoresConfig, summary: ScoreComparison, folder: Path) -> Repor
     return Report(
         "Scores of prototypes of several models",
         lambda: _sections(summary),
-        lead=[f"{number(len(summary.groups))} groups, labelled by {summary.judge}."],
-        lines=[_table(summary)],
+        lead=[report.verdict(_answer(summary))],
+        lines=[_answer(summary), _table(summary)],
     )
+
+
+def _answer(result: ScoreComparison) -> str:
+    """The groups by their mean of the first score, the best first."""
+    score = SCORES[0]
+    means = {each.name: mean for each in result.groups if (mean := each.means[score])}
+    if not means:
+        return f"No group has two units that {result.judge} labelled, so there is no mean score."
+    ranked = sorted(means, key=lambda name: -means[name].estimate)
+    values = ", ".join(f"{name} {number(means[name].estimate, '.2f')}" for name in ranked)
+    return f"{score.capitalize()} as {result.judge} scores it, the best first: {values}."
 
 
 def _sections(result: ScoreComparison) -> list[Section]:
@@ -67,8 +78,8 @@ def _tested(difference: Difference | None) -> Cell:
     if difference is None:
         return cell(None)
     mean = difference.mean
-    note = f"[{mean.low:.2f}, {mean.high:.2f}], p {difference.p_holm:.2g}"
-    return cell(f"{mean.estimate:+.2f}", note=note)
+    ends = ", ".join(number(end, ".2f") for end in (mean.low, mean.high))
+    return cell(mean.estimate, note=f"[{ends}], p {number(difference.p_holm, '.2g')}", spec="+.2f")
 
 
 def _table(result: ScoreComparison) -> str:

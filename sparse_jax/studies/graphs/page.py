@@ -10,8 +10,8 @@ Tables of the strongest nodes and edges work without scripts. Prose and controls
 `viewer.html.j2`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+import functools
 import importlib.resources
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ from lm_jax.report.prose import Prose
 from lm_jax.run.files import read_json, write_text
 from sparse_jax.graphs import graph_json, supernodes
 from sparse_jax.graphs.features import Text
-from sparse_jax.graphs.graph_document import edge_shares
+from sparse_jax.graphs.graph_document import edge_shares, likeliest_logit
 from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, TOKEN
-from sparse_jax.graphs.neurons import NEURON
+from sparse_jax.graphs.paths import StrongestPath
+from sparse_jax.studies.graphs import names
+from sparse_jax.studies.graphs.names import FeatureExamples, Names
 from sparse_jax.studies.graphs.results import FEATURES, proposals_file
 
 MODE_NAMES = {"frozen": "all", "attention_frozen": "attention", "free": "nothing"}
@@ -44,26 +46,7 @@ _SCRIPTS = (
     "viewer_state.js",
 )
 _LISTED, _TOKENS = 20, 3
-_LONGEST_TITLE = 100
 _SETTINGS = ("info", "generation_settings", "pruning_settings", "transcoder_list")
-
-
-@dataclasses.dataclass(frozen=True)
-class FeatureExamples:
-    """What the panel of a feature shows of a corpus.
-
-    Attributes:
-      texts: those with the largest activations, largest first.
-      top_logits: tokens whose logits its decoders raise most, as text; of a node with an activation
-        below 0, those whose logits they lower.
-      bottom_logits: tokens whose logits they lower most.
-      lowest: texts with the lowest activations, lowest first, for nodes with one below 0.
-    """
-
-    texts: Sequence[Text]
-    top_logits: Sequence[str] = ()
-    bottom_logits: Sequence[str] = ()
-    lowest: Sequence[Text] = ()
 
 
 def build(
@@ -88,7 +71,9 @@ def build(
     graph_json.check(document, "the graph")
     if proposals is None:
         proposals = supernodes.propose(document)
-    viewer = _report(document, lambda: _sections(document, features or {}, proposals))
+    known, path = features or {}, names.find_path(document)
+    sections = functools.partial(_sections, document, path, known, proposals)
+    viewer = _report(document, names.answer(document, path, known), sections)
     return _page_text(viewer, provenance or {})
 
 
@@ -100,12 +85,37 @@ def of_folder(folder: Path, file: str) -> Report:
       file: the graph in it.
     """
     document = graph_json.read(folder / file)
+    path = names.find_path(document)
 
     def sections() -> list[Section]:
+        keys = {key for node in document["nodes"] if (key := graph_json.feature_of(node))}
         proposals = read_json(folder / proposals_file(file))
-        return _sections(document, _read_examples(folder, document), proposals)
+        return _sections(document, path, _read_examples(folder, document, keys), proposals)
 
-    return _report(document, sections)
+    return _report(document, answer(folder, document, path), sections)
+
+
+def answer(folder: Path, document: Mapping[str, Any], path: StrongestPath | None) -> str:
+    """The sentence that opens a page and the text of the terminal (`names.answer`).
+
+    Args:
+      folder: work folder.
+      document: a graph of it.
+      path: strongest path of the graph.
+    """
+    keys = names.features_on(document, path)
+    return names.answer(document, path, _read_examples(folder, document, keys))
+
+
+def answer_of_file(folder: Path, file: str) -> str:
+    """`answer` of a graph that is not read yet.
+
+    Args:
+      folder: work folder.
+      file: the graph in it.
+    """
+    document = graph_json.read(folder / file)
+    return answer(folder, document, names.find_path(document))
 
 
 def write(folder: Path, file: str, provenance: Mapping[str, Any]) -> None:
@@ -131,14 +141,16 @@ def _page_text(viewer: Report, provenance: Mapping[str, Any]) -> str:
     )
 
 
-def _report(document: Mapping[str, Any], sections: Callable[[], list[Section]]) -> Report:
+def _report(
+    document: Mapping[str, Any], sentence: str, sections: Callable[[], list[Section]]
+) -> Report:
     metadata = document["metadata"]
     about = {"graph": metadata["slug"], "model": metadata["scan"], "prompt": metadata["prompt"]}
     about |= {key: metadata[key] for key in _SETTINGS if key in metadata}
     return Report(
-        f"Attribution graph of “{_cut(_inline(metadata['prompt']))}”",
+        f"Attribution graph of “{names.prompt_end(metadata['prompt_tokens'], names.TITLE_END)}”",
         sections,
-        lead=[_lead(document), *_scores(metadata)],
+        lead=[report.verdict(sentence)],
         lines=(),
         facts=about,
         script=report.script("sparse_jax.studies.graphs", *_SCRIPTS),
@@ -150,26 +162,27 @@ def _report(document: Mapping[str, Any], sections: Callable[[], list[Section]]) 
 
 def _sections(
     document: Mapping[str, Any],
+    path: StrongestPath | None,
     features: Mapping[tuple[int, int], FeatureExamples],
     proposals: Sequence[Sequence[str]],
 ) -> list[Section]:
-    share_E = edge_shares(document)
+    share_E, own = edge_shares(document), Names(document, features)
     return [
-        _viewer(document, share_E, features, proposals),
-        *([_interventions(document)] if document.get("interventions") else []),
+        _viewer(document, share_E, path, features, proposals),
+        *([_interventions(document, own)] if document.get("interventions") else []),
         *([_groups(document, proposals)] if document.get("group_interventions") else []),
-        *([_attention(document)] if document.get("qk") else []),
-        _strongest(document, share_E),
+        *([_attention(document, own)] if document.get("qk") else []),
+        _strongest(document, share_E, own),
+        section("What the graph holds", _holds(document), *_scores(document["metadata"])),
         section("Terms", _PROSE("terms")),
     ]
 
 
 def _read_examples(
-    folder: Path, document: Mapping[str, Any]
+    folder: Path, document: Mapping[str, Any], keys: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], FeatureExamples]:
-    """What the panels of all features of a graph show, from the files of these features."""
+    """What the panels of features of a graph show, from the files of these features."""
     own = folder / FEATURES / document["metadata"]["scan"]
-    keys = {key for node in document["nodes"] if (key := graph_json.feature_of(node))}
     return {
         key: _examples(read_json(own / f"{graph_json.pair_number(*key)}.json"))
         for key in sorted(keys)
@@ -187,10 +200,11 @@ def _examples(stored: Mapping[str, Any]) -> FeatureExamples:
 def _viewer(
     document: Mapping[str, Any],
     share_E: np.ndarray,
+    path: StrongestPath | None,
     features: Mapping[tuple[int, int], FeatureExamples],
     proposals: Sequence[Sequence[str]],
 ) -> Section:
-    nodes = document["nodes"]
+    nodes, own = document["nodes"], Names(document, features)
     keys = [graph_json.feature_of(node) for node in nodes]
     examples = {
         f"{key[0]}_{key[1]}": {
@@ -206,6 +220,11 @@ def _viewer(
         "kinds": [graph_json.kind(node) for node in nodes],
         "indices": [key and key[1] for key in keys],
         "shares": [round(float(share), 7) for share in share_E],
+        "names": [own.short(node["node_id"]) for node in nodes],
+        "otherNames": {
+            node["node_id"]: own[node["node_id"]] for node in document.get("qk_only_nodes", [])
+        },
+        "path": [] if path is None else [*path.sources, likeliest_logit(document)],
         "examples": examples,
         "proposals": [list(group) for group in proposals],
     }
@@ -219,12 +238,12 @@ def _texts_json(texts: Sequence[Text]) -> list[dict[str, Any]]:
     ]
 
 
-def _lead(document: Mapping[str, Any]) -> Markup:
+def _holds(document: Mapping[str, Any]) -> Markup:
     metadata, kinds = document["metadata"], [graph_json.kind(n) for n in document["nodes"]]
     pruning = metadata.get("pruning_settings") or {}
     return _PROSE(
-        "lead",
-        neurons=any(node["feature_type"] == NEURON for node in document["nodes"]),
+        "holds",
+        neurons=names.has_neurons(document),
         model=metadata["scan"],
         tokens=len(metadata["prompt_tokens"]),
         counts={kind: kinds.count(kind) for kind in (FEATURE, ERROR, TOKEN, LOGIT)},
@@ -246,10 +265,9 @@ def _scores(metadata: Mapping[str, Any]) -> list[Markup]:
     return [table(columns, rows, caption=_PROSE("scores"))]
 
 
-def _interventions(document: Mapping[str, Any]) -> Section:
-    names = _Names(document)
+def _interventions(document: Mapping[str, Any], own: Names) -> Section:
     rows = [
-        [names[one["source"]], one["factor"], names[effect["target"]]]
+        [own[one["source"]], one["factor"], own[effect["target"]]]
         + [effect[name] for name in graph_json.EFFECTS]
         for one in document["interventions"]
         for effect in one["effects"]
@@ -289,13 +307,12 @@ def _groups(document: Mapping[str, Any], proposals: Sequence[Sequence[str]]) -> 
     )
 
 
-def _attention(document: Mapping[str, Any]) -> Section:
-    names = _Names(document)
+def _attention(document: Mapping[str, Any], own: Names) -> Section:
     rows = [
         [
             f"L{one['layer']}H{one['head']}",
             *(one[name] for name in ("query", "key", "score")),
-            *(names[query], names[key], term),
+            *(own[query], own[key], term),
         ]
         for one in document["qk"]
         for query, key, term in one["pair_wise_contributors"]
@@ -308,8 +325,8 @@ def _attention(document: Mapping[str, Any]) -> Section:
     )
 
 
-def _strongest(document: Mapping[str, Any], share_E: np.ndarray) -> Section:
-    names, nodes, links = _Names(document), document["nodes"], document["links"]
+def _strongest(document: Mapping[str, Any], share_E: np.ndarray, own: Names) -> Section:
+    nodes, links = document["nodes"], document["links"]
     ranked = sorted(
         (node for node in nodes if node.get("influence") is not None),
         key=lambda node: (node["influence"], node["node_id"]),
@@ -317,16 +334,16 @@ def _strongest(document: Mapping[str, Any], share_E: np.ndarray) -> Section:
     tokens = document["metadata"]["prompt_tokens"]
     node_rows = [
         [
-            names[node["node_id"]],
+            own[node["node_id"]],
             graph_json.kind(node),
-            f"{node['ctx_idx']} “{_inline(tokens[node['ctx_idx']])}”",
+            f"{node['ctx_idx']} “{names.inline(tokens[node['ctx_idx']])}”",
             node.get("activation"),
             100 * node["influence"],
         ]
         for node in ranked[:_LISTED]
     ]
     edge_rows = [
-        [names[links[e]["source"]], names[links[e]["target"]], links[e]["weight"], 100 * share_E[e]]
+        [own[links[e]["source"]], own[links[e]["target"]], links[e]["weight"], 100 * share_E[e]]
         for e in np.argsort(share_E, kind="stable")[:_LISTED]
     ]
     share = Column("Cumulative share, %", ".1f")
@@ -345,41 +362,9 @@ def _strongest(document: Mapping[str, Any], share_E: np.ndarray) -> Section:
     )
 
 
-class _Names:
-    """Names of nodes for people, by id."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        nodes = [*document["nodes"], *document.get("qk_only_nodes", [])]
-        self._nodes = {node["node_id"]: node for node in nodes}
-        self._tokens = document["metadata"]["prompt_tokens"]
-
-    def __getitem__(self, name: str) -> str:
-        node = self._nodes[name]
-        token = _inline(self._tokens[node["ctx_idx"]])
-        match graph_json.kind(node):
-            case "token":
-                return f"token “{token}” ({node['ctx_idx']})"
-            case "logit" | "bias":
-                return node["clerp"] or name
-            case "error":
-                return f"error of layer {node['layer']} at “{token}” ({node['ctx_idx']})"
-        key = graph_json.feature_of(node)
-        what = f"feature {key[1] if key else node['feature']} of layer {node['layer']}"
-        label = f"{node['clerp']}, " if node["clerp"] else ""
-        return f"{label}{what} at “{token}” ({node['ctx_idx']})"
-
-
 def _next_tokens(top: Sequence[Mapping[str, Any]]) -> str:
     """The most probable next tokens with their probabilities."""
-    each = [f"“{_inline(one['token'])}” {100 * one['probability']:.1f} %" for one in top[:_TOKENS]]
+    each = [
+        f"{names.quoted(one['token'])} {100 * one['probability']:.1f} %" for one in top[:_TOKENS]
+    ]
     return ", ".join(each)
-
-
-def _cut(text: str) -> str:
-    """The end of a long prompt, which its logits follow."""
-    return text if len(text) <= _LONGEST_TITLE else f"…{text[1 - _LONGEST_TITLE :]}"
-
-
-def _inline(text: str) -> str:
-    """A token or prompt on one line."""
-    return text.replace("\n", "↵").strip(" ") or "␣"

@@ -33,6 +33,8 @@ from sparse_jax.studies.graphs.results import MASSES, GraphResult, GraphSummary
 from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig
 
 _PROSE = Prose("sparse_jax.studies.graphs")
+# Graphs whose answers are said above the sections; each has a page of its own.
+_ANSWERS = 3
 # Points of a curve, near to even in the logarithm.
 _POINTS = 200
 # Columns that say which mass a row is about.
@@ -52,18 +54,23 @@ def build(config: GraphConfig, summary: GraphSummary, folder: Path) -> Report:
       folder: work folder, whose graphs and masses are read.
     """
     del config
-    lines = summary_lines(summary)
+    # A copy of a run of several graphs may have its summary and its masses alone.
+    there = [each.file for each in summary.graphs if (folder / each.file).is_file()]
+    answers = {file: page.answer_of_file(folder, file) for file in there}
     if len(summary.graphs) == 1:
+        lines = summary_lines(summary, answers, ())
         return page.of_folder(folder, summary.graphs[0].file)._replace(lines=lines)
     compared = " and ".join(each.role for each in summary.models)
     what = "Attribution graphs" if len(summary.models) == 1 else f"Attribution graphs: {compared}"
-    lead = [conclusion(summary) if summary.ratios else report.verdict(*answer(summary))]
+    opening = conclusion(summary) if summary.ratios else answer(summary)
 
     def sections() -> list[Section]:
         rows = comparison.counted(pq.read_table(folder / MASSES), summary.compared)
         return all_sections(summary, rows)
 
-    return Report(what, sections, lead=lead, lines=lines)
+    lines = summary_lines(summary, answers, opening)
+    shown = [*opening, *list(answers.values())[:_ANSWERS]]
+    return Report(what, sections, lead=[report.verdict(*shown)], lines=lines)
 
 
 def all_sections(summary: GraphSummary, rows: pa.Table) -> list[Section]:
@@ -89,24 +96,25 @@ def answer(summary: GraphSummary) -> list[str]:
     for role in dict.fromkeys(each.role for each in summary.graphs):
         scores = [each.scores.unpruned.replacement for each in summary.graphs if each.role == role]
         what = "neurons" if summary.config.neurons else "features"
+        ends = dict.fromkeys(number(100 * end, ".0f") for end in (min(scores), max(scores)))
         sentences.append(
             f"{role.capitalize()}: in {number(len(scores))} graphs {what} carry "
-            f"{number(100 * min(scores), '.0f')} to {number(100 * max(scores), '.0f')} % of the "
+            f"{' to '.join(ends)} % of the "
             "influence of tokens and errors on the logits; the rest passes through what they leave "
             "out."
         )
     worst = max(max(each.row_error) for each in summary.graphs)
-    return [*sentences, f"Rows of the graphs miss the forward pass by at most {worst:.1e}."]
+    return [*sentences, f"Rows of the graphs miss the forward pass by at most {number(worst)}."]
 
 
-def conclusion(summary: GraphSummary) -> Markup:
-    """Ratios of the absolute mass of all edges, beside the paper's."""
+def conclusion(summary: GraphSummary) -> list[str]:
+    """Ratios of the absolute mass of all edges, beside the paper's, in sentences."""
     sentences = [
         format_ratio(each)
         for each in summary.ratios
         if (each.sign, each.positions) == ("absolute", "any")
     ]
-    return report.verdict(format_counted(summary), *sentences, tone="none")
+    return [*sentences, format_counted(summary)]
 
 
 def compared_prompts(summary: GraphSummary) -> Section:

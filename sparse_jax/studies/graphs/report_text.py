@@ -1,6 +1,7 @@
 """The summary of attribution graphs as text for a terminal, and sentences that the page has too."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from lm_jax.report.markup import number
 from lm_jax.report.tables import interval_text
@@ -17,11 +18,24 @@ NAMES = {"heads": "heads", "pairs": "key-query pairs"}
 EDGES = {"any": "all", "different": "between different positions"}
 
 
-def summary_lines(summary: GraphSummary) -> list[str]:
-    """The lines that the command prints at its end."""
-    lines = [line for graph in summary.graphs for line in _graph_lines(graph)]
+def summary_lines(
+    summary: GraphSummary,
+    answers: Mapping[str, str] = MappingProxyType({}),
+    opening: Sequence[str] = (),
+) -> list[str]:
+    """The lines that the command prints at its end.
+
+    Args:
+      summary: numbers of all graphs.
+      answers: sentence of each graph, by its file; graphs without one begin with their numbers.
+      opening: sentences that come first, where there are several graphs.
+    """
+    lines = [*opening]
+    for graph in summary.graphs:
+        lines += [answers[graph.file]] if graph.file in answers else []
+        lines += _graph_lines(graph)
     if summary.config.neurons:
-        lines.insert(0, "features are neurons of the models' MLPs; this is no transcoder")
+        lines.append("features are neurons of the models' MLPs; this is no transcoder")
     if len(summary.graphs) == 1:
         lines += [*_layer_errors(summary.graphs[0]), *_supernode_lines(summary.graphs[0])]
     labels = [
@@ -36,9 +50,9 @@ def summary_lines(summary: GraphSummary) -> list[str]:
         f"{format_interval(each.across)}"
         for each in summary.stability
     ]
-    compared = [format_counted(summary)] if summary.compared else []
-    compared += [f"  left out: {each.slug}, as {each.why}" for each in summary.compared if each.why]
-    ratios = map(format_ratio, summary.ratios)
+    # What opens the text has the count and the ratios of all absolute masses.
+    compared = [f"  left out: {each.slug}, as {each.why}" for each in summary.compared if each.why]
+    ratios = [line for each in summary.ratios if (line := format_ratio(each)) not in opening]
     return [*lines, *labels, *compared, *ratios, *stable]
 
 
@@ -67,7 +81,7 @@ def _supernode_lines(graph: GraphResult) -> Iterator[str]:
 def _graph_lines(graph: GraphResult) -> Iterator[str]:
     sizes, whole, pruned = graph.sizes, graph.scores.unpruned, graph.scores.pruned
     tokens = ", ".join(f"{each.token!r} {100 * each.probability:.1f} %" for each in graph.logits)
-    yield f"{graph.role}, {graph.slug}: {sizes.tokens} tokens, then {tokens}"
+    yield f"  {graph.role}, {graph.slug}: {sizes.tokens} tokens, then {tokens}"
     yield (
         f"  {sizes.features:,} active features, of which {sizes.kept_features:,} are kept with "
         f"{sizes.kept_errors:,} errors and {sizes.kept_edges:,} edges"

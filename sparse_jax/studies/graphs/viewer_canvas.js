@@ -164,7 +164,46 @@ function drawNodes() {
   for (const node of new Set([hovered, state.selected, state.cursor])) {
     if (node && shown[node.i]) drawRing(context, node);
   }
+  if (showsPath()) drawPath(context);
   drawAxes(context, left, top, width, height);
+}
+
+// The strongest path is drawn unless another node than its logit is selected, or part is hidden.
+const showsPath = () => path.length > 0 && path.every((node) => shown[node.i])
+  && (state.selected === null || state.selected === path[path.length - 1]);
+
+function drawPath(context) {
+  context.strokeStyle = ink.ink;
+  context.lineWidth = 2.5;
+  context.lineJoin = "round";
+  context.beginPath();
+  for (const [k, { x, y }] of path.entries()) {
+    if (k) context.lineTo(x, y);
+    else context.moveTo(x, y);
+  }
+  context.stroke();
+  for (const node of path) drawNode(context, node);
+  for (const node of path) drawName(context, node);
+}
+
+// The name of a node beside it, on the side with more room.
+function drawName(context, node) {
+  const beside = size.radius + 7;
+  const [start, end] = [GUTTER.left, scroller.clientWidth];
+  const x = node.x - scroller.scrollLeft;
+  const onLeft = x - start > end - x;
+  context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  const text = fitted(context, node.label, (onLeft ? x - start : end - x) - beside - 8);
+  const width = context.measureText(text).width;
+  const at = onLeft ? node.x - beside - width : node.x + beside;
+  context.globalAlpha = 0.85;
+  context.fillStyle = ink.page;
+  context.fillRect(at - 3, node.y - 8, width + 6, 16);
+  context.globalAlpha = 1;
+  context.fillStyle = ink.ink;
+  context.textAlign = "left";
+  context.textBaseline = "middle";
+  context.fillText(text, at, node.y);
 }
 
 // A mark by kind: circle, diamond, square, triangle, cross.

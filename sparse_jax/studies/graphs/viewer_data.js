@@ -17,6 +17,9 @@ const TOP_ROW = LAST_LAYER + 2;
 const rowOf = (kind, layer) => (kind === "token" || kind === "bias" ? 0
   : kind === "logit" ? TOP_ROW : Number(layer) + 1);
 
+// A feature by its number, which is its name where nothing else is known of it.
+const numberName = (i) => `feature ${data.indices[i] ?? graph.nodes[i].feature} of layer ${graph.nodes[i].layer}`;
+
 const nodes = graph.nodes.map((node, i) => ({
   i,
   id: node.node_id,
@@ -29,7 +32,8 @@ const nodes = graph.nodes.map((node, i) => ({
   influence: node.influence ?? null,
   activation: node.activation ?? null,
   probability: node.token_prob ?? null,
-  label: node.clerp || "",
+  label: data.names[i],
+  numbered: Boolean(node.clerp) || data.names[i] !== numberName(i),
 }));
 const indexOf = new Map(nodes.map((node) => [node.id, node.i]));
 
@@ -37,7 +41,8 @@ const indexOf = new Map(nodes.map((node) => [node.id, node.i]));
 const constants = nodes.some((node) => node.kind === "bias") ? [] : graph.bias || [];
 if (constants.length) {
   nodes.push({ i: nodes.length, id: "bias", kind: "bias", layer: "", index: null, row: 0,
-    position: -1, influence: null, activation: null, probability: null, label: "bias" });
+    position: -1, influence: null, activation: null, probability: null, label: "bias",
+    numbered: false });
 }
 
 // Edges, strongest first; `share` is the cumulative share of influence, `part` the absolute weight
@@ -72,10 +77,12 @@ const mediationOf = new Map((graph.mediation || [])
   .map((one) => [edgeKey(indexOf.get(one.source), indexOf.get(one.target)), one]));
 
 
-// Attention scores by what makes them; nodes that are there only for them have names alone.
+// Attention scores by what makes them.
 const scoreOf = new Map((graph.qk || []).map((one) =>
   [[one.layer, one.head, one.query, one.key].join(" "), one]));
-const otherNodes = new Map((graph.qk_only_nodes || []).map((node) => [node.node_id, node]));
+
+// The strongest path to the likeliest logit, its nodes in order.
+const path = data.path.map((i) => nodes[i]);
 
 const LARGEST_INFLUENCE = Math.ceil(
   100 * Math.max(0, ...nodes.map((node) => node.influence ?? 0)) - 1e-6) / 100;
@@ -106,29 +113,18 @@ function isShown(node) {
 const place = (node) => (node.position < 0 ? "" : ` at “${oneLine(tokens[node.position])}”`);
 
 // Short, for a mark or a list; then in full.
-function shortName(node) {
-  if (node.kind === "error") return `error of layer ${node.layer}`;
-  if (node.kind === "token") return `token “${oneLine(tokens[node.position])}”`;
-  return node.label || (node.kind === "feature"
-    ? `feature ${node.index ?? node.id} of layer ${node.layer}` : node.id);
-}
+const shortName = (node) => node.label;
 
 function fullName(node) {
-  if (node.kind === "token") return `${shortName(node)}, position ${node.position}`;
-  if (node.kind === "logit" || node.kind === "bias") return shortName(node);
-  const feature = node.kind === "feature" && node.label
-    ? `, feature ${node.index ?? node.id} of layer ${node.layer}` : "";
-  return `${shortName(node)}${feature}${place(node)}, position ${node.position}`;
+  if (node.kind === "token") return `${node.label}, position ${node.position}`;
+  if (node.kind === "logit" || node.kind === "bias") return node.label;
+  const feature = node.kind === "feature" && node.numbered ? `, ${numberName(node.i)}` : "";
+  return `${node.label}${feature}${place(node)}, position ${node.position}`;
 }
 
 // Of any id, of nodes that are not drawn too.
-function nameOf(id) {
-  if (indexOf.has(id)) return fullName(nodes[indexOf.get(id)]);
-  const other = otherNodes.get(id);
-  if (!other) return id;
-  const at = other.feature_type === "bias" ? "" : ` at “${oneLine(tokens[other.ctx_idx])}”`;
-  return `${other.clerp || id}${at} (pruned)`;
-}
+const nameOf = (id) => (indexOf.has(id) ? fullName(nodes[indexOf.get(id)])
+  : id in data.otherNames ? `${data.otherNames[id]} (pruned)` : id);
 
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`);
 const counted = (count, name) => `${whole(count)} ${name}${count === 1 ? "" : "s"}`;

@@ -52,7 +52,9 @@ function layOut(chosen) {
     rows[row].height = Math.max(rows[row].height, lines * size.spacing + size.row - size.spacing);
   }
   const height = rows.reduce((sum, row) => sum + row.height, 0);
-  const spread = Math.max(1, (380 - GUTTER.top - GUTTER.bottom) / height);
+  // Lower where the window is, so that the drawing is on the first screen of a telephone.
+  const least = Math.max(260, Math.min(380, 0.42 * window.innerHeight));
+  const spread = Math.max(1, (least - GUTTER.top - GUTTER.bottom) / height);
   let top = GUTTER.top;
   for (const row of [...rows].reverse()) {
     row.height *= spread;

@@ -38,7 +38,7 @@ function showPanel() {
   const pin = el("button", { type: "button", id: "pin", "aria-pressed": String(state.pinned.has(node)),
     on: { click: () => togglePin(node) } }, state.pinned.has(node) ? "Unpin" : "Pin");
   byId("panel").replaceChildren(
-    el("h3", {}, el("bdi", {}, shortName(node))),
+    el("h3", {}, el("bdi", {}, shortName(node)), ...(node.kind === "error" ? [place(node)] : [])),
     facts([
       ["kind", KIND_NAMES[node.kind]],
       ["feature", node.kind === "feature" && node.index !== null
@@ -218,6 +218,8 @@ function showKinds() {
       "aria-hidden": "true" }), kind === "bias" ? "bias" : counted(count, KIND_NAMES[kind]));
   }), el("li", { class: "key" }, el("span", { class: "line hot", "aria-hidden": "true" }), "positive weight"),
   el("li", { class: "key" }, el("span", { class: "line cold", "aria-hidden": "true" }), "negative weight"),
+  path.length ? el("li", { class: "key" }, el("span", { class: "line path", "aria-hidden": "true" }),
+    "strongest path") : "",
   el("li", { class: "key" }, "framed: pinned"), el("li", { class: "key" }, "with a dot: in a supernode"));
   drawKinds();
 }

@@ -107,4 +107,5 @@ def _change(paired: PairedChange | None) -> tuple[str, object]:
         return "", ""
     change = paired.change
     low, middle, high = (100 * each for each in (change.low, change.estimate, change.high))
-    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]", paired.p_value
+    middle, low, high = (number(each, "+.1f") for each in (middle, low, high))
+    return f"{middle} [{low}, {high}]", paired.p_value

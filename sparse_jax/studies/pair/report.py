@@ -20,6 +20,7 @@ from sparse_jax.studies.pair.results import PairSummary, ScoredModel, TaskScore
 from sparse_jax.studies.pair.settings import PairConfig
 from sparse_jax.studies.posttrain.report import read
 from sparse_jax.studies.posttrain.report_text import ONE_RUN, format_signed, interval_cell
+from sparse_jax.studies.posttrain.results import BoundSummary, Spread
 
 _PROSE = Prose("sparse_jax.studies.pair")
 # What the project aims at: the share of open edges, and nats per token over the control.
@@ -44,20 +45,33 @@ def build(config: PairConfig, summary: PairSummary, folder: Path) -> Report:
             tasks(summary),
         ],
         lead=[conclusion(summary)],
-        lines=[format_summary(summary)],
+        lines=[answer(summary), format_summary(summary)],
+    )
+
+
+def _first_bound(summary: PairSummary) -> tuple[BoundSummary, Spread]:
+    """The first variant at its first bound, and its loss over the control's."""
+    bound = summary.variants[0].bounds[0]
+    if bound.over_control is None:
+        raise ValueError("the pair has no control")
+    return bound, bound.over_control
+
+
+def answer(summary: PairSummary) -> str:
+    """How many edges the first variant keeps at its first bound, and at what loss."""
+    bound, over = _first_bound(summary)
+    seeds = f"means of {over.n} seeds" if over.n > 1 else ONE_RUN
+    return (
+        f"The sparse model keeps {bound.edges.mean:.2%} of attention edges open, at a loss of "
+        f"{number(over.mean, '+.4f')} nats per token against the control ({seeds})."
     )
 
 
 def conclusion(summary: PairSummary) -> Markup:
     """The first variant at its first bound, as the mean over seeds."""
-    bound = summary.variants[0].bounds[0]
-    over = bound.over_control
-    if over is None:
-        raise ValueError("the pair has no control")
-    seeds = f"means of {over.n} seeds" if over.n > 1 else ONE_RUN
+    bound, over = _first_bound(summary)
     return report.verdict(
-        f"{bound.edges.mean:.2%} of attention edges stay open, at a loss of {over.mean:+.4f} nats "
-        f"per token against the control ({seeds}).",
+        answer(summary),
         f"The control is trained on the same text for as many updates, with all edges. The goal is "
         f"{GOAL_EDGES:.1%} at {GOAL_LOSS:+.2f}.",
         tone="good" if over.mean <= GOAL_LOSS and bound.edges.mean <= GOAL_EDGES else "warn",

@@ -39,7 +39,12 @@ from sparse_jax.studies.posttrain.report_text import (
     range_text,
     terms,
 )
-from sparse_jax.studies.posttrain.results import PosttrainSummary, RunResult, TextPatterns
+from sparse_jax.studies.posttrain.results import (
+    BoundSummary,
+    PosttrainSummary,
+    RunResult,
+    TextPatterns,
+)
 from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from sparse_jax.studies.posttrain.task import control_folder, control_losses, controls_of
 
@@ -92,7 +97,7 @@ def build(config: PosttrainConfig, summary: PosttrainSummary, folder: Path) -> R
         f"Sparse attention: {Path(summary.model).name}",
         lambda: sections(config, summary, read_runs(config, summary, folder)),
         lead=[conclusion(config, summary)],
-        lines=[format_summary(summary)],
+        lines=[answer(summary), format_summary(summary)],
     )
 
 
@@ -125,21 +130,32 @@ def sections(
     return [part for part in parts if part is not None]
 
 
-def conclusion(config: PosttrainConfig, summary: PosttrainSummary) -> Markup:
-    """The sparsest bound that is kept, or the sparsest of all if none is; means over seeds."""
+def _best(summary: PosttrainSummary) -> tuple[BoundSummary, bool]:
+    """The sparsest bound that is kept, or the sparsest of all if none is; whether it is kept."""
     kept = [bound for bound in summary.bounds if bound.loss.mean <= bound.target]
-    best = min(kept or summary.bounds, key=lambda bound: bound.edges.mean)
+    return min(kept or summary.bounds, key=lambda bound: bound.edges.mean), bool(kept)
+
+
+def answer(summary: PosttrainSummary) -> str:
+    """How many edges stay open, and at what loss; means over seeds."""
+    best, _ = _best(summary)
     several = len(summary.seeds) > 1
-    text = (
-        f"{best.edges.mean:.2%} of attention edges stay open, and the loss minus the dense model's "
-        f"is {best.difference.mean:+.4f} nats per token"
+    seeds = f"means of {len(summary.seeds)} seeds" if several else ONE_RUN
+    return (
+        f"The sparse {summary.model} keeps {best.edges.mean:.2%} of its attention edges open, and "
+        f"its loss minus the dense model's is {number(best.difference.mean, '+.4f')} nats per "
+        f"token ({seeds})."
     )
-    text += f" (means of {len(summary.seeds)} seeds)." if several else f" ({ONE_RUN})."
+
+
+def conclusion(config: PosttrainConfig, summary: PosttrainSummary) -> Markup:
+    """The answer, with its bound and its control."""
+    best, kept = _best(summary)
     # The bound is on the training text; held-out text may be a little harder.
     slack, than = best.slack, "dense model"
     if config.slack_over == "control" and not config.targets:
         slack, than = config.slacks[summary.bounds.index(best)], "control"
-    reason = f"The bound was {slack:+.4f} against the {than}, " + (
+    reason = f"The bound was {number(slack, '+.4f')} against the {than}, " + (
         "and it is kept."
         if kept
         else "and no run keeps it on held-out text: train longer, or set a lower slack."
@@ -147,9 +163,9 @@ def conclusion(config: PosttrainConfig, summary: PosttrainSummary) -> Markup:
     if best.over_control:
         reason += (
             " The loss minus that of a control, trained as long with all gates open, is "
-            f"{best.over_control.mean:+.4f}."
+            f"{number(best.over_control.mean, '+.4f')}."
         )
-    return report.verdict(text, reason, tone="good" if kept else "warn")
+    return report.verdict(answer(summary), reason, tone="good" if kept else "warn")
 
 
 def losses(summary: PosttrainSummary) -> Section:
@@ -234,7 +250,7 @@ def frontier(summary: PosttrainSummary, result: Sequence[Run]) -> Section | None
         _, edges = run.evaluated("validation/edges")
         excess = np.subtract(loss, summary.dense_loss)
         titles = [f"step {step}" for step in steps]
-        label = f"bound {run.result.target - summary.dense_loss:+.3f}"
+        label = f"bound {number(run.result.target - summary.dense_loss, '+.3f')}"
         label += f", seed {run.result.seed}" * (len(summary.seeds) > 1)
         trajectories.append(Points(label, 100 * np.asarray(edges), excess, titles))
     return section(

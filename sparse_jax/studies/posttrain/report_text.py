@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from lm_jax.report import Cell, cell
+from lm_jax.report.markup import number
 from lm_jax.statistics import Interval
 from sparse_jax.studies.posttrain.results import (
     BoundSummary,
@@ -33,8 +34,8 @@ def _lines(summary: PosttrainSummary) -> Iterator[str]:
         f"{summary.validation_tokens:,} tokens of {summary.corpus.source}"
     )
     several = len(summary.seeds) > 1
-    for number, bound in enumerate(summary.bounds):
-        own = [run for run in summary.runs if run.bound == number]
+    for index, bound in enumerate(summary.bounds):
+        own = [run for run in summary.runs if run.bound == index]
         if several:
             yield f"target {bound.target:.4f}, {len(own)} seeds: {_bound_text(bound)}"
         for run in own:
@@ -94,20 +95,23 @@ def format_rounding(rounding: Rounding | None) -> str:
 def format_spread(spread: Spread) -> str:
     """Text of a difference of losses over seeds."""
     if spread.n == 1:
-        return f"{spread.mean:+.4f}"
-    return f"{spread.mean:+.4f} ({spread.least:+.4f} to {spread.most:+.4f} between seeds)"
+        return number(spread.mean, "+.4f")
+    mean, least, most = (number(x, "+.4f") for x in (spread.mean, spread.least, spread.most))
+    return f"{mean} ({least} to {most} between seeds)"
 
 
 def format_signed(interval: Interval) -> str:
     """Text of a difference of losses with its interval."""
-    return f"{interval.estimate:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
+    ends = (interval.estimate, interval.low, interval.high)
+    estimate, low, high = (number(x, "+.4f") for x in ends)
+    return f"{estimate} ({low} to {high})"
 
 
 def interval_cell(interval: Interval | None, spec: str, scale: float = 1.0) -> Cell:
     """The estimate with its interval below it."""
     if interval is None:
         return cell(None)
-    low, high = (format(scale * x, spec) for x in (interval.low, interval.high))
+    low, high = (number(scale * x, spec) for x in (interval.low, interval.high))
     return cell(scale * interval.estimate, note=f"[{low}, {high}]", spec=spec)
 
 
@@ -115,7 +119,7 @@ def range_text(value: Spread | None, spec: str, scale: float = 1.0) -> str:
     """Text of a mean over seeds with the least and the greatest."""
     if value is None:
         return "–"
-    mean, least, most = (format(scale * x, spec) for x in (value.mean, value.least, value.most))
+    mean, least, most = (number(scale * x, spec) for x in (value.mean, value.least, value.most))
     return f"{mean} ({least} to {most})"
 
 

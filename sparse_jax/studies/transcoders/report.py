@@ -30,13 +30,24 @@ def build(config: TranscoderTraining, summary: TranscoderSummary, folder: Path) 
         f"A {kind} transcoder",
         lambda: [results(summary), controls(summary), training(config, summary, folder)],
         lead=[conclusion(summary)],
-        lines=[format_summary(summary)],
+        lines=[answer(summary), format_summary(summary)],
+    )
+
+
+def answer(summary: TranscoderSummary) -> str:
+    """How many features it uses, what they explain, and whether they may stand for the MLPs."""
+    result, replaced = summary.reconstruction, summary.substitution
+    return (
+        f"In {summary.model}, {result.l0:.1f} features are active per token and leave "
+        f"{result.unexplained:.1%} of the variance of MLP outputs unexplained; in place of every "
+        f"MLP they keep the next token at {replaced.agreement:.1%} of {replaced.tokens:,} tokens "
+        "(one run)."
     )
 
 
 def conclusion(summary: TranscoderSummary) -> Markup:
     """What it explains, with how many features, and whether a control explains more with those."""
-    result, replaced = summary.reconstruction, summary.substitution
+    result = summary.reconstruction
     better = numbers.better_control(summary)
     against = []
     if better is not None:
@@ -45,10 +56,7 @@ def conclusion(summary: TranscoderSummary) -> Markup:
             f"{better.unexplained:.1%} with {better.l0:.1f}."
         )
     return report.verdict(
-        f"{result.l0:.1f} features are active per token and leave {result.unexplained:.1%} of the "
-        "variance of MLP outputs unexplained (one run).",
-        f"With every MLP replaced, the model predicts the same next token at "
-        f"{replaced.agreement:.1%} of {replaced.tokens:,} tokens.",
+        answer(summary),
         *against,
         tone="good" if result.unexplained < 0.5 and better is None else "warn",
     )

@@ -7,7 +7,6 @@ import numpy as np
 
 from lm_jax import report
 from lm_jax.report import Column, Report, Section, Series, section, table_of
-from lm_jax.report.markup import Markup
 from lm_jax.report.prose import Prose
 from sparse_jax.studies.two_hop.results import TwoHopRun, TwoHopSummary
 from sparse_jax.studies.two_hop.settings import TwoHopConfig
@@ -25,8 +24,8 @@ def build(config: TwoHopConfig, summary: TwoHopSummary, folder: Path) -> Report:
     return Report(
         "Two hops or one",
         lambda: [paths(config, runs, second_hop) for second_hop in config.second_hops],
-        lead=[_verdict(runs)],
-        lines=findings(runs),
+        lead=[report.verdict(*_answer(runs), tone="none" if _sparsest(runs) else "warn")],
+        lines=[_answer(runs)[0], *findings(runs)],
     )
 
 
@@ -59,30 +58,32 @@ def _spread(runs: Sequence[TwoHopRun], name: str) -> str:
     return text
 
 
-def _verdict(runs: Sequence[TwoHopRun]) -> Markup:
-    """What the sparsest cross-layer transcoders that have the results do."""
-    parts = []
-    for second_hop in dict.fromkeys(run.second_hop for run in runs):
-        having = [
-            group
-            for hop, window, _, group in _groups(runs)
-            if (hop, window) == (second_hop, 0)
-            and max(run.paths.unexplained_result for run in group) <= EXPLAINED
-        ]
-        if having:
-            sparsest = max(having, key=lambda group: group[0].sparsity)
-            parts.append(f"{_spread(sparsest, 'merged')} of the results ({second_hop})")
+def _sparsest(runs: Sequence[TwoHopRun]) -> dict[str, list[TwoHopRun]]:
+    """The sparsest cross-layer transcoders that have the results, by the second hop."""
+    sparsest: dict[str, list[TwoHopRun]] = {}
+    for hop, window, sparsity, group in _groups(runs):
+        explains = max(run.paths.unexplained_result for run in group) <= EXPLAINED
+        known = sparsest.get(hop)
+        if window == 0 and explains and (known is None or sparsity > known[0].sparsity):
+            sparsest[hop] = group
+    return sparsest
+
+
+def _answer(runs: Sequence[TwoHopRun]) -> tuple[str, str]:
+    """What the sparsest cross-layer transcoders that have the results do; on what it rests."""
+    parts = [
+        f"{_spread(group, 'merged')} of the results ({hop})"
+        for hop, group in _sparsest(runs).items()
+    ]
     if not parts:
-        return report.verdict(
+        return (
             f"No cross-layer transcoder explains {1 - EXPLAINED:.0%} of the results.",
             "Train for more updates, or with less sparsity.",
-            tone="warn",
         )
-    return report.verdict(
+    return (
         f"The sparsest cross-layer transcoders write {' and '.join(parts)} from the first layer.",
         f"Of those that explain at least {1 - EXPLAINED:.0%} of the results with every seed; mean "
         "and range over seeds. The models compute all results in two hops.",
-        tone="none",
     )
 
 

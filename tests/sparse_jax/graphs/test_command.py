@@ -9,6 +9,7 @@ import pytest
 
 import lm_jax
 from lm_jax.model.layers import unembedding
+from lm_jax.report.markup import number
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.study import frame
@@ -156,8 +157,9 @@ def test_the_page_opens_with_what_features_carry(alone):
     folder, summary = alone
     shares = [100 * each.scores.unpruned.replacement for each in summary.graphs]
     first, *_, last = report.answer(summary)
-    assert f"features carry {min(shares):.0f} to {max(shares):.0f} % of the influence" in first
-    assert f"at most {max(max(each.row_error) for each in summary.graphs):.1e}" in last
+    ends = dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares)))
+    assert f"features carry {' to '.join(ends)} % of the influence" in first
+    assert f"at most {number(max(max(each.row_error) for each in summary.graphs))}" in last
     (banner,) = report.build(summary.config, summary, folder).lead
     assert first in banner.unescape()
 

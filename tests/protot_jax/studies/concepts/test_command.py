@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import logging
 import math
 
 import jsonschema
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
+from lm_jax.errors import BadInputError
 from lm_jax.evaluate import judge
 from lm_jax.evaluate.judge import Label
 from lm_jax.run.files import to_jsonable
@@ -19,7 +21,7 @@ from lm_jax.study import command, frame
 from lm_jax.text.examples import Examples
 from lm_jax.text.prepared import open_prepared
 import protot_jax
-from protot_jax.studies.concepts import STUDY, collect, lag, measures, numbers, report
+from protot_jax.studies.concepts import STUDY, collect, lag, measures, numbers, report, units
 from protot_jax.studies.concepts import run as concepts
 from protot_jax.studies.concepts.results import ConceptReport
 from tests import rounding
@@ -248,6 +250,58 @@ def test_answers_that_were_filled_in_make_another_report(run, tmp_path, capsys):
     assert {each["label"]["theme"] for each in content["prototypes"] + content["baseline"]} == {
         "towns"
     }
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "it has no answers"),
+        ([{"unit": "L0 P0", "model": "protot, seed 9"}], "are of another model (protot, seed 9)"),
+        (
+            [{"unit": f"L{k // 4} P{k % 4}", "model": "own"} for k in (0, 1, 2, 3, 5, 6, 7)],
+            "1 of 8 prototypes have no answer, first L1 P0",
+        ),
+        ([{"answer": "towns"}], "1 of 1 answers are not the requested JSON"),
+    ],
+)
+def test_answers_that_do_not_fit_are_named_before_anything_is_computed(
+    run, tmp_path, monkeypatch, caplog, lines, message
+):
+    own = units.identity(protot_jax.load_run(run))
+    answers = tmp_path / "answers.jsonl"
+    with answers.open("w", encoding="utf-8") as file:
+        for k, line in enumerate(lines):
+            entry = {"prompt_sha256": f"{k:064}", "answer": json.dumps(LABEL)} | line
+            if entry.get("model") == "own":
+                entry["model"] = own
+            file.write(f"{json.dumps(entry)}\n")
+    said = []
+
+    def computed(*_, **__):
+        said.extend(record.getMessage() for record in caplog.records)
+        raise BadInputError("reached")
+
+    monkeypatch.setattr(concepts.collect, "collect", computed)
+    flags = (f"--run={run}", f"--workdir={tmp_path / 'a'}", f"--judge=cached:{answers}")
+    with caplog.at_level(logging.WARNING):
+        assert launched(*flags, "--length=16") == 3
+    (found,) = [each for each in said if "cached:" in each]
+    assert message in found
+
+
+def test_answers_that_all_fit_are_not_warned_of(run, tmp_path, caplog):
+    answers = tmp_path / "answers.jsonl"
+    model = protot_jax.load_run(run)
+    own = {"model": units.identity(model), "answer": json.dumps(LABEL)}
+    lines = [
+        own | {"prompt_sha256": f"{k:064}", "unit": f"L{k // 4} P{k % 4}"} for k in range(8)
+    ] + [{"prompt_sha256": "f" * 64, "answer": json.dumps(LABEL)}]
+    for some in (lines[:8], lines[-1:]):
+        answers.write_text("".join(f"{json.dumps(line)}\n" for line in some), "utf-8")
+        config = STUDY.config(run=str(run), judge=f"cached:{answers}")
+        with caplog.at_level(logging.WARNING):
+            concepts.warn_of_answers(config, model)
+        assert not caplog.records
 
 
 def test_settings_of_the_judge_reach_it(tmp_path, monkeypatch):

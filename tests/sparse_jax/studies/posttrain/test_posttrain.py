@@ -22,6 +22,7 @@ from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.model import lora
 from lm_jax.model.params import by_path
 from lm_jax.parallel import sharding
+from lm_jax.report.markup import number
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
@@ -133,7 +134,8 @@ def test_the_control_learns_the_text_and_closes_no_edge(whole):
     assert less["high"] < 0
     table = pq.read_table(control_folder(whole) / "metrics.parquet").to_pydict()
     assert set(table["edges"]) == {1.0}
-    assert f"every gate open, one run: loss {less['estimate']:+.4f}" in printed(whole)
+    said = number(less["estimate"], "+.4f")
+    assert said[0] == "−" and f"every gate open, one run: loss {said}" in printed(whole)
     # The card of the sparse model, which was exported before its control was trained.
     card = (run_folder(whole) / export.EXPORTED / "README.md").read_text()
     loss = sum(sparse["sparse_nll"]) / tokens
