@@ -21,6 +21,7 @@ import urllib.request
 
 import certifi
 
+from lm_jax.run import progress
 from lm_jax.run.files import STORAGE_ERRNOS
 
 TIMEOUT_S = 15.0
@@ -87,6 +88,22 @@ def save(
                 raise
             time.sleep(1.0)
     part.replace(target)
+
+
+@contextlib.contextmanager
+def progress_of(name: str, size: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Yields the `report` of `save`, which shows how many megabytes of `size` bytes are there."""
+    total, seen = max(1, size // 1_000_000), 0
+    with progress.track(name, total, unit="MB", quiet=not shown) as advance:
+
+        def report(done: int) -> None:
+            nonlocal seen
+            now = total if done >= size else min(done // 1_000_000, total - 1)
+            if now > seen:
+                advance(now - seen)
+                seen = now
+
+        yield report
 
 
 def _go_on(

