@@ -246,9 +246,25 @@ def load(
       CorruptError: its weights are not those it was saved with, or a file is damaged.
     """
     folder = published.resolve_model(folder)
-    note, file = read_note(folder), folder / SPARSE
+    note = read_note(folder)
     base = load_pretrained(folder, dtype=dtype, mesh=mesh, without_gates=True)
-    gates = _gates(note)
+    return SparseModel(base, _checked_gates(folder, note, base), note["numbers"])
+
+
+def verified_card(folder: Path) -> str:
+    """The model card of a sparse model, whose weights and gates are compared with one another.
+
+    Raises:
+      BadInputError, CorruptError: as `load`.
+    """
+    note = read_note(folder)
+    opened = open_pretrained(folder, without_gates=True)
+    return card(note["family"], _checked_gates(folder, note, opened), note["numbers"])
+
+
+def _checked_gates(folder: Path, note: Mapping[str, Any], base: Pretrained | OpenedModel) -> Gates:
+    """The gates of a folder, if they belong to its weights."""
+    gates, file = _gates(note), folder / SPARSE
     wanted, shape = (base.cfg.num_layers, base.cfg.num_heads), gates.bias_LN.shape
     if note["family"] != base.cfg.family or shape != wanted:
         raise BadInputError(
@@ -262,7 +278,7 @@ def load(
             f"{folder}: the model is not the one that {SPARSE} was written for ({change}); copy "
             "the whole folder"
         )
-    return SparseModel(base, gates, note["numbers"])
+    return gates
 
 
 def open_identity(folder: str | Path) -> ModelIdentity:
