@@ -78,6 +78,7 @@ def test_an_export_arrives_whole_and_is_the_same_model(hub, tmp_path):
         load_run(folder)
 
 
+@pytest.mark.long
 def test_a_sparse_model_and_a_transcoder_are_read_from_what_arrives(hub, tmp_path):
     assert upload(hub, "pair_192_sparse", "org/sparse").returncode == 0
     model = sparse_jax.load(hub.snapshot(tmp_path / "sparse"))
@@ -92,6 +93,7 @@ def test_a_sparse_model_and_a_transcoder_are_read_from_what_arrives(hub, tmp_pat
     assert hub.private == {"org/sparse": False, "org/transcoder": False}
 
 
+@pytest.mark.long
 def test_a_second_upload_is_a_second_commit(hub):
     for _ in range(2):
         done = upload(hub, "pair_192_dense", "org/dense", "--licence=mit")
