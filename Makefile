@@ -69,7 +69,7 @@ clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment gets its own pip from the requirements, so an interpreter without ensurepip will do.
+# The environment gets its own pip from the index, so an interpreter without ensurepip will do.
 $(VENV)/base.stamp: pyproject.toml requirements/base.txt
 	@$(PYTHON) -c "" 2>/dev/null || { \
 		echo "$(PYTHON) does not run: install Python 3.11 or later, or name it with PYTHON=..." >&2; exit 2; }
@@ -80,6 +80,7 @@ $(VENV)/base.stamp: pyproject.toml requirements/base.txt
 		echo "$(PYTHON) has no pip: install it (Debian: apt install python3-pip)" >&2; exit 2; }
 	@echo "setting up $(VENV): some 90 packages, 1.2 GB on disk, a few minutes"
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
+	$(PIP) pip==26.3
 	$(PIP) --require-hashes -r requirements/base.txt
 	$(PIP) --no-deps --editable .
 	touch $@

@@ -44,6 +44,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("reproduce",): "iaj.reproduce",
     ("fetch",): "iaj.fetch",
     ("convert",): "iaj.convert",
+    ("push",): "iaj.push",
     ("doctor",): "iaj.doctor",
     ("completion",): "iaj.completion",
 }

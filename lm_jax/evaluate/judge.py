@@ -22,6 +22,7 @@ from typing import Protocol
 from absl import logging
 import jax
 
+from lm_jax.assets import published
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.evaluate import chat
 from lm_jax.evaluate.answers import Answers, append, digest
@@ -244,7 +245,7 @@ def judge_inputs(name: str) -> dict[str, str]:
         if not is_there(place):
             return {}
         return {f"judge {name}": open_pretrained(place).identity.chat_text}
-    return file_inputs({f"judge {name}": place}) if kind == "cached" else {}
+    return file_inputs({f"judge {name}": published.resolve_file(place)} if kind == "cached" else {})
 
 
 def cached(
@@ -330,11 +331,11 @@ def local(
 
 
 def _answer_file(file: str | os.PathLike[str]) -> Path:
-    file = Path(file)
+    file = published.resolve_file(file)
     if not file.is_file():
         raise BadInputError(
             f"{file} is not a file of answers; name one, or create an empty one to collect the "
-            "prompts"
+            f"prompts{published.hint(file)}"
         )
     return file
 

@@ -5,7 +5,7 @@ its parent is synced (`replace_file`, `new_folder`). So a process can be killed 
 under its own name is whole. One under a temporary name, `.<name>.tmp`, may be removed.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 import contextlib
 import dataclasses
 import errno
@@ -191,6 +191,8 @@ class ManifestFormat:
       remedy: advice for a folder without a manifest.
       outdated: advice for a manifest of another version.
       damaged: advice for a damaged folder.
+      may_differ: function that says of a file whether it may have been written anew since, as the
+        card of a model that was uploaded.
     """
 
     name: str
@@ -199,6 +201,7 @@ class ManifestFormat:
     remedy: str
     outdated: str
     damaged: str
+    may_differ: Callable[[Path], bool] = lambda file: False
 
     def corrupt(self, file: Path, what: str) -> CorruptError:
         """The error that `file` is damaged."""
@@ -262,6 +265,8 @@ def verify_manifest(folder: Path, kind: ManifestFormat) -> dict[str, Any]:
             raise kind.corrupt(folder / kind.name, f"names a file outside the folder, {name}")
         if not file.is_file():
             raise kind.corrupt(file, "is missing")
+        if kind.may_differ(file):
+            continue
         if file.stat().st_size != entry["size"]:
             raise kind.corrupt(file, f"has {file.stat().st_size} bytes, not {entry['size']}")
         if file_digest(file) != entry:

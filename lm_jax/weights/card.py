@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 CARD = "README.md"
+# The lines around the YAML of a card.
+_FENCE = "---\n"
 # The title of a model whose gates are in a file beside its weights (`hub.GATES`).
 SPARSE_TITLE = "A model with sparse attention"
 
@@ -25,7 +27,23 @@ def card(title: str, about: str, facts: Mapping[str, Any], use: str) -> str:
 def is_of_sparse(folder: Path) -> bool:
     """Whether a folder's card describes a model with gates."""
     file = folder / CARD
-    return file.is_file() and file.read_bytes().startswith(f"# {SPARSE_TITLE}\n".encode())
+    if not file.is_file():
+        return False
+    text = file.read_bytes().decode("utf-8", errors="replace")
+    return without_front_matter(text).startswith(f"# {SPARSE_TITLE}\n")
+
+
+def is_of_hub(file: Path) -> bool:
+    """Whether a file is a card as `iaj push` writes it, with YAML for the hub before it."""
+    return file.name == CARD and file.read_bytes().startswith(_FENCE.encode())
+
+
+def without_front_matter(text: str) -> str:
+    """A card without the YAML before it."""
+    if not text.startswith(_FENCE):
+        return text
+    _, closed, body = text.removeprefix(_FENCE).partition(f"\n{_FENCE}")
+    return body.lstrip("\n") if closed else text
 
 
 def portable(source: str) -> str:

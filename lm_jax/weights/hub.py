@@ -20,7 +20,8 @@ NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@((?!.*\.\.)[\w.-][\w./-]*))?")
 GATES = "sparse.json"
 # The field of its config.json that names that file.
 GATES_FIELD = "gates"
-_FILES = (
+# What is read of a model, and so what is downloaded.
+FILES = (
     *(CONFIG, "model*.safetensors", INDEX, GENERATION_CONFIG, GATES),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
 )
@@ -83,7 +84,7 @@ def _snapshot(repository: str, revision: str | None, *, local_files_only: bool) 
     folder = snapshot_download(
         repository,
         revision=revision,
-        allow_patterns=list(_FILES),
+        allow_patterns=list(FILES),
         local_files_only=local_files_only,
     )
     return Path(folder)

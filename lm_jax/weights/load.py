@@ -144,8 +144,8 @@ def load_pretrained(
 
     Args:
       source: a Hugging Face folder, a `.gguf` file, a checkpoint of llama2.c, a folder made by
-        `iaj convert`, a name in the manifest (`lm_jax.assets`), or `ORG/NAME` or
-        `ORG/NAME@REVISION` of the Hugging Face hub.
+        `iaj convert`, a name in the manifest (`lm_jax.assets`) or of a published model
+        (`lm_jax.assets.published`), or `ORG/NAME` or `ORG/NAME@REVISION` of the Hugging Face hub.
       dtype: dtype of the parameters, float32 or bfloat16.
       mesh: the mesh to put them on, sharded by `sharding.RULES`; None is the default device.
       download: whether to fetch what the hub's cache lacks; without it nothing is ever fetched.
@@ -301,7 +301,7 @@ def _fitted(path: Path, tokenizer: Tokenizer | None, cfg: DecoderConfig) -> Toke
 
 
 def resolve(source: str | Path) -> Path:
-    """A path as it is; a manifest name or hub id as the file or folder it was fetched to.
+    """A path as it is; a name of `iaj fetch --list` or a hub id as the file or folder of it.
 
     Raises:
       BadInputError: there is no such source here, or its download was asked for and failed.
@@ -311,10 +311,14 @@ def resolve(source: str | Path) -> Path:
     if path.exists():
         return path
     from lm_jax import assets
+    from lm_jax.assets import published
 
-    known = assets.models()
-    if name in known:
-        return assets.path(name, known[name])
+    models = assets.models()
+    if name in models:
+        return assets.path(name, models[name])
+    if name in published.names():
+        return published.resolve_model(name)
+    known = [*models, *published.names()]
     if folder := hub.find(name):
         return folder
     remedy = nearest(name, known)

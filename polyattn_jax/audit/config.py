@@ -25,7 +25,7 @@ class AuditConfig(Settings):
     """Everything that decides the result of an audit.
 
     Attributes:
-      model: a Hugging Face folder, a GGUF file, or a name of the manifest.
+      model: a Hugging Face folder, a GGUF file, or a name of iaj fetch --list.
       dtype: dtype of parameters and matrix products; scores and row maps are always float32.
       attention: "kernels" forms no score matrix (iaj_kernels.row_map_attention), "dense" does;
         "auto" takes the kernels on one GPU. The rows are the same but for rounding.

@@ -14,6 +14,7 @@ import numpy as np
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.run.files import ManifestFormat, verify_manifest
+from lm_jax.weights import card as cards
 from lm_jax.weights.safetensors import open_tensors, readable
 
 WEIGHTS = "model.safetensors"
@@ -24,12 +25,23 @@ FORMAT = ManifestFormat(
     remedy="name a folder of `iaj protot export`",
     outdated="export the model again with this version",
     damaged="get the folder again, or export the model again",
+    may_differ=cards.is_of_hub,
 )
 
 
 def is_exported(folder: Path) -> bool:
     """Whether a folder is an exported model, in place of a run."""
     return (folder / FORMAT.name).is_file()
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """The manifest of an exported model, once all of its files agree with it.
+
+    Raises:
+      BadInputError: it is of another version.
+      CorruptError: naming the first file that is missing, truncated or changed.
+    """
+    return verify_manifest(folder, FORMAT)
 
 
 def read_manifest(folder: Path, *, best: bool) -> dict[str, Any]:
@@ -44,7 +56,7 @@ def read_manifest(folder: Path, *, best: bool) -> dict[str, Any]:
       CorruptError: naming the first file that is missing, truncated or changed.
       UsageError: the model was exported with the other weights.
     """
-    manifest = verify_manifest(folder, FORMAT)
+    manifest = verify(folder)
     wanted = "best" if best else "last"
     if manifest["step"] != manifest[f"{wanted}_step"]:
         other = "last" if best else "best"

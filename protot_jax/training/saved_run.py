@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from absl import logging
 import jax
 
+from lm_jax.assets import published
 from lm_jax.checkpoint import manager
 from lm_jax.checkpoint.folder import MANIFEST, verify_checkpoint
 from lm_jax.errors import BadInputError, UsageError
@@ -123,8 +124,11 @@ def seed_folder(folder: Path, seed: int) -> Path:
 def split_seed(folder: Path) -> tuple[Path, int | None]:
     """A run's folder and None, or the run's folder and the seed of the folder of one seed.
 
+    A published model may be given by its name.
+
     An exported model is a whole run, whatever its folder is called.
     """
+    folder = published.resolve(folder)
     seed = None if is_exported(folder) else re.fullmatch(r"seed_(\d+)", folder.name)
     return (folder.parent, int(seed[1])) if seed else (folder, None)
 
@@ -233,7 +237,8 @@ def load_run(
     """Loads a model that `iaj protot pretrain` trained, from its work folder or an export.
 
     Args:
-      run: the work folder, or a folder of `protot_jax.training.export`.
+      run: the work folder, a folder of `protot_jax.training.export`, or the name of a published
+        model, such as `protot_whole`.
       seed: one of the run's seeds; None for the first.
       best: the checkpoint of lowest validation perplexity so far; false for the last one.
       mesh: the mesh to put the parameters on; None is the default device.
@@ -243,12 +248,13 @@ def load_run(
       CorruptError: a checkpoint, the tokenizer's folder or an exported model is damaged.
       UsageError: a seed that the run does not have, or weights that were not exported.
     """
-    opened = open_run(run, seed=seed, best=best)
+    folder = published.resolve(run)
+    opened = open_run(folder, seed=seed, best=best)
     wanted = sharding.abstract(param_spec(opened.cfg, opened.mixer), mesh=mesh)
-    if is_exported(Path(run)):
-        params = read_weights(Path(run), wanted)
+    if is_exported(folder):
+        params = read_weights(folder, wanted)
     else:
-        saved = seed_folder(Path(run), opened.seed) / manager.FOLDER
+        saved = seed_folder(folder, opened.seed) / manager.FOLDER
         params = manager.load_params(saved, opened.step, wanted)
     return dataclasses.replace(opened, params=params)
 
@@ -261,9 +267,12 @@ def open_run(
     Raises:
       BadInputError, CorruptError, UsageError: as `load_run`, but damaged weights are not found.
     """
-    folder = Path(run)
+    folder = published.resolve(run)
     if not (folder / CONFIG_FILE).is_file():
-        raise BadInputError(f"{folder} is no run: it has no {CONFIG_FILE}; name a work folder")
+        raise BadInputError(
+            f"{folder} is no run: it has no {CONFIG_FILE}; name a work folder"
+            f"{published.hint(folder)}"
+        )
     # A changed file of an export is named as that, and not as settings that cannot be.
     manifest = read_manifest(folder, best=best) if is_exported(folder) else None
     stored = read_json(folder / CONFIG_FILE)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lm_jax.assets import published
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.run.identity import ModelIdentity
@@ -18,7 +19,7 @@ from sparse_jax.gates import model as sparse_model
 
 # The folder of the exported model in that of a training.
 _MODEL = "model"
-_NO_NAME = "config.model is empty; name a folder or a model of the manifest"
+_NO_NAME = "config.model is empty; name a folder or a model of iaj fetch --list"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +44,8 @@ class SourceModel:
         """Reads a dense model, a sparse one with its gates, or a trained run (`weights.runs`).
 
         Args:
-          source: what `lm_jax.load_pretrained` takes, the folder of a sparse model or of a trained
-            run, or the work folder of a training that exported a model.
+          source: what `lm_jax.load_pretrained` takes, the folder or published name of a sparse
+            model or of a trained run, or the work folder of a training that exported a model.
           dtype: dtype of the weights.
           mesh: the mesh to put them on.
 
@@ -106,6 +107,6 @@ def open_identity(source: str | Path) -> ModelIdentity:
 
 
 def _folder(source: str | Path) -> Path:
-    """The folder of a model, where `source` is the work folder of a training that exported one."""
-    folder = Path(source)
+    """The folder of a model that is published or in the work folder of a training."""
+    folder = published.resolve_model(source)
     return folder / _MODEL if (folder / _MODEL / "config.json").is_file() else folder

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax import report
+from lm_jax.assets import published
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.inspect.run import Run
 from lm_jax.model.attention import PerLayer
@@ -237,17 +238,33 @@ def load(
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
 ) -> SparseModel:
-    """Reads a folder that `save` wrote.
+    """Reads a folder that `save` wrote, or the published sparse model of that name.
 
     Raises:
       BadInputError: it is no sparse model, or the gates belong to another family or shape than the
         weights.
       CorruptError: its weights are not those it was saved with, or a file is damaged.
     """
-    note, folder = read_note(folder), Path(folder)
-    file = folder / SPARSE
+    folder = published.resolve_model(folder)
+    note = read_note(folder)
     base = load_pretrained(folder, dtype=dtype, mesh=mesh, without_gates=True)
-    gates = _gates(note)
+    return SparseModel(base, _checked_gates(folder, note, base), note["numbers"])
+
+
+def verified_card(folder: Path) -> str:
+    """The model card of a sparse model, whose weights and gates are compared with one another.
+
+    Raises:
+      BadInputError, CorruptError: as `load`.
+    """
+    note = read_note(folder)
+    opened = open_pretrained(folder, without_gates=True)
+    return card(note["family"], _checked_gates(folder, note, opened), note["numbers"])
+
+
+def _checked_gates(folder: Path, note: Mapping[str, Any], base: Pretrained | OpenedModel) -> Gates:
+    """The gates of a folder, if they belong to its weights."""
+    gates, file = _gates(note), folder / SPARSE
     wanted, shape = (base.cfg.num_layers, base.cfg.num_heads), gates.bias_LN.shape
     if note["family"] != base.cfg.family or shape != wanted:
         raise BadInputError(
@@ -261,7 +278,7 @@ def load(
             f"{folder}: the model is not the one that {SPARSE} was written for ({change}); copy "
             "the whole folder"
         )
-    return SparseModel(base, gates, note["numbers"])
+    return gates
 
 
 def open_identity(folder: str | Path) -> ModelIdentity:
@@ -270,6 +287,7 @@ def open_identity(folder: str | Path) -> ModelIdentity:
     Raises:
       BadInputError, CorruptError: as `load`.
     """
+    folder = published.resolve_model(folder)
     opened = open_pretrained(folder, without_gates=True)
     return _identity(opened, _gates(read_note(folder)))
 
@@ -291,9 +309,12 @@ def read_note(folder: str | os.PathLike[str]) -> dict[str, Any]:
       BadInputError: the folder is no sparse model, or one of another version.
       CorruptError: the file is damaged.
     """
-    file = Path(folder) / SPARSE
+    file = published.resolve_model(folder) / SPARSE
     if not file.is_file():
-        raise BadInputError(f"{folder} has no {SPARSE}, so it is no sparse model; run posttrain")
+        raise BadInputError(
+            f"{folder} has no {SPARSE}, so it is no sparse model; run posttrain"
+            f"{published.hint(folder)}"
+        )
     note = read_json(file)
     if note.get("format") != _FORMAT:
         raise BadInputError(

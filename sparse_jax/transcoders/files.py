@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 
+from lm_jax.assets import published
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.config import config_hash
 from lm_jax.run.files import new_folder, read_json, write_bytes, write_json
@@ -137,14 +138,14 @@ def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin)
 
 
 def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
-    """Reads a folder that `save` or circuit-tracer wrote.
+    """Reads a folder that `save` or circuit-tracer wrote, or the published one of that name.
 
     Raises:
       BadInputError: it is no cross-layer transcoder, one of another version, one that reads or
         writes something else than inputs and outputs of MLPs, or one with further tensors.
       CorruptError: a file is damaged, or a tensor missing, of another shape or not finite.
     """
-    folder = Path(folder)
+    folder = published.resolve(folder)
     description = _description(folder)
     names = (file.stem.removeprefix("W_enc_") for file in folder.glob("W_enc_*.safetensors"))
     layers = sorted(int(name) for name in names if name.isdecimal())
@@ -166,7 +167,7 @@ def identity(folder: str | os.PathLike[str]) -> ModelIdentity:
     Raises:
       BadInputError, CorruptError: as `load`, of its two files of settings.
     """
-    folder = Path(folder)
+    folder = published.resolve(folder)
     description = _description(folder)
     tensors = list(folder.glob("*.safetensors"))
     layers = sum(file.name.startswith("W_enc_") for file in tensors)
@@ -182,7 +183,9 @@ def identity(folder: str | os.PathLike[str]) -> ModelIdentity:
 def _description(folder: Path) -> dict[str, Any]:
     """The content of config.yaml."""
     if not (folder / CONFIG).is_file():
-        raise BadInputError(f"{folder} has no {CONFIG}, so it is no transcoder")
+        raise BadInputError(
+            f"{folder} has no {CONFIG}, so it is no transcoder{published.hint(folder)}"
+        )
     try:
         description = yaml.safe_load((folder / CONFIG).read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

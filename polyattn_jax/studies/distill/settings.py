@@ -17,7 +17,7 @@ class DistillConfig(StepFields, Training):
     """Everything that decides the result of a training of replaced heads.
 
     Attributes:
-      model: a Hugging Face folder, a GGUF file, or a name of the manifest.
+      model: a Hugging Face folder, a GGUF file, or a name of iaj fetch --list.
       recipe: what replaces softmax; the one of `hybrid`, where that is given.
       hybrid: a file of `check --hybrid` that says which heads have a recipe, and its bias; empty
         replaces all heads by `recipe`.

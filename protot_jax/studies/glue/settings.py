@@ -10,6 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+from lm_jax.assets import published
 from lm_jax.errors import UsageError
 from lm_jax.run.settings import (
     SHARE_BELOW_1,
@@ -44,7 +45,8 @@ class GlueConfig(BatchFields, Training):
     """Settings of fine-tuning.
 
     Attributes:
-      runs: work folders of pretraining runs, each as FOLDER or NAME=FOLDER.
+      runs: work folders of pretraining runs, each as FOLDER or NAME=FOLDER; a folder may be a name
+        of iaj fetch --list.
       run_seed: seed of the pretrained models; -1 for the first of each run.
       checkpoint: weights to fine-tune, the "best" by validation perplexity or the "last".
       tasks: tasks to fine-tune on, official ones of GLUE or embedded ones
@@ -119,7 +121,7 @@ class GlueConfig(BatchFields, Training):
         named: dict[str, Path] = {}
         for text in self.runs:
             head, equals, rest = text.partition("=")
-            folder = Path(rest if equals else text)
+            folder = published.resolve(rest if equals else text)
             name = head if equals else study_variant(folder) or folder.resolve().name
             if name in named:
                 raise UsageError(f"config.runs: two are called {name!r}; write NAME=FOLDER")

@@ -15,12 +15,12 @@ With several concepts each has such a folder within it, and the summary compares
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from lm_jax.assets import published
 from lm_jax.report.markup import slug
 from lm_jax.run import progress
 from lm_jax.run.finished import Inputs, file_inputs
@@ -69,7 +69,7 @@ def inputs(config: InterventionConfig) -> Opened:
     by_concept = {concept: config.sentences_of(concept) for concept in config.concepts}
     subjects = load_subject_models(
         config.run_folder,
-        other_runs=[Path(other) for other in config.other_runs],
+        other_runs=[published.resolve(other) for other in config.other_runs],
         seed=config.run_seed,
         best=config.best,
         match_seeds=config.match_seeds,

@@ -34,7 +34,7 @@ class InterventionConfig(RunSettings):
       gate_rows: number of validation rows to rank and match prototypes on.
       perplexity_rows: number of validation rows whose perplexity is measured; 0 for none.
       match_seeds: repeat with the matching prototypes of the run's other seeds.
-      other_runs: work folders of runs; repeat in all of their seeds.
+      other_runs: work folders of runs, or names of iaj fetch --list; repeat in all of their seeds.
       together: concepts that are tested at once with the one that is named; set by the study.
     """
 

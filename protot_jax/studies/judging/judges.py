@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 import lm_jax
+from lm_jax.assets import published
 from lm_jax.errors import UsageError
 from lm_jax.evaluate import pairwise, verdicts
 from lm_jax.evaluate.multiple_choice import Scorer, open_cache
@@ -61,7 +62,8 @@ class Verdicts(NamedTuple):
 
 def is_run(place: str | Path) -> bool:
     """Whether a folder is the work folder of a pretraining run."""
-    return (Path(place) / CONFIG_FILE).is_file() and (Path(place) / DATA).is_dir()
+    folder = published.resolve(place)
+    return (folder / CONFIG_FILE).is_file() and (folder / DATA).is_dir()
 
 
 def inputs(name: str) -> dict[str, str]:
@@ -73,7 +75,7 @@ def inputs(name: str) -> dict[str, str]:
     kind, _, place = pairwise.check(name)
     of_judge = f"judge {name}"
     if kind == "cached":
-        return file_inputs({of_judge: place})
+        return file_inputs({of_judge: published.resolve_file(place)})
     # What was made with one that is gone can still be shown.
     if kind not in ("tokens", "perplexity") or not is_there(place):
         return {}

@@ -18,8 +18,8 @@ class JudgingConfig(Settings):
     """Settings of generation and judging.
 
     Attributes:
-      run: work folder of a pretraining run, folder of one of its seeds, or exported model; one flag
-        for each.
+      run: work folder of a pretraining run, folder of one of its seeds, exported model, or a name
+        of iaj fetch --list; one flag for each.
       checkpoint: checkpoint of lowest validation perplexity, or the last one.
       judge: tokens:FOLDER, perplexity:FOLDER, cached:FILE or chat:MODEL@URL; one flag for each.
       prompts: file of JSON lines with prompt and reference; default test documents.

@@ -29,7 +29,8 @@ class RobustnessConfig(Settings):
     """Settings of robustness.
 
     Attributes:
-      run: work folder of a pretraining run, or of one of its seeds; one flag for each.
+      run: work folder of a pretraining run, or of one of its seeds, or a name of iaj fetch --list;
+        one flag for each.
       run_seed: seed of every run's model; default each run's first.
       checkpoint: checkpoint of lowest validation perplexity, or the last one.
       sentences: a .jsonl file of sentences or pairs; default validation text of the first run.

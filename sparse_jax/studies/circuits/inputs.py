@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
+from lm_jax.assets import published
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run.finished import file_inputs
 from lm_jax.run.identity import ModelIdentity
@@ -98,16 +99,15 @@ def open_model(role: str, source: str) -> StudyModel:
     Raises:
       BadInputError: it is something else, or has no tokenizer.
     """
-    folder = next(
-        (each for each in (Path(source), Path(source, "model")) if (each / SPARSE).is_file()), None
-    )
+    place = published.resolve_model(source)
+    folder = next((each for each in (place, place / "model") if (each / SPARSE).is_file()), None)
     try:
         named = source if folder is None else folder
         opened = open_pretrained(named, without_gates=folder is not None)
     except BadInputError as error:
         raise BadInputError(
             f"--{role}={source}: {error}; it takes a Hugging Face folder, a .gguf file, a folder "
-            "made by iaj convert, a name of the manifest (iaj fetch), or the exported folder of "
+            "made by iaj convert, a name of iaj fetch --list, or the exported folder of "
             "iaj sparse posttrain"
         ) from error
     if opened.tokenizer is None:

@@ -36,9 +36,10 @@ class CircuitConfig(Settings):
 
     Attributes:
       dense: model whose circuits are found: a Hugging Face folder, a .gguf file, a folder made by
-        `iaj convert`, or a name of the manifest.
+        `iaj convert`, or a name of iaj fetch --list.
       control: model of the same training with every gate open, given like `dense`; "" for none.
-      sparse: exported folder of iaj sparse posttrain; "" for none.
+      sparse: exported folder of iaj sparse posttrain, or a name such as pair_192_sparse; "" for
+        none.
       tasks: names of tasks, or .jsonl files, with commas between: ioi, greater_than, docstring,
         copy and others (`sparse_jax.circuits.generators.GENERATORS`).
       rephrased: another wording, a name or a file, to which the circuits of a single task are

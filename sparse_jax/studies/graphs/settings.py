@@ -25,8 +25,9 @@ class GraphConfig(Settings):
 
     Attributes:
       model: model whose graphs are made: a folder, dense or sparse, a work folder that has one, or
-        a name of the manifest; "" where two are compared.
-      transcoder: folder of the exported transcoder of the model.
+        a name of iaj fetch --list; "" where two are compared.
+      transcoder: folder of the exported transcoder of the model, or a name such as
+        pair_192_sparse_transcoder.
       dense: dense model of a comparison, given like `model`; "" for none.
       sparse: sparse model of a comparison, given like `model`; "" for none.
       dense_transcoder: folder of the transcoder of `dense`.
@@ -163,7 +164,7 @@ class GraphConfig(Settings):
         """
         roles = COMPARED if self.dense else (ALONE,)
         if not getattr(self, roles[0]):
-            raise UsageError("--model is missing; name a folder or a model of the manifest")
+            raise UsageError("--model is missing; name a folder or a model of iaj fetch --list")
         return {
             role: (getattr(self, role), getattr(self, transcoder_field(role))) for role in roles
         }

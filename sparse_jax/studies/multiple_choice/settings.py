@@ -17,11 +17,11 @@ class MultipleChoiceConfig(Settings):
     """Everything that decides the result.
 
     Attributes:
-      dense: a local folder, a .gguf file, or a name of the manifest, with which all others are
+      dense: a local folder, a .gguf file, or a name of iaj fetch --list, with which all others are
         compared.
       controls: further dense models, as the control of a post-training, with which the sparse ones
         are compared too: what closing edges costs is the change from it.
-      sparse: folders that `iaj sparse posttrain` exported.
+      sparse: folders that `iaj sparse posttrain` exported, or names such as pair_192_sparse.
       tasks: tasks to answer: arc_easy, piqa, openbookqa (`lm_jax.evaluate.multiple_choice.TASKS`).
       truthfulqa: a file of TruthfulQA, whose MC1 is then a further task.
       limit: the first so many questions of each task; 0 for all.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lm_jax.assets import published
 from lm_jax.errors import BadInputError
 from lm_jax.run.results import load_result
 from sparse_jax.studies.pair.results import PairSummary, ScoredModel, VariantResult
@@ -29,6 +30,7 @@ def model_folders(folder: Path) -> dict[str, Path]:
     if not (folder / SUMMARY).is_file():
         raise BadInputError(
             f"{folder} has no {SUMMARY}; name the work folder of a finished iaj sparse pair"
+            f"{published.hint(folder)}"
         )
     summary = load_result(folder / SUMMARY, PairSummary)
     models = exported_models(summary.controls, summary.variants)

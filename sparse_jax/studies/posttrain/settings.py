@@ -44,7 +44,7 @@ class PosttrainConfig(StepFields, Training, Distributed):
     """All settings of post-training.
 
     Attributes:
-      model: a local folder, a .gguf file, or a name of the manifest.
+      model: a local folder, a .gguf file, or a name of iaj fetch --list.
       corpus: the text and its splits; its `vocab_size` is ignored in favour of the model's.
       context: tokens of a window, always of one document.
       validation_documents: the most documents to evaluate on.

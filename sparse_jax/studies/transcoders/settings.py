@@ -25,7 +25,7 @@ class TranscoderTraining(StepFields, Training, Distributed):
     """All settings of a transcoder and its training.
 
     Attributes:
-      model: folder of a dense or sparse model, or a name of the manifest.
+      model: folder of a dense or sparse model, or a name of iaj fetch --list.
       corpus: the text and its splits; its `vocab_size` is ignored in favour of the model's.
       context: tokens of a window, always of one document.
       validation_documents: the most documents to evaluate on.

