@@ -208,7 +208,7 @@ def test_a_graph_is_said_and_drawn_from_its_numbers(tmp_path):
     ]
     write(tmp_path, "graph/a-b.json", {"nodes": nodes, "links": links})
     write(tmp_path, "graph/graph-metadata.json", {"graphs": []})
-    answer = "After “a b” comes “c” (75.1 %); the strongest path to it is b → c."
+    answer = "After “a b”, “c” has a probability of 75.1 %; the strongest path to it is b → c."
     page = tmp_path / "report.html"
     page.write_text(f'<div class="verdict none"><strong>{answer}</strong></div><main>', "utf-8")
     said = index_page.graph(page)

@@ -74,9 +74,9 @@ def answer(result: AttributionReport) -> str:
             carried = f", above all “{key}” to “{query}”"
             break
     return (
-        f"After “{result.prompt}” comes “{target.token.text}” with probability "
-        f"{number(target.probability, '.3f')}; prototype L{layer}P{prototype} carries most to it"
-        f"{carried}: {part} of a logit of {number(target.logit, '.2f')} nats, "
+        f"After “{result.prompt}”, “{target.token.text}” has a probability of "
+        f"{number(100 * target.probability, '.1f')} %; prototype L{layer}P{prototype} carries "
+        f"most to it{carried}: {part} of a logit of {number(target.logit, '.2f')} nats, "
         f"which changes by {fall} if it is never read."
     )
 

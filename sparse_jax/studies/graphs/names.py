@@ -152,8 +152,11 @@ def answer(
     node, names = document["nodes"][logit], Names(document, features)
     token = logit_token(node)
     probability = node.get("token_prob")
-    chance = "" if probability is None else f" ({number(100 * probability, '.1f')} %)"
-    start = f"After “{prompt}” comes {token}{chance}"
+    start = f"After “{prompt}”, {token} "
+    if probability is None:
+        start += "is the first logit"
+    else:
+        start += f"has a probability of {number(100 * probability, '.1f')} %"
     if path is None:
         return f"{start}; no path of the graph leads from a token to it."
     ids = [document["nodes"][i]["node_id"] for i in path.sources]

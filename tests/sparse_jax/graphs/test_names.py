@@ -73,8 +73,9 @@ def test_the_answer_names_prompt_token_path_and_share(of_one_feature):
     assert names.features_on(of_one_feature, path) == {KEY}
     sentence = names.answer(of_one_feature, path, {KEY: KNOWN})
     assert sentence == (
-        "After “in↵” comes “Rome” (25.0 %); the strongest path to it is token “in↵” → feature 7 "
-        "(active on “Paris”, “x”) of layer 0 at “in↵” → “Rome”, with 75 % of its influence."
+        "After “in↵”, “Rome” has a probability of 25.0 %; the strongest path to it is token “in↵” "
+        "→ feature 7 (active on “Paris”, “x”) of layer 0 at “in↵” → “Rome”, with 75 % of its "
+        "influence."
     )
     text = " ".join(PageReader(page.build(of_one_feature, features={KEY: KNOWN})).text.split())
     # It opens the page, before the graph itself.

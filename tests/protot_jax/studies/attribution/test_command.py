@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lm_jax.report import figure
+from lm_jax.report.markup import number
 from lm_jax.run.results import parse_result
 from lm_jax.study import command, frame
 import protot_jax
@@ -47,6 +48,20 @@ def test_the_targets_and_their_greatest_part_are_printed(attributed):
         f"{counted['pairs_for_90_percent']:,} of {counted['entries']:,} pairs have 90 % of the sum "
         "of all absolute parts"
     ) in printed
+
+
+def test_the_answer_names_prompt_target_and_the_prototype_with_the_largest_part(attributed):
+    _, content, printed = attributed
+    first = printed.strip().splitlines()[0]
+    target = content["targets"][0]
+    size_LP = np.abs(target["through"]["prototypes"])
+    layer, prototype = np.unravel_index(np.argmax(size_LP), size_LP.shape)
+    part = target["through"]["prototypes"][layer][prototype]
+    fall = target["measured"]["prototypes"][layer][prototype]
+    assert first.startswith(f"After “{PROMPT}”, “town” has a probability of ")
+    assert f"prototype L{layer}P{prototype} carries most to it" in first
+    assert f"{number(part, '+.2f')} of a logit of {number(target['logit'], '.2f')} nats" in first
+    assert first.endswith(f"changes by {number(-fall, '+.2f')} if it is never read.")
 
 
 def test_numbers_of_the_file_are_those_of_the_decomposition(run, attributed):
