@@ -5,8 +5,6 @@
 # tokens and the neurons of a model's own MLPs, so that nothing has to be trained first.
 
 # %%
-from pathlib import Path
-
 import altair as alt
 import numpy as np
 
@@ -16,10 +14,8 @@ from sparse_jax.graphs import neurons
 
 alt.renderers.enable("svg")  # needs no network; without this line charts zoom and have tooltips
 
-# From the checkout or from this folder; the same for a model of your own.
-folders = (Path("models/pair_small"), Path("../models/pair_small"))
-pair = next((folder for folder in folders if folder.exists()), folders[0])
-model = lm_jax.load_pretrained(pair / "dense/model")
+# A small model that comes with the package; a folder of your own does as well.
+model = lm_jax.load_pretrained("pair_192_control")
 model
 
 # %%

@@ -1,13 +1,11 @@
 # %% [markdown]
 # # A sparse model and a circuit
 #
-# `models/pair_small` has a decoder of half a million parameters, and its sparse version: every
+# `pair_192` has a decoder of half a million parameters, and its sparse version: every
 # attention edge (a head, a query, a key) has a gate, and post-training closed as many as the bound
 # of its loss allowed.
 
 # %%
-from pathlib import Path
-
 import altair as alt
 import jax.numpy as jnp
 import numpy as np
@@ -24,11 +22,10 @@ from sparse_jax.circuits.tasks import make_task
 
 alt.renderers.enable("svg")  # needs no network; without this line charts zoom and have tooltips
 
-# From the checkout or from this folder; the same for a model of your own.
-folders = (Path("models/pair_small"), Path("../models/pair_small"))
-pair = next((folder for folder in folders if folder.exists()), folders[0])
-dense = lm_jax.load_pretrained(pair / "dense/model")
-sparse = sparse_jax.load(pair / "sparse/seed_0/target_3.5738/model")
+# The dense model is the control: trained as long as the sparse one, with every edge open. Both come
+# with the package; folders of your own do as well.
+dense = lm_jax.load_pretrained("pair_192_control")
+sparse = sparse_jax.load("pair_192_sparse")
 sparse
 
 # %% [markdown]
@@ -113,5 +110,5 @@ for name, curve in curves.items():
     assert abs(curve.explained[-1] - 1) < 1e-3  # all heads are the whole model
 
 # %% [markdown]
-# Eight prompts give no interval. `iaj sparse circuits --pair=models/pair_small --task=ioi` has
+# Eight prompts give no interval. `iaj sparse circuits --pair=pair_192 --task=ioi` has
 # them, for heads and for single edges, with random circuits of the same sizes beside.
