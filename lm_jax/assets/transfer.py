@@ -170,7 +170,12 @@ def _open(url: str, headers: Mapping[str, str], certificates: str | None, timeou
         urllib.request.HTTPSHandler(context=_trusted(certificates)),
         urllib.request.HTTPBasicAuthHandler(logins),
     )
-    return opener.open(urllib.request.Request(bare, headers=dict(headers)), timeout=timeout_s)
+    try:
+        return opener.open(urllib.request.Request(bare, headers=dict(headers)), timeout=timeout_s)
+    except urllib.error.HTTPError as error:
+        # It is a response, too, whose connection would stay open as long as the error is there.
+        error.close()
+        raise
 
 
 def _trusted(certificates: str | None) -> ssl.SSLContext:

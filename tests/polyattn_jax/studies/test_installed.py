@@ -55,11 +55,11 @@ def test_the_command_is_there(start):
 
 PROBE = """
 import sys
-import iaj, kernels, lm_jax, polyattn_jax
+import iaj, iaj_kernels, lm_jax, polyattn_jax
 from lm_jax.console.config_files import load_config, shipped_names
 home = sys.argv[1]
 assert not [path for path in sys.path if path == sys.argv[2]]
-assert all(each.__file__.startswith(home) for each in (iaj, kernels, lm_jax, polyattn_jax))
+assert all(each.__file__.startswith(home) for each in (iaj, iaj_kernels, lm_jax, polyattn_jax))
 for name in shipped_names():
     assert load_config(f"{name}:smoke")
 print(*shipped_names())
@@ -73,11 +73,11 @@ def test_every_config_is_found_by_its_name(start):
 
 
 def test_the_models_of_the_quickstart_are_inside(start):
-    names = ["protot_whole", "protot_whole_labels", "pair_192"]
+    names = ["protot_whole", "protot_whole_labels", "pair_192", "pair_192_sparse_transcoder"]
     done = start("{iaj}/bin/iaj", "fetch", "--verify", *names)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == names
-    assert done.stdout.count("lm_jax/assets/models") == 3
+    assert done.stdout.count("lm_jax/assets/models") == 4
     done = start("{iaj}/bin/iaj", "fetch", "pair_small")
     assert done.returncode == 3 and "iaj fetch pair_small --from CHECKOUT" in done.stderr
 
