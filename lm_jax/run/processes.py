@@ -147,6 +147,22 @@ def share_stop() -> bool:
     return True
 
 
+def check_stop(where: str) -> None:
+    """Ends a process that works alone, if it was asked to stop; called between compiled calls.
+
+    For loops inside a unit of work (`lm_jax.run.units`), which is then measured from its beginning.
+    Of several processes none may leave the others waiting: they end after the unit.
+
+    Args:
+      where: progress of the run, as `stop.check` takes it.
+
+    Raises:
+      StoppedError: it was.
+    """
+    if jax.process_count() == 1:
+        stop.check(where)
+
+
 def gather(array: np.ndarray) -> np.ndarray:
     """The arrays of all processes, one after the other along the first axis."""
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))

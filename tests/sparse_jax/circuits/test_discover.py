@@ -52,7 +52,8 @@ def test_circuits_are_run_in_batches_of_one_program(count, at_once):
         traced.append(x)
         return 2 * x
 
-    result = map_in_batches(function, jnp.arange(count), at_once)
+    program = jax.jit(jax.vmap(function))
+    result = map_in_batches(program, jnp.arange(count), at_once)
     assert result.tolist() == list(range(0, 2 * count, 2)) and len(traced) == 1
 
 
