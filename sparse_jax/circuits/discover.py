@@ -137,7 +137,7 @@ def head_curve(
     clean, corrupt = (
         activations(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
     )
-    values = head_values(ablation, clean, corrupt, batch.valid_BT, key=key)
+    values = head_values(ablation, clean, corrupt, batch.valid_BT, **_drawn(batch, ablation, key))
     return _curve(model, batch, ranks_LBN, taken, at_once, _keep_heads, values)
 
 
@@ -208,7 +208,12 @@ def component_values(
     clean, corrupt = (
         writer_values(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
     )
-    return ablated_values(ablation, clean, corrupt, batch.valid_BT, key=key)
+    return ablated_values(ablation, clean, corrupt, batch.valid_BT, **_drawn(batch, ablation, key))
+
+
+def _drawn(batch: Batch, ablation: str, key: jax.Array | None) -> dict[str, Any]:
+    """What the ablation "resample" draws other prompts by."""
+    return {"key": key, "prompt_B": batch.prompt_B} if ablation == "resample" else {}
 
 
 # Edits of a circuit: of the model, which components are kept, and what the others have instead.

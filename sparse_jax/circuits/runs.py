@@ -117,6 +117,13 @@ class Batch:
     continuations: Continuations
     metric: str = struct.field(pytree_node=False)
 
+    @property
+    def prompt_B(self) -> np.ndarray:
+        """Number of each pair's clean prompt, from 0, by its token ids."""
+        ids_BT = np.where(self.valid_BT, self.clean_BT, -1)
+        number: dict[bytes, int] = {}
+        return np.array([number.setdefault(ids_T.tobytes(), len(number)) for ids_T in ids_BT])
+
     @classmethod
     def of(cls, task: Task) -> "Batch":
         """All prompts of a task."""
