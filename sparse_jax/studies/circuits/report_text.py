@@ -107,7 +107,7 @@ def format_size(interval: Interval | None) -> str:
 def prompt_count(summary: CircuitSummary, task: str) -> str:
     """What a task's intervals rest on: prompts, and pairs where some share their clean prompt."""
     prompts = next(each.clean.n for each in summary.results if each.task == task)
-    pairs = next(each.kept for each in summary.tasks if each.name == task)
+    pairs = next((each.kept for each in summary.tasks if each.name == task), prompts)
     return f"{prompts} prompts" + (f" ({pairs} pairs)" if pairs != prompts else "")
 
 
