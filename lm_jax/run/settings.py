@@ -14,7 +14,7 @@ import dataclasses
 import math
 from pathlib import Path
 import typing
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from lm_jax.errors import UsageError, closest, nearest
 
@@ -47,6 +47,27 @@ class Flag:
     name: str = ""
     repeated: bool = False
     required: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Reads:
+    """What the text of a field names and the command reads; `iaj` looks for it before it starts.
+
+    Attributes:
+      kind: "model" for what `load_pretrained` takes, "run" for a run of training or the name of a
+        published one, "file" for a file, or "name" for what only `assets` knows.
+      assets: entries of the manifest that a value needs, by the value; such a value is no file.
+      suffix: ending of the values that name a file; others name something else.
+      unless: fields of the same settings with which it is not read.
+    """
+
+    kind: Literal["model", "run", "file", "name"]
+    assets: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    suffix: str = ""
+    unless: tuple[str, ...] = ()
+
+
+READS_MODEL, READS_RUN, READS_FILE = Reads("model"), Reads("run"), Reads("file")
 
 
 @dataclasses.dataclass(frozen=True)

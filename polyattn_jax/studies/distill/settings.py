@@ -4,7 +4,15 @@ import dataclasses
 from typing import Annotated
 
 from lm_jax.model.lora import LoraConfig
-from lm_jax.run.settings import PositiveFloat, PositiveInt, Seed, ShareBelow1, at_least, between
+from lm_jax.run.settings import (
+    READS_MODEL,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    ShareBelow1,
+    at_least,
+    between,
+)
 from lm_jax.study import Training
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.text.splits import missing_splits
@@ -34,7 +42,7 @@ class DistillConfig(StepFields, Training):
       resamples: number of resamples of the bootstrap.
     """
 
-    model: str = "smollm2"
+    model: Annotated[str, READS_MODEL] = "smollm2"
     recipe: str = "relu:p=2,b=auto"
     hybrid: str = ""
     corpus: CorpusConfig = dataclasses.field(

@@ -7,6 +7,7 @@ from typing import Annotated
 from lm_jax.errors import nearest
 from lm_jax.run.settings import Flag, at_least
 from lm_jax.study import Settings
+from lm_jax.text.preparation import READS_CORPUS
 from lm_jax.text.splits import SPLITS
 from protot_jax.studies.robustness.sentences import KINDS
 from protot_jax.studies.robustness.settings import NOISE, PERTURBATIONS
@@ -35,7 +36,7 @@ class PerturbationsConfig(Settings):
       similar: slices that the similarity is a check of.
     """
 
-    corpus: Annotated[tuple[str, ...], Flag(repeated=True)] = ("sotu", "wiki")
+    corpus: Annotated[tuple[str, ...], Flag(repeated=True), READS_CORPUS] = ("sotu", "wiki")
     field: Annotated[str, Flag()] = "text"
     licence: Annotated[str, Flag()] = ""
     slices: Annotated[tuple[str, ...], Flag()] = ()

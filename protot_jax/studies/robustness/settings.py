@@ -7,7 +7,7 @@ import re
 from typing import Annotated, Literal
 
 from lm_jax.errors import UsageError, nearest
-from lm_jax.run.settings import Flag, at_least
+from lm_jax.run.settings import READS_RUN, Flag, at_least
 from lm_jax.study import Settings
 from protot_jax.studies.robustness import meaning
 from protot_jax.training.run_options import folder_beside
@@ -45,7 +45,7 @@ class RobustnessConfig(Settings):
       released_clamp: hold the routing also as the released code does, at the last token alone.
     """
 
-    run: Annotated[tuple[str, ...], Flag(repeated=True, required=True)] = ()
+    run: Annotated[tuple[str, ...], Flag(repeated=True, required=True), READS_RUN] = ()
     run_seed: Annotated[int | None, Flag()] = None
     checkpoint: Annotated[Literal["best", "last"], Flag()] = "best"
     sentences: Annotated[str, Flag()] = ""

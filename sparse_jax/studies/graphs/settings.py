@@ -6,7 +6,7 @@ import math
 from typing import Annotated
 
 from lm_jax.errors import UsageError
-from lm_jax.run.settings import Bound, Flag, at_least, between
+from lm_jax.run.settings import READS_FILE, READS_MODEL, Bound, Flag, at_least, between
 from lm_jax.study import Settings
 from lm_jax.text.preparation import CorpusConfig
 
@@ -72,15 +72,15 @@ class GraphConfig(Settings):
       seed: random seed of the bootstrap samples.
     """
 
-    model: Annotated[str, Flag()] = ""
+    model: Annotated[str, Flag(), READS_MODEL] = ""
     transcoder: Annotated[str, Flag()] = ""
-    dense: Annotated[str, Flag()] = ""
+    dense: Annotated[str, Flag(), READS_MODEL] = ""
     dense_transcoder: Annotated[str, Flag()] = ""
-    sparse: Annotated[str, Flag()] = ""
+    sparse: Annotated[str, Flag(), READS_MODEL] = ""
     sparse_transcoder: Annotated[str, Flag()] = ""
     neurons: Annotated[bool, Flag()] = False
     prompts: Annotated[tuple[str, ...], Flag("prompt", repeated=True)] = ()
-    prompt_file: Annotated[str, Flag("prompts")] = ""
+    prompt_file: Annotated[str, Flag("prompts"), READS_FILE] = ""
     targets: Annotated[tuple[str, ...], Flag("target", repeated=True)] = ()
     max_features: Annotated[int, at_least(0)] = 0
     node_threshold: Annotated[float, _THRESHOLD] = 0.8

@@ -10,6 +10,7 @@ import numpy as np
 from lm_jax.errors import out_of_range
 from lm_jax.model.lora import LoraConfig
 from lm_jax.run.settings import (
+    READS_MODEL,
     SEED,
     Bound,
     Finite,
@@ -88,7 +89,7 @@ class PosttrainConfig(StepFields, Training, Distributed):
         carry much weight (`patterns.legible`).
     """
 
-    model: str = "smollm2"
+    model: Annotated[str, READS_MODEL] = "smollm2"
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0))
     )

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from lm_jax.errors import out_of_range
 from lm_jax.run.settings import (
+    READS_MODEL,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -59,7 +60,7 @@ class TranscoderTraining(StepFields, Training, Distributed):
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. Features are split over tensor.
     """
 
-    model: str = ""
+    model: Annotated[str, READS_MODEL] = ""
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0))
     )
