@@ -152,7 +152,7 @@ def _inputs_of(study: Study, steps: Collection[type]) -> dict[str, Any]:
     for path, reads in _reading(study.config, steps):
         name = own[path].name or path if path in own else ""
         values = {
-            spec: [value] if isinstance(value, str) else list(value)
+            spec: list(value) if isinstance(value, tuple) else [str(value)]
             for spec, config in configs.items()
             if set(config.keys()) <= {field.name for field in dataclasses.fields(study.config)}
             and (value := _at(config, path))

@@ -55,19 +55,21 @@ class Reads:
 
     Attributes:
       kind: "model" for what `load_pretrained` takes, "run" for a run of training or the name of a
-        published one, "file" for a file, or "name" for what only `assets` knows.
-      assets: entries of the manifest that a value needs, by the value; such a value is no file.
+        published one, "file" for a file, "name" for what only `assets` knows, or "length" for a
+        number of tokens that the model must have positions for.
+      assets: entries of the manifest that a value needs, if any, by the value; it is no file then.
       suffix: ending of the values that name a file; others name something else.
       unless: fields of the same settings with which it is not read.
     """
 
-    kind: Literal["model", "run", "file", "name"]
+    kind: Literal["model", "run", "file", "name", "length"]
     assets: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     suffix: str = ""
     unless: tuple[str, ...] = ()
 
 
 READS_MODEL, READS_RUN, READS_FILE = Reads("model"), Reads("run"), Reads("file")
+READ_AT_ONCE = Reads("length")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from lm_jax.report import slug
 from lm_jax.run.config import config_hash, from_plain, to_plain
-from lm_jax.run.settings import READS_FILE, READS_MODEL, Bound, Flag, at_least
+from lm_jax.run.settings import READ_AT_ONCE, READS_FILE, READS_MODEL, Bound, Flag, at_least
 from lm_jax.study import Settings
 from polyattn_jax.audit import opening
 from polyattn_jax.audit.config import AuditConfig
@@ -59,7 +59,7 @@ class CheckConfig(Settings):
     model: Annotated[str, Flag(required=True), READS_MODEL] = ""
     recipe: Annotated[str, Flag()] = "relu:p=4,b=auto"
     n: Annotated[int, Flag(), at_least(1)] = 120
-    length: Annotated[int, Flag(), at_least(1)] = 256
+    length: Annotated[int, Flag(), at_least(1), READ_AT_ONCE] = 256
     calibration_length: Annotated[int, Flag(), at_least(0)] = 0
     top_heads: Annotated[int, Flag(), at_least(1)] = 40
     prompts: Annotated[str, Flag(), READS_FILE] = ""

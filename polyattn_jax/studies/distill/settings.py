@@ -5,6 +5,8 @@ from typing import Annotated
 
 from lm_jax.model.lora import LoraConfig
 from lm_jax.run.settings import (
+    READ_AT_ONCE,
+    READS_FILE,
     READS_MODEL,
     PositiveFloat,
     PositiveInt,
@@ -44,13 +46,13 @@ class DistillConfig(StepFields, Training):
 
     model: Annotated[str, READS_MODEL] = "smollm2"
     recipe: str = "relu:p=2,b=auto"
-    hybrid: str = ""
+    hybrid: Annotated[str, READS_FILE] = ""
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig(
             "wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=300_000
         )
     )
-    context: PositiveInt = 128
+    context: Annotated[PositiveInt, READ_AT_ONCE] = 128
     validation_documents: Annotated[int, at_least(2)] = 30
     adapters: LoraConfig = dataclasses.field(
         default_factory=lambda: LoraConfig(rank=8, alpha=16.0, targets=("q", "k"))

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Annotated
 
 from lm_jax.errors import nearest
-from lm_jax.run.settings import Flag, at_least
+from lm_jax.run.settings import READS_FILE, Flag, at_least
 from lm_jax.study import Settings
 from lm_jax.text.preparation import READS_CORPUS
 from lm_jax.text.splits import SPLITS
@@ -44,7 +44,7 @@ class PerturbationsConfig(Settings):
     mix: Annotated[int, Flag(), at_least(1)] = 30_000
     splits: Annotated[tuple[str, ...], Flag()] = ("validation", "test")
     seed: Annotated[int, Flag(), at_least(0)] = 42
-    wordnet: Annotated[str, Flag()] = ""
+    wordnet: Annotated[str, Flag(), READS_FILE] = ""
     least_zipf: Annotated[float, Flag()] = 3.0
     least_similarity: Annotated[float, Flag()] = 0.75
     similar: Annotated[tuple[str, ...], Flag()] = ("synonym",)
