@@ -25,7 +25,7 @@ import numpy as np
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.run.files import to_jsonable
 from lm_jax.run.results import Count, InvalidError, parse_result
-from lm_jax.text.lines import read_json_lines
+from lm_jax.text.lines import read_json_lines, refused
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import metrics
 from sparse_jax.circuits.encoding import EncodedExample, UnfitError, encode
@@ -191,13 +191,14 @@ def load_task(
 
     Raises:
       BadInputError: the file cannot be read, or a line does not hold an example that fits the
-        tokenizer, or two lines have the same two prompts; with the line and the reason.
+        tokenizer, or two lines have the same two prompts; with the lines and the reasons.
     """
     path = Path(path)
     metric = metrics.check_name(metric)
     examples: list[Example] = []
     rows: list[EncodedExample] = []
     line_of: dict[tuple[str, str], int] = {}
+    reasons: dict[int, str] = {}
     for number, where, tree in read_json_lines(path):
         example = _parse(tree, where)
         pair = example.clean, example.corrupt
@@ -210,8 +211,10 @@ def load_task(
         try:
             rows.append(encode(example, tokenizer, "token", max_length))
         except UnfitError as reason:
-            raise BadInputError(f"{where}: {reason}; {reason.remedy}") from reason
+            reasons[number] = f"{reason}; {reason.remedy}"
         examples.append(example)
+    if reasons:
+        raise refused(path, reasons)
     if not rows:
         raise BadInputError(f"{path}: no examples; write one JSON object per line")
     return _task(path.stem, metric, None, len(rows), Counter(), examples, rows, tokenizer)

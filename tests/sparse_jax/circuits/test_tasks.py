@@ -293,3 +293,19 @@ def test_a_clean_prompt_comes_again_with_another_corruption(tmp_path):
     assert task.prompt_B.tolist() == Batch.of(task).prompt_B.tolist() == [0, 1, 0]
     made = make_task("ioi", word_tokenizer(), count=7, seed=0)
     assert made.prompt_B.tolist() == Batch.of(made).prompt_B.tolist() == list(range(7))
+
+
+def test_every_refused_line_is_named_with_its_reason(tmp_path):
+    long = OTHER | {"answers": [" Mary Anna"]}
+    with pytest.raises(BadInputError) as caught:
+        load_task(
+            written(tmp_path, ROW, long, OTHER | {"corrupt": OTHER["clean"]}), word_tokenizer()
+        )
+    assert re.search(
+        r"mine\.jsonl: 2 lines are refused; line 2: a continuation is more than one token; "
+        r"' Mary Anna' has 2; .*; line 3: clean and corrupt prompts are the same tokens; ",
+        str(caught.value),
+    )
+    rows = [OTHER | {"answers": [" Mary Anna"], "corrupt": f"{n}"} for n in range(7)]
+    with pytest.raises(BadInputError, match=r": 7 lines are refused; line 1: .*; and 2 more$"):
+        load_task(written(tmp_path, *rows), word_tokenizer())
