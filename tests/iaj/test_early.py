@@ -60,6 +60,8 @@ def test_nothing_is_said_of_what_the_command_line_does_not_decide(tmp_path):
     early.check(CIRCUITS, ["--dense=org/name", "--download"])
     early.check(("sparse", "posttrain"), ["--config.model=x/y", "--download", "--config=a.py"])
     early.check(("quickstart",), [])
+    early.check(("protot", "concepts"), ["--run=protot_small"])
+    early.check(CIRCUITS, ["--dense=pair_192/dense"])
     own = model(tmp_path / "own")
     for name in (prompts.FINDINGS, prompts.REPHRASINGS):
         with pytest.raises(BadInputError, match="asset wiki is not"):
