@@ -29,7 +29,7 @@ def examples_first(docstring: str | None) -> str:
 def first_example(docstring: str | None) -> str:
     """The first command line of the examples, those continued by a backslash in one; "" if none."""
     _, _, lines = examples_first(docstring).partition(f"{_HEAD}\n")
-    line = re.match(r"(?:.*\\\n)*.*", lines).group()
+    line = re.findall(r"(?:.*\\\n)*.*", lines)[0]
     return " ".join(line.replace("\\\n", " ").split())
 
 

@@ -104,7 +104,7 @@ def task_result(
     chosen = select(table, quantity="curve")
     kinds = sorted({tuple(row[key] for key in _KEYS) for row in chosen.select(_KEYS).to_pylist()})
     results = tuple(
-        curve_result(config, table, *kind, prompt_B)
+        curve_result(config, table, *kind, prompt_B=prompt_B)
         for kind in kinds
         if kind[2] not in ("transferred", "own")
     )
