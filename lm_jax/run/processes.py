@@ -163,6 +163,17 @@ def check_stop(where: str) -> None:
         stop.check(where)
 
 
+def call_stoppable(program: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """The result of one compiled call of many, computed unless a stop was requested before it.
+
+    Raises:
+      StoppedError: it was.
+    """
+    check_stop("between two runs of the model")
+    # Otherwise calls that were dispatched would still run after the request.
+    return jax.block_until_ready(program(*arguments, **options))
+
+
 def gather(array: np.ndarray) -> np.ndarray:
     """The arrays of all processes, one after the other along the first axis."""
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))

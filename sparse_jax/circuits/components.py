@@ -37,10 +37,11 @@ from lm_jax.model.edits import Add, Replace
 from lm_jax.model.layers import add_axes
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import StatefulEdit, keep
+from lm_jax.run.processes import call_stoppable
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.patching import Direction, check_direction, sides, sweep
 from sparse_jax.circuits.rules import EXACT, GradientRules
-from sparse_jax.circuits.runs import Batch, CircuitModel, call_stoppable, measure
+from sparse_jax.circuits.runs import Batch, CircuitModel, measure
 
 Method = Literal["eap", "clean_corrupted", "eap_ig"]
 PathRule = Literal["left", "right", "midpoint"]

@@ -22,7 +22,7 @@ from lm_jax.model.decoder import Output, forward
 from lm_jax.model.edits import Chain
 from lm_jax.model.mixers import ATTENTION, Mixer
 from lm_jax.model.precision import exact_jit
-from lm_jax.run import processes
+from lm_jax.run.processes import call_stoppable
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.metrics import METRICS, Continuations
@@ -195,14 +195,3 @@ def map_in_batches(
     filler = jnp.repeat(which_X[-1:], -count % width, axis=0)
     batches = jnp.concatenate([which_X, filler]).reshape(-1, width, *which_X.shape[1:])
     return jnp.concatenate([call_stoppable(program, batch_W) for batch_W in batches])[:count]
-
-
-def call_stoppable(program: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of one compiled call of many, computed unless a stop was requested before it.
-
-    Raises:
-      StoppedError: it was.
-    """
-    processes.check_stop("between two runs of the model")
-    # Otherwise calls that were dispatched would still run after the request.
-    return jax.block_until_ready(program(*arguments))
