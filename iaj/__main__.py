@@ -39,6 +39,8 @@ def _run(words: tuple[str, ...], rest: Sequence[str]) -> int:
     rest = ["--help" if word == _HELP_ALL else word for word in rest]
     sys.argv = [f"iaj {' '.join(words)}", *rest]
     try:
+        if "--help" not in rest and (refused := _refused_early(words, rest)):
+            return refused
         if words[0] == "sparse":
             # They may name a run of another library, which they do not import.
             from iaj import run_readers
@@ -51,6 +53,19 @@ def _run(words: tuple[str, ...], rest: Sequence[str]) -> int:
         return _EXIT_INTERRUPTED
 
 
+def _refused_early(words: tuple[str, ...], rest: Sequence[str]) -> int:
+    """The exit code of what is refused before the command is imported, and JAX with it; or 0."""
+    from iaj import early
+    from lm_jax.errors import UserError
+
+    try:
+        early.check(words, rest)
+    except UserError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
 def _version() -> int:
     from importlib import metadata
 
@@ -59,7 +74,6 @@ def _version() -> int:
 
 
 def _unknown(words: tuple[str, ...], word: str) -> int:
-    # Imported here because it imports jax.
     from lm_jax.errors import nearest
 
     known = commands.next_words(words)

@@ -1,36 +1,50 @@
 """The decoder that the three libraries share: layers, sites and edits, weights, decoding."""
 
-from lm_jax.inspect.interventions import ablate, patch, steer
-from lm_jax.inspect.run import Run, final_norm, logit_lens
-from lm_jax.model import params
-from lm_jax.model.attention import Attend, PerLayer, fused, register_fused, softmax
-from lm_jax.model.config import BlockEnd, DecoderConfig, LayerShape
-from lm_jax.model.decode import Sampling, generate
-from lm_jax.model.decoder import (
-    Cache,
-    Output,
-    count_params,
-    forward,
-    init_cache,
-    init_params,
-    param_spec,
-)
-from lm_jax.model.edits import Add, Chain, Freeze, OneHead, OneLayer, Replace, Scale, ScaleGradient
-from lm_jax.model.layers import unembed
-from lm_jax.model.params import ParamSpec
-from lm_jax.model.rope import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    ProportionalScaling,
-    Rope,
-    YarnScaling,
-)
-from lm_jax.model.sites import SITES, StatefulEdit, keep
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from lm_jax.run.moved import keep_names
-from lm_jax.weights.load import Pretrained, load_pretrained
-from lm_jax.weights.save import save_pretrained
+
+if TYPE_CHECKING:
+    from lm_jax.inspect.interventions import ablate, patch, steer
+    from lm_jax.inspect.run import Run, final_norm, logit_lens
+    from lm_jax.model import params
+    from lm_jax.model.attention import Attend, PerLayer, fused, register_fused, softmax
+    from lm_jax.model.config import BlockEnd, DecoderConfig, LayerShape
+    from lm_jax.model.decode import Sampling, generate
+    from lm_jax.model.decoder import (
+        Cache,
+        Output,
+        count_params,
+        forward,
+        init_cache,
+        init_params,
+        param_spec,
+    )
+    from lm_jax.model.edits import (
+        Add,
+        Chain,
+        Freeze,
+        OneHead,
+        OneLayer,
+        Replace,
+        Scale,
+        ScaleGradient,
+    )
+    from lm_jax.model.layers import unembed
+    from lm_jax.model.params import ParamSpec
+    from lm_jax.model.rope import (
+        DynamicScaling,
+        LinearScaling,
+        Llama3Scaling,
+        LongRopeScaling,
+        ProportionalScaling,
+        Rope,
+        YarnScaling,
+    )
+    from lm_jax.model.sites import SITES, StatefulEdit, keep
+    from lm_jax.weights.load import Pretrained, load_pretrained
+    from lm_jax.weights.save import save_pretrained
 
 keep_names(
     "lm_jax",
@@ -98,3 +112,50 @@ __all__ = [
     "steer",
     "unembed",
 ]
+
+# The public names are imported when they are first used: errors, assets and work folders, which a
+# command looks at first, then do not wait for JAX.
+_NAMES = {
+    "inspect.interventions": "ablate patch steer",
+    "inspect.run": "Run final_norm logit_lens",
+    "model.attention": "Attend PerLayer fused register_fused softmax",
+    "model.config": "BlockEnd DecoderConfig LayerShape",
+    "model.decode": "Sampling generate",
+    "model.decoder": "Cache Output count_params forward init_cache init_params param_spec",
+    "model.edits": "Add Chain Freeze OneHead OneLayer Replace Scale ScaleGradient",
+    "model.layers": "unembed",
+    "model.params": "ParamSpec",
+    "model.rope": "DynamicScaling LinearScaling Llama3Scaling LongRopeScaling ProportionalScaling "
+    "Rope YarnScaling",
+    "model.sites": "SITES StatefulEdit keep",
+    "weights.load": "Pretrained load_pretrained",
+    "weights.save": "save_pretrained",
+}
+_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_ROOMS = [
+    "assets",
+    "checkpoint",
+    "errors",
+    "inspect",
+    "model",
+    "parallel",
+    "run",
+    "statistics",
+    "text",
+    "weights",
+]
+_MODULES = {"params": "model.params"} | {name: name for name in _ROOMS}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"lm_jax.{_MODULES[name]}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'lm_jax' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"lm_jax.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,13 +7,18 @@ import functools
 import html
 import importlib
 import importlib.util
+import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 
 import pyarrow.parquet as pq
 import pytest
 
 from iaj import commands as front
+from iaj.early import INPUTS_FILE
 from lm_jax.checkpoint import manager
 from lm_jax.console.config_files import fields
 from lm_jax.errors import BadInputError, CorruptError, UsageError, WorkdirInUseError
@@ -21,6 +26,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json, write_json
 from lm_jax.run.results import load_result
 from lm_jax.run.rows import RowStore
+from lm_jax.run.user_cache import CACHE_VARIABLE
 from lm_jax.run.workdir import open_workdir
 from lm_jax.study import Training, command, frame
 from lm_jax.train.metrics import TIMING
@@ -340,6 +346,67 @@ def test_a_folder_in_use_is_refused(start, copied, capsys):
     with open_workdir(copied, read_json(copied / "config.json")):
         assert start(copied) == WorkdirInUseError.exit_code
     assert "is in use by process" in capsys.readouterr().err
+
+
+ASK_EARLY = """
+import json, sys
+from iaj import __main__ as front
+found = []
+for words, flags in json.loads(sys.argv[1]):
+    sys.argv = ["iaj", *words, *flags]
+    found.append(front.main())
+print(json.dumps([found, "jax" in sys.modules]))
+"""
+
+
+def asked(folder, *commands):
+    """The exit codes of commands without assets, and what they said, in a process without JAX."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASK_EARLY, json.dumps(commands)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), CACHE_VARIABLE: str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    codes, imported = json.loads(done.stdout)
+    assert not imported
+    return codes, done.stderr.splitlines()
+
+
+def test_a_folder_in_use_is_said_before_jax_is_imported(tmp_path):
+    held = tmp_path / "held"
+    with open_workdir(held, {}):
+        commands = [(name.split(), [f"--workdir={held}"]) for name in STUDIES]
+        codes, said = asked(tmp_path, *commands)
+    assert set(codes) == {WorkdirInUseError.exit_code} and len(said) == len(STUDIES)
+    assert all(f"{held} is in use by process" in line for line in said)
+
+
+# What is read is chosen by other settings, or there is nothing.
+READ_NOTHING = {"protot recall", "protot scores", "sparse addition", "sparse two_hop"}
+
+
+def test_what_every_study_reads_and_is_not_there_is_said_before_jax_is_imported(tmp_path):
+    stored = front.help_file(("x",)).parent / INPUTS_FILE
+    reads = {name: table["reads"] for name, table in read_json(stored).items()}
+    assert {name for name in STUDIES if not reads[name]} == READ_NOTHING
+    commands, wanted = [], []
+    for name, study in STUDIES.items():
+        for field in reads[name]:
+            if field["kind"] in ("model", "run", "file") and not field["suffix"]:
+                flag = f"--{field['flags'][0]}"
+                commands.append((name.split(), [f"{flag}=/no/such", "--config=mine.py"]))
+                wanted.append(f"error: {flag}=/no/such: there is no such ")
+            if field["assets"] and (values := field["values"].get(study.config_name)):
+                names = field["assets"].get(values[0], ())
+                commands.append((name.split(), []))
+                wanted.append(f" {' '.join(names)}" if names else "run: iaj fetch")
+    codes, said = asked(tmp_path, *commands)
+    assert set(codes) == {BadInputError.exit_code}
+    for want, line in zip(wanted, said, strict=True):
+        assert want in line, line
+        assert want.startswith("error: ") or "run: iaj fetch " in line
 
 
 def test_a_typo_claims_no_folder(study, start, tmp_path, capsys):

@@ -9,18 +9,27 @@ has the command print all. Run this after an option, a field or an example has c
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 import contextlib
+import dataclasses
+import importlib
 import io
+import json
 import os
 import re
 import sys
 import textwrap
+import typing
+from typing import Any, cast
 
 from iaj import commands
+from iaj.early import INPUTS_FILE
 from iaj.parser import Parser, run_parsed
-from lm_jax.errors import BadInputError
+from lm_jax.console.config_files import load_config, shipped_names
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run.files import write_text
+from lm_jax.run.settings import Reads, annotations, own_flags
+from lm_jax.study import Study
 
 # Lines of a screen, and columns.
 LINES, WIDTH = 40, 100
@@ -117,6 +126,70 @@ def _fields(parts: dict[str, list[str]]) -> list[str]:
     return ["", f"{heading}, as --config.FIELD=VALUE:", *(f"  {line}" for line in lines)]
 
 
+def stored_inputs() -> str:
+    """What `iaj.early` knows of every study: its flags that name models, assets and files."""
+    studies = {
+        " ".join(words): importlib.import_module(module).STUDY
+        for words, module in commands.COMMANDS.items()
+        if commands.is_study(module)
+    }
+    steps = {study.config for study in studies.values()}
+    found = {name: _inputs_of(study, steps) for name, study in studies.items()}
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _inputs_of(study: Study, steps: Collection[type]) -> dict[str, Any]:
+    library = study.config_name.partition("/")[0]
+    configs = {}
+    for name in shipped_names():
+        for mode in ("", *study.modes) if name.startswith(f"{library}/") else ():
+            # Other commands have configs and modes too.
+            with contextlib.suppress(UsageError):
+                spec = f"{name}:{mode}" if mode else name
+                configs[spec] = load_config(spec)
+    own = own_flags(study.config)
+    fields = []
+    for path, reads in _reading(study.config, steps):
+        name = own[path].name or path if path in own else ""
+        values = {
+            spec: list(value) if isinstance(value, tuple) else [str(value)]
+            for spec, config in configs.items()
+            if set(config.keys()) <= {field.name for field in dataclasses.fields(study.config)}
+            and (value := _at(config, path))
+        }
+        fields.append(
+            {
+                "flags": [*([name] if name else []), f"config.{path}"],
+                "many": _at(study.settings(), path).__class__ is tuple,
+                "values": values,
+                **dataclasses.asdict(reads),
+            }
+        )
+    return {
+        "config": study.config_name,
+        "shortcuts": list(study.config.shortcuts),
+        "reads": fields,
+    }
+
+
+def _reading(cls: type, steps: Collection[type], before: str = "") -> Iterator[tuple[str, Reads]]:
+    """The fields of settings that name what is read, by their dotted names.
+
+    A study that has others as its steps, whose settings are `steps`, names their inputs itself.
+    """
+    hints = typing.get_type_hints(cls)
+    for name, found in annotations(cls, Reads).items():
+        yield from ((before + name, each) for each in found)
+        if dataclasses.is_dataclass(hints[name]) and hints[name] not in steps:
+            yield from _reading(cast(type, hints[name]), steps, f"{before}{name}.")
+
+
+def _at(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = config.get(name) if config is not None else None
+    return config
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes or checks every text."""
     parser = Parser("python -m tools.store_help", __doc__)
@@ -130,6 +203,7 @@ def _run(arguments: argparse.Namespace) -> None:
     texts = {
         commands.help_file(words): screen(words, full_help(words)) for words in commands.COMMANDS
     }
+    texts[next(iter(texts)).parent / INPUTS_FILE] = stored_inputs()
     files = [*texts, *next(iter(texts)).parent.glob("*")]
     stale = [
         file.name

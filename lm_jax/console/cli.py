@@ -39,7 +39,7 @@ from ml_collections import config_dict
 from lm_jax.console import compilation, config_files, output
 from lm_jax.console import flags as setting_flags
 from lm_jax.console.config_files import load_config
-from lm_jax.console.usage import entry, examples_first, field_meanings
+from lm_jax.console.usage import entry, examples_first, field_meanings, missing_text
 from lm_jax.errors import (
     EXIT_INTERRUPTED,
     EXIT_UNREAD,
@@ -276,10 +276,17 @@ def _parse(argv: Sequence[str], command: Command, doc: str | None) -> Arguments 
         to_plain(config)
     # grain reads a flag of absl's global table.
     flags.FLAGS.mark_as_parsed()
-    chosen = None if options is None else setting_flags.read_options(options, own)
+    missing = {}
+    if options is not None:
+        missing = setting_flags.missing_flags(options, own)
+    elif config is not None and _has_flags(config_class):
+        missing = setting_flags.missing_flags(config_class, own, config)
     required = command.get("workdir_required", True)
     if not workdir.value and (required or workdir.value is not None):
-        raise UsageError("--workdir is missing; name the folder this run may write")
+        missing["workdir"] = "the folder this run may write"
+    if missing:
+        raise UsageError(missing_text(missing, doc))
+    chosen = None if options is None else setting_flags.read_options(options, own)
     folder = Path(workdir.value) if workdir.value else _default_folder(config, config_class)
     traced = None if profile is None else profiling.parse(profile.value)
     process = _join(own) if distributed else 0

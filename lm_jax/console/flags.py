@@ -118,21 +118,39 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     return Path(value) if value or kind is hint else None
 
 
-def _missing(cls: type[Settings], field: str) -> UsageError:
-    """The error of a required field that is not given."""
-    flag, meaning = own_flags(cls)[field], field_meanings(cls).get(field, "value")
-    return UsageError(f"--{flag.name or field} is missing; name the {meaning.removesuffix('.')}")
+def missing_flags(
+    cls: type[Settings],
+    values: flags.FlagValues,
+    config: config_dict.ConfigDict | None = None,
+) -> dict[str, str]:
+    """The required flags that are not given, each with what it names.
+
+    Args:
+      cls: class of the settings.
+      values: flags, after a command line has set them.
+      config: settings with what the flags say (`apply`); None for options, which have no config.
+    """
+    meanings, missing = field_meanings(cls), {}
+    for field, flag in own_flags(cls).items():
+        name = flag.name or field
+        if config is not None:
+            # An empty value of a repeated flag is one, too.
+            lacks = flag.required and config.get(field) in (None, "", (), ("",))
+        else:
+            lacks = field not in _defaults(cls) and not values[name].value
+        if lacks:
+            missing[name] = f"the {meanings.get(field, 'value').removesuffix('.')}"
+    return missing
 
 
 def read_options(cls: type[Own], values: flags.FlagValues) -> Own:
     """The options filled from the flags of `define_flags`, after a command line has set them.
 
+    None of the required ones is missing (`missing_flags`).
+
     Raises:
-      UsageError: a required one is missing, or one is outside of its bound.
+      UsageError: one is outside of its bound.
     """
-    for field, flag in own_flags(cls).items():
-        if field not in _defaults(cls) and not values[flag.name or field].value:
-            raise _missing(cls, field)
     return cls(**_given(cls, values))
 
 
@@ -164,7 +182,7 @@ def apply(
       overridden: fields that `--config.FIELD` has set.
 
     Raises:
-      UsageError: a required one is missing, or a field is set by its flag and by `--config.FIELD`.
+      UsageError: a field is set by its flag and by `--config.FIELD`.
     """
     given, own = _given(cls, values), own_flags(cls)
     for field in given:
@@ -174,10 +192,6 @@ def apply(
                 "them"
             )
     _set(config, given)
-    for field, flag in own.items():
-        # An empty value of a repeated flag is one, too.
-        if flag.required and config.get(field) in (None, "", (), ("",)):
-            raise _missing(cls, field)
 
 
 def _set(config: config_dict.ConfigDict, given: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ The first indented block of the module's docstring holds the examples, two or mo
 The section `Attributes` of the config's dataclass says what each field means.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import dataclasses
 import inspect
 import re
@@ -24,6 +24,23 @@ def examples_first(docstring: str | None) -> str:
         return "\n\n".join(paragraphs)
     examples = paragraphs.pop(at)
     return "\n\n".join([f"{_HEAD}\n{examples}", *paragraphs])
+
+
+def first_example(docstring: str | None) -> str:
+    """The first command line of the examples, those continued by a backslash in one; "" if none."""
+    _, _, lines = examples_first(docstring).partition(f"{_HEAD}\n")
+    line = re.findall(r"(?:.*\\\n)*.*", lines)[0]
+    return " ".join(line.replace("\\\n", " ").split())
+
+
+def missing_text(missing: Mapping[str, str], doc: str | None) -> str:
+    """Which flags are missing, what they name, and an example of the command."""
+    *others, last = (f"--{name}" for name in missing)
+    named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+    example = first_example(doc)
+    return f"{named} missing; name {', and '.join(missing.values())}" + (
+        f"; for example: {example}" if example else ""
+    )
 
 
 def field_meanings(config_class: type) -> dict[str, str]:

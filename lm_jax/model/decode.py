@@ -25,6 +25,7 @@ import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model import decoder, penalties
+from lm_jax.model.arguments import check_prompts
 from lm_jax.model.attention import Attend, Fused, PerLayer, as_pytree, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import resolve
@@ -151,8 +152,10 @@ def pad_prompts(
 
     Raises:
       BadInputError: for no prompt, an empty one, or an id outside the vocabulary.
+      UsageError: for text, or ids that are not in lists.
     """
-    if not prompts or any(len(p) == 0 for p in prompts):
+    check_prompts(prompts)
+    if len(prompts) == 0 or any(len(p) == 0 for p in prompts):
         raise BadInputError("prompts: give at least one prompt, each of at least one token")
     lengths_B = np.array([len(p) for p in prompts], np.int32)
     tokens_BT = np.zeros((len(prompts), lengths_B.max()), np.int32)

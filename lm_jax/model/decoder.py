@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import UsageError
-from lm_jax.model import block_end, caches, layers, sites, stacks
+from lm_jax.model import arguments, block_end, caches, layers, sites, stacks
 from lm_jax.model import params as params_lib
 from lm_jax.model.attention import Attend, Fused, PerLayer, for_layer, layer_data, softmax
 from lm_jax.model.config import DecoderConfig, Stack
@@ -202,10 +202,14 @@ def forward(
       remat: whether to keep only the residual stream of each layer for the backward pass.
 
     Raises:
-      UsageError: for an unknown site, one this model does not have, a misshapen edit, a fused
+      UsageError: for tokens that are no ids `[B, T]`, edits or a record that map no sites, an
+        unknown site, one this model does not have, a misshapen edit, a fused
         kernel named while a score site is touched, or joined documents with a cache or a mixer that
         cannot separate them.
     """
+    arguments.check_tokens(tokens_BT)
+    arguments.check_mapping("edits", edits, "edits: {'attn.z': lm_jax.Scale(0.0)}")
+    arguments.check_mapping("record", record, "reducers: {'attn.z': lm_jax.keep}")
     edits, record = resolve(edits, cfg), dict(record or {})
     sites.check_names(edits, "edits")
     sites.check_names(record, "record")

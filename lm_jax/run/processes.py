@@ -147,6 +147,33 @@ def share_stop() -> bool:
     return True
 
 
+def check_stop(where: str) -> None:
+    """Ends a process that works alone, if it was asked to stop; called between compiled calls.
+
+    For loops inside a unit of work (`lm_jax.run.units`), which is then measured from its beginning.
+    Of several processes none may leave the others waiting: they end after the unit.
+
+    Args:
+      where: progress of the run, as `stop.check` takes it.
+
+    Raises:
+      StoppedError: it was.
+    """
+    if jax.process_count() == 1:
+        stop.check(where)
+
+
+def call_stoppable(program: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """The result of one compiled call of many, computed unless a stop was requested before it.
+
+    Raises:
+      StoppedError: it was.
+    """
+    check_stop("between two runs of the model")
+    # Otherwise calls that were dispatched would still run after the request.
+    return jax.block_until_ready(program(*arguments, **options))
+
+
 def gather(array: np.ndarray) -> np.ndarray:
     """The arrays of all processes, one after the other along the first axis."""
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))

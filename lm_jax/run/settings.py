@@ -14,7 +14,7 @@ import dataclasses
 import math
 from pathlib import Path
 import typing
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from lm_jax.errors import UsageError, closest, nearest
 
@@ -47,6 +47,29 @@ class Flag:
     name: str = ""
     repeated: bool = False
     required: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Reads:
+    """What the text of a field names and the command reads; `iaj` looks for it before it starts.
+
+    Attributes:
+      kind: "model" for what `load_pretrained` takes, "run" for a run of training or the name of a
+        published one, "file" for a file, "name" for what only `assets` knows, or "length" for a
+        number of tokens that the model must have positions for.
+      assets: entries of the manifest that a value needs, if any, by the value; it is no file then.
+      suffix: ending of the values that name a file; others name something else.
+      unless: fields of the same settings with which it is not read.
+    """
+
+    kind: Literal["model", "run", "file", "name", "length"]
+    assets: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    suffix: str = ""
+    unless: tuple[str, ...] = ()
+
+
+READS_MODEL, READS_RUN, READS_FILE = Reads("model"), Reads("run"), Reads("file")
+READ_AT_ONCE = Reads("length")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +168,25 @@ def names(known: Collection[str]) -> Bound:
     return Bound("one or more different names", holds, hint)
 
 
+def _holds(bound: Bound, value: Any, hint: Any) -> bool:
+    """Whether a value of a field is within its bound; None is where the field may be None."""
+    if value is None:
+        return type(None) in typing.get_args(hint)
+    try:
+        return bound.holds(value)
+    except TypeError:
+        # Text in place of a number, or one value in place of several.
+        return False
+
+
+def _hint(bound: Bound, value: Any) -> str:
+    """What else to say of a value, where it is of the right type."""
+    try:
+        return "" if value is None else bound.hint(value)
+    except TypeError:
+        return ""
+
+
 class Settings:
     """Base of a frozen dataclass whose fields are compared with their bounds when it is made.
 
@@ -157,23 +199,28 @@ class Settings:
     where: ClassVar[str] = "config."
 
     def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
         problems = [
-            f"{self._assigned(name, value)} must be {bound.phrase}{bound.hint(value)}"
+            f"{self._assigned(name, value)} must be {bound.phrase}{_hint(bound, value)}"
             for name, bounds in annotations(type(self), Bound).items()
             for bound in bounds
-            if (value := getattr(self, name)) is not None and not bound.holds(value)
+            if not _holds(bound, value := getattr(self, name), hints[name])
         ]
         try:
             problems += self.problems()
         except UsageError as error:
             problems.append(str(error))
+        except TypeError:
+            # Of a field that was found to be of another type.
+            if not problems:
+                raise
         if problems:
             raise UsageError("; ".join(problems))
 
     def problems(self) -> list[str]:
         """What is wrong with fields taken together, a phrase for each; none by default.
 
-        It may raise the one that ends the search. Bounds of a field do not hold for None.
+        It may raise the one that ends the search. A field that may be None has no bounds there.
         """
         return []
 

@@ -139,6 +139,19 @@ def check_workdir(
         _compare_config(folder, to_plain(config), resume, may_change)
 
 
+def check_free(path: str | os.PathLike[str]) -> None:
+    """Refuses a folder that another process holds, and leaves it as it is.
+
+    Raises:
+      WorkdirInUseError: another process holds it.
+      StorageError: its lock cannot be opened.
+    """
+    folder = Path(path).expanduser()
+    if (folder / _LOCK).is_file():
+        with _locked(folder):
+            pass
+
+
 def _refuse_file(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--workdir={folder} is a file; name a folder")

@@ -52,7 +52,7 @@ _SUFFIXES = (".txt", ".parquet", *_LINES)
 _PLAIN = ("", ".txt", ".md", ".rst", ".tex")
 _PARQUET_ROWS = 256
 # Sources that are assets, whose archives have known digests.
-_ASSETS = ("sotu", "wiki", "wikitext2")
+ASSETS = ("sotu", "wiki", "wikitext2")
 
 
 def documents(
@@ -83,7 +83,7 @@ def documents(
 def hashes(source: str | Path) -> dict[str, str]:
     """sha256 of every file of a source by its name, or of the archive of an asset."""
     kind = str(source).partition(":")[0]
-    if kind in _ASSETS:
+    if kind in ASSETS:
         return {archive.filename: archive.sha256 for archive in assets.entry(kind).archives}
     # What tensorflow-datasets has prepared is known by the hash of its documents alone, and samples
     # by their model.
@@ -107,7 +107,7 @@ def own_hashes(source: str | Path) -> dict[str, str]:
     """`hashes` of a user's own files; empty for other sources, and for files that are not there."""
     kind = str(source).partition(":")[0]
     root = _root(source)
-    if kind in (*_ASSETS, "tfds", "samples", ""):
+    if kind in (*ASSETS, "tfds", "samples", ""):
         return {}
     if kind == "tokens" or root.is_file():
         return hashes(source)

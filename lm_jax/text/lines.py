@@ -8,7 +8,7 @@ refused.
 """
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import os
 from pathlib import Path
 import re
@@ -18,6 +18,8 @@ from lm_jax.errors import BadInputError
 from lm_jax.run.files import load_json
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# Lines that a message names.
+_TOLD = 5
 _END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -151,3 +153,18 @@ def decoded(data: bytes) -> str | bytes:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return data
+
+
+def refused(path: str | os.PathLike[str], reasons: Mapping[int, str]) -> BadInputError:
+    """The error of the lines of a file that cannot be used, which names the first of them.
+
+    Args:
+      path: path of the file.
+      reasons: why each line is refused and what to do, by its number; one or more.
+    """
+    told = [f"line {number}: {reason}" for number, reason in reasons.items()]
+    if len(told) == 1:
+        ((number, reason),) = reasons.items()
+        return BadInputError(f"{path}:{number}: {reason}")
+    left = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+    return BadInputError(f"{path}: {len(told)} lines are refused; {'; '.join(told[:_TOLD])}{left}")

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import filelock
 
@@ -24,6 +24,7 @@ from lm_jax.run.files import (
     storage_error,
 )
 from lm_jax.run.results import Count, Share
+from lm_jax.run.settings import Reads
 from lm_jax.text import corpora
 from lm_jax.text.prepared import (
     MANIFEST,
@@ -53,6 +54,10 @@ class SplitSize:
     tokens: Count
 
 
+# Of a field that names a corpus.
+READS_CORPUS = Reads("name", {name: (name,) for name in corpora.ASSETS})
+
+
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
     """All that decides the contents of a prepared folder; see `corpora.documents` and `prepare`.
@@ -73,7 +78,7 @@ class CorpusConfig:
       seed: random seed of the splits.
     """
 
-    source: str = "sotu"
+    source: Annotated[str, READS_CORPUS] = "sotu"
     unit: corpora.Unit = "paragraph"
     words: int = 600
     field: str = "text"

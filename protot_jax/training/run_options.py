@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from lm_jax.assets import published
 from lm_jax.errors import UsageError
-from lm_jax.run.settings import CommandOptions, Flag, Settings
+from lm_jax.run.settings import READS_RUN, CommandOptions, Flag, Settings
 from protot_jax.training.saved_run import TrainedModel, load_run, split_seed
 
 _MISSING = "--run is missing; name the work folder of a pretraining run"
@@ -23,7 +23,7 @@ class RunSettings(Settings):
       checkpoint: checkpoint of lowest validation perplexity, or the last one.
     """
 
-    run: Annotated[str, Flag(required=True)] = ""
+    run: Annotated[str, Flag(required=True), READS_RUN] = ""
     run_seed: Annotated[int | None, Flag()] = None
     checkpoint: Annotated[Literal["best", "last"], Flag()] = "best"
 

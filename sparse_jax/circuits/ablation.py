@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lm_jax.errors import UsageError, nearest
 from lm_jax.model.edits import Add, Replace, Scale
@@ -51,12 +52,15 @@ def head_values(
     valid_BT: jax.Array,
     *,
     key: jax.Array | None = None,
+    prompt_B: np.ndarray | None = None,
 ) -> jax.Array:
     """What ablated heads output, `[L, B, T, N, H]` or with axes of length 1.
 
     It has the arguments and errors of `ablated_values`.
     """
-    return ablated_values(ablation, clean.z_LBTNH, corrupt.z_LBTNH, valid_BT, key=key)
+    return ablated_values(
+        ablation, clean.z_LBTNH, corrupt.z_LBTNH, valid_BT, key=key, prompt_B=prompt_B
+    )
 
 
 def ablated_values(
@@ -66,6 +70,7 @@ def ablated_values(
     valid_BT: jax.Array,
     *,
     key: jax.Array | None = None,
+    prompt_B: np.ndarray | None = None,
 ) -> jax.Array:
     """Values of ablated components, in the shape of `clean_XBT` or with axes of length 1.
 
@@ -75,6 +80,8 @@ def ablated_values(
         axes.
       valid_BT: false where a token is padding, which no mean counts.
       key: random key that draws the other prompt of "resample"; no prompt is its own.
+      prompt_B: number of each pair's clean prompt, from 0, for "resample"; None where no two pairs
+        share one.
 
     Raises:
       UsageError: no such ablation, a key that is missing, or one prompt alone to resample.
@@ -93,12 +100,14 @@ def ablated_values(
         raise UsageError(
             f"there is no ablation {ablation!r}{nearest(ablation, get_args(Ablation))}"
         )
-    B = clean_XBT.shape[1]
-    if key is None or B < 2:
+    prompt_B = np.arange(clean_XBT.shape[1]) if prompt_B is None else prompt_B
+    first_P = np.unique(prompt_B, return_index=True)[1]
+    if key is None or len(first_P) < 2:
         raise UsageError("ablation 'resample' needs a random key and two prompts or more")
-    # A cycle through the prompts in random order.
-    order_B = jax.random.permutation(key, B)
-    other_B = jnp.zeros(B, order_B.dtype).at[order_B].set(jnp.roll(order_B, 1))
+    # A cycle through the prompts in random order, each as in its first pair.
+    order_P = jax.random.permutation(key, len(first_P))
+    next_P = jnp.zeros(len(first_P), order_P.dtype).at[order_P].set(jnp.roll(order_P, 1))
+    other_B = jnp.asarray(first_P)[next_P[prompt_B]]
     last_B = valid_BT.sum(1) - 1
     place_BT = jnp.minimum(jnp.arange(valid_BT.shape[1])[None], last_B[other_B][:, None])
     return clean_XBT[:, other_B[:, None], place_BT]

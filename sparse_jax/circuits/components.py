@@ -37,6 +37,7 @@ from lm_jax.model.edits import Add, Replace
 from lm_jax.model.layers import add_axes
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import StatefulEdit, keep
+from lm_jax.run.processes import call_stoppable
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.patching import Direction, check_direction, sides, sweep
 from sparse_jax.circuits.rules import EXACT, GradientRules
@@ -196,7 +197,8 @@ def _component_attributions(
     total = ReaderArrays.zeros(model.cfg, *batch.clean_BT.shape)
     # A program of one step serves any number of them.
     for share in shares_S:
-        total = _add_gradient(total, model, batch, clean[0], corrupt[0], share, rules)
+        values = total, model, batch, clean[0], corrupt[0], share, rules
+        total = call_stoppable(_add_gradient, *values)
     return _scores(clean, corrupt, total, model.cfg) / len(shares_S)
 
 
@@ -283,7 +285,11 @@ def component_effects(
         names = graph.writer_names[writer], graph.reader_names[reader]
         raise UsageError(f"{names[1]} does not read {names[0]}, which is not before it")
     run_BT, other_BT = sides(batch, direction)
-    return _component_effects(model, batch, run_BT, other_BT, jnp.asarray(edges), at_once)
+    change_UBTD = _changes(model, batch, run_BT, other_BT)
+    program = functools.partial(_patch_edges, model, batch, run_BT, change_UBTD)
+    # Into no reader.
+    none = jnp.asarray([0, graph.num_readers])
+    return sweep(program, jnp.asarray(edges), none, at_once)
 
 
 def ungrouped(model: CircuitModel) -> CircuitModel:
@@ -334,17 +340,24 @@ class _AddState(StatefulEdit):
         return jnp.where(self.on, x + state.astype(x.dtype), x), state
 
 
-@functools.partial(exact_jit, static_argnames="at_once")
-def _component_effects(
+@exact_jit
+def _changes(
+    model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array
+) -> jax.Array:
+    """What each writer adds in the other run minus what it adds in this one, `[U, B, T, D]`."""
+    return writer_values(model, batch, other_BT) - writer_values(model, batch, run_BT)
+
+
+@exact_jit
+def _patch_edges(
     model: CircuitModel,
     batch: Batch,
     run_BT: jax.Array,
-    other_BT: jax.Array,
-    edges_E2: jax.Array,
-    at_once: int,
+    change_UBTD: jax.Array,
+    edges_X2: jax.Array,
 ) -> jax.Array:
+    """The metric with each of some component edges patched."""
     graph = ComponentGraph.of(model.cfg)
-    change_UBTD = writer_values(model, batch, other_BT) - writer_values(model, batch, run_BT)
 
     def patched(edge_2: jax.Array) -> jax.Array:
         on = split_readers(jnp.arange(graph.num_readers) == edge_2[1], graph)
@@ -352,6 +365,4 @@ def _component_effects(
         edits["embed"] = _Provide(change_UBTD[edge_2[0]])
         return measure(model, batch, run_BT, edits=edits)[0]
 
-    # Into no reader.
-    none = jnp.asarray([0, graph.num_readers])
-    return sweep(patched, edges_E2, none, at_once)
+    return jax.vmap(patched)(edges_X2)

@@ -35,17 +35,32 @@ def explained_intervals(
     empty_B: np.ndarray,
     whole_B: np.ndarray,
     *,
+    prompt_B: np.ndarray | None = None,
     seed: int = 0,
     resamples: int = 2_000,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Standard error of f over prompts, `[K]`, and its 95 % interval, `[K, 2]`.
+
+    Pairs of one clean prompt are drawn together. A ratio of means over pairs is the ratio of the
+    prompts' sums, so the sums are what is drawn (Field & Welsh, JRSS B 2007, cluster bootstrap).
 
     The interval has the percentiles of a bootstrap from `MANY_CLUSTERS` prompts on, Student's t and
     the error below, and no ends below `FEWEST_CLUSTERS`, as in `lm_jax.statistics`. The error is
     that of a ratio of means, to first order: the spread over prompts of the numerator less f times
     the denominator. The standard deviation of the resamples has no bound where some of them have
     hardly an effect to explain.
+
+    Args:
+      metric_KB: metric of each pair in circuits of growing size.
+      empty_B, whole_B: metric of each pair without any component, and in the whole model.
+      prompt_B: number of each pair's clean prompt, from 0; None where no two share one.
+      seed: random seed of the bootstrap.
+      resamples: samples of the bootstrap.
     """
+    if prompt_B is not None:
+        metric_KB, empty_B, whole_B = (
+            sum_by_prompt(each, prompt_B) for each in (metric_KB, empty_B, whole_B)
+        )
     change_B = whole_B - empty_B
     residual_KB = metric_KB - empty_B - explained(metric_KB, empty_B, whole_B)[:, None] * change_B
     error_K = residual_KB.std(1, ddof=1) / math.sqrt(len(change_B)) / abs(change_B.mean())
@@ -60,6 +75,15 @@ def explained_intervals(
         [explained(metric_KB[:, rows], empty_B[rows], whole_B[rows]) for rows in index]
     )
     return error_K, np.quantile(drawn, [0.025, 0.975], axis=0).T
+
+
+def sum_by_prompt(values_XB: np.ndarray, prompt_B: np.ndarray) -> np.ndarray:
+    """Sums over the pairs of each prompt, along the last axis; the values where none is shared."""
+    order_B = np.argsort(prompt_B, kind="stable")
+    first_P = np.unique(prompt_B[order_B], return_index=True)[1]
+    if len(first_P) == len(prompt_B):
+        return values_XB
+    return np.add.reduceat(values_XB[..., order_B], first_P, axis=-1)
 
 
 def crossing(sizes_K: np.ndarray, explained_K: np.ndarray, fraction: float = 0.9) -> float:

@@ -137,7 +137,7 @@ def head_curve(
     clean, corrupt = (
         activations(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
     )
-    values = head_values(ablation, clean, corrupt, batch.valid_BT, key=key)
+    values = head_values(ablation, clean, corrupt, batch.valid_BT, **_drawn(batch, ablation, key))
     return _curve(model, batch, ranks_LBN, taken, at_once, _keep_heads, values)
 
 
@@ -208,7 +208,12 @@ def component_values(
     clean, corrupt = (
         writer_values(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
     )
-    return ablated_values(ablation, clean, corrupt, batch.valid_BT, key=key)
+    return ablated_values(ablation, clean, corrupt, batch.valid_BT, **_drawn(batch, ablation, key))
+
+
+def _drawn(batch: Batch, ablation: str, key: jax.Array | None) -> dict[str, Any]:
+    """What the ablation "resample" draws other prompts by."""
+    return {"key": key, "prompt_B": batch.prompt_B} if ablation == "resample" else {}
 
 
 # Edits of a circuit: of the model, which components are kept, and what the others have instead.
@@ -245,23 +250,23 @@ def _curve(
     values: Any,
 ) -> Curve:
     ranks, sizes = jnp.asarray(ranks_XBX), jnp.asarray([0, *taken])
-    metric_KB = np.asarray(_metrics(model, batch, ranks, sizes, values, keep, at_once), np.float64)
+    program = functools.partial(_metrics, model, batch, ranks, values, keep=keep)
+    metric_KB = np.asarray(map_in_batches(program, sizes, at_once), np.float64)
     whole_B = metric(model, batch, batch.clean_BT)
     return Curve(taken, metric_KB[1:], metric_KB[0], np.asarray(whole_B, np.float64))
 
 
-@functools.partial(exact_jit, static_argnames=("keep", "at_once"))
+@functools.partial(exact_jit, static_argnames="keep")
 def _metrics(
     model: CircuitModel,
     batch: Batch,
     ranks_XBX: jax.Array,
-    sizes_K: jax.Array,
     values: Any,
+    sizes_K: jax.Array,
     keep: _Keep,
-    at_once: int,
 ) -> jax.Array:
     def kept(size: jax.Array) -> jax.Array:
         edits = keep(model, ranks_XBX < size, values)
         return measure(model, batch, batch.clean_BT, edits=edits)[0]
 
-    return map_in_batches(kept, sizes_K, at_once)
+    return jax.vmap(kept)(sizes_K)

@@ -292,7 +292,8 @@ def evaluate(
     kept = [prune(graph, top_edges(graph, scores_UR, count, absolute=absolute)) for count in counts]
     masks = np.stack([np.zeros_like(kept[0]), *kept])
     values = component_values(model, batch, ablation, key=key)
-    metric_KB = np.asarray(_metrics(model, batch, jnp.asarray(~masks), values, at_once), np.float64)
+    program = functools.partial(_metrics, model, batch, values)
+    metric_KB = np.asarray(map_in_batches(program, jnp.asarray(~masks), at_once), np.float64)
     whole_B, _ = measure(model, batch, batch.clean_BT)
     return MibCurve(
         absolute,
@@ -304,13 +305,9 @@ def evaluate(
     )
 
 
-@functools.partial(exact_jit, static_argnames="at_once")
+@exact_jit
 def _metrics(
-    model: CircuitModel,
-    batch: Batch,
-    ablate_KUR: jax.Array,
-    values_UBTD: jax.Array,
-    at_once: int,
+    model: CircuitModel, batch: Batch, values_UBTD: jax.Array, ablate_KUR: jax.Array
 ) -> jax.Array:
     B = len(batch.clean_BT)
 
@@ -320,4 +317,4 @@ def _metrics(
         edits = ablate_edges(model, ablate_UBR, values_UBTD)
         return measure(model, batch, batch.clean_BT, edits=edits)[0]
 
-    return map_in_batches(kept, ablate_KUR, at_once)
+    return jax.vmap(kept)(ablate_KUR)

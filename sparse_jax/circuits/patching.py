@@ -143,7 +143,6 @@ def _stream_and_values(
     return own["resid_pre"], other["attn.z"]
 
 
-@functools.partial(exact_jit, static_argnames=("start", "stop", "at_once"))
 def _head_effects(
     model: CircuitModel,
     batch: Batch,
@@ -155,6 +154,24 @@ def _head_effects(
     at_once: int,
 ) -> jax.Array:
     """Effects of the heads of layers start to stop, from the residual stream entering `start`."""
+    N = model.cfg.num_heads
+    values = model, batch, run_BT, stream_BTD, z_LBTNH
+    program = functools.partial(_patch_heads, *values, start=start)
+    effects = sweep(program, jnp.arange((stop - start) * N), jnp.asarray(-1), at_once)
+    return effects.reshape(stop - start, N, -1)
+
+
+@functools.partial(exact_jit, static_argnames="start")
+def _patch_heads(
+    model: CircuitModel,
+    batch: Batch,
+    run_BT: jax.Array,
+    stream_BTD: jax.Array,
+    z_LBTNH: jax.Array,
+    head_X: jax.Array,
+    start: int,
+) -> jax.Array:
+    """The metric with each of some heads patched, which are counted from layer `start`."""
     upper = model.above(start)
     L, N = upper.cfg.num_layers, upper.cfg.num_heads
     entering = Replace(stream_BTD, jnp.ones((1, 1, 1), bool))
@@ -164,8 +181,7 @@ def _head_effects(
         patch = Replace(z_LBTNH[start:], mask_LN[:, None, None, :, None])
         return measure(upper, batch, run_BT, edits={"embed": entering, "attn.z": patch})[0]
 
-    effects = sweep(patched, jnp.arange((stop - start) * N), jnp.asarray(-1), at_once)
-    return effects.reshape(stop - start, N, -1)
+    return jax.vmap(patched)(head_X)
 
 
 def head_attributions(
@@ -251,21 +267,24 @@ def edge_effects(
       UsageError: no such direction or part.
     """
     run_BT, other_BT = sides(batch, direction)
-    return _edge_effects(model, batch, run_BT, other_BT, jnp.asarray(edges_E4), part, at_once)
+    here, other = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
+    there = here.patched_from(other, part)
+    program = functools.partial(_patch_edges, model, batch, run_BT, here, there)
+    # In no layer.
+    none = jnp.asarray([model.cfg.num_layers, 0, 0, 0])
+    return sweep(program, jnp.asarray(edges_E4), none, at_once)
 
 
-@functools.partial(exact_jit, static_argnames=("part", "at_once"))
-def _edge_effects(
+@exact_jit
+def _patch_edges(
     model: CircuitModel,
     batch: Batch,
     run_BT: jax.Array,
-    other_BT: jax.Array,
-    edges_E4: jax.Array,
-    part: str,
-    at_once: int,
+    here: Activations,
+    there: Activations,
+    edges_X4: jax.Array,
 ) -> jax.Array:
-    here, other = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
-    there = here.patched_from(other, part)
+    """The metric with each of some token edges patched."""
 
     def patched(edge_4: jax.Array) -> jax.Array:
         layer, head, query, key = edge_4
@@ -275,21 +294,22 @@ def _edge_effects(
         change = there.contributions_LBTNH(mask) - here.contributions_LBTNH(mask)
         return measure(model, batch, run_BT, edits={"attn.z": Add(change)})[0]
 
-    # In no layer.
-    none = jnp.asarray([model.cfg.num_layers, 0, 0, 0])
-    return sweep(patched, edges_E4, none, at_once)
+    return jax.vmap(patched)(edges_X4)
 
 
 def sweep(
-    patched: Callable[[jax.Array], jax.Array], which_X: jax.Array, none: jax.Array, at_once: int
+    program: Callable[[jax.Array], jax.Array], which_X: jax.Array, none: jax.Array, at_once: int
 ) -> jax.Array:
     """The metric under each patch minus that under `none`, `[X, B]`.
 
     The run without a patch is one more patch of the same program, so that all are rounded alike: a
     patch that changes nothing has effect 0 exactly.
+
+    Raises:
+      StoppedError: the command was asked to stop.
     """
     patches = jnp.concatenate([which_X, none[None].astype(which_X.dtype)])
-    metric_XB = map_in_batches(patched, patches, at_once)
+    metric_XB = map_in_batches(program, patches, at_once)
     return metric_XB[:-1] - metric_XB[-1:]
 
 

@@ -22,6 +22,7 @@ from lm_jax.model.decoder import Output, forward
 from lm_jax.model.edits import Chain
 from lm_jax.model.mixers import ATTENTION, Mixer
 from lm_jax.model.precision import exact_jit
+from lm_jax.run.processes import call_stoppable
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.metrics import METRICS, Continuations
@@ -116,6 +117,13 @@ class Batch:
     continuations: Continuations
     metric: str = struct.field(pytree_node=False)
 
+    @property
+    def prompt_B(self) -> np.ndarray:
+        """Number of each pair's clean prompt, from 0, by its token ids."""
+        ids_BT = np.where(self.valid_BT, self.clean_BT, -1)
+        number: dict[bytes, int] = {}
+        return np.array([number.setdefault(ids_T.tobytes(), len(number)) for ids_T in ids_BT])
+
     @classmethod
     def of(cls, task: Task) -> "Batch":
         """All prompts of a task."""
@@ -167,14 +175,23 @@ def measure(
 
 
 def map_in_batches(
-    function: Callable[[jax.Array], jax.Array], which_X: jax.Array, at_once: int
+    program: Callable[[jax.Array], jax.Array], which_X: jax.Array, at_once: int
 ) -> jax.Array:
-    """`function` of each entry, `at_once` side by side, which bounds the memory.
+    """Values of all entries, `at_once` side by side, which bounds the memory.
 
     The last batch is filled up with the last entry: all batches are of one program, and are rounded
-    alike. `jax.lax.map` compiles a second one for a remainder.
+    alike. Each is one call, before which a request to stop is obeyed.
+
+    Args:
+      program: compiled function of a batch of entries; both have the entries on axis 0.
+      which_X: entries, as an index or a mask each.
+      at_once: entries of a batch.
+
+    Raises:
+      StoppedError: the command was asked to stop.
     """
     count = len(which_X)
     width = min(at_once, count)
     filler = jnp.repeat(which_X[-1:], -count % width, axis=0)
-    return jax.lax.map(function, jnp.concatenate([which_X, filler]), batch_size=width)[:count]
+    batches = jnp.concatenate([which_X, filler]).reshape(-1, width, *which_X.shape[1:])
+    return jnp.concatenate([call_stoppable(program, batch_W) for batch_W in batches])[:count]

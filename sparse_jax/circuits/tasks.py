@@ -25,7 +25,7 @@ import numpy as np
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.run.files import to_jsonable
 from lm_jax.run.results import Count, InvalidError, parse_result
-from lm_jax.text.lines import read_json_lines
+from lm_jax.text.lines import read_json_lines, refused
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import metrics
 from sparse_jax.circuits.encoding import EncodedExample, UnfitError, encode
@@ -109,6 +109,12 @@ class Task:
     arrays: TaskArrays
     manifest: TaskManifest
 
+    @property
+    def prompt_B(self) -> np.ndarray:
+        """Number of each example's clean prompt, from 0; a user's file may repeat one."""
+        number: dict[str, int] = {}
+        return np.array([number.setdefault(each.clean, len(number)) for each in self.examples])
+
 
 def make_task(
     name: str,
@@ -180,29 +186,35 @@ def load_task(
 ) -> Task:
     """Reads a task from JSON lines: {"clean", "corrupt", "answers", "wrong_answers"}.
 
-    Continuations are written with their leading space. "template" may name the wording.
+    Continuations are written with their leading space. "template" may name the wording. A clean
+    prompt may come again with another corruption: `Task.prompt_B` says which examples share one.
 
     Raises:
       BadInputError: the file cannot be read, or a line does not hold an example that fits the
-        tokenizer, or two lines have the same clean prompt; with the line and the reason.
+        tokenizer, or two lines have the same two prompts; with the lines and the reasons.
     """
     path = Path(path)
     metric = metrics.check_name(metric)
     examples: list[Example] = []
     rows: list[EncodedExample] = []
-    line_of: dict[str, int] = {}
+    line_of: dict[tuple[str, str], int] = {}
+    reasons: dict[int, str] = {}
     for number, where, tree in read_json_lines(path):
         example = _parse(tree, where)
-        if example.clean in line_of:
+        pair = example.clean, example.corrupt
+        if pair in line_of:
             raise BadInputError(
-                f"{where}: the clean prompt is that of line {line_of[example.clean]}; change one"
+                f"{where}: both prompts are those of line {line_of[pair]}; leave one line out, or "
+                "give it another corrupt prompt"
             )
-        line_of[example.clean] = number
+        line_of[pair] = number
         try:
             rows.append(encode(example, tokenizer, "token", max_length))
         except UnfitError as reason:
-            raise BadInputError(f"{where}: {reason}; {reason.remedy}") from reason
+            reasons[number] = f"{reason}; {reason.remedy}"
         examples.append(example)
+    if reasons:
+        raise refused(path, reasons)
     if not rows:
         raise BadInputError(f"{path}: no examples; write one JSON object per line")
     return _task(path.stem, metric, None, len(rows), Counter(), examples, rows, tokenizer)

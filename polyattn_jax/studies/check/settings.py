@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from lm_jax.report import slug
 from lm_jax.run.config import config_hash, from_plain, to_plain
-from lm_jax.run.settings import Bound, Flag, at_least
+from lm_jax.run.settings import READ_AT_ONCE, READS_FILE, READS_MODEL, Bound, Flag, at_least
 from lm_jax.study import Settings
 from polyattn_jax.audit import opening
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.results import Search
 from polyattn_jax.recipes.row_maps import parse_recipe
-from polyattn_jax.suites.texts import SHORTEST
+from polyattn_jax.suites.texts import READS_HAYSTACK, READS_TEXT, SHORTEST
 
 FOLDER = Path("runs/check")
 # Induction ranks the heads and decides nothing.
@@ -26,6 +26,8 @@ SHARES = Bound(
     "percentages from 0 to below 100",
     lambda values: bool(values) and all(0 <= share < 100 for share in values),
 )
+# Their questions are asked of texts alone.
+_READS_HAYSTACK = dataclasses.replace(READS_HAYSTACK, unless=("diagnose", "hybrid"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,21 +56,21 @@ class CheckConfig(Settings):
       dtype: dtype of the weights.
     """
 
-    model: Annotated[str, Flag(required=True)] = ""
+    model: Annotated[str, Flag(required=True), READS_MODEL] = ""
     recipe: Annotated[str, Flag()] = "relu:p=4,b=auto"
     n: Annotated[int, Flag(), at_least(1)] = 120
-    length: Annotated[int, Flag(), at_least(1)] = 256
+    length: Annotated[int, Flag(), at_least(1), READ_AT_ONCE] = 256
     calibration_length: Annotated[int, Flag(), at_least(0)] = 0
     top_heads: Annotated[int, Flag(), at_least(1)] = 40
-    prompts: Annotated[str, Flag()] = ""
-    text: Annotated[str, Flag()] = ""
+    prompts: Annotated[str, Flag(), READS_FILE] = ""
+    text: Annotated[str, Flag(), READS_TEXT] = ""
     text_length: Annotated[int, Flag(), at_least(SHORTEST)] = 1024
     diagnose: Annotated[bool, Flag()] = False
     hybrid: Annotated[str, Flag()] = ""
     keep: Annotated[tuple[float, ...], Flag(), SHARES] = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
     draws: Annotated[int, Flag(), at_least(0)] = 3
     max_loss: Annotated[float, Flag(), at_least(0.0)] = 0.05
-    haystack: Annotated[str, Flag()] = "essays"
+    haystack: Annotated[str, Flag(), _READS_HAYSTACK] = "essays"
     seed: Annotated[int, Flag(), at_least(0)] = 0
     mesh: Annotated[tuple[int, ...], Flag()] = (1, 1, 1)
     batch_size: Annotated[int, Flag(), at_least(1)] = 1

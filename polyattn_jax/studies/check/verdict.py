@@ -99,7 +99,7 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
 
 def suites(audited: AuditedModel) -> Suites:
     """The suites that a check reads."""
-    built = build_suites(audited)
+    built = build_suites(audited, lengths="--length")
     names = (audited.config.probe, "induction", PROMPTS, TEXTS)
     return {name: built[name] for name in names if name in built}
 

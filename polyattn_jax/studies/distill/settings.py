@@ -4,7 +4,17 @@ import dataclasses
 from typing import Annotated
 
 from lm_jax.model.lora import LoraConfig
-from lm_jax.run.settings import PositiveFloat, PositiveInt, Seed, ShareBelow1, at_least, between
+from lm_jax.run.settings import (
+    READ_AT_ONCE,
+    READS_FILE,
+    READS_MODEL,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    ShareBelow1,
+    at_least,
+    between,
+)
 from lm_jax.study import Training
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.text.splits import missing_splits
@@ -34,15 +44,15 @@ class DistillConfig(StepFields, Training):
       resamples: number of resamples of the bootstrap.
     """
 
-    model: str = "smollm2"
+    model: Annotated[str, READS_MODEL] = "smollm2"
     recipe: str = "relu:p=2,b=auto"
-    hybrid: str = ""
+    hybrid: Annotated[str, READS_FILE] = ""
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig(
             "wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=300_000
         )
     )
-    context: PositiveInt = 128
+    context: Annotated[PositiveInt, READ_AT_ONCE] = 128
     validation_documents: Annotated[int, at_least(2)] = 30
     adapters: LoraConfig = dataclasses.field(
         default_factory=lambda: LoraConfig(rank=8, alpha=16.0, targets=("q", "k"))

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Annotated, Any
 
 from lm_jax.report import slug
-from lm_jax.run.settings import Flag
+from lm_jax.run.settings import READS_MODEL, Flag
 from polyattn_jax.audit.config import FULL as AUDIT
 from polyattn_jax.audit.config import MODES, AuditConfig
 from polyattn_jax.recipes.row_maps import RECIPES
@@ -72,7 +72,7 @@ class PaperConfig(AuditConfig):
       model: nothing; each audit has one of the models.
     """
 
-    model: str = ""
+    model: Annotated[str, READS_MODEL] = ""
     models: Annotated[tuple[str, ...], Flag(required=True)] = ()
 
     def problems(self) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS
-from lm_jax.run.settings import Flag, at_least
+from lm_jax.run.settings import READS_FILE, Flag, at_least
 from protot_jax.studies.concepts.collect import LEAST
 from protot_jax.studies.concepts.ranking import RankBy
 from protot_jax.training.run_options import RunSettings, folder_beside
@@ -47,7 +47,7 @@ class ConceptConfig(RunSettings):
     top: Annotated[int, Flag(), at_least(1)] = 10
     rank_by: Annotated[RankBy, Flag()] = "mean"
     judge: Annotated[str, Flag()] = "null"
-    rubric: Annotated[str, Flag()] = ""
+    rubric: Annotated[str, Flag(), READS_FILE] = ""
     marked: Annotated[float, Flag()] = MARKED
     judge_texts: Annotated[int, Flag(), at_least(1)] = MOST_TEXTS
     judge_tokens: Annotated[int, Flag(), at_least(0)] = 0

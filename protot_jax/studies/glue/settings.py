@@ -18,6 +18,7 @@ from lm_jax.run.settings import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    Reads,
     ShareBelow1,
     at_least,
     choice,
@@ -25,6 +26,7 @@ from lm_jax.run.settings import (
 )
 from lm_jax.study import Training
 from lm_jax.train.config import MAY_CHANGE, BatchFields
+from protot_jax.studies.glue.embedded import ASSETS
 from protot_jax.studies.glue.objective import PoolingName
 from protot_jax.studies.glue.tasks import EMBEDDED, OFFICIAL, find
 from protot_jax.training.saved_run import study_variant
@@ -77,7 +79,7 @@ class GlueConfig(BatchFields, Training):
     runs: tuple[str, ...] = ()
     run_seed: int = -1
     checkpoint: Literal["best", "last"] = "best"
-    tasks: Annotated[tuple[str, ...], _NAMES] = tuple(EMBEDDED)
+    tasks: Annotated[tuple[str, ...], _NAMES, Reads("name", ASSETS)] = tuple(EMBEDDED)
     folder: str = ""
     examples: NonNegativeInt = 0
     learning_rates: Annotated[tuple[float, ...], _RATES] = PAPER_RATES

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from lm_jax.report.markup import slug
-from lm_jax.run.settings import Flag, at_least
+from lm_jax.run.settings import READS_FILE, Flag, at_least
 from protot_jax.studies.interventions import sentences
 from protot_jax.studies.interventions.sentences import Sentence
 from protot_jax.training.run_options import RunSettings, folder_beside
@@ -39,7 +39,7 @@ class InterventionConfig(RunSettings):
     """
 
     concept: Annotated[tuple[str, ...], Flag()] = ()
-    sentences: Annotated[str, Flag()] = ""
+    sentences: Annotated[str, Flag(), READS_FILE] = ""
     words: Annotated[tuple[str, ...], Flag()] = ()
     layer: Annotated[int | None, Flag(), at_least(0)] = None
     prototype: Annotated[int | None, Flag(), at_least(0)] = None

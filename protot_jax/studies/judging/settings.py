@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from lm_jax.model.decode import Sampling
 from lm_jax.run.config import config_hash
-from lm_jax.run.settings import Flag, at_least
+from lm_jax.run.settings import READS_FILE, READS_RUN, Flag, at_least
 from lm_jax.study import Settings
 from protot_jax.training.run_options import folder_beside
 
@@ -35,10 +35,10 @@ class JudgingConfig(Settings):
       resamples: number of bootstrap samples.
     """
 
-    run: Annotated[tuple[str, ...], Flag(repeated=True, required=True)] = ()
+    run: Annotated[tuple[str, ...], Flag(repeated=True, required=True), READS_RUN] = ()
     checkpoint: Annotated[Literal["best", "last"], Flag()] = "best"
     judge: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
-    prompts: Annotated[str, Flag()] = ""
+    prompts: Annotated[str, Flag(), READS_FILE] = ""
     count: Annotated[int, Flag(), at_least(2)] = 100
     prompt_tokens: Annotated[int, Flag(), at_least(2)] = 100
     new_tokens: Annotated[int, Flag(), at_least(2)] = 50

@@ -5,8 +5,9 @@ import dataclasses
 from typing import Annotated
 
 from lm_jax.errors import nearest
-from lm_jax.run.settings import Flag, at_least
+from lm_jax.run.settings import READS_FILE, Flag, at_least
 from lm_jax.study import Settings
+from lm_jax.text.preparation import READS_CORPUS
 from lm_jax.text.splits import SPLITS
 from protot_jax.studies.robustness.sentences import KINDS
 from protot_jax.studies.robustness.settings import NOISE, PERTURBATIONS
@@ -35,7 +36,7 @@ class PerturbationsConfig(Settings):
       similar: slices that the similarity is a check of.
     """
 
-    corpus: Annotated[tuple[str, ...], Flag(repeated=True)] = ("sotu", "wiki")
+    corpus: Annotated[tuple[str, ...], Flag(repeated=True), READS_CORPUS] = ("sotu", "wiki")
     field: Annotated[str, Flag()] = "text"
     licence: Annotated[str, Flag()] = ""
     slices: Annotated[tuple[str, ...], Flag()] = ()
@@ -43,7 +44,7 @@ class PerturbationsConfig(Settings):
     mix: Annotated[int, Flag(), at_least(1)] = 30_000
     splits: Annotated[tuple[str, ...], Flag()] = ("validation", "test")
     seed: Annotated[int, Flag(), at_least(0)] = 42
-    wordnet: Annotated[str, Flag()] = ""
+    wordnet: Annotated[str, Flag(), READS_FILE] = ""
     least_zipf: Annotated[float, Flag()] = 3.0
     least_similarity: Annotated[float, Flag()] = 0.75
     similar: Annotated[tuple[str, ...], Flag()] = ("synonym",)

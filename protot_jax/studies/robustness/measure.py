@@ -26,6 +26,7 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
 from lm_jax.model.precision import exact_jit
+from lm_jax.run.processes import call_stoppable
 from lm_jax.train.objective import PAD
 from protot_jax.analysis.token_ids import open_ids
 from protot_jax.mixers import edits
@@ -108,7 +109,7 @@ def measure(
         held_BT[b, : len(alignment.held_T)] = alignment.held_T
         compared_BT[b, : len(alignment.compared_T)] = alignment.compared_T
     ends = _ends(x_BT), _ends(y_BT)
-    read = functools.partial(_read, model.params, cfg=model.cfg, mixer=model.mixer)
+    read = functools.partial(call_stoppable, _read, model.params, cfg=model.cfg, mixer=model.mixer)
     prototypes = model.mixer if isinstance(model.mixer, PrototypeMixer) else None
     logits_x, gates = read(x_BT, {}, record=prototypes is not None)
     logits_y, _ = read(y_BT, {}, record=False)

@@ -7,7 +7,7 @@ import re
 from typing import Annotated, Literal
 
 from lm_jax.errors import UsageError, nearest
-from lm_jax.run.settings import Flag, at_least
+from lm_jax.run.settings import READS_FILE, READS_RUN, Flag, at_least
 from lm_jax.study import Settings
 from protot_jax.studies.robustness import meaning
 from protot_jax.training.run_options import folder_beside
@@ -46,14 +46,14 @@ class RobustnessConfig(Settings):
       released_clamp: hold the routing also as the released code does, at the last token alone.
     """
 
-    run: Annotated[tuple[str, ...], Flag(repeated=True, required=True)] = ()
+    run: Annotated[tuple[str, ...], Flag(repeated=True, required=True), READS_RUN] = ()
     run_seed: Annotated[int | None, Flag()] = None
     checkpoint: Annotated[Literal["best", "last"], Flag()] = "best"
-    sentences: Annotated[str, Flag()] = ""
+    sentences: Annotated[str, Flag(), READS_FILE] = ""
     slices: Annotated[tuple[str, ...], Flag()] = ()
     pairs: Annotated[int, Flag(), at_least(1)] = 100
     seed: Annotated[int, Flag(), at_least(0)] = 0
-    wordnet: Annotated[str, Flag()] = ""
+    wordnet: Annotated[str, Flag(), READS_FILE] = ""
     least_similarity: Annotated[float | None, Flag()] = None
     held: Annotated[tuple[str, ...], Flag()] = ()
     released_clamp: Annotated[bool, Flag()] = False

@@ -165,8 +165,9 @@ def read_tasks(config: CircuitConfig, models: Mapping[str, StudyModel]) -> dict[
                 trained_on=trained_on,
                 max_length=longest,
             )
-        if len(task.examples) < 2:
-            raise BadInputError(f"{source}: one example; intervals need two or more prompts")
+        if task.prompt_B.max() == 0:
+            held = "one example" if len(task.examples) == 1 else "one clean prompt"
+            raise BadInputError(f"{source}: {held}; intervals need two or more prompts")
         if config.shown >= len(task.examples):
             raise UsageError(
                 f"config.shown = {config.shown}, and {source} has {len(task.examples)} prompts, "

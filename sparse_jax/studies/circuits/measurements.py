@@ -13,7 +13,8 @@ A row holds one `value`; its other columns say of what:
     ranking     of a curve: signed, absolute, random; `transferred` is that of another task, `own`
                 the task's own at the same size
     scope       of a curve: whether each prompt has a ranking of its own, or the task has one
-    size, draw, prompt, layer, head, query, key
+    size, draw, layer, head, query, key
+    prompt            of the pair of prompts, its number; pairs may share a clean prompt
     writer, reader    of a component edge, as in `ComponentGraph`
 
 Size 0 is the circuit of no component. Columns that do not apply are null.
@@ -26,6 +27,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from sparse_jax.circuits.discover import Curve
 
 _LABELS = (
     *("task", "model", "quantity", "component", "method", "rules", "direction"),
@@ -121,3 +124,11 @@ def head_importance(table: pa.Table, direction: str, **labels: str) -> np.ndarra
         **labels,
     )
     return importance(effects, direction)
+
+
+def read_curve(table: pa.Table, **labels: Any) -> Curve:
+    """The metric of circuits in the rows of one piece; the mean over random draws."""
+    metric, axes = array(table, ["draw", "size", "prompt"], quantity="curve", **labels)
+    metric_KB = metric.mean(0)
+    whole_B, _ = array(table, ["prompt"], quantity="metric", method="clean")
+    return Curve(axes["size"][1:], metric_KB[1:], metric_KB[0], whole_B)

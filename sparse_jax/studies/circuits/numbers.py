@@ -1,18 +1,18 @@
 """Numbers of the circuit study, computed from its rows: rows in, summary out.
 
-Intervals resample prompts (`lm_jax.statistics.cluster_interval`; fewer than five have none). A
+Intervals resample clean prompts, each with all of its pairs (`lm_jax.statistics.cluster_interval`;
+fewer than five have none), so that their `n` counts prompts; `TaskFacts.kept` counts pairs. A
 ratio of two models' sizes resamples their prompts together, because they are the same. Both are
 of one pair of models: no interval covers what another training run would change.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import itertools
 import math
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from scipy import stats
 
 from lm_jax.run import progress
 from lm_jax.statistics import FEWEST_CLUSTERS, Interval, cluster_interval, wilson
@@ -24,6 +24,7 @@ from sparse_jax.studies.circuits.measurements import (
     array,
     head_importance,
     importance,
+    read_curve,
     select,
 )
 from sparse_jax.studies.circuits.results import (
@@ -36,9 +37,9 @@ from sparse_jax.studies.circuits.results import (
     Ratio,
     TaskFacts,
     TaskResult,
-    Transfer,
 )
 from sparse_jax.studies.circuits.settings import CircuitConfig
+from sparse_jax.studies.circuits.transfer import transfer
 
 # Heads that a page names.
 _NAMED = 5
@@ -51,6 +52,7 @@ def summarise(
     tasks: Sequence[TaskFacts],
     table: pa.Table,
     *,
+    prompts: Mapping[str, np.ndarray],
     device: str,
 ) -> CircuitSummary:
     """The summary.
@@ -60,17 +62,18 @@ def summarise(
       models: facts of the models, in the order of their results.
       tasks: prompts of the tasks in numbers, in that order too.
       table: all rows.
+      prompts: number of each pair's clean prompt, from 0, by task (`Task.prompt_B`).
       device: kind of the device that measured.
     """
     results = []
     with progress.track("intervals", len(tasks) * len(models) + 1, unit="results") as advance:
         for task, model in itertools.product(tasks, models):
             own = select(table, task=task.name, model=model.role)
-            results.append(task_result(config, own, task.name, model.role))
+            results.append(task_result(config, own, task.name, model.role, prompts[task.name]))
             advance(note=f"{model.role} on {task.name}")
-        compared = tuple(ratios(config, table, results))
+        compared = tuple(ratios(config, table, results, prompts))
         transfers = tuple(
-            transfer(config, table, model.role, task.rephrases, task.name)
+            transfer(config, table, model.role, task.rephrases, task.name, prompts[task.name])
             for task in tasks
             for model in models
             if task.rephrases is not None and "heads" in config.components
@@ -87,17 +90,21 @@ def summarise(
     )
 
 
-def task_result(config: CircuitConfig, table: pa.Table, task: str, model: str) -> TaskResult:
+def task_result(
+    config: CircuitConfig, table: pa.Table, task: str, model: str, prompt_B: np.ndarray
+) -> TaskResult:
     """Everything about one model on one task, from the rows of that piece."""
     names = {"task": task, "model": model}
     clean_B, _ = array(table, ["prompt"], quantity="metric", method="clean")
     corrupt_B, _ = array(table, ["prompt"], quantity="metric", method="corrupt")
-    accuracy = wilson(int((clean_B > 0).sum()), len(clean_B))
-    change = mean(config, clean_B - corrupt_B)
+    # A prompt is right if it is in all of its pairs, which are not independent.
+    wrong_P = curves.sum_by_prompt((~(clean_B > 0)).astype(int), prompt_B)
+    accuracy = wilson(int((wrong_P == 0).sum()), len(wrong_P))
+    change = mean(config, clean_B - corrupt_B, prompt_B)
     chosen = select(table, quantity="curve")
     kinds = sorted({tuple(row[key] for key in _KEYS) for row in chosen.select(_KEYS).to_pylist()})
     results = tuple(
-        curve_result(config, table, *kind)
+        curve_result(config, table, *kind, prompt_B=prompt_B)
         for kind in kinds
         if kind[2] not in ("transferred", "own")
     )
@@ -105,8 +112,8 @@ def task_result(config: CircuitConfig, table: pa.Table, task: str, model: str) -
         **names,
         accuracy=accuracy,
         solved=accuracy.estimate >= config.accuracy_bar and change.low > 0,
-        clean=mean(config, clean_B),
-        corrupt=mean(config, corrupt_B),
+        clean=mean(config, clean_B, prompt_B),
+        corrupt=mean(config, corrupt_B, prompt_B),
         change=change,
         components={each.component: each.points[-1].size for each in results},
         open={
@@ -115,11 +122,15 @@ def task_result(config: CircuitConfig, table: pa.Table, task: str, model: str) -
         },
         agreements=tuple(agreements(table)),
         curves=results,
-        heads=tuple(strongest_heads(config, table)) if "heads" in config.components else (),
+        heads=tuple(strongest_heads(config, table, prompt_B))
+        if "heads" in config.components
+        else (),
     )
 
 
-def strongest_heads(config: CircuitConfig, table: pa.Table) -> Iterator[HeadEffect]:
+def strongest_heads(
+    config: CircuitConfig, table: pa.Table, prompt_B: np.ndarray
+) -> Iterator[HeadEffect]:
     """The heads whose exact patching changes the mean metric most, of the rows of one piece."""
     importance_LNB = head_importance(table, config.direction)
     run = "clean" if config.direction == "noising" else "corrupt"
@@ -130,23 +141,13 @@ def strongest_heads(config: CircuitConfig, table: pa.Table) -> Iterator[HeadEffe
     mean_LN = effect_LNB.mean(-1)
     for place in np.argsort(-np.abs(mean_LN), axis=None)[:_NAMED]:
         layer, head = map(int, np.unravel_index(place, mean_LN.shape))
-        effect = mean(config, effect_LNB[layer, head])
+        effect = mean(config, effect_LNB[layer, head], prompt_B)
         yield HeadEffect(layer, head, effect, float(metric_B.mean()) + effect.estimate)
 
 
-def mean(config: CircuitConfig, values_B: np.ndarray) -> Interval:
-    """Mean over prompts with its interval."""
-    return cluster_interval(
-        values_B, np.arange(len(values_B)), resamples=config.resamples, seed=config.seed
-    )
-
-
-def read_curve(table: pa.Table, **labels: Any) -> Curve:
-    """The metric of circuits in the rows of one piece; the mean over random draws."""
-    metric, axes = array(table, ["draw", "size", "prompt"], quantity="curve", **labels)
-    metric_KB = metric.mean(0)
-    whole_B, _ = array(table, ["prompt"], quantity="metric", method="clean")
-    return Curve(axes["size"][1:], metric_KB[1:], metric_KB[0], whole_B)
+def mean(config: CircuitConfig, values_B: np.ndarray, prompt_B: np.ndarray) -> Interval:
+    """Mean over pairs with its interval over prompts."""
+    return cluster_interval(values_B, prompt_B, resamples=config.resamples, seed=config.seed)
 
 
 def curve_result(
@@ -156,6 +157,7 @@ def curve_result(
     ablation: str,
     ranking: Literal["signed", "absolute", "random"],
     scope: Literal["prompt", "task"],
+    prompt_B: np.ndarray,
 ) -> CurveResult:
     """Explained effect by size with intervals, crossing, CPR, CMD and area."""
     labels = dict(zip(_KEYS, (component, ablation, ranking, scope), strict=True))
@@ -165,6 +167,7 @@ def curve_result(
         curve.metric_KB,
         curve.empty_B,
         curve.whole_B,
+        prompt_B=prompt_B,
         seed=config.seed,
         resamples=config.resamples,
     )
@@ -179,24 +182,27 @@ def curve_result(
         ranking=ranking,
         scope=scope,
         points=tuple(CurvePoint(size, value, error, *end) for size, value, error, end in points),
-        crossing=crossings(config, [curve]),
+        crossing=crossings(config, [curve], prompt_B),
         cpr=cpr,
         cmd=cmd,
         log_area=curves.log_area(shares, at_shares),
     )
 
 
-def crossings(config: CircuitConfig, measured: Sequence[Curve]) -> Interval | None:
+def crossings(
+    config: CircuitConfig, measured: Sequence[Curve], prompt_B: np.ndarray
+) -> Interval | None:
     """Crossing of one curve, or that of the first over that of the second.
 
     Args:
       config: settings of the study.
       measured: one or two curves on the same prompts.
+      prompt_B: number of each pair's clean prompt.
 
     Returns:
       None where a curve does not reach the fraction, for all prompts or some resample of them.
     """
-    prompts, sizes = len(measured[0].whole_B), measured[0].sizes
+    sizes = measured[0].sizes
     # The interval of a size interpolated in its logarithm could leave the range of sizes.
     within = (sizes[0], sizes[-1]) if len(measured) == 1 else (0.0, math.inf)
     stacked = [np.stack([each.empty_B, each.whole_B, *each.metric_KB], 1) for each in measured]
@@ -212,7 +218,7 @@ def crossings(config: CircuitConfig, measured: Sequence[Curve]) -> Interval | No
 
     result = cluster_interval(
         np.concatenate(stacked, 1),
-        np.arange(prompts),
+        prompt_B,
         statistic,
         resamples=config.resamples,
         # Sizes are above 0, and compared by how many times more one is.
@@ -242,15 +248,11 @@ def agreements(table: pa.Table) -> Iterator[Agreement]:
         )
 
 
-def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
-    """Rank correlation; None where one side does not vary."""
-    if np.ptp(first) == 0 or np.ptp(second) == 0:
-        return None
-    return float(stats.spearmanr(first, second).statistic)
-
-
 def ratios(
-    config: CircuitConfig, table: pa.Table, results: Sequence[TaskResult]
+    config: CircuitConfig,
+    table: pa.Table,
+    results: Sequence[TaskResult],
+    prompts: Mapping[str, np.ndarray],
 ) -> Iterator[Ratio]:
     """Sizes of the dense and of the control model's circuits over those of the others."""
     by_model = {(each.task, each.model): each for each in results}
@@ -271,14 +273,15 @@ def ratios(
                     ]
                     for some in (labels, chance)
                 )
-                why = _no_ratio(config, (other, result), pair, random)
+                prompt_B = prompts[result.task]
+                why = _no_ratio(config, (other, result), pair, random, prompt_B)
                 yield Ratio(
                     task=result.task,
                     **labels,
                     model=result.model,
                     reference=reference,
-                    ratio=None if why else crossings(config, pair),
-                    random=crossings(config, random),
+                    ratio=None if why else crossings(config, pair, prompt_B),
+                    random=crossings(config, random, prompt_B),
                     why=why,
                 )
 
@@ -288,6 +291,7 @@ def _no_ratio(
     results: Sequence[TaskResult],
     measured: Sequence[Curve],
     random: Sequence[Curve],
+    prompt_B: np.ndarray,
 ) -> str:
     """Why no ratio of these curves is claimed; "" where one may be.
 
@@ -296,14 +300,15 @@ def _no_ratio(
       results: results of the two models.
       measured: curves of the models, as `crossings` takes them.
       random: curves of the models with components in random order.
+      prompt_B: number of each pair's clean prompt.
     """
-    prompts = len(measured[0].whole_B)
+    prompts = len(np.unique(prompt_B))
     if prompts < FEWEST_CLUSTERS:
         return f"{prompts} prompts allow no interval, which needs {FEWEST_CLUSTERS}"
     if unsolved := [each.model for each in results if not each.solved]:
         return f"{' and '.join(unsolved)} did not solve the task"
     # Explained effect is a share of this change; one of either sign divides by noise.
-    changes = [mean(config, each.whole_B - each.empty_B) for each in measured]
+    changes = [mean(config, each.whole_B - each.empty_B, prompt_B) for each in measured]
     unchanged = [
         each.model for each, change in zip(results, changes, strict=True) if not change.low > 0
     ]
@@ -312,7 +317,7 @@ def _no_ratio(
             f"ablating all components of {' and '.join(unchanged)} does not reliably lower the "
             "metric (the 95 % interval of m(model) - m(empty) is not above 0)"
         )
-    found = [[crossings(config, [each]) for each in some] for some in (measured, random)]
+    found = [[crossings(config, [each], prompt_B) for each in some] for some in (measured, random)]
     for what, sizes in zip(("the circuit", "random orders"), found, strict=True):
         short = [each.model for each, size in zip(results, sizes, strict=True) if size is None]
         if short:
@@ -332,7 +337,7 @@ def _no_ratio(
     by_chance = [
         each.model
         for each, own, other in zip(results, measured, random, strict=True)
-        if not ((gain := crossings(config, [other, own])) and gain.low > 1)
+        if not ((gain := crossings(config, [other, own], prompt_B)) and gain.low > 1)
     ]
     if by_chance:
         return (
@@ -340,43 +345,6 @@ def _no_ratio(
             "order (the 95 % interval of how many times is not above 1)"
         )
     return ""
-
-
-def transfer(
-    config: CircuitConfig, table: pa.Table, model: str, source: str, task: str
-) -> Transfer:
-    """A circuit of heads on another wording of its task."""
-    there = [select(table, task=name, model=model) for name in (source, task)]
-    first_LN, second_LN = (head_importance(each, config.direction).mean(2) for each in there)
-    labels = {"component": "heads", "ablation": config.ablations[0], "scope": "task"}
-    transferred, own = (
-        read_curve(there[1], **labels, ranking=ranking) for ranking in ("transferred", "own")
-    )
-    size = int(own.sizes[0])
-    orders = [np.argsort(-each, axis=None, kind="stable") for each in (first_LN, second_LN)]
-    kept = [set(order[:size].tolist()) for order in orders]
-    shared = size * size / first_LN.size
-
-    def explained(curve: Curve) -> Interval:
-        return cluster_interval(
-            np.stack([curve.metric_KB[0], curve.empty_B, curve.whole_B], 1),
-            np.arange(len(curve.whole_B)),
-            lambda rows: float(curves.explained(rows[:, :1].T, rows[:, 1], rows[:, 2])[0]),
-            resamples=config.resamples,
-            seed=config.seed,
-        )
-
-    return Transfer(
-        model=model,
-        source=source,
-        task=task,
-        size=size,
-        jaccard=len(kept[0] & kept[1]) / len(kept[0] | kept[1]),
-        jaccard_by_chance=shared / (2 * size - shared),
-        spearman=spearman(first_LN.ravel(), second_LN.ravel()),
-        transferred=explained(transferred),
-        own=explained(own),
-    )
 
 
 def needed(config: CircuitConfig, table: pa.Table) -> int:

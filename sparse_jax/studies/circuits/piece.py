@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 import pyarrow as pa
 
+from lm_jax.run import processes
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import curves, discover, patching
 from sparse_jax.circuits.components import ungrouped
@@ -159,6 +160,7 @@ class Measurement:
 
         tables = [table(kind.effects(direction, places_EX), method="exact")]
         for method, rules in itertools.product(kind.methods, RULES):
+            processes.check_stop(f"before {method} of {kind.name}")
             estimates = kind.estimates(direction, method, rules)
             tables.append(table(estimates[first_E, :, *others], method=method, rules=rules))
         return tables

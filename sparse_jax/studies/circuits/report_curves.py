@@ -7,7 +7,7 @@ from lm_jax.report import Section, Series, section
 from lm_jax.report.markup import number
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
-from sparse_jax.studies.circuits.report_text import COMPONENT, SCOPE, curve
+from sparse_jax.studies.circuits.report_text import COMPONENT, SCOPE, curve, prompt_count
 from sparse_jax.studies.circuits.results import CircuitSummary, TaskResult
 
 _PROSE = Prose("sparse_jax.studies.circuits")
@@ -81,5 +81,5 @@ def chart(
         log_x=True,
         y_range=(min([0.0, *readable]), max([1.0, *readable])),
         h_lines=[(summary.config.fraction, f"{100 * summary.config.fraction:g} %")],
-        n=f"{results[0].clean.n} prompts",
+        n=prompt_count(summary, results[0].task),
     )

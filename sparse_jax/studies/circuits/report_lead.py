@@ -15,6 +15,7 @@ from sparse_jax.studies.circuits.report_text import (
     format_count,
     format_random,
     format_size,
+    prompt_count,
     unsolved,
 )
 from sparse_jax.studies.circuits.results import CircuitSummary, Ranking, Ratio
@@ -92,7 +93,6 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
             parts.append(f"{task}: {counts}; {of}")
     what = f"{COMPONENT[component].capitalize()} that explain {explained} of a prompt's metric"
     reasons = [text for task in tasks for text in unsolved(summary, task)]
-    prompts = {task: results[task, roles[0]].clean.n for task in tasks}
     fewer = ", and how many times fewer the sparse model needs" if references else ""
     of_tasks = (each for task in tasks for each in summary.results if each.task == task)
     named = [text for each in of_tasks if (text := answer(summary, each))]
@@ -108,7 +108,7 @@ def lead(summary: CircuitSummary, tasks: Sequence[str]) -> list[Markup]:
             list(itertools.starmap(row, itertools.product(tasks, config.components, _RANKINGS))),
             caption=f"Components that explain {explained} of a prompt's metric, each prompt ranked "
             f"by itself{fewer}. 95\u00a0% intervals over prompts, of one pair of models.",
-            n=", ".join(f"{n} prompts of {task}" for task, n in prompts.items()),
+            n=", ".join(f"{prompt_count(summary, task)} of {task}" for task in tasks),
         ),
     ]
 

@@ -104,6 +104,13 @@ def format_size(interval: Interval | None) -> str:
     return interval_text(interval, count_spec(interval.estimate) if interval else "")
 
 
+def prompt_count(summary: CircuitSummary, task: str) -> str:
+    """What a task's intervals rest on: prompts, and pairs where some share their clean prompt."""
+    prompts = next(each.clean.n for each in summary.results if each.task == task)
+    pairs = next((each.kept for each in summary.tasks if each.name == task), prompts)
+    return f"{prompts} prompts" + (f" ({pairs} pairs)" if pairs != prompts else "")
+
+
 def unsolved(summary: CircuitSummary, task: str) -> Iterator[str]:
     """A sentence for each model that does not solve the task."""
     for each in summary.results:
@@ -119,7 +126,7 @@ def unsolved(summary: CircuitSummary, task: str) -> Iterator[str]:
 def _task_findings(summary: CircuitSummary, task: str) -> Iterator[str]:
     config = summary.config
     results = [each for each in summary.results if each.task == task]
-    n = results[0].clean.n
+    n = prompt_count(summary, task)
     yield from filter(None, (answer(summary, each) for each in results))
     yield from unsolved(summary, task)
     for component in config.components:
@@ -141,7 +148,7 @@ def _task_findings(summary: CircuitSummary, task: str) -> Iterator[str]:
             )
         yield (
             f"{task}, {COMPONENT[component]} that explain {100 * config.fraction:g} % of a "
-            f"prompt's metric, n = {n} prompts: {'; '.join(parts)}."
+            f"prompt's metric, n = {n}: {'; '.join(parts)}."
         )
         ratios = [
             each

@@ -51,7 +51,7 @@ class TaskFacts:
       metric: name in `sparse_jax.circuits.metrics.METRICS`.
       seed: seed of the generator; null for a file.
       drawn: examples tried.
-      kept: examples used.
+      kept: examples used, which are pairs of prompts; a user's file may repeat a clean prompt.
       dropped: number of the others, by reason.
       sha256: digest of the examples.
       shortest, longest: tokens of a prompt.
@@ -162,7 +162,7 @@ class TaskResult:
     """One model on one task.
 
     Attributes:
-      accuracy: share of clean prompts with a positive metric.
+      accuracy: share of clean prompts with a positive metric, in all of their pairs.
       solved: whether that reaches `config.accuracy_bar`, and `change` is above 0 with its interval:
         a model that answers corrupt prompts alike does not read what the task asks for.
       clean, corrupt: mean metric.

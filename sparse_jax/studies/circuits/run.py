@@ -101,6 +101,7 @@ def measure(config: CircuitConfig, work: Work) -> CircuitSummary:
         tuple(model.facts for model in models.values()),
         tuple(task_facts(name, task, rephrased.get(name)) for name, task in tasks.items()),
         table,
+        prompts={name: task.prompt_B for name, task in tasks.items()},
         device=jax.devices()[0].device_kind,
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from lm_jax.assets import published
 from lm_jax.errors import nearest
 from lm_jax.report import slug
-from lm_jax.run.settings import Flag, Shortcut, at_least, between, names
+from lm_jax.run.settings import READS_MODEL, Flag, Reads, Shortcut, at_least, between, names
 from lm_jax.study import Settings
 from sparse_jax.circuits.ablation import EDGE_ABLATIONS, Ablation
 from sparse_jax.circuits.generators import GENERATORS
@@ -81,10 +81,10 @@ class CircuitConfig(Settings):
         )
     }
 
-    dense: Annotated[str, Flag()] = "smollm2"
-    control: Annotated[str, Flag()] = ""
-    sparse: Annotated[str, Flag()] = ""
-    tasks: Annotated[tuple[str, ...], Flag("task")] = ("ioi",)
+    dense: Annotated[str, Flag(), READS_MODEL] = "smollm2"
+    control: Annotated[str, Flag(), READS_MODEL] = ""
+    sparse: Annotated[str, Flag(), READS_MODEL] = ""
+    tasks: Annotated[tuple[str, ...], Flag("task"), Reads("file", suffix=".jsonl")] = ("ioi",)
     rephrased: str = "auto"
     metric: str = ""
     count: Annotated[int, at_least(2)] = 20

@@ -6,7 +6,7 @@ import math
 from typing import Annotated
 
 from lm_jax.errors import UsageError
-from lm_jax.run.settings import Bound, Flag, at_least, between
+from lm_jax.run.settings import READS_FILE, READS_MODEL, Bound, Flag, Reads, at_least, between
 from lm_jax.study import Settings
 from lm_jax.text.preparation import CorpusConfig
 
@@ -17,6 +17,10 @@ _THRESHOLD = Bound("above 0 and at most 1", lambda share: 0 < share <= 1)
 
 def _are_finite(factors: Collection[float]) -> bool:
     return bool(factors) and all(map(math.isfinite, factors))
+
+
+# Prompts that come with the package are no files.
+_READS_PROMPTS = Reads("file", {"findings": (), "rephrasings": ()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,15 +77,15 @@ class GraphConfig(Settings):
       seed: random seed of the bootstrap samples.
     """
 
-    model: Annotated[str, Flag()] = ""
+    model: Annotated[str, Flag(), READS_MODEL] = ""
     transcoder: Annotated[str, Flag()] = ""
-    dense: Annotated[str, Flag()] = ""
+    dense: Annotated[str, Flag(), READS_MODEL] = ""
     dense_transcoder: Annotated[str, Flag()] = ""
-    sparse: Annotated[str, Flag()] = ""
+    sparse: Annotated[str, Flag(), READS_MODEL] = ""
     sparse_transcoder: Annotated[str, Flag()] = ""
     neurons: Annotated[bool, Flag()] = False
     prompts: Annotated[tuple[str, ...], Flag("prompt", repeated=True)] = ()
-    prompt_file: Annotated[str, Flag("prompts")] = ""
+    prompt_file: Annotated[str, Flag("prompts"), _READS_PROMPTS] = ""
     targets: Annotated[tuple[str, ...], Flag("target", repeated=True)] = ()
     max_features: Annotated[int, at_least(0)] = 0
     node_threshold: Annotated[float, _THRESHOLD] = 0.8
@@ -99,9 +103,9 @@ class GraphConfig(Settings):
     )
     context: Annotated[int, at_least(1)] = 64
     examples: Annotated[int, at_least(1)] = 10
-    labels: Annotated[str, Flag()] = ""
-    dense_labels: Annotated[str, Flag()] = ""
-    sparse_labels: Annotated[str, Flag()] = ""
+    labels: Annotated[str, Flag(), READS_FILE] = ""
+    dense_labels: Annotated[str, Flag(), READS_FILE] = ""
+    sparse_labels: Annotated[str, Flag(), READS_FILE] = ""
     judge: Annotated[str, Flag()] = "null"
     unknown_origin: Annotated[bool, Flag()] = False
     skip_start: Annotated[

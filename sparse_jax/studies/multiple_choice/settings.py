@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from lm_jax.evaluate import multiple_choice
 from lm_jax.evaluate.multiple_choice import TASKS
-from lm_jax.run.settings import at_least
+from lm_jax.run.settings import READS_MODEL, Reads, at_least
 from lm_jax.study import Settings
 
 # What the dense model is called in results.
@@ -29,10 +29,10 @@ class MultipleChoiceConfig(Settings):
       dtype: dtype of the weights and of the computation.
     """
 
-    dense: str = "smollm2"
-    controls: tuple[str, ...] = ()
-    sparse: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = tuple(TASKS)
+    dense: Annotated[str, READS_MODEL] = "smollm2"
+    controls: Annotated[tuple[str, ...], READS_MODEL] = ()
+    sparse: Annotated[tuple[str, ...], READS_MODEL] = ()
+    tasks: Annotated[tuple[str, ...], Reads("name", dict.fromkeys(TASKS, ("mc",)))] = tuple(TASKS)
     truthfulqa: str = ""
     limit: Annotated[int, at_least(0)] = 500
     batch_tokens: Annotated[int, at_least(1)] = 1024

@@ -18,6 +18,7 @@ from lm_jax.run.settings import (
     between,
 )
 from lm_jax.study import Distributed, Training
+from lm_jax.text.preparation import READS_CORPUS
 from lm_jax.train.config import Plateau, TrainConfig, train_config
 from sparse_jax.circuits.generators import GENERATORS
 from sparse_jax.studies.posttrain.settings import OVER_CONTROL, PosttrainConfig
@@ -54,7 +55,7 @@ class TextConfig(Settings):
 
     where: ClassVar[str] = "config.text."
 
-    source: str = "wiki"
+    source: Annotated[str, READS_CORPUS] = "wiki"
     documents: NonNegativeInt = 0
     posttrain_share: Annotated[float, between(0, 1)] = 0.5
     validation_share: Annotated[float, between(0, 1)] = 0.02

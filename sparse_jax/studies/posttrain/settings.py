@@ -10,6 +10,8 @@ import numpy as np
 from lm_jax.errors import out_of_range
 from lm_jax.model.lora import LoraConfig
 from lm_jax.run.settings import (
+    READ_AT_ONCE,
+    READS_MODEL,
     SEED,
     Bound,
     Finite,
@@ -88,11 +90,11 @@ class PosttrainConfig(StepFields, Training, Distributed):
         carry much weight (`patterns.legible`).
     """
 
-    model: str = "smollm2"
+    model: Annotated[str, READS_MODEL] = "smollm2"
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0))
     )
-    context: PositiveInt = 64
+    context: Annotated[PositiveInt, READ_AT_ONCE] = 64
     validation_documents: PositiveInt = 200
     slacks: Annotated[tuple[float, ...], _SLACKS] = (0.05,)
     slack_over: Literal["dense", "control"] = "dense"

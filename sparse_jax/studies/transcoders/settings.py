@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from lm_jax.errors import out_of_range
 from lm_jax.run.settings import (
+    READ_AT_ONCE,
+    READS_MODEL,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -59,11 +61,11 @@ class TranscoderTraining(StepFields, Training, Distributed):
       mesh: sizes of the axes data, fsdp, tensor; one may be -1. Features are split over tensor.
     """
 
-    model: str = ""
+    model: Annotated[str, READS_MODEL] = ""
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0))
     )
-    context: PositiveInt = 64
+    context: Annotated[PositiveInt, READ_AT_ONCE] = 64
     validation_documents: PositiveInt = 200
     features: PositiveInt = 2_048
     kind: Kind = "jumprelu"

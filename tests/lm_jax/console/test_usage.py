@@ -62,3 +62,22 @@ def test_the_meanings_are_those_of_the_attributes_and_of_sections():
         "inner": "the section.",
         "inner.size": "how large it is, in bytes: all of it.",
     }
+
+
+DOC = """Makes a thing.
+
+    iaj make thing --of=wood \\
+        --workdir=runs/thing
+    iaj make thing --of=stone
+
+It is made.
+"""
+
+
+def test_missing_flags_are_named_together_with_an_example():
+    one, two = {"of": "the wood"}, {"of": "the wood", "by": "the maker", "workdir": "the place"}
+    assert usage.missing_text(one, None) == "--of is missing; name the wood"
+    assert usage.missing_text(two, DOC) == (
+        "--of, --by and --workdir are missing; name the wood, and the maker, and the place; for "
+        "example: iaj make thing --of=wood --workdir=runs/thing"
+    )

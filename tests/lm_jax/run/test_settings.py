@@ -70,3 +70,24 @@ def test_a_config_is_read_with_the_same_bounds():
     for tree in ({"count": 0}, {"inner": {"share": 2.0}}):
         with pytest.raises(UsageError, match="must be"):
             from_plain(tree, Outer)
+
+
+@pytest.mark.parametrize("value", [None, "three", (3,)])
+def test_a_value_of_another_type_is_refused_in_words(value):
+    with pytest.raises(UsageError, match=r"config.count = .* must be at least 1"):
+        Outer(count=value)
+
+
+def test_none_is_a_value_of_fields_that_may_be_none_alone():
+    @dataclasses.dataclass(frozen=True)
+    class Optional(Settings):
+        most: Annotated[int | None, at_least(1)] = None
+        least: Annotated[int, at_least(1)] = 1
+
+        def problems(self):
+            return [] if self.most is None or self.least <= self.most else ["least > most"]
+
+    assert Optional().most is None and Optional(2).most == 2
+    # Fields taken together are not compared with None.
+    with pytest.raises(UsageError, match=r"^config.least = None must be at least 1$"):
+        Optional(2, None)

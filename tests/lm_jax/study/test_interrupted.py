@@ -5,8 +5,9 @@ import dataclasses
 import pyarrow as pa
 import pytest
 
-from lm_jax.errors import BadInputError, UsageError
+from lm_jax.errors import BadInputError, StoppedError, UsageError
 from lm_jax.report import Report
+from lm_jax.run import processes, stop
 from lm_jax.run.finished import NO_INPUTS, is_finished
 from lm_jax.study import Settings, Study, Training, frame
 
@@ -140,3 +141,29 @@ def test_an_input_that_a_later_start_did_not_see_is_compared_all_the_same(tmp_pa
             frame.execute(toy(killed, inputs=inputs), Config(), tmp_path)
     with pytest.raises(BadInputError, match="text: content b, not c"):
         frame.execute(toy(size, inputs=given | {"text": "c"}), Config(), tmp_path)
+
+
+def test_a_stop_within_a_unit_ends_it_after_the_call_under_way_and_keeps_those_before(tmp_path):
+    calls = []
+
+    def slow(config, work):
+        def measure(unit):
+            values = []
+            for call in range(100):
+                processes.check_stop("between two calls")
+                calls.append((unit, call))
+                values.append(str(unit))
+                if calls == [*((0, k) for k in range(100)), *((1, k) for k in range(7))]:
+                    stop.request()
+            return {"value": values}
+
+        table = work.units("rows", SCHEMA, {(0,): 0, (1,): 1}, measure)
+        return Summary(tuple(table["value"].to_pylist()))
+
+    with pytest.raises(StoppedError, match="between two calls; run the same command again"):
+        frame.execute(toy(slow), Config(), tmp_path)
+    assert len(calls) == 107 and not is_finished(tmp_path)
+    stop._stop.clear()
+    assert frame.execute(toy(slow), Config(), tmp_path).found == ("0",) * 100 + ("1",) * 100
+    # The first unit was on disk.
+    assert calls[107:] == [(1, k) for k in range(100)]

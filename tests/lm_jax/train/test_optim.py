@@ -177,3 +177,9 @@ def test_the_second_moment_never_falls_without_master_weights():
 
     assert second_moment("float32") == pytest.approx(1e-3 * 0.999**100, rel=1e-4)
     assert second_moment("bfloat16") == rounded(1e-3)
+
+
+def test_no_schedule_is_no_name_of_one():
+    """Files refused it, and Python took it for a constant one."""
+    with pytest.raises(UsageError, match=r"schedule = None must be one of cosine, constant, lin"):
+        TrainConfig(steps=10, learning_rate=1e-3, schedule=None)

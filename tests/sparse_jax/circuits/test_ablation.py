@@ -150,3 +150,21 @@ def test_contributions_are_weighted_values_of_the_group():
     oracle.assert_equal((sums, products), exact)
     rounding.assert_within(jax.jit(run)(own, jnp.asarray(g)), exact)
     assert isinstance(own, patching.Activations)
+
+
+def test_a_pair_is_not_resampled_from_another_pair_of_its_own_prompt():
+    """Each takes the first pair of another prompt, and all pairs of a prompt the same."""
+    prompt_B, z = np.array([0, 1, 0]), np.asarray(drawn(0).z_LBTNH)
+    for seed in range(5):
+        found = values("resample", key=jax.random.key(seed), prompt_B=prompt_B)
+        for b, first in enumerate([1, 0, 1]):
+            place_T = np.minimum(np.arange(T), LENGTHS[first] - 1)
+            np.testing.assert_array_equal(found[:, b], z[:, first, place_T])
+    with pytest.raises(UsageError, match="two prompts or more"):
+        values("resample", key=jax.random.key(0), prompt_B=np.zeros(3, int))
+
+
+def test_prompts_that_nothing_shares_are_resampled_as_without_their_numbers():
+    key = jax.random.key(3)
+    numbered = values("resample", key=key, prompt_B=np.arange(B))
+    assert numbered.tobytes() == values("resample", key=key).tobytes()

@@ -189,11 +189,11 @@ def test_other_prompts_and_weights_compile_nothing_more(batch):
     edges = some_edges(ComponentGraph.of(model.cfg))
     other = dataclasses.replace(batch, clean_BT=batch.corrupt_BT, corrupt_BT=batch.clean_BT)
     first = components.component_effects(model, batch, edges, at_once=5)
-    size = components._component_effects._cache_size()
+    size = components._patch_edges._cache_size()
     second = components.component_effects(
         model, other, edges[::-1], direction="denoising", at_once=5
     )
-    assert components._component_effects._cache_size() == size
+    assert components._patch_edges._cache_size() == size
     # The same runs in the other order.
     np.testing.assert_array_equal(first, second[::-1])
 

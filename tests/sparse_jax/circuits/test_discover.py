@@ -52,7 +52,8 @@ def test_circuits_are_run_in_batches_of_one_program(count, at_once):
         traced.append(x)
         return 2 * x
 
-    result = map_in_batches(function, jnp.arange(count), at_once)
+    program = jax.jit(jax.vmap(function))
+    result = map_in_batches(program, jnp.arange(count), at_once)
     assert result.tolist() == list(range(0, 2 * count, 2)) and len(traced) == 1
 
 
@@ -177,3 +178,22 @@ def test_one_planted_head_explains_everything(model, batch):
     T = edges.shape[-1]
     curve = discover.edge_curve(planted, batch, ranks, "counterfactual", sizes=[T * (T + 1) // 2])
     assert_explains_everything(curve, whole)
+
+
+def test_circuits_of_repeated_prompts_are_resampled_from_other_prompts(model, batch):
+    """Of two prompts, one of which has two pairs: each takes the other, whatever the key."""
+    one, other = batch.clean_BT[:1], batch.clean_BT[1:2]
+    again = dataclasses.replace(
+        batch,
+        clean_BT=jnp.concatenate([one, one, other]),
+        valid_BT=jnp.ones_like(batch.valid_BT),
+    )
+    assert again.prompt_B.tolist() == [0, 0, 1]
+    ranks = discover.ranks(np.ones((2, 3, 4)))
+    curves_of = [
+        discover.head_curve(model, again, ranks, "resample", sizes=[1], key=jax.random.key(seed))
+        for seed in range(4)
+    ]
+    first, *others = (curve.empty_B for curve in curves_of)
+    for empty_B in others:
+        np.testing.assert_array_equal(empty_B, first)

@@ -11,6 +11,7 @@ import pytest
 from lm_jax.errors import BadInputError, UsageError
 from sparse_jax.circuits.ablation import ablated_values
 from sparse_jax.circuits.generators import GENERATORS, Example
+from sparse_jax.circuits.runs import Batch
 from sparse_jax.circuits.tasks import check_disjoint, load_task, make_task
 from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer, year_tokenizer
 
@@ -277,9 +278,34 @@ def test_a_faulty_line_is_refused_with_its_number(tmp_path, change, message):
 
 def test_faulty_files_are_refused(tmp_path):
     tokenizer = word_tokenizer()
-    with pytest.raises(BadInputError, match=r"mine.jsonl:2: the clean prompt is that of line 1"):
+    with pytest.raises(BadInputError, match=r"mine.jsonl:2: both prompts are those of line 1"):
         load_task(written(tmp_path, ROW, ROW), tokenizer)
     with pytest.raises(BadInputError, match="no examples; write one"):
         load_task(written(tmp_path), tokenizer)
     with pytest.raises(BadInputError, match=r"give a readable .jsonl file"):
         load_task(tmp_path / "none.jsonl", tokenizer)
+
+
+def test_a_clean_prompt_comes_again_with_another_corruption(tmp_path):
+    """Its pairs have one number, which generated prompts never share."""
+    again = ROW | {"corrupt": ROW["corrupt"].replace("Anna", "Laura")}
+    task = load_task(written(tmp_path, ROW, OTHER, again), word_tokenizer())
+    assert task.prompt_B.tolist() == Batch.of(task).prompt_B.tolist() == [0, 1, 0]
+    made = make_task("ioi", word_tokenizer(), count=7, seed=0)
+    assert made.prompt_B.tolist() == Batch.of(made).prompt_B.tolist() == list(range(7))
+
+
+def test_every_refused_line_is_named_with_its_reason(tmp_path):
+    long = OTHER | {"answers": [" Mary Anna"]}
+    with pytest.raises(BadInputError) as caught:
+        load_task(
+            written(tmp_path, ROW, long, OTHER | {"corrupt": OTHER["clean"]}), word_tokenizer()
+        )
+    assert re.search(
+        r"mine\.jsonl: 2 lines are refused; line 2: a continuation is more than one token; "
+        r"' Mary Anna' has 2; .*; line 3: clean and corrupt prompts are the same tokens; ",
+        str(caught.value),
+    )
+    rows = [OTHER | {"answers": [" Mary Anna"], "corrupt": f"{n}"} for n in range(7)]
+    with pytest.raises(BadInputError, match=r": 7 lines are refused; line 1: .*; and 2 more$"):
+        load_task(written(tmp_path, *rows), word_tokenizer())

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import lm_jax
+from lm_jax.errors import StoppedError
+from lm_jax.run import processes
 from protot_jax.analysis.token_ids import open_ids
 from protot_jax.mixers import edits
 from protot_jax.studies.robustness import align, arithmetic_geometric, jensen_shannon, measure
@@ -149,3 +151,16 @@ def test_a_model_without_prototypes_has_no_held_columns():
     found = measured(small_models.attention(), PAIRS)
     assert all(math.isnan(value) for value in found["js_clamped"] + found["js_control"])
     assert found["js"][0] > 0 and found["js"][3] == 0
+
+
+def test_a_stop_ends_a_batch_before_its_next_run_of_the_model(model, monkeypatch):
+    looks = []
+
+    def look(where):
+        looks.append(where)
+        if len(looks) == 2:
+            raise StoppedError(where)
+
+    monkeypatch.setattr(processes, "check_stop", look)
+    with pytest.raises(StoppedError, match="between two runs of the model"):
+        measured(model, PAIRS)

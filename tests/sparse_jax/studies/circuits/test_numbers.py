@@ -53,13 +53,15 @@ def piece(model, change_B=STEADY_B, corrupt=-1.0, **shares):
     ]
 
 
-def ratio(*pieces):
+def ratio(*pieces, prompt_B=None):
     table = pa.concat_tables([part for each in pieces for part in each])
+    if prompt_B is None:
+        prompt_B = np.unique(table["prompt"].drop_null())
     results = [
-        numbers.task_result(CONFIG, numbers.select(table, model=model), "ioi", model)
+        numbers.task_result(CONFIG, numbers.select(table, model=model), "ioi", model, prompt_B)
         for model in ("dense", "sparse")
     ]
-    (result,) = numbers.ratios(CONFIG, table, results)
+    (result,) = numbers.ratios(CONFIG, table, results, {"ioi": prompt_B})
     return result
 
 
@@ -132,5 +134,35 @@ def test_the_interval_of_a_size_stays_among_the_sizes():
     many = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.80, 1.0])[:, None] + 0.09 * (PROMPTS % 2)
     whole_B, empty_B = np.ones(len(PROMPTS)), np.zeros(len(PROMPTS))
     for f_KB, least, most in ((few, 1, 2), (many, 8, 16)):
-        size = numbers.crossings(CONFIG, [Curve(SIZES[1:], f_KB[1:], empty_B, whole_B)])
+        size = numbers.crossings(CONFIG, [Curve(SIZES[1:], f_KB[1:], empty_B, whole_B)], PROMPTS)
         assert least <= size.low <= size.estimate <= size.high <= most
+
+
+def test_pairs_that_repeat_a_prompt_add_nothing_to_an_interval():
+    """All pairs three times over: the estimates and intervals are those of the prompts alone."""
+
+    def three(**given):
+        return {name: np.concatenate([each] * 3, -1) for name, each in given.items()}
+
+    signed = SHARES["dense"]["signed"][:, None] + NOISE_KB / 10
+    alone = ratio(piece("dense", signed=signed), piece("sparse"))
+    repeated = ratio(
+        piece("dense", **three(change_B=STEADY_B, signed=signed)),
+        piece("sparse", **three(change_B=STEADY_B)),
+        prompt_B=np.concatenate([PROMPTS] * 3),
+    )
+    assert repeated.ratio.n == alone.ratio.n == len(PROMPTS)
+    for one in ("estimate", "low", "high"):
+        assert getattr(repeated.ratio, one) == pytest.approx(getattr(alone.ratio, one), rel=1e-12)
+    assert alone.ratio.low < alone.ratio.estimate
+
+
+def test_a_prompt_is_right_if_it_is_in_all_of_its_pairs():
+    clean_B = np.array([2.0, 2.0, -1.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    prompt_B = np.array([0, 0, 1, 1, 2, 3, 4, 5])
+    names = {"quantity": "metric", "method": "clean", "task": "ioi", "model": "dense"}
+    table = pa.concat_tables([rows(clean_B, {"prompt": PROMPTS}, **names), *piece("dense")[1:]])
+    result = numbers.task_result(CONFIG, table, "ioi", "dense", prompt_B)
+    assert (result.accuracy.estimate, result.accuracy.n) == (5 / 6, 6)
+    # The mean is over pairs, and its interval over prompts.
+    assert (result.clean.estimate, result.clean.n) == (clean_B.mean(), 6)

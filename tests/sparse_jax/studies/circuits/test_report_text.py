@@ -9,6 +9,7 @@ from sparse_jax.studies.circuits.report_text import (
     format_count,
     format_size,
     left_out,
+    prompt_count,
     ratio_sentences,
 )
 from sparse_jax.studies.circuits.results import Ratio
@@ -87,3 +88,13 @@ def test_rankings_without_a_ratio_are_named_with_the_reason():
 def test_an_estimate_of_too_few_prompts_has_no_interval():
     few = Interval(2.5, -math.inf, math.inf, 4)
     assert format_size(few) == "2.50 (n = 4: no interval)"
+
+
+def test_prompts_are_counted_beside_their_pairs_where_some_share_one():
+    def counted(pairs):
+        results = [types.SimpleNamespace(task="mine", clean=Interval(1.0, 0.5, 1.5, 6))]
+        tasks = [types.SimpleNamespace(name="mine", kept=pairs)]
+        return prompt_count(types.SimpleNamespace(results=results, tasks=tasks), "mine")
+
+    assert counted(6) == "6 prompts"
+    assert counted(9) == "6 prompts (9 pairs)"

@@ -23,7 +23,7 @@ def result(clean_B, corrupt_B):
             rows(np.full(PROMPTS, 4.0), at, quantity="open", component="heads", **labels),
         ]
     )
-    return task_result(CONFIG, table, "copy", "dense")
+    return task_result(CONFIG, table, "copy", "dense", np.arange(PROMPTS))
 
 
 @pytest.mark.parametrize(
