@@ -119,7 +119,12 @@ class FirstHour:
     def graph(self) -> str:
         """The features that cause the next token of a prompt."""
         said = self.iaj(
-            *("sparse", "graph", "--model=pair_192_control", "--transcoder=pair_192_transcoder"),
+            *(
+                "sparse",
+                "graph",
+                "--model=pair_192_control",
+                "--transcoder=pair_192_control_transcoder",
+            ),
             *("--prompt=Then, Anna and Paul went to the park. Paul gave a book to",),
             "--workdir=graph",
         )

@@ -30,7 +30,7 @@ def notebook(source: Path, repository: str, branch: str, install: str) -> Any:
       branch: branch of the repository.
       install: what pip installs: a name, a version, or the address of a wheel.
     """
-    result = jupytext.read(source, fmt="py:percent")
+    result: Any = jupytext.read(source, fmt="py:percent")
     page = f"{_COLAB}/github/{repository}/blob/{branch}/notebooks/{source.stem}.ipynb"
     badge = f"[![Open in Colab]({_COLAB}/assets/colab-badge.svg)]({page})"
     lines = [f"%pip install --quiet '{install}'"]
