@@ -116,20 +116,21 @@ def _assets_of(field: Mapping[str, Any], value: str) -> Sequence[str] | None:
 
 def _check_place(kind: str, flag: str, value: str, *, download: bool) -> None:
     # A published model, or a part of one, is found by the study.
-    named = value.partition("/")[0] in published.entries()
+    named = value.partition("/")[0] in published.names()
     if kind == "name" or named or Path(value).expanduser().exists():
         return
     if kind == "run":
         raise BadInputError(
             f"--{flag}={value}: there is no such folder; name that of a pretraining run, or a "
-            f"published model{nearest(value, published.entries())}"
+            f"published model{nearest(value, published.names())}"
         )
     if kind == "file":
         raise BadInputError(f"--{flag}={value}: there is no such file; check the path")
     if not download and not _in_hub_cache(value):
         raise BadInputError(
             f"--{flag}={value}: there is no such folder or .gguf file, no model of that name in "
-            f"the hub's cache, and none in the manifest{nearest(value, assets.models())}"
+            f"the hub's cache, and none in the manifest"
+            f"{nearest(value, [*assets.models(), *published.names()])}"
         )
 
 

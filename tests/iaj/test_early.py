@@ -6,6 +6,7 @@ import pytest
 
 from iaj import __main__ as front
 from iaj import commands, early
+from lm_jax.assets import published
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run.user_cache import CACHE_VARIABLE
 from sparse_jax.studies.graphs import prompts
@@ -41,6 +42,7 @@ def test_all_missing_assets_are_named_at_once(tmp_path):
     [
         (["--dense=runs/none"], "--dense=runs/none: there is no such folder or .gguf file"),
         (["--dense", "smolm2"], "did you mean 'smollm2'"),
+        (["--dense", "pair_192_dens"], "did you mean 'pair_192_dense'"),
         (["--dense=OWN", "--sparse=none"], "--sparse=none: there is no such folder"),
         (["--dense=OWN", "--task=ioi,mine.jsonl"], "--task=mine.jsonl: there is no such file"),
         (["--dense=smollm2"], "asset smollm2 is not in the cache; run: iaj fetch smollm2"),
@@ -58,6 +60,11 @@ def test_nothing_is_said_of_what_the_command_line_does_not_decide(tmp_path):
     early.check(CIRCUITS, ["--config=mine.py"])
     early.check(CIRCUITS, ["--pair=models/pair_small"])
     early.check(CIRCUITS, ["--dense=org/name", "--download"])
+
+
+@pytest.mark.parametrize("name", published.names())
+def test_names_of_published_models_and_of_their_parts_are_left_to_the_study(name):
+    early.check(CIRCUITS, [f"--dense={name}", "--task=copy"])
     early.check(("sparse", "posttrain"), ["--config.model=x/y", "--download", "--config=a.py"])
     early.check(("quickstart",), [])
     early.check(("protot", "concepts"), ["--run=protot_small"])
