@@ -60,11 +60,6 @@ def test_nothing_is_said_of_what_the_command_line_does_not_decide(tmp_path):
     early.check(CIRCUITS, ["--config=mine.py"])
     early.check(CIRCUITS, ["--pair=models/pair_small"])
     early.check(CIRCUITS, ["--dense=org/name", "--download"])
-
-
-@pytest.mark.parametrize("name", published.names())
-def test_names_of_published_models_and_of_their_parts_are_left_to_the_study(name):
-    early.check(CIRCUITS, [f"--dense={name}", "--task=copy"])
     early.check(("sparse", "posttrain"), ["--config.model=x/y", "--download", "--config=a.py"])
     early.check(("quickstart",), [])
     early.check(("protot", "concepts"), ["--run=protot_small"])
@@ -73,6 +68,11 @@ def test_names_of_published_models_and_of_their_parts_are_left_to_the_study(name
     for name in (prompts.FINDINGS, prompts.REPHRASINGS):
         with pytest.raises(BadInputError, match="asset wiki is not"):
             early.check(("sparse", "graph"), [f"--model={own}", f"--prompts={name}"])
+
+
+@pytest.mark.parametrize("name", published.names())
+def test_names_of_published_models_and_of_their_parts_are_left_to_the_study(name):
+    early.check(CIRCUITS, [f"--dense={name}", "--task=copy"])
 
 
 def test_a_run_that_has_begun_is_left_to_its_study(tmp_path):
