@@ -23,7 +23,7 @@ FAMILIES = {
 }
 # Standard deviation of the scores of a head that spreads least.
 SPREAD = 2.0
-OUTPUT = 8.0
+OUTPUT = 2.0
 
 
 @functools.partial(jax.jit, static_argnames="cfg")
@@ -60,17 +60,16 @@ def spread_model(family):
 
 
 def smollm2_batches(folder):
-    """SmolLM2, two batches of training text of its recipe, and held-out windows as one batch."""
+    """SmolLM2, and batches of the training text of its recipe and of held-out text."""
     base = lm_jax.load_pretrained("smollm2")
-    text = CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=60_000)
+    text = CorpusConfig("wiki", "document", splits=(0.9, 0.1, 0.0), max_tokens=60_000)
     prepared = prepare_corpus(folder / "data", text, tokenizer=base.tokenizer)
 
-    def windows(split):
+    def windows(split, count):
         examples = Examples(
             prepared, split, context=64, mode="window", vocab_size=base.cfg.vocab_size
         )
-        drawn = Batches(examples, seed=0, batch_size=16)
-        return [ignore_index_batch(jnp.asarray(drawn.at(k)["tokens"])) for k in range(2)]
+        drawn = Batches(examples, seed=0, batch_size=count).at(0)
+        return ignore_index_batch(jnp.asarray(drawn["tokens"]))
 
-    (held_out, _), calibration = windows("validation"), windows("train")
-    return base, calibration, held_out
+    return base, windows("train", 32), windows("validation", 24)

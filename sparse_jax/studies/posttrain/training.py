@@ -46,8 +46,8 @@ from sparse_jax.studies.posttrain.task import (
 # Bias of a gate logit with which every gate is open, whatever the noise, and has no gradient.
 _ALWAYS_OPEN = 1e6
 START = "start.json"
-# Training batches whose scores decide with which biases gates start open.
-_CALIBRATION_BATCHES = 2
+# The least number of training windows whose scores decide with which biases gates start open.
+_CALIBRATION_WINDOWS = 32
 
 
 def objective_of(task: Task, target: float, reference: tuple[float, ...] = ()) -> Sparsifying:
@@ -104,12 +104,12 @@ def measure_start(task: Task, folder: Path, objective: Sparsifying, seed: int) -
     )
     bias = None
     if config.open_at_start:
-        text = (task.batches(seed).at(k)["tokens"] for k in range(_CALIBRATION_BATCHES))
-        batches = [ignore_index_batch(sharding.shard_batch(task.mesh, each)) for each in text]
+        count = -(-_CALIBRATION_WINDOWS // config.batch_size)
+        tokens_BS = np.concatenate([task.batches(seed).at(k)["tokens"] for k in range(count)])
         bias_LN = open_biases(
             cfg,
             task.base.params,
-            batches,
+            ignore_index_batch(sharding.shard_batch(task.mesh, tokens_BS)),
             config.open_at_start,
             task.mesh,
             raw_gate=config.raw_gate,
