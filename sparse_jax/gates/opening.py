@@ -49,7 +49,7 @@ def open_biases(
 
     Args:
       cfg: the model.
-      params: its weights.
+      params: weights of the model.
       batch: the text; windows are at the beginning of their rows.
       share: share that is open, above 0 and below 1.
       mesh: the devices.

@@ -233,6 +233,15 @@ def test_the_dense_model_gets_no_gradient_where_it_is_also_what_is_trained():
     assert not any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(gradient))
 
 
+def test_the_teacher_is_the_dense_model_and_not_the_one_in_training():
+    """All weights, gates open: no divergence from the weights of now, but from those of before."""
+    moved = {"weights": jax.tree.map(lambda x: 1.25 * x, dense())}
+    objective = dataclasses.replace(ON_DIVERGENCE, adapters=None, bias=1e4)
+    _, parts = loss_terms(objective, moved)
+    _, still = loss_terms(objective, {"weights": dense()})
+    assert float(parts["divergence"]) > 0.01 > 100 * abs(float(still["divergence"]))
+
+
 def test_an_evaluation_on_the_divergence_has_its_sum():
     params = drawn(ON_DIVERGENCE)
     result = jax.jit(ON_DIVERGENCE.evaluate)(params, dense(), rows())

@@ -228,7 +228,7 @@ def test_the_gates_of_the_paper_have_a_mode(name):
         for field in dataclasses.fields(config)
         if getattr(config, field.name) != getattr(open_gates, field.name)
     }
-    assert changed == {"raw_gate", "learn_bias", "open_at_start"}
+    assert changed == {"raw_gate", "learn_bias", "open_at_start", "bias_rate"}
 
 
 def test_the_rates_of_a_training_are_those_of_its_settings():
