@@ -143,6 +143,10 @@ def train_once(
     """Trains to the last step, from the last checkpoint in `folder`; `bias` opens the gates."""
     config = task.config
     bias_LN = None if bias is None else np.array(bias, np.float32)
+    settings = config.train
+    if not objective.learn_bias:
+        # Of a control, which has no biases.
+        settings = dataclasses.replace(settings, rate_factors=())
     given = functools.partial(start, objective, task, bias_LN, seed)
     needs_dense = objective.adapters is not None or objective.distill > 0
     watch = (StrengthWatch(folder.name, config.strength),) if objective.dual.adapts else ()
@@ -150,7 +154,7 @@ def train_once(
         folder,
         TrainRun(
             objective=objective,
-            config=config.train,
+            config=settings,
             batches=task.batches(seed),
             validation=task.validation,
             seed=seed,
