@@ -240,11 +240,12 @@ OVER_CONTROL: Mapping[str, Any] = {
 }
 
 # The divergence under its bound, with adapters over open gates. Edges answer the strength late, and
-# the proportional term damps the swing that comes of it; biases move faster than weights.
+# the proportional term damps the swing that comes of it, if its steps are not cut short and the
+# average does not add to the delay: a batch gives the divergence exactly.
 ON_DIVERGENCE: Mapping[str, Any] = {
     "constraint": "divergence",
     "slacks": (0.03,),
-    "strength": Strength(dual_rate=1.0, decay=0.9, start=0.05, proportional=20.0),
+    "strength": Strength(dual_rate=1.0, decay=0.5, start=0.05, longest=0.5, proportional=50.0),
     "adapters": LoraConfig(rank=16, alpha=32.0),
     "distill": 1.0,
     "warmup": 0.05,
