@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from lm_jax.model.lora import LoraConfig
 from sparse_jax.studies.posttrain import STUDY
+from sparse_jax.studies.posttrain.settings import OPEN_GATES
 
 
 def get_config(mode: str = "") -> ConfigDict:
@@ -22,6 +23,7 @@ def get_config(mode: str = "") -> ConfigDict:
         context=512,
         adapters=LoraConfig(rank=64, alpha=128.0),
         batch_size=16,
+        **OPEN_GATES,
         accumulate=4,
         steps=4_000,
         dtype="bfloat16",

@@ -8,16 +8,25 @@ may lose 0.08 nats per token more than it on the same batch (introductions of Wi
 over the pretrained model.
 
 `:over_dense` bounds the loss by that of the pretrained model, with scaled gates that are sampled to
-the end.
+the end. `:divergence` bounds the divergence from the pretrained model in place of the loss, without
+a control. `:paper_gates` has the gates of the paper, q.k without its scale and bias 0, which break
+this model before its first update; in all others they start open.
 """
 
+from collections.abc import Callable
 import dataclasses
 
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.studies.posttrain import STUDY
-from sparse_jax.studies.posttrain.settings import OVER_CONTROL, SMALL_MODEL, PosttrainConfig
+from sparse_jax.studies.posttrain.settings import (
+    ON_DIVERGENCE,
+    OVER_CONTROL,
+    PAPER_GATES,
+    SMALL_MODEL,
+    PosttrainConfig,
+)
 
 
 def get_config(mode: str = "") -> ConfigDict:
@@ -27,6 +36,16 @@ def get_config(mode: str = "") -> ConfigDict:
         "corpus": CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=600_000),
         "validation_documents": 120,
     }
-    over_dense = PosttrainConfig(control=True, **settings)
-    study = dataclasses.replace(STUDY, modes={"over_dense": lambda _: over_dense, **STUDY.modes})
-    return study.settings(mode, **settings | OVER_CONTROL | {"slacks": (0.08,)})
+    over_control = settings | OVER_CONTROL | {"slacks": (0.08,)}
+    recipes = {
+        "over_dense": settings | {"control": True},
+        "divergence": settings | ON_DIVERGENCE,
+        "paper_gates": over_control | PAPER_GATES,
+    }
+    modes = {name: _mode(PosttrainConfig(**recipe)) for name, recipe in recipes.items()}
+    study = dataclasses.replace(STUDY, modes=modes | STUDY.modes)
+    return study.settings(mode, **over_control | {"raw_gate": False})
+
+
+def _mode(recipe: PosttrainConfig) -> Callable[[PosttrainConfig], PosttrainConfig]:
+    return lambda _: recipe

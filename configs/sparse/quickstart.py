@@ -12,6 +12,7 @@ from lm_jax.model.lora import LoraConfig
 from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.gates.geco import Strength
 from sparse_jax.studies.posttrain import STUDY
+from sparse_jax.studies.posttrain.settings import OPEN_GATES
 
 
 def get_config(mode: str = "") -> ConfigDict:
@@ -24,6 +25,7 @@ def get_config(mode: str = "") -> ConfigDict:
         adapters=LoraConfig(rank=8, alpha=16.0),
         distill=0.0,
         batch_size=4,
+        **OPEN_GATES,
         steps=80,
         learning_rate=1e-3,
         eval_every=20,

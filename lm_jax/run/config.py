@@ -3,7 +3,8 @@
 A config is an `ml_collections.ConfigDict` only between the command line and `main`. There
 `from_plain` turns it into a frozen dataclass, typed and hashable, because a ConfigDict must not
 enter `jax.jit`. What is stored and compared is `canonical_json`: sorted keys, tuples and lists
-alike, no NaN (which ConfigDict's own `to_json` lets through, as invalid JSON).
+alike, no NaN (which ConfigDict's own `to_json` lets through, as invalid JSON). A field that is
+whose metadata is `LATER` is left out at its default: settings stored before it was added are equal.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ T = TypeVar("T")
 _SCALARS = (bool, int, float, str)
 # What a field that one of two configs lacks is there.
 ABSENT = "absent"
+# `metadata` of a field that a dataclass got after settings of that class were stored.
+LATER: Mapping[str, bool] = {"later": True}
 
 
 def to_plain(config: Any, where: str = "config") -> Any:
@@ -37,7 +40,7 @@ def to_plain(config: Any, where: str = "config") -> Any:
         mapping.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        config = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+        config = stored_fields(config)
     if isinstance(config, config_dict.ConfigDict | Mapping):
         return {key: to_plain(_item(config, key, where), f"{where}.{key}") for key in config}
     if isinstance(config, list | tuple):
@@ -50,6 +53,34 @@ def to_plain(config: Any, where: str = "config") -> Any:
         f"{where} is a {type(config).__module__}.{type(config).__qualname__}; give a bool, int, "
         "float, string, None, tuple or section"
     )
+
+
+def stored_fields(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, without those that are `LATER` and at their default."""
+    later = _later_defaults(type(settings))
+    values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    return {
+        name: value for name, value in values.items() if name not in later or value != later[name]
+    }
+
+
+def as_stored(settings: Any, cls: type) -> Any:
+    """Settings of the dataclass `cls`, or a ConfigDict or mapping of them, as they are stored."""
+    plain = to_plain(settings)
+    if not isinstance(plain, dict):
+        return plain
+    hints, later = typing.get_type_hints(cls), _later_defaults(cls)
+    kept = {}
+    for name, value in plain.items():
+        if name in later and value == to_plain(later[name]):
+            continue
+        section = dataclasses.is_dataclass(hints.get(name))
+        kept[name] = as_stored(value, hints[name]) if section else value
+    return kept
+
+
+def _later_defaults(cls: type) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.metadata.get("later")}
 
 
 def _item(config: Any, key: Any, where: str) -> Any:

@@ -15,7 +15,7 @@ from lm_jax import report
 from lm_jax.console import output
 from lm_jax.report import Report
 from lm_jax.run import processes
-from lm_jax.run.config import config_hash, from_plain, to_plain
+from lm_jax.run.config import as_stored, config_hash, from_plain, to_plain
 from lm_jax.run.files import make_folder, to_jsonable, write_json, write_text
 from lm_jax.run.finished import (
     NO_INPUTS,
@@ -72,6 +72,7 @@ def answer(study: Study, settings: Any, folder: Path, *, resume: Resume = "auto"
         folder is full or damaged; every subclass says what to do.
     """
     config, folder = from_plain(settings, study.config), folder.expanduser()
+    settings = as_stored(settings, study.config)
     bound = {"resume": resume, "may_change": study.may_change}
     opened = _open_inputs(study, config)
     # Before what takes long; by the first alone, which may write there while others load.

@@ -6,8 +6,10 @@ subclasses are the fields of these that the settings of commands have.
 """
 
 import dataclasses
+import math
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
+from lm_jax.run.config import LATER
 from lm_jax.run.settings import (
     Bound,
     NonNegativeFloat,
@@ -32,6 +34,10 @@ WeightsDtype = Literal["float32", "bfloat16"]
 _MESH = Bound(
     "three sizes of at least 1, of which one may be -1",
     lambda mesh: mesh.count(-1) <= 1 and all(size == -1 or size >= 1 for size in mesh),
+)
+
+_FACTORS = Bound(
+    "factors above 0", lambda factors: all(0 < factor < math.inf for _, factor in factors)
 )
 
 
@@ -73,6 +79,10 @@ class TrainConfig(Settings):
       schedule: schedule of the learning rate after the warm-up.
       plateau: the plateau of the validation loss at whose end training stops; None trains all
         steps.
+      eps: number that Adam adds to the root of the second moment. Where gradients are small beside
+        it the step is in proportion to the gradient, as that of SGD, and not of its full size.
+      rate_factors: groups of parameters by the first part of their path, each with the factor of
+        its learning rate.
       weights_dtype: precision to which weights, gradients and moments are rounded at every update
         (`optim.in_bfloat16`); arrays are float32, so that no memory is saved.
 
@@ -94,6 +104,10 @@ class TrainConfig(Settings):
     schedule: Annotated[Schedule, choice(get_args(Schedule))] = "cosine"
     plateau: Plateau | None = None
     weights_dtype: Annotated[WeightsDtype, choice(get_args(WeightsDtype))] = "float32"
+    eps: PositiveFloat = dataclasses.field(default=1e-8, metadata=LATER)
+    rate_factors: Annotated[tuple[tuple[str, float], ...], _FACTORS] = dataclasses.field(
+        default=(), metadata=LATER
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ from lm_jax.train.resume import EvalHistory, RunCheckpoints
 from lm_jax.train.state import StateLayout, TrainState
 from lm_jax.train.step import Metrics, check_batch, make_eval_step, make_train_step
 from lm_jax.train.throughput import Throughput, peak
-from lm_jax.train.trackers import trackers
+from lm_jax.train.trackers import Tracker, trackers
 
 _log = logging.getLogger(__name__)
 
@@ -102,12 +102,14 @@ class Hooks:
         function of an evaluation alone. None is its loss.
       done: whether training ends after this evaluation; a function of it alone.
       on_step: a function that is called with the number of updates after each of them.
+      trackers: trackers that get the numbers besides those of the command line.
     """
 
     measure: Measure | None = None
     criterion: Criterion | None = None
     done: Callable[[Evaluation], bool] | None = None
     on_step: Callable[[int], None] | None = None
+    trackers: tuple[Tracker, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +145,7 @@ def train(
       BadInputError: the folder holds a run over other weights.
       StorageError: a file could not be written.
     """
-    policy = policy or CheckpointPolicy()
+    policy, hooks = policy or CheckpointPolicy(), hooks or Hooks()
     rows, columns = run.batches.at(0)["tokens"].shape
     rows *= sharding.batch_share(mesh)[1]
     check_batch(rows, run.config.accumulate, mesh)
@@ -171,7 +173,9 @@ def train(
             folder,
             saved.folder,
             fingerprint=saved.fingerprint,
-            trackers=trackers(launched.track, folder, first, settings) if writes else (),
+            trackers=(*trackers(launched.track, folder, first, settings), *hooks.trackers)
+            if writes
+            else (),
             advance=advance,
             throughput=throughput,
             columns=run.objective.columns,
@@ -180,7 +184,7 @@ def train(
         ) as writer,
         hang.limit(launched.hang_limit),
     ):
-        loop = _Loop(run, mesh, policy, hooks or Hooks(), saved, writer, state, history)
+        loop = _Loop(run, mesh, policy, hooks, saved, writer, state, history)
         # The loop has the only reference, so that an update frees the state before it.
         del state
         loop.train(tracer, step_key)

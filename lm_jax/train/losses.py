@@ -41,7 +41,7 @@ class Sums(NamedTuple):
     """Float32 sums over the tokens that count; gradients pass through `minimised` alone.
 
     `loss` is -log p, in nats, `divergence` is 0 without a teacher, and `minimised` is
-    `loss + distill * divergence`.
+    `likelihood * loss + distill * divergence`.
     """
 
     minimised: jax.Array
@@ -53,6 +53,7 @@ class _LossConfig(NamedTuple):
     cap: float | None
     distill: float
     temperature: float
+    likelihood: float
 
 
 class _TokenInputs(NamedTuple):
@@ -73,6 +74,7 @@ def summed(
     teacher: Predictor | None = None,
     distill: float = 0.0,
     temperature: float = 1.0,
+    likelihood: float = 1.0,
 ) -> Sums:
     """Cross entropy of the next tokens, and the divergence from a teacher.
 
@@ -88,8 +90,9 @@ def summed(
         gradient.
       distill: weight of the divergence in `minimised`.
       temperature: T, by which both logits are divided in the divergence.
+      likelihood: weight of the cross entropy in `minimised`.
     """
-    config = _LossConfig(cfg.logit_softcap, distill, temperature)
+    config = _LossConfig(cfg.logit_softcap, distill, temperature, likelihood)
     w_VD = layers.unembedding(model.params, cfg)
     places = split_axes({"B": target_BT.shape[0], "V": w_VD.shape[0]})
     teacher_hidden, teacher_VD = None, None
@@ -119,6 +122,23 @@ def token_nll(model: Predictor, target_BT: jax.Array, cfg: DecoderConfig) -> jax
     _, loss_nWC = lax.scan(lambda _, chunk: ((), one(*chunk)), (), chunks)
     B, T = target_BT.shape
     return _joined(loss_nWC, B * T).reshape(B, T)
+
+
+@jax.named_scope("loss")
+def token_divergence(model: Predictor, teacher: Predictor, cfg: DecoderConfig) -> jax.Array:
+    """KL(teacher || model) of the next token at every position, float32 `[B, T]`, in nats."""
+    B, T = model.hidden_BTD.shape[:2]
+    w_VD, teacher_VD = (layers.unembedding(each.params, cfg) for each in (model, teacher))
+    places = split_axes({"B": B, "V": w_VD.shape[0]})
+    w_VD, teacher_VD = _gathered(w_VD, places), _gathered(teacher_VD, places)
+
+    def one(hidden_WCD: jax.Array, teacher_WCD: jax.Array) -> jax.Array:
+        cap = cfg.logit_softcap
+        return _divergence(_logits(teacher_WCD, teacher_VD, cap), _logits(hidden_WCD, w_VD, cap))[0]
+
+    chunks = (_cut(model.hidden_BTD, places), _cut(teacher.hidden_BTD, places))
+    _, kl_nWC = lax.scan(lambda _, chunk: ((), one(*chunk)), (), chunks)
+    return _joined(kl_nWC, B * T).reshape(B, T)
 
 
 # Chunks
@@ -186,7 +206,7 @@ def _summed(
 
 def _totals(config: _LossConfig, inputs: _TokenInputs, parts: Any) -> Any:
     loss, divergence = (jnp.sum(jnp.where(inputs.loss_mask_WC, x, 0.0)) for x in parts)
-    return loss + config.distill * divergence, (loss, divergence)
+    return config.likelihood * loss + config.distill * divergence, (loss, divergence)
 
 
 def _forward(config: _LossConfig, *arguments: Any) -> tuple[Any, Any]:
@@ -237,12 +257,11 @@ def _one_chunk(
     loss_WC, log_sum_WC = _cross_entropy(logits_WCV, inputs.target_WC)
     divergence_WC = jnp.zeros_like(loss_WC)
     hot_WCV = inputs.target_WC[..., None] == jnp.arange(w_VD.shape[0])[None, None]
-    d_WCV = jnp.exp(logits_WCV - log_sum_WC[..., None]) - hot_WCV
+    d_WCV = config.likelihood * (jnp.exp(logits_WCV - log_sum_WC[..., None]) - hot_WCV)
     if inputs.teacher_WCD is not None and teacher_VD is not None:
         teacher_WCV = _logits(inputs.teacher_WCD, teacher_VD, cap)
-        log_p, log_q = (jax.nn.log_softmax(x / T) for x in (teacher_WCV, logits_WCV))
-        p, q = jnp.exp(log_p), jnp.exp(log_q)
-        divergence_WC = T**2 * jnp.sum(p * (log_p - log_q), axis=-1)
+        kl_WC, p, q = _divergence(teacher_WCV / T, logits_WCV / T)
+        divergence_WC = T**2 * kl_WC
         d_WCV += config.distill * T * (q - p)
     d_WCV = jnp.where(inputs.loss_mask_WC[..., None], d_WCV, 0.0)
     if cap is not None:
@@ -255,6 +274,15 @@ def _cross_entropy(logits_WCV: jax.Array, target_WC: jax.Array) -> tuple[jax.Arr
     log_sum_WC = jax.nn.logsumexp(logits_WCV, axis=-1)
     target_logit = jnp.take_along_axis(logits_WCV, target_WC[..., None], axis=-1)
     return log_sum_WC - target_logit[..., 0], log_sum_WC
+
+
+def _divergence(
+    teacher_WCV: jax.Array, logits_WCV: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """KL(p || q) `[W, C]` of two arrays of logits, in nats, and p and q."""
+    log_p, log_q = jax.nn.log_softmax(teacher_WCV), jax.nn.log_softmax(logits_WCV)
+    p = jnp.exp(log_p)
+    return jnp.sum(p * (log_p - log_q), axis=-1), p, jnp.exp(log_q)
 
 
 @jax.named_scope("logits")

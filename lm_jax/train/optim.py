@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamSpec, ParamTree
 from lm_jax.train.config import TrainConfig
@@ -96,10 +97,30 @@ def adamw(
 ) -> optax.GradientTransformation:
     """The optimizer of a run; `decays` chooses the parameters that weight decay shrinks."""
     decayed = params_lib.tree_from_paths(choose(decays, spec))
-    step = optax.adamw(schedule(config), weight_decay=config.weight_decay, mask=lambda _: decayed)
+    step = optax.adamw(
+        schedule(config),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=lambda _: decayed,
+    )
+    if config.rate_factors:
+        step = optax.chain(step, _scaled(spec, dict(config.rate_factors)))
     if config.clip_norm is not None:
         step = optax.chain(optax.clip_by_global_norm(config.clip_norm), step)
     return in_bfloat16(step) if config.weights_dtype == "bfloat16" else step
+
+
+def _scaled(spec: ParamTree, factors: dict[str, float]) -> optax.GradientTransformation:
+    """A factor of the update of each group of parameters, by the first part of their path."""
+    groups = {path: path.partition("/")[0] for path, _ in params_lib.leaves(spec)}
+    if unknown := sorted(factors.keys() - set(groups.values())):
+        raise UsageError(
+            f"rate_factors has {unknown[0]!r}, and no trained parameter is in such a group; known: "
+            f"{', '.join(sorted(set(groups.values())))}"
+        )
+    by_path = {path: factors.get(name, 1.0) for path, name in groups.items()}
+    tree = params_lib.tree_from_paths(by_path)
+    return optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, tree))
 
 
 def in_bfloat16(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

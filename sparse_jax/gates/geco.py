@@ -15,6 +15,17 @@ average is an exponential moving average with bias correction; a decay of 0 take
 
 The bound may move: with a `reference`, the loss that a dense model had at each update on the same
 batch, tau bounds the difference, which depends on the text of the batch far less than the loss.
+
+Edges answer late to the strength. Integral control alone then overshoots: the strength rises until
+they close, and by then it is far too high. With `proportional` the update is the velocity form of
+proportional-integral control (Stooke, Achiam and Abbeel, 2020, "Responsive Safety in Reinforcement
+Learning by PID Lagrangian Methods"), in ln s. Of the error e = tau - average CE,
+
+    ln s  <-  clip(ln s + dual_rate e + proportional (e - e before))
+
+whose limits need no further care: what is clipped is not summed up.
+
+The quantity under the bound is called the loss here; it may also be a divergence (`objective`).
 """
 
 from collections.abc import Sequence
@@ -27,7 +38,15 @@ import jax
 import jax.numpy as jnp
 
 from lm_jax.errors import out_of_range
-from lm_jax.run.settings import Finite, PositiveFloat, Settings, ShareBelow1, within
+from lm_jax.run.config import LATER
+from lm_jax.run.settings import (
+    Finite,
+    NonNegativeFloat,
+    PositiveFloat,
+    Settings,
+    ShareBelow1,
+    within,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +62,8 @@ class Strength(Settings):
       longest: the longest step in ln s, which limits the effect of a spike of the loss.
       settle: share of the updates, the last ones, in which the step in ln s shrinks linearly to 0,
         so that the strength does not swing while the learning rate is low; 0 never shrinks it.
+      proportional: factor of the change of the error in the step in ln s, which damps the swing of
+        a strength that edges answer late; 0 leaves it out.
 
     Raises:
       UsageError: fields are out of range; the message lists them all.
@@ -57,6 +78,7 @@ class Strength(Settings):
     most: Finite = 1e5
     longest: PositiveFloat = 0.1
     settle: Annotated[float, within(0, 1)] = 0.0
+    proportional: NonNegativeFloat = dataclasses.field(default=0.0, metadata=LATER)
 
     def problems(self) -> list[str]:
         """What does not fit together."""
@@ -79,6 +101,11 @@ class GecoConfig(Strength):
         """What does not fit together."""
         wanted = {"steps": (self.steps >= 1 or not self.settle, "at least 1 with settle")}
         return out_of_range(self, wanted, prefix=self.where) + super().problems()
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the strength can change."""
+        return self.least < self.most
 
     @classmethod
     def fixed(cls, strength: float) -> "GecoConfig":
@@ -132,7 +159,12 @@ def update(dual: Dual, loss: jax.Array, settings: GecoConfig) -> Dual:
         loss = loss - dual.reference_U[dual.updates]
     total = settings.decay * dual.sum + (1.0 - settings.decay) * loss
     weight = settings.decay * dual.weight + (1.0 - settings.decay)
-    step = settings.dual_rate * (settings.target - total / weight)
+    average = total / weight
+    step = settings.dual_rate * (settings.target - average)
+    if settings.proportional:
+        # The error changes by as much as the average, which is not known before the first update.
+        rise = jnp.where(dual.updates > 0, average - dual.average, 0.0)
+        step -= settings.proportional * rise
     step = jnp.clip(step, -settings.longest, settings.longest)
     if settings.settle:
         left = (settings.steps - dual.updates) / (settings.settle * settings.steps)

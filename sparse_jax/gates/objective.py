@@ -9,12 +9,20 @@ CE is the mean over tokens, E|A_l| the expected share of open edges among the vi
 l, over all its heads, and s the strength, which `geco` adapts so that CE stays at its target. All
 weights are trained, or adapters over frozen ones (`lm_jax.model.lora`); the teacher of the
 divergence is the initial model with its dense attention.
+
+With the constraint "divergence" it is that which is bounded, in place of the loss,
+
+    KL(dense || sparse) + s sum_l E|A_l|
+
+On text sampled from the dense model the expected loss of the sparse model minus that of the dense
+one is this divergence, which a forward pass gives exactly for every token. The loss of a batch
+varies far more than the slack of its bound, and can be lowered by learning the text.
 """
 
 import dataclasses
 import functools
 import hashlib
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +36,7 @@ from lm_jax.model.decoder import Output, forward, param_spec
 from lm_jax.model.flops import Causal, forward_flops
 from lm_jax.model.mixers import ATTENTION, AttentionMixer
 from lm_jax.model.params import ParamTree, constant
-from lm_jax.run.config import to_plain
+from lm_jax.run.config import LATER, stored_fields, to_plain
 from lm_jax.train import losses
 from lm_jax.train.objective import (
     LMBatch,
@@ -46,6 +54,7 @@ from sparse_jax.gates.attend import by_kernels, gated
 from sparse_jax.gates.geco import Dual, GecoConfig
 
 WEIGHTS, GATE_BIAS = "weights", "gate_bias"
+Constraint = Literal["loss", "divergence"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +84,14 @@ class Sparsifying:
         straight-through gradient; None samples them to the end.
       dtype: dtype of the computation.
       remat: whether to keep only the residual stream of each layer for the backward pass.
+      constraint: what the target bounds: "loss", or "divergence", which is then minimised in place
+        of the loss and needs `distill` and `temperature` of 1 and no `reference`. An evaluation
+        then has the sum of `divergence` too.
       make_batch: function from rows of ids to inputs, targets and masks.
       mixer: causal or bidirectional attention.
 
     Raises:
-      UsageError: `distill`, `temperature` or `dtype` is out of range.
+      UsageError: `distill`, `temperature`, `constraint` or `dtype` is out of range.
     """
 
     cfg: DecoderConfig
@@ -97,6 +109,7 @@ class Sparsifying:
     remat: bool = False
     make_batch: MakeBatch = ignore_index_batch
     mixer: AttentionMixer = ATTENTION
+    constraint: Constraint = dataclasses.field(default="loss", metadata=LATER)
 
     def __post_init__(self) -> None:
         problems = []
@@ -104,9 +117,20 @@ class Sparsifying:
             problems.append(f"distill = {self.distill} must be at least 0")
         if self.temperature <= 0:
             problems.append(f"temperature = {self.temperature} must be above 0")
+        if self.constraint not in get_args(Constraint):
+            problems.append(f"constraint = {self.constraint!r} must be 'loss' or 'divergence'")
+        if self.on_divergence and (self.distill, self.temperature, self.reference) != (1, 1, ()):
+            problems.append(
+                "constraint = 'divergence' needs distill = 1, temperature = 1 and no reference"
+            )
         problems += dtype_problems(self.dtype)
         if problems:
             raise UsageError("; ".join(problems))
+
+    @property
+    def on_divergence(self) -> bool:
+        """Whether the divergence is minimised and bounded, and not the loss."""
+        return self.constraint == "divergence"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -124,7 +148,7 @@ class Sparsifying:
         return spec
 
     def metadata(self) -> dict[str, Any]:
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields = stored_fields(self)
         fields["make_batch"] = self.make_batch.__qualname__
         # Runs from before there was another mixer have no such entry.
         if fields.pop("mixer") != ATTENTION:
@@ -193,7 +217,8 @@ class Sparsifying:
         return minimised, metrics
 
     def update(self, aux_state: Dual, metrics: Numbers) -> tuple[Dual, Numbers]:
-        after = geco.update(aux_state, metrics["loss"], self.dual)
+        bounded = metrics["divergence" if self.on_divergence else "loss"]
+        after = geco.update(aux_state, bounded, self.dual)
         return after, {"strength": aux_state.strength}
 
     def flops(self, rows: int, columns: int, causal: Causal) -> int:
@@ -209,8 +234,14 @@ class Sparsifying:
     def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
         batch = self.make_batch(tokens_BS)
         output = self.run(params, frozen, batch, mode="threshold")
-        return {
-            "loss": nll(output, self._weights(params, frozen), self.cfg, batch).sum(),
+        weights = self._weights(params, frozen)
+        more = {}
+        if self.on_divergence:
+            model = losses.Predictor(output.hidden, weights)
+            kl_BT = losses.token_divergence(model, self._teacher(frozen, batch), self.cfg)
+            more["divergence"] = jnp.sum(jnp.where(batch.loss_mask_BT, kl_BT, 0.0))
+        return more | {
+            "loss": nll(output, weights, self.cfg, batch).sum(),
             "tokens": batch.loss_mask_BT.sum(),
             "open_edges": output.aux["open_edges_BN"].sum(1, dtype=jnp.float32),
             "pairs": output.aux["pairs_B"].sum(1, dtype=jnp.float32),
@@ -267,13 +298,7 @@ class Sparsifying:
 
     def _sums(self, output: Output, params: ParamTree, frozen: Any, batch: LMBatch) -> losses.Sums:
         """Sums of losses over the tokens of `batch`; the teacher is the dense model."""
-        teacher = None
-        if self.distill:
-            dense = self._low(frozen)
-            output_of_teacher = forward(
-                dense, batch.input_BT, self.cfg, mixer=self.mixer, valid_BT=batch.input_mask_BT
-            )
-            teacher = losses.Predictor(output_of_teacher.hidden, dense)
+        teacher = self._teacher(frozen, batch) if self.distill else None
         return losses.summed(
             losses.Predictor(output.hidden, self._weights(params, frozen)),
             batch.target_BT,
@@ -282,7 +307,16 @@ class Sparsifying:
             teacher=teacher,
             distill=self.distill,
             temperature=self.temperature,
+            likelihood=0.0 if self.on_divergence else 1.0,
         )
+
+    def _teacher(self, frozen: Any, batch: LMBatch) -> losses.Predictor:
+        """The dense model on `batch`."""
+        dense = self._low(frozen)
+        output = forward(
+            dense, batch.input_BT, self.cfg, mixer=self.mixer, valid_BT=batch.input_mask_BT
+        )
+        return losses.Predictor(output.hidden, dense)
 
     def _low(self, weights: ParamTree) -> dict[str, Any]:
         return cast_params(weights, _weights_spec(self.cfg), self.dtype)

@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +20,7 @@ from lm_jax.model.precision import exact_jit
 from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from lm_jax.statistics import Interval
+from lm_jax.train import losses
 from lm_jax.train.evaluate import Batches, stop_between
 from lm_jax.train.objective import MakeBatch, ignore_index_batch, nll
 from lm_jax.weights.load import Pretrained
@@ -30,6 +32,7 @@ WINDOWS_SCHEMA = pa.schema(
         "tokens": pa.int64(),
         "dense_nll": pa.float64(),
         "sparse_nll": pa.float64(),
+        "divergence": pa.float64(),
         "open_edges": pa.int64(),
         "pairs": pa.int64(),
     }
@@ -41,8 +44,8 @@ class PairedEvaluation:
     """Losses and open edges of both models on the same windows.
 
     Attributes:
-      windows: a row per window, as `WINDOWS_SCHEMA` has it; losses are sums in nats, edges and
-        pairs are counted over all layers and heads.
+      windows: a row per window, as `WINDOWS_SCHEMA` has it; losses and KL(dense || sparse) are sums
+        in nats, edges and pairs are counted over all layers and heads.
       open_LN: open edges over all windows.
       pairs_L: visible pairs of one head over all windows.
     """
@@ -84,15 +87,18 @@ def compare(
     mesh: jax.sharding.Mesh,
     *,
     make_batch: MakeBatch = ignore_index_batch,
+    key: jax.Array | None = None,
 ) -> PairedEvaluation:
     """Evaluates both models, in the dtypes of their parameters, on one pass over `batches`.
+
+    Gates open by rule, or with a key are sampled, as in training.
 
     Raises:
       StoppedError: a stop was requested.
     """
     step = exact_jit(
         under_mesh(functools.partial(_evaluate, dense, sparse, make_batch), mesh),
-        in_shardings=(None, None, sharding.batch_sharding(mesh)),
+        in_shardings=(None, None, sharding.batch_sharding(mesh), None),
         out_shardings=sharding.replicated(mesh),
     )
     outputs: list[dict[str, np.ndarray]] = []
@@ -100,7 +106,9 @@ def compare(
     for k in range(batches.per_epoch):
         batch = batches.at(k)
         tokens_BS = sharding.shard_batch(mesh, batch["tokens"])
-        outputs.append(jax.tree.map(np.asarray, step(dense.params, sparse.params, tokens_BS)))
+        own_key = None if key is None else jax.random.fold_in(key, k)
+        output = step(dense.params, sparse.params, tokens_BS, own_key)
+        outputs.append(jax.tree.map(np.asarray, output))
         # A process reads its own share of the rows, and gets the numbers of all.
         document_B = sharding.shard_batch(mesh, batch["document"].astype(np.int32))
         documents.append(sharding.fetch(document_B))
@@ -113,7 +121,7 @@ def compare(
     )
     columns = {
         name: np.concatenate([each[name] for each in outputs])[real]
-        for name in ("tokens", "dense_nll", "sparse_nll")
+        for name in ("tokens", "dense_nll", "sparse_nll", "divergence")
     }
     N = sparse.cfg.num_heads
     windows = {
@@ -133,11 +141,23 @@ def _evaluate(
     dense_params: Any,
     sparse_params: Any,
     tokens_BS: jax.Array,
+    key: jax.Array | None,
 ) -> dict[str, jax.Array]:
     batch = make_batch(tokens_BS)
-    gated = sparse.with_params(sparse_params).forward(batch.input_BT, valid_BT=batch.input_mask_BT)
+    gated = sparse.with_params(sparse_params).forward(
+        batch.input_BT,
+        mode="threshold" if key is None else "sample",
+        key=key,
+        valid_BT=batch.input_mask_BT,
+    )
     ungated = forward(dense_params, batch.input_BT, dense.cfg, valid_BT=batch.input_mask_BT)
+    kl_BT = losses.token_divergence(
+        losses.Predictor(gated.hidden, sparse_params),
+        losses.Predictor(ungated.hidden, dense_params),
+        sparse.cfg,
+    )
     return {
+        "divergence": jnp.sum(jnp.where(batch.loss_mask_BT, kl_BT, 0.0), axis=1),
         "dense_nll": nll(ungated, dense_params, dense.cfg, batch),
         "sparse_nll": nll(gated, sparse_params, sparse.cfg, batch),
         "tokens": batch.loss_mask_BT.sum(1),

@@ -94,8 +94,7 @@ def export(
         "dense loss, nats per token": result.dense_loss.estimate,
         "sparse loss, nats per token": _interval_text(result.loss, ".4f"),
         _OVER_DENSE: _interval_text(result.difference, "+.4f"),
-        "target loss": result.target,
-        "sparse minus target loss": f"{result.loss.estimate - result.target:+.4f}",
+        **_bound_rows(config, result),
         "open edges": _interval_text(result.edges, ".2%"),
         "seed": f"{result.seed}, one run",
         "steps": result.steps,
@@ -117,6 +116,19 @@ def export(
         record(folder, evaluation, result)
 
     processes.on_first(write)
+
+
+def _bound_rows(config: PosttrainConfig, result: RunResult) -> dict[str, Any]:
+    """The bound of a card, and what is bounded where it is not the loss."""
+    if config.constraint == "divergence" and result.divergence is not None:
+        return {
+            "divergence from dense, nats per token": _interval_text(result.divergence, ".4f"),
+            "bound of the divergence": result.target,
+        }
+    return {
+        "target loss": result.target,
+        "sparse minus target loss": f"{result.loss.estimate - result.target:+.4f}",
+    }
 
 
 def add_control(folder: Path, over: Interval) -> None:

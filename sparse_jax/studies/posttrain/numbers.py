@@ -43,7 +43,7 @@ def summarise(
         dense_loss=dense.loss,
         validation_tokens=dense.tokens,
         seeds=config.seeds,
-        bounds=by_bound(runs, dense.loss),
+        bounds=by_bound(runs, 0.0 if config.constraint == "divergence" else dense.loss),
         runs=tuple(runs),
         controls=tuple(controls),
         device=jax.devices()[0].device_kind,
@@ -60,12 +60,13 @@ def by_bound(result: Sequence[ComparedRun], dense: float) -> tuple[BoundSummary,
 
     Args:
       result: numbers of runs, in order of seeds, each with all bounds in one order.
-      dense: loss of the dense model.
+      dense: what bounds are above: the loss of the dense model, or 0 for its divergence.
     """
     rows = []
     for bound in dict.fromkeys(run.bound for run in result):
         own = [run for run in result if run.bound == bound]
         target = statistics.fmean(run.target for run in own)
+        divergence = [run.divergence for run in own if run.divergence is not None]
         over = [run.over_control for run in own if run.over_control is not None]
         rows.append(
             BoundSummary(
@@ -76,6 +77,7 @@ def by_bound(result: Sequence[ComparedRun], dense: float) -> tuple[BoundSummary,
                 loss=_spread_of([run.loss for run in own]),
                 difference=_spread_of([run.difference for run in own]),
                 over_control=_spread_of(over) if len(over) == len(own) else None,
+                divergence=_spread_of(divergence) if len(divergence) == len(own) else None,
             )
         )
     return tuple(rows)

@@ -4,10 +4,8 @@ Every number comes from the files of the run; nothing is measured here. Paragrap
 `report.html.j2`.
 """
 
-from collections.abc import Mapping, Sequence
-import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,13 +16,11 @@ from lm_jax.report import (
     Points,
     Report,
     Section,
-    Series,
     section,
     table,
     table_of,
 )
 from lm_jax.report.markup import Markup, number
-from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.run.results import load_result
 from lm_jax.train.metrics import EVALUATIONS, METRICS
@@ -39,6 +35,7 @@ from sparse_jax.studies.posttrain.report_text import (
     range_text,
     terms,
 )
+from sparse_jax.studies.posttrain.report_training import Run, training
 from sparse_jax.studies.posttrain.results import (
     BoundSummary,
     PosttrainSummary,
@@ -49,30 +46,6 @@ from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from sparse_jax.studies.posttrain.task import control_folder, control_losses, controls_of
 
 _PROSE = Prose("sparse_jax.studies.posttrain")
-
-# A longer curve is drawn through means of neighbouring steps.
-_MOST_POINTS = 400
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """Numbers, tables and patterns of one run, from its folder.
-
-    Attributes:
-      moving: bound of each update, if it is not a fixed number; else ().
-    """
-
-    result: RunResult
-    steps: Mapping[str, Sequence[float]]
-    evaluations: Sequence[Mapping[str, Any]]
-    edges: Mapping[str, Sequence[int]]
-    patterns: tuple[TextPatterns, ...]
-    moving: tuple[float, ...] = ()
-
-    def evaluated(self, name: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one metric of the evaluations."""
-        rows = [row for row in self.evaluations if row["name"] == name]
-        return [row["step"] for row in rows], [row["value"] for row in rows]
 
 
 def read(folder: Path, moving: tuple[float, ...] = ()) -> Run:
@@ -97,7 +70,7 @@ def build(config: PosttrainConfig, summary: PosttrainSummary, folder: Path) -> R
         f"Sparse attention: {Path(summary.model).name}",
         lambda: sections(config, summary, read_runs(config, summary, folder)),
         lead=[conclusion(config, summary)],
-        lines=[answer(summary), format_summary(summary)],
+        lines=[answer(summary, config), format_summary(summary)],
     )
 
 
@@ -122,40 +95,47 @@ def sections(
     config: PosttrainConfig, summary: PosttrainSummary, result: Sequence[Run]
 ) -> list[Section]:
     """All sections; the runs of the first seed are shown in detail."""
-    parts = [losses(summary), over_seeds(summary), frontier(summary, result)]
+    parts = [losses(summary), over_seeds(summary), frontier(config, summary, result)]
     for run in result:
         if run.result.seed == summary.seeds[0]:
-            parts += [training(run, summary), by_head(run), attention(run)]
+            parts += [training(config, run, summary), by_head(run), attention(run)]
     parts += [paper(summary), section("Terms", report.key_values(terms(config)))]
     return [part for part in parts if part is not None]
 
 
-def _best(summary: PosttrainSummary) -> tuple[BoundSummary, bool]:
+def _best(summary: PosttrainSummary, config: PosttrainConfig) -> tuple[BoundSummary, bool]:
     """The sparsest bound that is kept, or the sparsest of all if none is; whether it is kept."""
-    kept = [bound for bound in summary.bounds if bound.loss.mean <= bound.target]
+    kept = [bound for bound in summary.bounds if is_kept(bound, config)]
     return min(kept or summary.bounds, key=lambda bound: bound.edges.mean), bool(kept)
 
 
-def answer(summary: PosttrainSummary) -> str:
+def answer(summary: PosttrainSummary, config: PosttrainConfig) -> str:
     """How many edges stay open, and at what loss; means over seeds."""
-    best, _ = _best(summary)
+    best, _ = _best(summary, config)
     several = len(summary.seeds) > 1
     seeds = f"means of {len(summary.seeds)} seeds" if several else ONE_RUN
+    away = ""
+    if config.constraint == "divergence" and best.divergence is not None:
+        away = f", its divergence from it {best.divergence.mean:.4f}"
     return (
         f"The sparse {summary.model} keeps {best.edges.mean:.2%} of its attention edges open, and "
         f"its loss minus the dense model's is {number(best.difference.mean, '+.4f')} nats per "
-        f"token ({seeds})."
+        f"token{away} ({seeds})."
     )
 
 
 def conclusion(config: PosttrainConfig, summary: PosttrainSummary) -> Markup:
     """The answer, with its bound and its control."""
-    best, kept = _best(summary)
+    best, kept = _best(summary, config)
+    on_divergence = config.constraint == "divergence"
     # The bound is on the training text; held-out text may be a little harder.
     slack, than = best.slack, "dense model"
     if config.slack_over == "control" and not config.targets:
         slack, than = config.slacks[summary.bounds.index(best)], "control"
-    reason = f"The bound was {number(slack, '+.4f')} against the {than}, " + (
+    bound_text = f"{number(slack, '+.4f')} against the {than}"
+    if on_divergence:
+        bound_text = f"{slack:.4f} nats of divergence from the {than}"
+    reason = f"The bound was {bound_text}, " + (
         "and it is kept."
         if kept
         else "and no run keeps it on held-out text: train longer, or set a lower slack."
@@ -165,7 +145,14 @@ def conclusion(config: PosttrainConfig, summary: PosttrainSummary) -> Markup:
             " The loss minus that of a control, trained as long with all gates open, is "
             f"{number(best.over_control.mean, '+.4f')}."
         )
-    return report.verdict(answer(summary), reason, tone="good" if kept else "warn")
+    return report.verdict(answer(summary, config), reason, tone="good" if kept else "warn")
+
+
+def is_kept(bound: BoundSummary, config: PosttrainConfig) -> bool:
+    """Whether the mean over seeds is within the bound on held-out text."""
+    if config.constraint == "divergence":
+        return bound.divergence is not None and bound.divergence.mean <= bound.target
+    return bound.loss.mean <= bound.target
 
 
 def losses(summary: PosttrainSummary) -> Section:
@@ -176,6 +163,7 @@ def losses(summary: PosttrainSummary) -> Section:
         Column("Loss", value=lambda run: interval_cell(run.loss, ".4f")),
         Column("Minus dense", value=lambda run: interval_cell(run.difference, "+.4f")),
         Column("Minus control", value=lambda run: interval_cell(run.over_control, "+.4f")),
+        Column("Divergence", value=lambda run: interval_cell(run.divergence, ".4f")),
         Column("Open, %", value=lambda run: interval_cell(run.edges, ".2f", scale=100)),
         Column("Per head", ".1f", lambda run: run.open_edges_per_head),
         Column("Strength", ".3g", lambda run: run.strength),
@@ -225,6 +213,7 @@ def over_seeds(summary: PosttrainSummary) -> Section:
         Column("Minus dense", value=lambda bound: range_text(bound.difference, "+.4f")),
         Column("Open, %", value=lambda bound: range_text(bound.edges, ".2f", scale=100)),
         Column("Minus control", value=lambda bound: range_text(bound.over_control, "+.4f")),
+        Column("Divergence", value=lambda bound: range_text(bound.divergence, ".4f")),
     ]
     return section(
         "Comparison of seeds",
@@ -238,11 +227,16 @@ def over_seeds(summary: PosttrainSummary) -> Section:
 
 
 def _shown_columns(columns: list[Column], summary: PosttrainSummary) -> list[Column]:
-    """The columns of a table, without that of the control where there is none."""
-    return [each for each in columns if summary.controls or each.title != "Minus control"]
+    """The columns of a table, without those of the control and the divergence if there are none."""
+    absent = set() if summary.controls else {"Minus control"}
+    if all(run.divergence is None for run in summary.runs):
+        absent.add("Divergence")
+    return [each for each in columns if each.title not in absent]
 
 
-def frontier(summary: PosttrainSummary, result: Sequence[Run]) -> Section | None:
+def frontier(
+    config: PosttrainConfig, summary: PosttrainSummary, result: Sequence[Run]
+) -> Section | None:
     """Loss against open edges, at every evaluation of every run."""
     trajectories = []
     for run in result:
@@ -251,6 +245,8 @@ def frontier(summary: PosttrainSummary, result: Sequence[Run]) -> Section | None
         excess = np.subtract(loss, summary.dense_loss)
         titles = [f"step {step}" for step in steps]
         label = f"bound {number(run.result.target - summary.dense_loss, '+.3f')}"
+        if config.constraint == "divergence":
+            label = f"divergence up to {run.result.target:.3f}"
         label += f", seed {run.result.seed}" * (len(summary.seeds) > 1)
         trajectories.append(Points(label, 100 * np.asarray(edges), excess, titles))
     return section(
@@ -263,58 +259,6 @@ def frontier(summary: PosttrainSummary, result: Sequence[Run]) -> Section | None
             y_label="loss - dense loss, nats per token",
             log_x=True,
             n=f"{sum(np.size(each.x) for each in trajectories)} evaluations",
-        ),
-    )
-
-
-def training(run: Run, summary: PosttrainSummary) -> Section:
-    """Edges, strength and losses by step, as in Fig. 11."""
-    steps = run.steps
-    step, edges, strength, loss = (
-        _thin(steps[name]) for name in ("step", "edges", "strength", "loss")
-    )
-    at, held_out = run.evaluated("validation/loss")
-    _, open_edges = run.evaluated("validation/edges")
-    target, dense = run.result.target, summary.dense_loss
-
-    def curves(series: Sequence[Series], caption: str, y_label: str, **options: Any) -> Part:
-        count = f"{number(len(steps['step']))} steps"
-        return report.curves(
-            series, caption=caption, x_label="step", y_label=y_label, n=count, **options
-        )
-
-    losses = [Series("training", step, loss), Series("held out", at, held_out)]
-    h_lines = [(target, "bound"), (dense, "dense")]
-    caption = "Loss, with its bound and the dense model's."
-    over: list[Part] = []
-    if run.moving:
-        moving = _thin(run.moving)
-        losses.append(Series("bound in training", step, moving))
-        over.append(
-            curves(
-                [Series("training", step, loss - moving)],
-                "Training loss minus its bound at the same update.",
-                "nats per token",
-                h_lines=[(0.0, "bound")],
-            )
-        )
-        h_lines[0] = (target, "bound held out")
-        caption = (
-            "Loss, with its bounds, which are those of the control plus the slack, and the dense "
-            "model's."
-        )
-    edges_by_step = [
-        Series("expected, in training", step, 100 * edges),
-        Series("held out, logit > 0", at, 100 * np.asarray(open_edges)),
-    ]
-    strengths = [Series("strength", step, strength)]
-    return section(
-        f"Training under the bound {target:.4f}",
-        report.grid(
-            curves(edges_by_step, "Open edges.", "open edges, %", log_y=True),
-            curves(losses, caption, "nats per token", h_lines=h_lines),
-            curves(strengths, "Strength of the penalty.", "strength, nats", log_y=True),
-            *over,
         ),
     )
 
@@ -403,9 +347,3 @@ def paper(summary: PosttrainSummary) -> Section:
         ),
         _PROSE("paper", tokens),
     )
-
-
-def _thin(values: Sequence[float]) -> np.ndarray:
-    """Means of neighbouring values of a long curve."""
-    width = -(-len(values) // _MOST_POINTS)
-    return np.array([np.mean(values[i : i + width]) for i in range(0, len(values), width)])

@@ -1,10 +1,12 @@
 """Text of post-training results, for the terminal and for the page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lm_jax.report import Cell, cell
 from lm_jax.report.markup import number
 from lm_jax.statistics import Interval
+from sparse_jax.gates.geco import Strength
+from sparse_jax.studies.posttrain.limits import CEILING, FLOOR, PATIENCE, swing
 from sparse_jax.studies.posttrain.results import (
     BoundSummary,
     ComparedRun,
@@ -41,6 +43,8 @@ def _lines(summary: PosttrainSummary) -> Iterator[str]:
         for run in own:
             head = f"  seed {run.seed}" if several else f"target {run.target:.4f}, {ONE_RUN}"
             yield f"{head}: {_run_text(run)}"
+            if text := start_text(run):
+                yield f"  {text}"
             yield from _rounding_lines(run)
     for control in summary.controls:
         seed = f"seed {control.seed}" if several else ONE_RUN
@@ -59,6 +63,8 @@ def _bound_text(bound: BoundSummary) -> str:
     ]
     if bound.over_control:
         parts.append(f"{format_spread(bound.over_control)} against the control")
+    if bound.divergence:
+        parts.append(f"divergence {bound.divergence.mean:.4f}")
     return ", ".join(parts)
 
 
@@ -71,7 +77,44 @@ def _run_text(run: ComparedRun) -> str:
     ]
     if run.over_control:
         parts.append(f"{format_signed(run.over_control)} against the control")
+    if run.divergence:
+        parts.append(f"divergence {run.divergence.estimate:.4f}")
     return ", ".join([*parts, f"{run.tokens_seen:,} tokens seen"])
+
+
+def start_text(run: RunResult) -> str:
+    """What a run loses before its first update; "" where it was not measured."""
+    if run.start is None:
+        return ""
+    return (
+        f"before the first update, with {run.start.edges:.1%} of the edges open: loss "
+        f"{run.start.difference:+.4f} against dense, divergence {run.start.divergence:.4f}"
+    )
+
+
+def control_text(run: RunResult, strengths: Sequence[float], settings: Strength) -> Iterator[str]:
+    """Sentences on a run before its first update, and on the course of its strength."""
+    if text := start_text(run):
+        yield f"{text.capitalize()}."
+    if settings.least == settings.most:
+        return
+    yield (
+        f"The strength was between {min(strengths):.3g} and {max(strengths):.3g}, and fell by a "
+        f"factor of {swing(strengths):.3g} from a value before it. A large factor is a swing: "
+        "edges answer late, and are closed too far and opened again."
+    )
+    yield from limit_lines(run, settings)
+
+
+def limit_lines(run: RunResult, settings: Strength) -> Iterator[str]:
+    """A sentence for each limit that the strength was on for many updates."""
+    for count, limit in ((run.at_floor, FLOOR), (run.at_ceiling, CEILING)):
+        if count >= PATIENCE:
+            value = getattr(settings, limit.setting)
+            yield (
+                f"The strength was at config.strength.{limit.setting} = {value:g} for {count} of "
+                f"{run.steps} updates: {limit.meaning}."
+            )
 
 
 def _rounding_lines(run: RunResult | ControlResult) -> Iterator[str]:
@@ -134,6 +177,8 @@ def terms(config: PosttrainConfig) -> dict[str, str]:
     bound = "A loss in nats per token, given in the config."
     if not config.targets:
         bound = f"The {config.slack_over} model's loss on the held-out text, and a slack."
+    if config.constraint == "divergence":
+        bound = "A divergence from the dense model in nats per token, given in the config."
     if config.paired:
         bound += (
             " In training it is that of the control at the same update, on the same batch, and the "
@@ -148,7 +193,10 @@ def terms(config: PosttrainConfig) -> dict[str, str]:
         f"{sampled}.",
         "loss": "Mean negative log-likelihood of the next token, in nats.",
         "bound": bound,
+        "divergence": "Mean over tokens of KL(dense || sparse) of the next token, in nats: on text "
+        "that the dense model wrote, the expected loss minus the dense model's.",
         "strength": "Factor of the penalty, which is the expected share of open edges summed over "
-        "layers. It rises while the loss is below its bound, and falls while it is above.",
+        f"layers. It rises while the {config.constraint} is below its bound, and falls while it is "
+        "above.",
         "interval": "95 %, from resampling documents, for one trained model.",
     }

@@ -2,6 +2,7 @@
 
     run.json         RunIdentity      settings, weights, data and seed of one run
     dense.json       DenseResult      loss of the dense model
+    start.json       StartResult      one run before its first update
     result.json      RunResult        one bound of one seed; of a control ControlResult
     patterns.json    TextPatterns     attention of chosen heads, a list with one entry per text
     summary.json     PosttrainSummary
@@ -107,11 +108,28 @@ class Rounding:
 
 
 @dataclasses.dataclass(frozen=True)
+class StartResult:
+    """A run before its first update, with sampled gates on the held-out windows: `start.json`.
+
+    Attributes:
+      difference: loss less the dense model's, in nats per token.
+      divergence: KL(dense || sparse), in nats per token.
+      edges: expected share of open edges as sampled.
+      bias: biases `[L][N]` that open the gates (`open_at_start`); null where they have one bias.
+    """
+
+    difference: float
+    divergence: float
+    edges: Share
+    bias: tuple[tuple[float, ...], ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
 class RunResult:
     """One bound of one seed: `result.json`, on the held-out windows.
 
     Attributes:
-      target: the bound of the loss, in nats per token.
+      target: the bound of the loss or of the divergence, in nats per token.
       folder: folder of the run, in the work folder.
       loss: loss of the exported model, in nats per token.
       difference: the loss less the dense model's.
@@ -120,6 +138,10 @@ class RunResult:
       strength: strength of the penalty at the end.
       tokens_seen: tokens seen in training.
       rounding: null where all weights were trained.
+      divergence: KL(dense || sparse) in nats per token; null in results of earlier versions.
+      start: the run before its first update; null in results of earlier versions.
+      at_floor: updates at which the strength was on its floor.
+      at_ceiling: updates at which it was on its ceiling.
     """
 
     seed: Count
@@ -136,6 +158,10 @@ class RunResult:
     steps: Count
     tokens_seen: Count
     rounding: Rounding | None
+    divergence: Interval | None = dataclasses.field(default=None, kw_only=True)
+    start: StartResult | None = dataclasses.field(default=None, kw_only=True)
+    at_floor: Count = dataclasses.field(default=0, kw_only=True)
+    at_ceiling: Count = dataclasses.field(default=0, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,8 +214,9 @@ class BoundSummary:
 
     Attributes:
       target: the bound in nats per token; its mean over seeds, where it is relative to controls.
-      slack: the bound less the dense loss.
+      slack: the bound less the dense loss; of the divergence, the bound.
       over_control: null where not all runs have a control.
+      divergence: null where not all runs have measured it.
     """
 
     target: float
@@ -199,6 +226,7 @@ class BoundSummary:
     loss: Spread
     difference: Spread
     over_control: Spread | None
+    divergence: Spread | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from lm_jax.errors import out_of_range
 from lm_jax.model.lora import LoraConfig
+from lm_jax.run.config import LATER
 from lm_jax.run.settings import (
     READ_AT_ONCE,
     READS_MODEL,
@@ -25,8 +26,9 @@ from lm_jax.run.settings import (
 from lm_jax.study import Distributed, Training
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.text.splits import missing_splits
-from lm_jax.train.config import StepFields, TrainConfig, train_config
+from lm_jax.train.config import Schedule, StepFields, TrainConfig, train_config
 from sparse_jax.gates.geco import Strength
+from sparse_jax.gates.objective import GATE_BIAS, Constraint
 
 
 def _apart(bounds: Sequence[float], *, least: float) -> bool:
@@ -52,16 +54,25 @@ class PosttrainConfig(StepFields, Training, Distributed):
       validation_documents: the most documents to evaluate on.
       slacks: bounds of the loss, in nats per token above that of the dense model or of the control,
         as `slack_over` says, on the same tokens; one run for each, which together give the
-        frontier.
+        frontier. With `constraint="divergence"` they bound the divergence.
       slack_over: what `slacks` are above: "dense", the loss of the pretrained model, or "control",
         that of the control of the same seed, which is then trained first: a slack of 0 asks for the
         loss of equal training alone.
       targets: absolute bounds in nats per token, which replace `slacks` if there are any.
+      constraint: what is bounded: "loss", or "divergence" from the dense model, the mean over
+        tokens of KL(dense || sparse), which is then minimised in place of the loss. A batch gives
+        it exactly where its loss varies by more than the slack; and learning the text does not
+        lower it, so that it has no control.
       strength: update rule of the penalty's strength; the runs differ in its target.
       adapters: rank, alpha and targets of LoRA.
       full: train all weights instead of adapters.
       bias: initial bias of the gate logits.
       learn_bias: train one bias per layer and head.
+      open_at_start: share of the edges, and at each position of the attention weight, that is open
+        before the first update: the initial bias of each head is such on the first training
+        windows (`sparse_jax.gates.opening`). 0 starts from `bias`, with which a pretrained model
+        may be broken at once. Needs `learn_bias`.
+      bias_rate: learning rate of the biases, as a multiple of that of the weights.
       raw_gate: gate logits as Eq. 1 prints them, q.k without its scale.
       renormalise: divide the weights of open edges by their sum, an ablation of Eq. 2.
       control: also train for as many steps with every gate open. Against this dense model, trained
@@ -75,7 +86,11 @@ class PosttrainConfig(StepFields, Training, Distributed):
         where a needed edge was open in half of the samples, the rule may close it for good.
       batch_size: windows of one update, on all devices together.
       accumulate: micro-batches of one update.
+      schedule: schedule of the learning rate after the warm-up: "cosine" falls to a tenth, "linear"
+        to 0.
       weight_decay: weight decay of matrices.
+      eps: number that Adam adds to the root of the second moment. Adam scales any small steady
+        gradient up to the learning rate; a gradient small beside `eps` moves less.
       skip_sigma: skip an update whose loss is that many standard deviations above the mean of the
         last 128; 0 skips none.
       dtype: dtype of the computation and of frozen weights; trained weights and moments are
@@ -99,11 +114,14 @@ class PosttrainConfig(StepFields, Training, Distributed):
     slacks: Annotated[tuple[float, ...], _SLACKS] = (0.05,)
     slack_over: Literal["dense", "control"] = "dense"
     targets: Annotated[tuple[float, ...], _TARGETS] = ()
+    constraint: Constraint = dataclasses.field(default="loss", metadata=LATER)
     strength: Strength = dataclasses.field(default_factory=Strength)
     adapters: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     full: bool = False
     bias: Finite = 0.0
     learn_bias: bool = False
+    open_at_start: ShareBelow1 = dataclasses.field(default=0.0, metadata=LATER)
+    bias_rate: PositiveFloat = dataclasses.field(default=1.0, metadata=LATER)
     raw_gate: bool = False
     renormalise: bool = False
     control: bool = False
@@ -116,7 +134,9 @@ class PosttrainConfig(StepFields, Training, Distributed):
     steps: PositiveInt = 1_000
     learning_rate: PositiveFloat = 1e-4
     warmup: ShareBelow1 = 0.02
+    schedule: Schedule = dataclasses.field(default="cosine", metadata=LATER)
     weight_decay: NonNegativeFloat = 0.0
+    eps: PositiveFloat = dataclasses.field(default=1e-8, metadata=LATER)
     skip_sigma: NonNegativeFloat = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     export_dtype: Literal["base", "float32"] = "base"
@@ -138,6 +158,11 @@ class PosttrainConfig(StepFields, Training, Distributed):
             problems.append("config.slack_over = 'control' needs config.control = True")
         if self.paired and (self.slack_over != "control" or self.targets):
             problems.append("config.paired needs config.slack_over = 'control' and no targets")
+        problems += self._divergence_problems()
+        if self.open_at_start and (not self.learn_bias or self.bias):
+            problems.append("config.open_at_start needs config.learn_bias = True, config.bias = 0")
+        if self.bias_rate != 1 and not self.learn_bias:
+            problems.append(f"config.bias_rate = {self.bias_rate} needs config.learn_bias = True")
         if self.paired and self.skip_sigma:
             # A skipped update has no number in the dual, so those after it would be bounded by the
             # control's losses on other batches.
@@ -155,11 +180,41 @@ class PosttrainConfig(StepFields, Training, Distributed):
                 problems.append(f"config.heads has {head!r}; write layer.head, such as 3.0")
         return problems
 
+    def _divergence_problems(self) -> list[str]:
+        """What the divergence as constraint does not go with."""
+        if self.constraint == "loss":
+            return []
+        where = "config.constraint = 'divergence'"
+        problems = []
+        if self.distill != 1 or self.temperature != 1:
+            problems.append(f"{where} needs config.distill = 1 and config.temperature = 1")
+        if self.targets or not all(self.slacks):
+            problems.append(f"{where} is bounded by config.slacks above 0; give no config.targets")
+        if self.control:
+            problems.append(
+                f"{where} has its minimum, 0, with every gate open; set config.control = False"
+            )
+        return problems
+
     @property
     def train(self) -> TrainConfig:
         """The settings of the loop."""
-        return train_config(self, early_stop=False)
+        factors = ((GATE_BIAS, self.bias_rate),) if self.bias_rate != 1 else ()
+        return train_config(self, early_stop=False, rate_factors=factors)
 
+
+# Gates of a pretrained model that start open, so that its loss at first is that of the dense model.
+# With a share of 0.99, sampled gates close an attention sink now and then, which costs SmolLM2 more
+# than 0.01 nats. Biases of ten and more come down within a run only at a rate of their own.
+OPEN_GATES: Mapping[str, Any] = {"learn_bias": True, "open_at_start": 0.999, "bias_rate": 30.0}
+
+# The gates of the paper: q.k without its scale, and bias 0 (section 3.1 finds others unnecessary).
+PAPER_GATES: Mapping[str, Any] = {
+    "raw_gate": True,
+    "learn_bias": False,
+    "open_at_start": 0.0,
+    "bias_rate": 1.0,
+}
 
 # Settings for hundreds of updates. The bound leaves a margin to 0.05, because it is on the training
 # text and not on the validation text.
@@ -173,6 +228,7 @@ SMALL_MODEL: Mapping[str, Any] = {
     "learning_rate": 1e-3,
     "eval_every": 80,
     "save_every": 40,
+    **OPEN_GATES,
 }
 
 # Bounds relative to the control at the same update, and gates by rule late in training.
@@ -183,6 +239,20 @@ OVER_CONTROL: Mapping[str, Any] = {
     "raw_gate": True,
     "by_rule": 0.4,
     "strength": Strength(dual_rate=1.0, decay=0.95, start=0.1, least=0.01, settle=0.2),
+}
+
+# The divergence under its bound, with adapters over open gates. Edges answer the strength late, and
+# the proportional term damps the swing that comes of it, if its steps are not cut short and the
+# average does not add to the delay: a batch gives the divergence exactly.
+ON_DIVERGENCE: Mapping[str, Any] = {
+    "constraint": "divergence",
+    "slacks": (0.03,),
+    "strength": Strength(dual_rate=1.0, decay=0.5, start=0.05, longest=0.5, proportional=50.0),
+    "adapters": LoraConfig(rank=16, alpha=32.0),
+    "distill": 1.0,
+    "warmup": 0.05,
+    "schedule": "linear",
+    **OPEN_GATES,
 }
 
 # More nats than any model loses per token, unless it is worse than a uniform distribution.

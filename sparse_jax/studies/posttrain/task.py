@@ -236,6 +236,8 @@ def bounds(config: PosttrainConfig, dense: float, control: float | None = None) 
     Raises:
       UsageError: a target is below the loss that it could at best reach.
     """
+    if config.constraint == "divergence":
+        return list(config.slacks)
     if not config.targets:
         reference = dense if control is None else control
         return [reference + slack for slack in config.slacks]

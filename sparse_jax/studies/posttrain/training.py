@@ -1,5 +1,6 @@
 """Training of one run, under a bound or with every gate open: to its exported model and numbers."""
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 from pathlib import Path
@@ -12,20 +13,27 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lm_jax.model import lora
+from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.model.precision import exact_jit
+from lm_jax.parallel import sharding
+from lm_jax.run import processes
+from lm_jax.run.files import write_json
 from lm_jax.run.results import load_result
 from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS
+from lm_jax.train.objective import ignore_index_batch
 from lm_jax.weights.load import Pretrained
 from sparse_jax.gates.geco import GecoConfig
-from sparse_jax.gates.model import SparseModel
+from sparse_jax.gates.model import SparseModel, constant_gates
 from sparse_jax.gates.objective import GATE_BIAS, WEIGHTS, Sparsifying
+from sparse_jax.gates.opening import open_biases
 from sparse_jax.studies.posttrain import export, patterns
 from sparse_jax.studies.posttrain.evaluation import PairedEvaluation, compare
-from sparse_jax.studies.posttrain.results import ControlResult, Rounding, RunResult
+from sparse_jax.studies.posttrain.limits import StrengthWatch, at_limits
+from sparse_jax.studies.posttrain.results import ControlResult, Rounding, RunResult, StartResult
 from sparse_jax.studies.posttrain.task import (
     Task,
     claim_run,
@@ -37,6 +45,9 @@ from sparse_jax.studies.posttrain.task import (
 
 # Bias of a gate logit with which every gate is open, whatever the noise, and has no gradient.
 _ALWAYS_OPEN = 1e6
+START = "start.json"
+# The least number of training windows whose scores decide with which biases gates start open.
+_CALIBRATION_WINDOWS = 32
 
 
 def objective_of(task: Task, target: float, reference: tuple[float, ...] = ()) -> Sparsifying:
@@ -60,40 +71,103 @@ def objective_of(task: Task, target: float, reference: tuple[float, ...] = ()) -
         rule_from=round((1 - config.by_rule) * config.steps) if config.by_rule else None,
         dtype=config.dtype,
         remat=config.remat,
+        constraint=config.constraint,
     )
 
 
-def start(objective: Sparsifying, task: Task) -> ParamTree:
-    """Initial parameters where all weights are trained: those of the base, and gate biases."""
+def start(
+    objective: Sparsifying, task: Task, bias_LN: np.ndarray | None = None, seed: int = 0
+) -> ParamTree:
+    """Initial parameters that are given: weights of the base, or adapters, with gate biases."""
     params: dict[str, Any] = {WEIGHTS: task.base.params}
+    if objective.adapters is not None:
+        params[WEIGHTS] = params_lib.init(jax.random.key(seed), objective.spec[WEIGHTS])
     if objective.learn_bias:
         shape = (task.base.cfg.num_layers, task.base.cfg.num_heads)
         params[GATE_BIAS] = np.full(shape, objective.bias, np.float32)
-    return params
+    return params if bias_LN is None else params | {GATE_BIAS: bias_LN}
 
 
-def train_once(task: Task, folder: Path, objective: Sparsifying, seed: int) -> TrainResult:
-    """Trains to the last step, from the last checkpoint in `folder`."""
+def measure_start(task: Task, folder: Path, objective: Sparsifying, seed: int) -> StartResult:
+    """A run before its first update, from `start.json` if it is there; says what it loses.
+
+    Raises:
+      CorruptError: the file is damaged.
+      StoppedError: a stop was requested during the evaluation.
+    """
+    file = folder / START
+    if processes.on_first(file.exists):
+        return load_result(file, StartResult)
+    config, cfg = task.config, task.base.cfg
+    gates = constant_gates(
+        cfg, objective.bias, raw_gate=objective.raw_gate, renormalise=objective.renormalise
+    )
+    bias = None
+    if config.open_at_start:
+        count = -(-_CALIBRATION_WINDOWS // config.batch_size)
+        tokens_BS = np.concatenate([task.batches(seed).at(k)["tokens"] for k in range(count)])
+        bias_LN = open_biases(
+            cfg,
+            task.base.params,
+            ignore_index_batch(sharding.shard_batch(task.mesh, tokens_BS)),
+            config.open_at_start,
+            task.mesh,
+            raw_gate=config.raw_gate,
+        )
+        gates = dataclasses.replace(gates, bias_LN=bias_LN)
+        bias = tuple(tuple(map(float, row_N)) for row_N in bias_LN)
+    sparse = SparseModel(task.base, gates, {})
+    key = jax.random.key(seed)
+    found = compare(task.base, sparse, task.validation, task.mesh, key=key)
+    result = StartResult(
+        difference=found.difference.estimate,
+        divergence=found.ratio("divergence", "tokens").estimate,
+        edges=found.ratio("open_edges", "pairs").estimate,
+        bias=bias,
+    )
+    processes.on_first(lambda: write_json(file, result))
+    processes.note(
+        f"before the first update {result.edges:.1%} of the edges are open, and the loss is "
+        f"{result.difference:+.4f} nats per token against the dense model"
+    )
+    return load_result(file, StartResult)
+
+
+def train_once(
+    task: Task,
+    folder: Path,
+    objective: Sparsifying,
+    seed: int,
+    bias: Sequence[Sequence[float]] | None = None,
+) -> TrainResult:
+    """Trains to the last step, from the last checkpoint in `folder`; `bias` opens the gates."""
     config = task.config
+    bias_LN = None if bias is None else np.array(bias, np.float32)
+    settings = config.train
+    if not objective.learn_bias:
+        # Of a control, which has no biases.
+        settings = dataclasses.replace(settings, rate_factors=())
+    given = functools.partial(start, objective, task, bias_LN, seed)
     needs_dense = objective.adapters is not None or objective.distill > 0
+    watch = (StrengthWatch(folder.name, config.strength),) if objective.dual.adapts else ()
     return train(
         folder,
         TrainRun(
             objective=objective,
-            config=config.train,
+            config=settings,
             batches=task.batches(seed),
             validation=task.validation,
             seed=seed,
             frozen=task.base.params if needs_dense else (),
             base_sha256=task.base.identity.text,
             # Adapters are initialised at random, weights are those of the base.
-            params=start(objective, task) if config.full else None,
+            params=given if config.full or bias_LN is not None else None,
         ),
         task.mesh,
         CheckpointPolicy(
             save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
         ),
-        Hooks(measure=edge_metrics),
+        Hooks(measure=edge_metrics, trackers=watch),
     )
 
 
@@ -143,8 +217,11 @@ def train_target(task: Task, seed: int, target: float, control: Path | None = No
         objective = objective_of(task, over, control_losses(control, config.steps))
     else:
         objective = objective_of(task, target)
-    run = train_once(task, folder, objective, seed)
+    begin = measure_start(task, folder, objective, seed)
+    run = train_once(task, folder, objective, seed, begin.bias)
     merged, evaluation, rounding = merge_and_compare(task, objective, run)
+    strengths = pq.read_table(folder / METRICS)["strength"].to_pylist()
+    at_floor, at_ceiling = at_limits(strengths, config.strength)
     result = RunResult(
         seed=seed,
         target=target,
@@ -160,6 +237,10 @@ def train_target(task: Task, seed: int, target: float, control: Path | None = No
         steps=int(run.state.step),
         tokens_seen=tokens_seen(folder),
         rounding=rounding,
+        divergence=evaluation.ratio("divergence", "tokens"),
+        start=begin,
+        at_floor=at_floor,
+        at_ceiling=at_ceiling,
     )
     heads = patterns.named(config.heads, task.base.cfg.num_layers, task.base.cfg.num_heads)
     texts = [patterns.trace_patterns(task.base, merged, text, heads) for text in config.texts]
@@ -211,7 +292,10 @@ def edge_metrics(params: ParamTree, step: int, result: Evaluation) -> dict[str, 
     del params, step
     open_LN, pairs_L = result.sums["open_edges"], result.sums["pairs"]
     share_L = open_LN.mean(1) / pairs_L
-    return {
+    more = {}
+    if "divergence" in result.sums:
+        more["validation/divergence"] = float(result.sums["divergence"]) / result.tokens
+    return more | {
         "validation/loss": result.loss,
         "validation/edges": float(open_LN.sum() / (pairs_L.sum() * open_LN.shape[1])),
         "validation/edges_layer_mean": float(share_L.mean()),

@@ -10,7 +10,15 @@ from ml_collections import config_dict
 import pytest
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.run.config import canonical_json, config_difference, config_hash, from_plain
+from lm_jax.run.config import (
+    LATER,
+    as_stored,
+    canonical_json,
+    config_difference,
+    config_hash,
+    from_plain,
+    to_plain,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,3 +186,34 @@ def test_difference_names_each_field():
         "config.model.width = 8, not 16",
         'config.new = absent, not "x"',
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    peak: float = 1.0
+    floor: float = dataclasses.field(default=0.0, metadata=LATER)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grown:
+    """A class that got `limit` and `names`, and a section that got `floor`, in a later version."""
+
+    steps: int = 3
+    rate: Rate = dataclasses.field(default_factory=Rate)
+    limit: str = dataclasses.field(default="loss", metadata=LATER)
+    names: tuple[str, ...] = dataclasses.field(default=(), metadata=LATER)
+
+
+def test_a_later_field_is_stored_only_where_it_is_not_the_default():
+    """So that what was stored before has the hash, and is resumed by the settings, of now."""
+    stored = {"steps": 3, "rate": {"peak": 1.0}}
+    whole = stored | {"rate": {"peak": 1.0, "floor": 0.0}, "limit": "loss", "names": []}
+    config = config_dict.ConfigDict(dataclasses.asdict(Grown()))
+    assert from_plain(stored, Grown) == from_plain(whole, Grown) == Grown()
+    assert to_plain(Grown()) == stored
+    for settings_ in (Grown(), config, whole):
+        assert as_stored(settings_, Grown) == stored
+        assert config_hash(as_stored(settings_, Grown)) == config_hash(stored)
+    config.limit, config.rate.floor = "divergence", 0.5
+    changed = stored | {"rate": {"peak": 1.0, "floor": 0.5}, "limit": "divergence"}
+    assert as_stored(config, Grown) == to_plain(from_plain(config, Grown)) == changed

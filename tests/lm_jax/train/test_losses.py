@@ -150,6 +150,56 @@ def test_the_loss_of_every_token(cap):
 
 
 # data, fsdp, tensor.
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_the_divergence_of_every_token(cap):
+    hidden_BTD, w_VD, teacher_BTD, teacher_VD, *_ = drawn()
+    cfg = config(cap=cap)
+
+    def kl_BT(hidden_BTD, w_VD, teacher_BTD, teacher_VD):
+        z, y = (
+            jnp.einsum("BTD,VD->BTV", h, w)
+            for h, w in ((hidden_BTD, w_VD), (teacher_BTD, teacher_VD))
+        )
+        if cap is not None:
+            z, y = cap * jnp.tanh(z / cap), cap * jnp.tanh(y / cap)
+        log_p, log_q = jax.nn.log_softmax(y), jax.nn.log_softmax(z)
+        return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
+
+    arrays = (hidden_BTD, w_VD, teacher_BTD, teacher_VD)
+    models = [losses.Predictor(h, tree(w, True)) for h, w in (arrays[:2], arrays[2:])]
+    result = jax.jit(functools.partial(losses.token_divergence, cfg=cfg))(*models)
+    rounding.assert_within(result, rounding.expected(kl_BT, *arrays))
+
+
+def test_the_weight_of_the_cross_entropy_scales_its_value_and_its_gradient():
+    """With 0 the divergence alone is minimised; sums of both parts are as before."""
+    hidden_BTD, w_VD, teacher_BTD, teacher_VD, target_BT, loss_mask_BT = drawn()
+    cfg, teacher = config(), losses.Predictor(teacher_BTD, tree(teacher_VD, True))
+
+    def sums(hidden_BTD, likelihood, distill):
+        found = losses.summed(
+            losses.Predictor(hidden_BTD, tree(w_VD, True)),
+            target_BT,
+            loss_mask_BT,
+            cfg,
+            teacher=teacher,
+            distill=distill,
+            likelihood=likelihood,
+        )
+        return found.minimised, (found.loss, found.divergence)
+
+    run = jax.jit(jax.value_and_grad(sums, has_aux=True), static_argnums=(1, 2))
+    (none, parts), of_none = run(hidden_BTD, 0.0, 1.0)
+    (both, others), of_both = run(hidden_BTD, 1.0, 1.0)
+    (loss, _), of_loss = run(hidden_BTD, 1.0, 0.0)
+    assert float(none) == float(parts[1]) and parts == others
+    U = 2.0**-24
+    assert float(both) == pytest.approx(float(none) + float(loss), rel=2 * U)
+    size = np.abs(of_none).max() + np.abs(of_loss).max()
+    # Two products of 40 terms each against one of their sum.
+    np.testing.assert_allclose(of_both, of_none + of_loss, rtol=0, atol=64 * U * float(size))
+
+
 @pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 2, 2), (1, 1, 4)])
 def test_on_a_mesh_it_is_what_one_device_computes(sizes):
     """Devices that split the rows add up their gradients by W after the last chunk, once."""

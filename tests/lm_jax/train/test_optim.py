@@ -1,5 +1,6 @@
 """The schedule has its closed form, and decay shrinks weights and nothing else."""
 
+import dataclasses
 import math
 
 from hypothesis import given
@@ -108,6 +109,43 @@ def test_first_adam_step_is_the_rate_and_clipping_shortens_the_gradient():
         clip_norm=1e-8 * math.sqrt(params_lib.count(SPEC)),
     )
     assert moved(tiny, optim.is_weight, 3.0)["embed"] == pytest.approx(0.25, rel=1e-3)
+
+
+def test_a_group_has_its_own_factor_of_the_rate():
+    config = TrainConfig(
+        steps=10, learning_rate=1e-2, warmup=0.0, weight_decay=0.5, rate_factors=(("embed", 4.0),)
+    )
+    plain = dataclasses.replace(config, rate_factors=())
+    params = jax.tree.map(jnp.ones_like, params_lib.init(jax.random.key(0), SPEC))
+    updates = []
+    for each in (config, plain):
+        optimizer = optim.adamw(SPEC, each)
+        updates.append(optimizer.update(params, optimizer.init(params), params)[0])
+    faster, slower = updates
+    # A product by a power of two is exact.
+    np.testing.assert_array_equal(faster["embed"], 4 * slower["embed"])
+    for path, leaf in params_lib.by_path(faster["blocks"]).items():
+        np.testing.assert_array_equal(leaf, params_lib.by_path(slower["blocks"])[path])
+    unknown = dataclasses.replace(config, rate_factors=(("gate_bias", 4.0),))
+    with pytest.raises(UsageError, match=r"has 'gate_bias', and no .* known: blocks, embed"):
+        optim.adamw(SPEC, unknown)
+    with pytest.raises(UsageError, match=r"rate_factors = .* must be factors above 0"):
+        dataclasses.replace(config, rate_factors=(("embed", 0.0),))
+
+
+def test_a_gradient_small_beside_eps_is_not_scaled_up_to_the_rate():
+    """The first step of Adam is rate g / (|g| + eps): whole steps of the sign, or as of SGD."""
+    params = jax.tree.map(jnp.ones_like, params_lib.init(jax.random.key(0), SPEC))
+    small = jax.tree.map(lambda x: 1e-5 * x, params)
+    for eps, wanted in ((1e-8, 1 / (1 + 1e-3)), (1e-3, 1e-2 / (1 + 1e-2))):
+        config = TrainConfig(
+            steps=10, learning_rate=1e-2, warmup=0.0, weight_decay=0.0, eps=eps, schedule="constant"
+        )
+        optimizer = optim.adamw(SPEC, config)
+        update = optimizer.update(small, optimizer.init(params), params)[0]
+        # Moments, their corrections, a root and a quotient: some ten roundings.
+        for leaf in jax.tree.leaves(update):
+            np.testing.assert_allclose(leaf, -1e-2 * wanted, rtol=2e-5)
 
 
 def test_every_bad_field_is_named():

@@ -1,5 +1,6 @@
 """The dual converges to the known multiplier of a closed-form problem, and survives a spike."""
 
+import dataclasses
 import functools
 import math
 
@@ -11,6 +12,7 @@ import pytest
 from lm_jax.errors import UsageError
 from sparse_jax.gates import geco
 from sparse_jax.gates.geco import GecoConfig
+from sparse_jax.studies.posttrain import limits
 
 U = 2.0**-24
 
@@ -127,6 +129,75 @@ def test_the_step_settles_linearly_to_zero():
         dual = after
     # Sums below 4 and a few products: 8 units.
     assert steps == pytest.approx([1, 1, 1, 1, 2 / 3, 1 / 3, 0], abs=8 * 4 * U)
+
+
+def test_the_proportional_term_is_the_change_of_the_error():
+    """ln s against the sum by hand, in float64: of each error, and of its change from update 2."""
+    settings = GecoConfig(
+        target=0.5, dual_rate=0.25, decay=0.5, start=1.0, longest=9.0, proportional=2.0
+    )
+    dual, losses = geco.init(settings), [0.75, 0.25, 1.0, 0.5]
+    average, before, log_strength = 0.0, None, 0.0
+    for number, loss in enumerate(losses):
+        dual = geco.update(dual, jnp.float32(loss), settings)
+        total = sum(0.5 ** (number - k) * losses[k] for k in range(number + 1))
+        average = total / sum(0.5**k for k in range(number + 1))
+        error = settings.target - average
+        log_strength += 0.25 * error
+        if before is not None:
+            log_strength += 2.0 * (error - before)
+        before = error
+        # A quotient of 3 units, sums and products of numbers below 4.
+        assert float(dual.log_strength) == pytest.approx(
+            log_strength, abs=(number + 1) * 16 * 4 * U
+        )
+    without = dataclasses.replace(settings, proportional=0.0)
+    first = geco.update(geco.init(settings), jnp.float32(0.75), settings)
+    plain = geco.update(geco.init(without), jnp.float32(0.75), without)
+    # There is no change before the second update.
+    assert float(first.log_strength) == float(plain.log_strength)
+
+
+def test_a_reference_is_taken_from_both_errors_of_the_proportional_term():
+    settings = GecoConfig(target=0.25, dual_rate=0.125, decay=0.0, proportional=1.0, longest=9.0)
+    dual = geco.init(settings, reference=(3.0, 2.0))
+    for loss in (3.5, 3.0):
+        dual = geco.update(dual, jnp.float32(loss), settings)
+    # Errors of -0.25 and -0.75; all numbers are sums of powers of two.
+    assert float(dual.log_strength) == 0.125 * -0.25 + 0.125 * -0.75 + 1.0 * -0.5
+
+
+# A model of edges that answer late: the share of closed ones follows what the strength asks for,
+# which saturates at all of them, as 1 / LAG of the difference an update; they cost 0.5 c^2 nats.
+LAG, HALF, BOUND = 40, 0.1, 0.03
+
+
+def answers_late(proportional):
+    """The divergence and the strength at each of 800 updates."""
+    settings = GecoConfig(
+        target=BOUND, dual_rate=1.0, decay=0.9, start=0.003, proportional=proportional
+    )
+
+    def step(carry, _):
+        closed, dual = carry
+        closed += (1 / (1 + (HALF / dual.strength) ** 2) - closed) / LAG
+        cost = 0.5 * closed**2
+        dual = geco.update(dual, cost, settings)
+        return (closed, dual), (cost, dual.strength)
+
+    start = (jnp.float32(0), geco.init(settings))
+    return (np.asarray(x) for x in jax.lax.scan(step, start, length=800)[1])
+
+
+def test_integral_control_of_edges_that_answer_late_overshoots_and_the_proportional_term_damps():
+    """The figures of a float64 simulation, with a margin: 2.28 and 1.23 bounds, 3.8 and 1.5."""
+    integral_K, strength_K = answers_late(0.0)
+    assert integral_K.max() > 2 * BOUND and limits.swing(strength_K) > 3
+    damped_K, damped_strength_K = answers_late(20.0)
+    assert damped_K.max() < 1.4 * BOUND and limits.swing(damped_strength_K) < 2
+    # One is at its bound from update 300 on, the other still swings around it.
+    assert np.abs(damped_K[300:] - BOUND).max() < 0.05 * BOUND
+    assert np.abs(integral_K[300:] - BOUND).max() > 0.3 * BOUND
 
 
 def test_the_strength_is_a_constant_to_the_parameters():

@@ -176,6 +176,87 @@ def test_the_divergence_from_the_dense_model_against_float64(temperature):
     assert float(minimised) == pytest.approx(float(sum(map(float, terms))), rel=16 * U)
 
 
+ON_DIVERGENCE = Sparsifying(
+    CFG,
+    GecoConfig(target=0.25, dual_rate=0.1, decay=0.0),
+    adapters=LORA,
+    bias=-0.5,
+    constraint="divergence",
+)
+
+
+def test_on_the_divergence_it_is_minimised_and_bounded_and_the_loss_is_neither():
+    params = drawn(ON_DIVERGENCE)
+    minimised, parts = loss_terms(ON_DIVERGENCE, params)
+    on_loss = dataclasses.replace(ON_DIVERGENCE, constraint="loss")
+    _, others = loss_terms(on_loss, params)
+    for name in ("loss", "edges", "divergence"):
+        assert float(parts[name]) == pytest.approx(float(others[name]), rel=16 * U), name
+    terms = float(parts["divergence"]) + 0.7 * 2 * float(parts["edges"])
+    assert float(minimised) == pytest.approx(terms, rel=16 * U)
+    dual, _ = ON_DIVERGENCE.update(ON_DIVERGENCE.init_state(), parts)
+    wanted = 0.1 * (0.25 - float(parts["divergence"]))
+    # A difference of numbers below 1, and a product.
+    assert float(dual.log_strength) == pytest.approx(wanted, abs=4 * U)
+    assert abs(wanted - 0.1 * (0.25 - float(parts["loss"]))) > 0.01
+    assert "constraint" not in on_loss.metadata()["sparsifying"]
+    assert ON_DIVERGENCE.metadata()["sparsifying"]["constraint"] == "divergence"
+
+
+def test_at_the_dense_model_the_divergence_and_its_gradient_are_zero():
+    """All weights, every gate open: nothing pulls where cross entropy would learn the text."""
+    start = {"weights": dense()}
+    still = dataclasses.replace(
+        ON_DIVERGENCE, adapters=None, bias=1e4, dual=GecoConfig.fixed(1e-30)
+    )
+    learns = dataclasses.replace(still, constraint="loss", distill=0.0)
+
+    def norm(objective):
+        gradient = jax.grad(lambda p: loss_terms(objective, p, strength=1e-30)[0])(start)
+        return max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradient))
+
+    # Differences of probabilities of both models, which round alike up to the order of sums.
+    assert norm(still) < 1e-4 * norm(learns)
+
+
+def test_the_dense_model_gets_no_gradient_where_it_is_also_what_is_trained():
+    """KL(p || q) with p of the same weights: only q moves, and by descent the divergence falls."""
+    params = {"weights": dense(), "gate_bias": jnp.full((2, 2), -0.5, jnp.float32)}
+    objective = dataclasses.replace(ON_DIVERGENCE, adapters=None, learn_bias=True, bias=0.0)
+    dual = dataclasses.replace(objective.init_state(), log_strength=jnp.float32(-30.0))
+    normalizers = objective.normalizers(rows())
+
+    def minimised(frozen):
+        return objective.loss_terms(params, frozen, dual, rows(), normalizers, KEY)[0]
+
+    gradient = jax.jit(jax.grad(minimised))(dense())
+    assert not any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(gradient))
+
+
+def test_the_teacher_is_the_dense_model_and_not_the_one_in_training():
+    """All weights, gates open: no divergence from the weights of now, but from those of before."""
+    moved = {"weights": jax.tree.map(lambda x: 1.25 * x, dense())}
+    objective = dataclasses.replace(ON_DIVERGENCE, adapters=None, bias=1e4)
+    _, parts = loss_terms(objective, moved)
+    _, still = loss_terms(objective, {"weights": dense()})
+    assert float(parts["divergence"]) > 0.01 > 100 * abs(float(still["divergence"]))
+
+
+def test_an_evaluation_on_the_divergence_has_its_sum():
+    params = drawn(ON_DIVERGENCE)
+    result = jax.jit(ON_DIVERGENCE.evaluate)(params, dense(), rows())
+    batch = ignore_index_batch(rows())
+    attend = gated(CFG, mode="threshold", bias=-0.5, valid_BT=batch.input_mask_BT)
+    log_p, log_q = (
+        special.log_softmax(np.asarray(logits, np.float64), axis=-1)
+        for logits in (forward().logits, forward(attend).logits)
+    )
+    kl_BT = (np.exp(log_p) * (log_p - log_q)).sum(-1)[np.asarray(batch.loss_mask_BT)]
+    assert float(result["divergence"]) == pytest.approx(kl_BT.sum(), rel=1e-4)
+    on_loss = dataclasses.replace(ON_DIVERGENCE, constraint="loss")
+    assert "divergence" not in jax.eval_shape(on_loss.evaluate, params, dense(), rows())
+
+
 def test_the_teacher_is_left_out_where_it_has_no_weight():
     objective = Sparsifying(CFG, FIXED, distill=0.0)
     normalizers = objective.normalizers(rows())
@@ -276,5 +357,10 @@ def test_a_fixed_strength_stays_and_a_bound_moves_it():
 def test_invalid_settings_are_refused():
     with pytest.raises(UsageError, match=r"distill = -1.*temperature = 0.*dtype = 'half'"):
         Sparsifying(CFG, FIXED, distill=-1, temperature=0, dtype="half")
+    with pytest.raises(UsageError, match=r"constraint = 'kl' must be 'loss' or 'divergence'"):
+        Sparsifying(CFG, FIXED, constraint="kl")
+    for changes in ({"distill": 0.0}, {"temperature": 2.0}, {"reference": (1.0,)}):
+        with pytest.raises(UsageError, match="needs distill = 1, temperature = 1 and no reference"):
+            Sparsifying(CFG, FIXED, constraint="divergence", **changes)
     with pytest.raises(UsageError, match="no weight matches 'qq'"):
         _ = Sparsifying(CFG, FIXED, adapters=lora.LoraConfig(targets=("qq",))).spec

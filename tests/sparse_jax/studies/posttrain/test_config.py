@@ -8,7 +8,9 @@ import pytest
 
 from lm_jax.console.config_files import load_config
 from lm_jax.errors import UsageError
+from lm_jax.run.config import from_plain, to_plain
 from lm_jax.text.preparation import CorpusConfig
+from sparse_jax.gates.geco import Strength
 from sparse_jax.studies.addition.settings import AdditionConfig
 from sparse_jax.studies.multiple_choice.settings import MultipleChoiceConfig
 from sparse_jax.studies.posttrain import STUDY
@@ -28,6 +30,9 @@ POSTTRAIN = {
     "targets": ((3.5, 3.50001), "0.0001 apart"),
     "bias": (float("nan"), "finite"),
     "distill": (-1.0, "at least 0"),
+    "open_at_start": (1.0, "at least 0 and below 1"),
+    "bias_rate": (0.0, "above 0"),
+    "eps": (0.0, "above 0"),
     "by_rule": (1.5, "from 0 to 1"),
     "temperature": (0.0, "above 0"),
     "learning_rate": (-1.0, "above 0"),
@@ -43,6 +48,31 @@ OTHERS = {
     "a slack over no control": (
         {"slack_over": "control"},
         "config.slack_over = 'control' needs config.control = True",
+    ),
+    "open gates without biases": (
+        {"open_at_start": 0.9},
+        "config.open_at_start needs config.learn_bias = True, config.bias = 0",
+    ),
+    "open gates with a bias": (
+        {"open_at_start": 0.9, "learn_bias": True, "bias": 1.0},
+        "config.open_at_start needs config.learn_bias = True, config.bias = 0",
+    ),
+    "a rate of no biases": ({"bias_rate": 3.0}, "config.bias_rate = 3.0 needs config.learn_bias"),
+    "a divergence without weight": (
+        {"constraint": "divergence", "distill": 0.5},
+        "config.constraint = 'divergence' needs config.distill = 1 and config.temperature = 1",
+    ),
+    "a divergence under a loss": (
+        {"constraint": "divergence", "targets": (3.0,)},
+        "is bounded by config.slacks above 0; give no config.targets",
+    ),
+    "a divergence of nothing": (
+        {"constraint": "divergence", "slacks": (0.0,)},
+        "is bounded by config.slacks above 0; give no config.targets",
+    ),
+    "a divergence with a control": (
+        {"constraint": "divergence", "control": True},
+        "has its minimum, 0, with every gate open; set config.control = False",
     ),
     "updates that cannot be paired": (
         {"control": True, "slack_over": "control", "paired": True, "skip_sigma": 4.0},
@@ -163,5 +193,60 @@ def test_the_mode_over_dense_is_the_recipe_of_small_models_with_a_control():
     text = CorpusConfig("wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=600_000)
     expected = STUDY.settings(**SMALL_MODEL, corpus=text, validation_documents=120, control=True)
     assert load_config(f"{CONFIG}:over_dense").to_dict() == expected.to_dict()
-    with pytest.raises(UsageError, match="known: over_dense, smoke"):
+    with pytest.raises(UsageError, match="known: divergence, over_dense, paper_gates, smoke"):
         load_config(f"{CONFIG}:large")
+
+
+# Every recipe for a pretrained model.
+RECIPES = {
+    *("gpt2", "olmo7b", "llama1b_one_gpu", "smollm2", "smollm2_256", "posttrain", "quickstart"),
+    *("gemma3_270m", "smollm2:over_dense", "smollm2:divergence"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_recipe_starts_with_open_gates(name):
+    """With a scaled score: from a raw one, hundreds wide, a bias does not come back."""
+    config = from_plain(load_config(f"sparse/{name}"), PosttrainConfig)
+    assert (config.open_at_start, config.learn_bias, config.raw_gate) == (0.999, True, False)
+
+
+def test_no_recipe_for_a_pretrained_model_is_left_out():
+    """Besides those that train their own."""
+    folder = ROOT / "configs" / "sparse"
+    files = [f.stem for f in folder.glob("*.py") if "iaj sparse posttrain" in f.read_text("utf-8")]
+    assert set(files) == {name for name in RECIPES if ":" not in name}
+
+
+@pytest.mark.parametrize("name", ["gpt2:paper", "olmo7b:paper", "smollm2:paper_gates"])
+def test_the_gates_of_the_paper_have_a_mode(name):
+    config = from_plain(load_config(f"sparse/{name}"), PosttrainConfig)
+    assert (config.raw_gate, config.bias, config.open_at_start) == (True, 0.0, 0.0)
+    open_gates = from_plain(load_config(f"sparse/{name.partition(':')[0]}"), PosttrainConfig)
+    changed = {
+        field.name
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != getattr(open_gates, field.name)
+    }
+    assert changed == {"raw_gate", "learn_bias", "open_at_start", "bias_rate"}
+
+
+def test_the_rates_of_a_training_are_those_of_its_settings():
+    config = PosttrainConfig(
+        learn_bias=True, bias_rate=10.0, eps=1e-6, schedule="linear", open_at_start=0.9
+    )
+    assert config.train.rate_factors == (("gate_bias", 10.0),)
+    assert (config.train.eps, config.train.schedule) == (1e-6, "linear")
+    assert PosttrainConfig().train.rate_factors == ()
+
+
+def test_settings_of_before_have_the_identity_that_they_had():
+    """Fields of later versions are left out at their defaults, also within sections."""
+    plain = to_plain(PosttrainConfig())
+    later = {"constraint", "open_at_start", "bias_rate", "eps", "schedule"}
+    assert not later & plain.keys() and "proportional" not in plain["strength"]
+    changed = PosttrainConfig(strength=Strength(proportional=3.0), eps=1e-6)
+    assert to_plain(changed)["strength"]["proportional"] == 3.0
+    assert to_plain(changed)["eps"] == 1e-6
+    train = to_plain(PosttrainConfig().train)
+    assert not {"eps", "rate_factors"} & train.keys()
