@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from lm_jax.evaluate import samples
 from lm_jax.run import processes
 from lm_jax.run.finished import Inputs
 from lm_jax.run.results import load_result
@@ -22,7 +23,7 @@ from lm_jax.statistics import Interval
 from lm_jax.study import Work
 from lm_jax.text.corpora import corpus_inputs
 from lm_jax.weights import hub
-from lm_jax.weights.load import is_there
+from lm_jax.weights.load import is_there, open_pretrained
 from sparse_jax.studies.posttrain import export
 from sparse_jax.studies.posttrain.evaluation import difference
 from sparse_jax.studies.posttrain.numbers import summarise
@@ -53,6 +54,9 @@ def inputs(config: PosttrainConfig) -> Inputs:
       UsageError, BadInputError: the model does not fit the settings (`open_model`).
     """
     text = corpus_inputs({"config.corpus": config.corpus.source})
+    sampled = samples.model_of(config.corpus)
+    if sampled is not None and is_there(sampled):
+        text["config.corpus"] = open_pretrained(sampled).identity.text
     if not is_there(config.model):
         return text
     return {"model": open_model(config).identity.text} | text

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import pyarrow.parquet as pq
 
 from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.evaluate.samples import prepare_samples
 from lm_jax.model import lora
 from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
@@ -108,6 +109,7 @@ def open_task(config: PosttrainConfig, folder: Path, *, force: bool = False) -> 
     # Not among the inputs: what has finished can be shown on a machine with fewer devices.
     check_batch(config.batch_size, config.accumulate, mesh)
     model = open_model(config)
+    prepare_samples(folder / DATA, config.corpus, context=config.context)
     prepared = prepare_on_first(folder / DATA, config.corpus, tokenizer=model.tokenizer)
     windows = functools.partial(
         Examples, prepared, context=config.context, mode="window", vocab_size=model.cfg.vocab_size

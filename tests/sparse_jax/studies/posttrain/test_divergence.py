@@ -1,5 +1,6 @@
 """Post-training under a bound on the divergence, with gates that start open."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import lm_jax
 from lm_jax.report import page
+from lm_jax.run import user_cache
 from lm_jax.run.config import from_plain
 from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
@@ -138,6 +140,22 @@ def test_it_is_resumed_with_the_biases_that_it_began_with(whole, config, tmp_pat
     assert read_json(run_folder_again / export.RESULT) == read_json(
         run_folder(whole) / export.RESULT
     )
+
+
+def test_on_samples_of_the_dense_model_its_excess_loss_is_the_divergence(
+    config, base, tmp_path, monkeypatch
+):
+    """Both are means over the same tokens; the loss has the noise of which token was sampled."""
+    monkeypatch.setenv(user_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
+    changed = copy.deepcopy(config)
+    changed.corpus.source, changed.corpus.max_tokens = f"samples:{base}", 300 * config.context
+    changed.corpus.splits = (0.5, 0.5, 0.0)
+    command(changed, tmp_path / "run")
+    windows = pq.read_table(run_folder(tmp_path / "run") / export.WINDOWS).to_pydict()
+    rows = {name: np.array(windows[name]) for name in ("sparse_nll", "dense_nll", "divergence")}
+    excess = rows["sparse_nll"] - rows["dense_nll"] - rows["divergence"]
+    assert len(excess) > 100 and rows["divergence"].sum() > 0
+    assert abs(excess.sum()) < 4 * np.sqrt(len(excess)) * excess.std()
 
 
 def test_all_weights_may_be_trained_from_open_gates(base, text, tmp_path):
