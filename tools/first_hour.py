@@ -114,7 +114,7 @@ class FirstHour:
         said = self.iaj(
             *("sparse", "circuits", "--pair=pair_192", "--task=mine.jsonl", "--workdir=circuits")
         )
-        return _found(r"L\d+H\d+ carries [^\n]*", said)
+        return _found(r"L\d+H\d+ carries .*?\)", said)
 
     def graph(self) -> str:
         """The features that cause the next token of a prompt."""
@@ -128,7 +128,7 @@ class FirstHour:
             *("--prompt=Then, Anna and Paul went to the park. Paul gave a book to",),
             "--workdir=graph",
         )
-        return _found(r"[^\n]*' Anna'[^\n]*", said)
+        return _found("After .*the strongest path .*", said)
 
     def topic(self) -> str:
         """Prototypes of a model whose texts are about a topic."""
@@ -166,7 +166,7 @@ class FirstHour:
                 stdout=file,
                 stderr=file,
             )
-            while process.poll() is None and not re.search(r"step +\d", log.read_text("utf-8")):
+            while process.poll() is None and not re.search(r"train: \d+/", log.read_text("utf-8")):
                 time.sleep(0.2)
             process.send_signal(signal.SIGINT)
             start = time.monotonic()
@@ -183,10 +183,11 @@ def _environment() -> Mapping[str, str]:
 
 
 def _found(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
+    """What matches in the words of a text, its lines joined."""
+    found = re.search(pattern, " ".join(text.split()))
     if found is None:
         raise SystemExit(f"no {pattern!r} in:\n{text}")
-    return found[0].strip()
+    return found[0][:300]
 
 
 def _page(folder: Path, words: str) -> str:
