@@ -168,3 +168,13 @@ def test_all_weights_may_be_trained_from_open_gates(base, text, tmp_path):
     moved_LN = np.abs(model.gates.bias_LN - np.float32(result.start.bias))
     # Four updates, each of at most three times the rate of weights.
     assert 0 < moved_LN.max() < 4 * 3 * 1.1e-3
+
+
+def test_the_control_of_a_run_with_open_gates_has_no_biases_to_train(base, text, tmp_path):
+    """It was refused, because no parameter was in the group of the biases' rate."""
+    changes = {**CHANGES, "constraint": "loss", "control": True, "steps": 2, "eval_every": 2}
+    command(settings(base, text, **changes), tmp_path / "run")
+    control = run_folder(tmp_path / "run").parent / "control"
+    windows = pq.read_table(control / export.WINDOWS).to_pydict()
+    assert windows["open_edges"] == windows["pairs"]
+    assert not (control / START).exists()
