@@ -97,7 +97,9 @@ def _values(
     if given.keys() & set(field["unless"]):
         return
     for flag in field["flags"]:
-        for text in given.get(flag, ()):
+        texts = given.get(flag, [])
+        # Of a flag with one value that is given again, the last one counts.
+        for text in texts if field["many"] else texts[-1:]:
             # Whatever else Python may write is for the study to read.
             if not text.startswith(("(", "[")):
                 parts = text.split(",") if field["many"] else [text]

@@ -83,7 +83,7 @@ def find(package: str, filename: str, where: Places) -> str:
 def _links(page: str, certificates: str | None) -> dict[str, str]:
     """The files that a page links to, or that a local folder holds: name to address.
 
-    An address of the page's own host has the page's login.
+    An address of the page's own scheme, host and port has the page's login.
     """
     parts = urllib.parse.urlsplit(page)
     if parts.scheme == "file":
@@ -102,8 +102,9 @@ def _links(page: str, certificates: str | None) -> dict[str, str]:
     results = {}
     for link in found.links:
         url = urllib.parse.urlsplit(urllib.parse.urljoin(base, link))
-        if url.hostname == parts.hostname and "@" in parts.netloc and "@" not in url.netloc:
-            url = url._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@{url.netloc}")
+        login, at, host = parts.netloc.rpartition("@")
+        if (url.scheme, url.netloc.lower()) == (parts.scheme, host.lower()):
+            url = url._replace(netloc=f"{login}{at}{url.netloc}")
         name = urllib.parse.unquote(url.path.rpartition("/")[2])
         results[name] = urllib.parse.urlunsplit(url._replace(fragment=""))
     return results

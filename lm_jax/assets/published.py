@@ -26,6 +26,8 @@ import tomllib
 import zipfile
 import zlib
 
+import filelock
+
 from lm_jax.assets import transfer
 from lm_jax.errors import BadInputError, CorruptError, UsageError, closest, nearest
 from lm_jax.run import user_cache
@@ -226,7 +228,12 @@ def fetch(name: str, *, source: str | Path | None = None, progress: bool = True)
     if source is None:
         return folder(name)
     target = _copy(known)
+    make_folder(target.parent, parents=True)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(filelock.FileLock(target.with_name(f".{target.name}.lock")))
+        # Another process may have fetched it meanwhile.
+        if find(name) is not None:
+            return folder(name)
         if re.match(r"[a-z]+://", str(source)):
             source = stack.enter_context(_downloaded(known, str(source), progress))
         # What is there is not whole, or it would have been found.
@@ -241,7 +248,6 @@ def fetch(name: str, *, source: str | Path | None = None, progress: bool = True)
 def _downloaded(known: Published, url: str, progress: bool) -> Iterator[Path]:
     """The archive at an address, removed when the block has ended; a part of it stays."""
     file = _copy(known).with_suffix(".zip")
-    make_folder(file.parent, parents=True)
     with transfer.progress_of(file.name, known.size, shown=progress) as report:
         try:
             transfer.save(url, file, report)

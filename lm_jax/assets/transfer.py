@@ -27,6 +27,7 @@ from lm_jax.run.files import STORAGE_ERRNOS
 TIMEOUT_S = 15.0
 _TRIES = 3
 _CHUNK = 1 << 18
+_PORTS = {"http": 80, "https": 443}
 
 
 class TransferError(Exception):
@@ -160,22 +161,30 @@ def _is_final(error: BaseException | None) -> bool:
 
 def _open(url: str, headers: Mapping[str, str], certificates: str | None, timeout_s: float) -> Any:
     parts = urllib.parse.urlsplit(url)
-    bare = without_login(url)
-    logins = urllib.request.HTTPPasswordMgrWithPriorAuth()
-    if parts.username:
-        root = urllib.parse.urljoin(bare, "/")
-        name, password = (urllib.parse.unquote(x or "") for x in (parts.username, parts.password))
-        logins.add_password(None, root, name, password, is_authenticated=True)
     opener = urllib.request.build_opener(
         urllib.request.HTTPSHandler(context=_trusted(certificates)),
-        urllib.request.HTTPBasicAuthHandler(logins),
+        urllib.request.HTTPBasicAuthHandler(_logins(parts)),
     )
+    bare = without_login(url)
     try:
         return opener.open(urllib.request.Request(bare, headers=dict(headers)), timeout=timeout_s)
     except urllib.error.HTTPError as error:
         # It is a response, too, whose connection would stay open as long as the error is there.
         error.close()
         raise
+
+
+def _logins(parts: urllib.parse.SplitResult) -> urllib.request.HTTPPasswordMgrWithPriorAuth:
+    """The login of a URL, for its own host and port alone, to which a redirection may lead."""
+    logins = urllib.request.HTTPPasswordMgrWithPriorAuth()
+    if parts.username:
+        host = parts.netloc.rpartition("@")[2]
+        # Without a port it would be that of http, too, where anyone on the way reads it.
+        port = "" if parts.port else f":{_PORTS[parts.scheme]}"
+        name, password = (urllib.parse.unquote(x or "") for x in (parts.username, parts.password))
+        root = f"{parts.scheme}://{host.rstrip(':')}{port}/"
+        logins.add_password(None, root, name, password, is_authenticated=True)
+    return logins
 
 
 def _trusted(certificates: str | None) -> ssl.SSLContext:

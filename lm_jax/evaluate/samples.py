@@ -56,7 +56,8 @@ def prepare_samples(folder: Path, corpus: CorpusConfig, *, context: int) -> None
       StoppedError: the command was asked to stop; parts that are done are kept.
     """
     model = model_of(corpus)
-    if model is None or (folder / MANIFEST).is_file():
+    # All processes decide alike: the first may be ready before another one looks.
+    if model is None or processes.on_first((folder / MANIFEST).is_file):
         return
     opened = open_pretrained(model)
     tokenizer, begin = _begin(opened, model)

@@ -81,15 +81,17 @@ class Sampling:
 class InverseSampling(Sampling):
     """`Sampling` by inversion of the cumulative distribution, with two random numbers a row.
 
-    The distribution is the same, and what a key gives is another. A vocabulary of V tokens needs no
-    V random numbers, which take most of the time of small models on a CPU.
+    The distribution is the same but for roundings, and what a key gives is another. Shares of
+    blocks of sqrt(V) neighbouring tokens are rounded to 2^-23, so that one of less may never be
+    drawn. A vocabulary of V tokens needs no V random numbers, which take most of the time of small
+    models on a CPU.
     """
 
     def draw(self, key: jax.Array, logits_BV: jax.Array) -> jax.Array:
         """One id per row: first a block of neighbouring tokens, then one of them.
 
-        A second random number resolves the tokens of a block, so that rare ones, of less than the
-        spacing of float32 between 0 and 1, have their share too.
+        A second random number resolves the tokens of a block, so that rare ones beside frequent
+        ones, of less than the spacing of float32 between 0 and 1, have their share too.
         """
         B, V = logits_BV.shape
         width = math.isqrt(V - 1) + 1

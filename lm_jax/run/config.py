@@ -3,7 +3,7 @@
 A config is an `ml_collections.ConfigDict` only between the command line and `main`. There
 `from_plain` turns it into a frozen dataclass, typed and hashable, because a ConfigDict must not
 enter `jax.jit`. What is stored and compared is `canonical_json`: sorted keys, tuples and lists
-alike, no NaN (which ConfigDict's own `to_json` lets through, as invalid JSON). A field that is
+alike, no NaN (which ConfigDict's own `to_json` lets through, as invalid JSON). A field
 whose metadata is `LATER` is left out at its default: settings stored before it was added are equal.
 """
 

@@ -89,13 +89,14 @@ class Llama2cSource:
         data = file.read_bytes()[start:]
         pieces, scores, at = [], [], 4
         for _ in range(self.cfg.vocab_size):
-            if at + _PIECE.size > len(data):
+            whole = at + _PIECE.size <= len(data)
+            score, length = _PIECE.unpack_from(data, at) if whole else (0.0, 0)
+            at += _PIECE.size
+            if length < 0 or at + length > len(data):
                 raise BadInputError(
                     f"{file}: the tokenizer has {len(pieces):,} pieces, and the model "
                     f"{self.cfg.vocab_size:,} tokens; fetch the file again"
                 )
-            score, length = _PIECE.unpack_from(data, at)
-            at += _PIECE.size
             scores.append(score)
             pieces.append(data[at : at + length].decode("utf-8", "replace").replace(" ", "▁"))
             at += length

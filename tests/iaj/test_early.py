@@ -70,6 +70,14 @@ def test_nothing_is_said_of_what_the_command_line_does_not_decide(tmp_path):
             early.check(("sparse", "graph"), [f"--model={own}", f"--prompts={name}"])
 
 
+def test_of_a_flag_that_is_given_again_the_last_one_counts(tmp_path):
+    own = model(tmp_path / "own", max_position_embeddings=512)
+    last = [f"--model={own}", "--length=99", f"--haystack={own}"]
+    early.check(("polyattn", "check"), ["--model=/none", "--length=999", *last])
+    with pytest.raises(BadInputError, match="--model=/none"):
+        early.check(("polyattn", "check"), [*last, "--model=/none"])
+
+
 @pytest.mark.parametrize("name", published.names())
 def test_names_of_published_models_and_of_their_parts_are_left_to_the_study(name):
     early.check(CIRCUITS, [f"--dense={name}", "--task=copy"])

@@ -161,9 +161,12 @@ def answer(
         return f"{start}; no path of the graph leads from a token to it."
     ids = [document["nodes"][i]["node_id"] for i in path.sources]
     steps = " → ".join([*map(names.step, ids), token])
+    # Paths that begin at errors, and edges that pass no feature, may have more.
+    kind = "neurons" if has_neurons(document) else "features"
+    via = f"through {kind} to it" if len(path.sources) > 1 else "from a token to it"
     return (
-        f"{start}; the strongest path to it is {steps}, with {_percent(path.share)} of its "
-        "influence."
+        f"{start}; the strongest path {via} is {steps}, with {_percent(path.share)} of its "
+        "influence in the graph."
     )
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 import subprocess
 import sys
+import urllib.parse
 
 import pytest
 
@@ -113,6 +114,20 @@ def test_a_login_goes_to_its_host_and_into_no_message(site, tmp_path):
     with pytest.raises(transfer.TransferError) as caught:
         find(only(f"{site.url}/simple"))
     assert "401" in caught.value.__notes__[0]
+
+
+def test_a_login_goes_to_no_other_port_or_scheme(site):
+    with_login, port = site.url.replace("//", "//me:pass@"), site.url.rpartition(":")[2]
+    for other in (f"https://127.0.0.1:{port}", "http://127.0.0.1:1"):
+        site.files["/simple/tiny-part/"] = page(f"{other}/{WHEEL}")
+        assert find(only(f"{with_login}/simple")) == f"{other}/{WHEEL}"
+    for place in ("https://me:pass@host/simple", "https://me:pass@host:443/simple"):
+        logins = transfer._logins(urllib.parse.urlsplit(place))
+        assert logins.is_authenticated("https://host/files/x")
+        # What a redirection may lead to.
+        for url in ("http://host/files/x", "https://host:8443/x", "https://elsewhere/files/x"):
+            assert not logins.is_authenticated(url)
+            assert logins.find_user_password(None, url) == (None, None)
 
 
 @pytest.mark.parametrize("ranges", [True, False])

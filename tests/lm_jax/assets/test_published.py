@@ -4,6 +4,7 @@ import dataclasses
 from functools import partial
 from pathlib import Path
 import shutil
+import threading
 import zipfile
 
 import pytest
@@ -97,6 +98,23 @@ def test_a_changed_file_is_not_taken(installed, tmp_path):
     shutil.copyfile(summary, folder / "summary.json")
     with pytest.raises(CorruptError, match="sha256 differs"):
         published.verify("pair_small")
+
+
+def test_two_at_once_make_one_copy(installed, monkeypatch):
+    fill, filled = published._fill, []
+    second = threading.Thread(target=published.fetch, args=("pair_small",), kwargs={"source": ROOT})
+
+    def slowly(*arguments):
+        filled.append(1)
+        if len(filled) == 1:
+            second.start()
+            second.join(timeout=0.5)
+        fill(*arguments)
+
+    monkeypatch.setattr(published, "_fill", slowly)
+    published.fetch("pair_small", source=ROOT)
+    second.join()
+    assert filled == [1]
 
 
 def test_a_copy_that_lost_a_file_is_made_anew(installed):

@@ -99,6 +99,16 @@ def test_rows_are_documents_of_a_prepared_corpus(opened, cache, tmp_path):
     assert samples.model_of(CorpusConfig("wiki")) is None
 
 
+def test_the_first_of_several_processes_decides_whether_to_sample(monkeypatch, tmp_path):
+    """One that looks after the first has finished must not skip what the first waits in."""
+    corpus = CorpusConfig(f"samples:{MODEL}", max_tokens=100)
+    asked = []
+    monkeypatch.setattr(samples.processes, "on_first", lambda ask: asked.append(ask()) or 1)
+    (tmp_path / samples.MANIFEST).touch()
+    samples.prepare_samples(tmp_path, corpus, context=8)
+    assert asked == [True]
+
+
 @pytest.mark.parametrize(
     ("changes", "context", "error", "message"),
     [

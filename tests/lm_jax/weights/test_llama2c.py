@@ -137,6 +137,8 @@ def test_damaged_files_are_refused_with_a_remedy(tmp_path):
         whole[:20]: "no checkpoint of llama2.c",
         whole[: end - 1]: "fetch the file again",
         whole[:-40]: "pieces, and the model",
+        whole[:-1]: f"{V - 1} pieces, and the model",
+        whole[: end + 8] + struct.pack("<i", -12) + whole[end + 12 :]: "has 0 pieces",
     }
     for content, message in cases.items():
         (tmp_path / "model.bin").write_bytes(content)

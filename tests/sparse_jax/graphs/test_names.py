@@ -73,13 +73,27 @@ def test_the_answer_names_prompt_token_path_and_share(of_one_feature):
     assert names.features_on(of_one_feature, path) == {KEY}
     sentence = names.answer(of_one_feature, path, {KEY: KNOWN})
     assert sentence == (
-        "After “in↵”, “Rome” has a probability of 25.0 %; the strongest path to it is token “in↵” "
-        "→ feature 7 (active on “Paris”, “x”) of layer 0 at “in↵” → “Rome”, with 75 % of its "
-        "influence."
+        "After “in↵”, “Rome” has a probability of 25.0 %; the strongest path through features to "
+        "it is token “in↵” → feature 7 (active on “Paris”, “x”) of layer 0 at “in↵” → “Rome”, with "
+        "75 % of its influence in the graph."
     )
     text = " ".join(PageReader(page.build(of_one_feature, features={KEY: KNOWN})).text.split())
     # It opens the page, before the graph itself.
     assert text.index(sentence) < text.index("Explore the graph")
+
+
+def test_the_answer_says_which_paths_its_strongest_one_is_among(of_one_feature):
+    """An edge from a token or an error may be stronger than any path through a feature."""
+    neurons = copy.deepcopy(of_one_feature)
+    neurons["nodes"][0]["feature_type"] = NEURON
+    sentence = names.answer(neurons, names.find_path(neurons), {})
+    assert "the strongest path through neurons to it is" in sentence
+    token, logit = (
+        of_one_feature["nodes"][i]["node_id"] for i in (2, names.likeliest_logit(neurons))
+    )
+    of_one_feature["links"] = [{"source": token, "target": logit, "weight": 1.0}]
+    sentence = names.answer(of_one_feature, names.find_path(of_one_feature), {})
+    assert "the strongest path from a token to it is token “in↵” → “Rome”" in sentence
 
 
 def test_the_answer_says_that_there_is_no_path_or_no_logit(of_one_feature):
