@@ -46,7 +46,7 @@ from lm_jax.train.evaluate import Batches, Evaluation, evaluate
 from lm_jax.train.metrics import MetricWriter
 from lm_jax.train.objective import Objective
 from lm_jax.train.resume import EvalHistory, RunCheckpoints
-from lm_jax.train.state import StateLayout, TrainState
+from lm_jax.train.state import StateLayout, TrainState, run_keys
 from lm_jax.train.step import Metrics, check_batch, make_eval_step, make_train_step
 from lm_jax.train.throughput import Throughput, peak
 from lm_jax.train.trackers import Tracker, trackers
@@ -157,7 +157,7 @@ def train(
         base_sha256=run.base_sha256,
     )
     saved = RunCheckpoints(folder, identity, policy, run.objective.columns)
-    init_key, step_key = jax.random.split(jax.random.key(run.seed))
+    init_key, step_key = run_keys(run.seed)
     state, history = _restore_or_start(run, mesh, saved, init_key)
     first, writes = int(state.step), processes.is_first()
     throughput = Throughput(

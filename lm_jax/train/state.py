@@ -24,6 +24,12 @@ from lm_jax.train.objective import Objective
 LOSS_WINDOW = 128
 
 
+def run_keys(seed: int) -> tuple[jax.Array, jax.Array]:
+    """The random keys of a run: of its initial parameters, and of its steps."""
+    init_key, step_key = jax.random.split(jax.random.key(seed))
+    return init_key, step_key
+
+
 @struct.dataclass
 class TrainState:
     """Float32 parameters and moments after `step` updates, an int32 scalar.

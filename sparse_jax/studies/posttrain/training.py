@@ -25,6 +25,7 @@ from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import ignore_index_batch
+from lm_jax.train.state import run_keys
 from lm_jax.weights.load import Pretrained
 from sparse_jax.gates.geco import GecoConfig
 from sparse_jax.gates.model import SparseModel, constant_gates
@@ -81,7 +82,8 @@ def start(
     """Initial parameters that are given: weights of the base, or adapters, with gate biases."""
     params: dict[str, Any] = {WEIGHTS: task.base.params}
     if objective.adapters is not None:
-        params[WEIGHTS] = params_lib.init(jax.random.key(seed), objective.spec[WEIGHTS])
+        # As the loop draws those of the control.
+        params |= params_lib.init(run_keys(seed)[0], {WEIGHTS: objective.spec[WEIGHTS]})
     if objective.learn_bias:
         shape = (task.base.cfg.num_layers, task.base.cfg.num_heads)
         params[GATE_BIAS] = np.full(shape, objective.bias, np.float32)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 
+import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -15,11 +16,14 @@ from lm_jax.run.files import read_json
 from lm_jax.run.results import load_result
 from lm_jax.study import frame
 from lm_jax.train.metrics import EVALUATIONS, METRICS
+from lm_jax.train.state import StateLayout, run_keys
 import sparse_jax
-from sparse_jax.studies.posttrain import STUDY, export, report
+from sparse_jax.gates.objective import WEIGHTS
+from sparse_jax.studies.posttrain import STUDY, export, report, training
 from sparse_jax.studies.posttrain.report_training import Run
 from sparse_jax.studies.posttrain.results import RunResult, StartResult
 from sparse_jax.studies.posttrain.settings import PosttrainConfig
+from sparse_jax.studies.posttrain.task import open_task
 from sparse_jax.studies.posttrain.training import START
 from tests.sparse_jax.small_runs import command, run_folder, settings
 
@@ -140,6 +144,16 @@ def test_it_is_resumed_with_the_biases_that_it_began_with(whole, config, tmp_pat
     assert read_json(run_folder_again / export.RESULT) == read_json(
         run_folder(whole) / export.RESULT
     )
+
+
+def test_a_run_and_its_control_begin_with_the_same_adapters(config, tmp_path):
+    """That of the control is drawn by the training loop, that of open gates before it."""
+    frozen = from_plain(config, PosttrainConfig)
+    task = open_task(frozen, tmp_path / "run")
+    objective = training.objective_of(task, 0.04)
+    drawn = StateLayout.of(objective, task.mesh, frozen.train).init(run_keys(3)[0]).params
+    given = training.start(objective, task, seed=3)
+    jax.tree.map(np.testing.assert_array_equal, drawn[WEIGHTS], given[WEIGHTS])
 
 
 def test_on_samples_of_the_dense_model_its_excess_loss_is_the_divergence(
