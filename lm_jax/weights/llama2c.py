@@ -50,8 +50,8 @@ class Llama2cSource:
         whole = all(0 < each < _MOST for each in positive)
         if not whole or width % (2 * heads) or heads % kv_heads:
             raise BadInputError(
-                f"{path} is no checkpoint of llama2.c, which begins with seven sizes; name such a "
-                "file, a Hugging Face folder or a .gguf file"
+                f"{path} is neither a Hugging Face folder nor a .gguf file nor a checkpoint of "
+                "llama2.c, which begins with seven sizes; name one"
             )
         self.path = path
         self.cfg = DecoderConfig(

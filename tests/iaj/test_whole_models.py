@@ -88,7 +88,7 @@ def test_a_copy_without_its_gates_is_refused(known_by, gated, tmp_path):
 
 
 def test_gates_are_downloaded_with_the_weights():
-    assert "sparse.json" in hub._FILES
+    assert "sparse.json" in hub.FILES
 
 
 def test_folders_of_runs_are_known(tmp_path):

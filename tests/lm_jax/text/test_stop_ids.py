@@ -140,4 +140,4 @@ def test_another_main_end_keeps_the_others(backend):
 
 
 def test_the_list_of_ends_is_fetched_from_the_hub():
-    assert "generation_config.json" in hub._FILES
+    assert "generation_config.json" in hub.FILES

@@ -133,8 +133,8 @@ def test_damaged_files_are_refused_with_a_remedy(tmp_path):
     whole = write(tmp_path / "model.bin", weights, tail=tokenizer_bytes()).read_bytes()
     end = len(whole) - len(tokenizer_bytes())
     cases = {
-        b"PK\x03\x04" + whole[4:]: "no checkpoint of llama2.c",
-        whole[:20]: "no checkpoint of llama2.c",
+        b"PK\x03\x04" + whole[4:]: "nor a checkpoint of llama2.c",
+        whole[:20]: "nor a checkpoint of llama2.c",
         whole[: end - 1]: "fetch the file again",
         whole[:-40]: "pieces, and the model",
         whole[:-1]: f"{V - 1} pieces, and the model",

@@ -97,7 +97,7 @@ def test_of_many_recipes_one_preserves_only_after_holm():
 @pytest.mark.parametrize(
     ("softmax", "right", "recipe", "verdict", "reason"),
     [
-        (12, 12, "relu_p4_bauto", "undecided", "anything from -24.2 to +24.2 points"),
+        (12, 12, "relu_p4_bauto", "undecided", "anything from −24.2 to +24.2 points"),
         (12, 10, "relu_p4_bauto", "undecided", "do not tell whether the loss is smaller than 5"),
         (12, 0, "relu_p4_bauto", "no-go", "part of the rows is measured safe"),
         (12, 0, "sigmoid_b0", "no-go", "S_p is not measured for this map"),

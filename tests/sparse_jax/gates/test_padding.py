@@ -53,7 +53,7 @@ def test_losses_of_a_short_text_are_those_of_it_alone(which):
     tokens_BS = np.full((2, T + 1), IGNORE_INDEX)
     tokens_BS[0, :FIRST], tokens_BS[1] = SHORT, [*LONG, 1]
     run = jax.jit(functools.partial(evaluation._evaluate, DENSE, SPARSE, ignore_index_batch))
-    result = run(DENSE.params, DENSE.params, jnp.asarray(tokens_BS))[f"{which}_nll"]
+    result = run(DENSE.params, DENSE.params, jnp.asarray(tokens_BS), None)[f"{which}_nll"]
     # Of a text that ends, the last token is read too, and predicts nothing.
     batch = ignore_index_batch(jnp.asarray(tokens_BS[:1, : FIRST + 1]))
 
