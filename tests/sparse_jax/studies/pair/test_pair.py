@@ -174,7 +174,7 @@ def test_each_update_is_bounded_by_that_of_the_control(whole, config, tmp_path, 
     loss = json.loads((control / "result.json").read_text())["loss"]["estimate"]
     trained = []
 
-    def train_once(task, folder, objective, seed):
+    def train_once(task, folder, objective, seed, bias):
         trained.append(objective)
         raise StoppedError("before the first update")
 
