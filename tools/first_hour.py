@@ -2,7 +2,7 @@
 
     python -m tools.first_hour --out runs/first_hour
 
-Outside of the checkout, with its own environment, it installs the wheel, opens the first page of
+Outside of the checkout, with its own environment and an empty cache, it installs the wheel, opens the first page of
 `iaj quickstart`, asks a pretrained model in six lines, finds the head of ten prompts and the graph
 of another, looks for the prototypes of a topic, and trains on a folder of texts: stopped once,
 resumed, and asked to go on with a text. Each step must give its answer, or the tool ends with 1.
@@ -10,7 +10,7 @@ resumed, and asked to go on with a text. Each step must give its answer, or the 
 """
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import json
 import os
 from pathlib import Path
@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from lm_jax.run.user_cache import CACHE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 # The last step ends in this many seconds, or it has not been stopped.
@@ -51,6 +53,9 @@ class FirstHour:
         self.out = out
         self.times: dict[str, float] = {}
         self._bin = out / "environment" / "bin"
+        # Without paths of the checkout, and without anything that was fetched or compiled before.
+        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._environment = own | {CACHE_VARIABLE: str(out / "cache")}
 
     def step(self, name: str, run: Callable[[], str]) -> None:
         """Runs a step and prints its seconds and its answer."""
@@ -70,7 +75,12 @@ class FirstHour:
           SystemExit: it ended otherwise; its output is printed.
         """
         result = subprocess.run(
-            command, cwd=self.out, env=_environment(), capture_output=True, text=True, check=False
+            command,
+            cwd=self.out,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if result.returncode:
             print(result.stdout, result.stderr, sep="\n", file=sys.stderr)
@@ -163,7 +173,7 @@ class FirstHour:
             process = subprocess.Popen(
                 [self._bin / "iaj", *arguments],
                 cwd=self.out,
-                env=_environment(),
+                env=self._environment,
                 stdout=file,
                 stderr=file,
             )
@@ -176,11 +186,6 @@ class FirstHour:
         if waited > _STOPPED or process.returncode == 0:
             raise SystemExit(f"stopped with {process.returncode} after {waited:.1f} s: {log}")
         return waited
-
-
-def _environment() -> Mapping[str, str]:
-    """The environment without paths of the checkout."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def _found(pattern: str, text: str) -> str:
