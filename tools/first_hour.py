@@ -2,11 +2,11 @@
 
     python -m tools.first_hour --out runs/first_hour
 
-Outside of the checkout, with its own environment and an empty cache, it installs the wheel, opens the first page of
-`iaj quickstart`, asks a pretrained model in six lines, finds the head of ten prompts and the graph
-of another, looks for the prototypes of a topic, and trains on a folder of texts: stopped once,
-resumed, and asked to go on with a text. Each step must give its answer, or the tool ends with 1.
-`times.json` has the seconds of each step. The machine should be quiet.
+Outside of the checkout, with its own environment and an empty cache, it installs the wheel, opens
+the first page of `iaj quickstart`, asks a pretrained model in six lines, finds the head of ten
+prompts and the graph of another, looks for the prototypes of a topic, and trains on a folder of
+texts: stopped once, resumed, and asked to go on with a text. Each step must give its answer, or the
+tool ends with 1. `times.json` has the seconds of each step. The machine should be quiet.
 """
 
 import argparse

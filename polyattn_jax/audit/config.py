@@ -17,7 +17,7 @@ from lm_jax.run.settings import READS_FILE, READS_MODEL, Settings, at_least, bet
 from polyattn_jax.recipes.probe import DEGREES
 from polyattn_jax.recipes.row_maps import RECIPES, Recipe, parse_recipe
 from polyattn_jax.suites import named
-from polyattn_jax.suites.texts import READS_HAYSTACK, READS_TEXT, SHORTEST
+from polyattn_jax.suites.texts import READS_TEXT, SHORTEST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class AuditConfig(Settings):
     choices: tuple[str, ...] = ()
     choices_n: Annotated[int, at_least(0)] = 200
     truthfulqa: Annotated[str, READS_FILE] = ""
-    haystack: Annotated[str, READS_HAYSTACK] = "essays"
+    haystack: Annotated[str, READS_TEXT] = "essays"
     suites: tuple[str, ...] = ()
     suite_recipes: tuple[str, ...] = ()
     suite_lengths: tuple[int, ...] = (256, 512)

