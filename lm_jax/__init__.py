@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lm_jax.model import params
     from lm_jax.model.attention import Attend, PerLayer, fused, register_fused, softmax
     from lm_jax.model.config import BlockEnd, DecoderConfig, LayerShape
-    from lm_jax.model.decode import Sampling, generate
+    from lm_jax.model.decode import generate
     from lm_jax.model.decoder import (
         Cache,
         Output,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Rope,
         YarnScaling,
     )
+    from lm_jax.model.sampling import Sampling
     from lm_jax.model.sites import SITES, StatefulEdit, keep
     from lm_jax.weights.load import Pretrained, load_pretrained
     from lm_jax.weights.save import save_pretrained

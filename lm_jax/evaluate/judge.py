@@ -29,7 +29,8 @@ from lm_jax.evaluate.answers import Answers, append, digest
 from lm_jax.evaluate.framing import frame, stop_ids
 from lm_jax.evaluate.judge_answer import Label, parse
 from lm_jax.evaluate.judge_prompt import MARKED, MOST_TEXTS, RUBRIC, MarkedText, prompt
-from lm_jax.model.decode import Sampling, generate
+from lm_jax.model.decode import generate
+from lm_jax.model.sampling import Sampling
 from lm_jax.run import stop as stop_flag
 from lm_jax.run.finished import file_inputs
 from lm_jax.text.tokenizer import Tokenizer

@@ -18,7 +18,8 @@ import jax
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.model.decode import InverseSampling, generate
+from lm_jax.model.decode import generate
+from lm_jax.model.sampling import InverseSampling
 from lm_jax.run import processes, progress, stop, user_cache
 from lm_jax.run.files import content_digest, replace_file
 from lm_jax.text.preparation import CorpusConfig

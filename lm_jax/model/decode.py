@@ -13,10 +13,8 @@ once, at the token after `original_length`; by dynamic NTK at every token from t
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-import dataclasses
 import functools
 import itertools
-import math
 from typing import Any
 
 import jax
@@ -31,120 +29,16 @@ from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import resolve
 from lm_jax.model.mixers import ATTENTION, Mixer
 from lm_jax.model.params import ParamTree
+from lm_jax.model.sampling import Sampling, sample
+
+_GREEDY = Sampling()
 
 # A text that is read again is padded to a multiple of so many tokens.
 _REREAD = 128
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """How the next token is sampled from logits.
-
-    `temperature` 0 is greedy. `top_k` keeps the k largest logits (0: all); `top_p` then keeps the
-    smallest set of most probable tokens whose mass reaches p (1: all; Holtzman et al., 2020). Ties
-    at the edge are kept. Before all of them, and in greedy decoding too, `repetition_penalty` (1:
-    none) and `no_repeat_ngram` (0: none) act on the tokens of prompt and continuation
-    (`lm_jax.model.penalties`).
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    no_repeat_ngram: int = 0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
-            raise UsageError(f"temperature = {self.temperature} must be 0 (greedy) or more")
-        if self.top_k < 0:
-            raise UsageError(f"top_k = {self.top_k} must be 0 (all) or more")
-        if not 0.0 < self.top_p <= 1.0:
-            raise UsageError(f"top_p = {self.top_p} must be in (0, 1]")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0):
-            raise UsageError(
-                f"repetition_penalty = {self.repetition_penalty} must be above 0 (1: none)"
-            )
-        if self.no_repeat_ngram < 0:
-            raise UsageError(f"no_repeat_ngram = {self.no_repeat_ngram} must be 0 (none) or more")
-
-    @property
-    def penalises(self) -> bool:
-        """Whether logits depend on the tokens of the text so far."""
-        return self.repetition_penalty != 1.0 or self.no_repeat_ngram > 0
-
-    def draw(self, key: jax.Array, logits_BV: jax.Array) -> jax.Array:
-        """One id per row: the largest logit after Gumbel noise on every one."""
-        return jax.random.categorical(key, logits_BV, axis=-1).astype(jnp.int32)
-
-
-@dataclasses.dataclass(frozen=True)
-class InverseSampling(Sampling):
-    """`Sampling` by inversion of the cumulative distribution, with two random numbers a row.
-
-    The distribution is the same but for roundings, and what a key gives is another. Shares of
-    blocks of sqrt(V) neighbouring tokens are rounded to 2^-23, so that one of less may never be
-    drawn. A vocabulary of V tokens needs no V random numbers, which take most of the time of small
-    models on a CPU.
-    """
-
-    def draw(self, key: jax.Array, logits_BV: jax.Array) -> jax.Array:
-        """One id per row: first a block of neighbouring tokens, then one of them.
-
-        A second random number resolves the tokens of a block, so that rare ones beside frequent
-        ones, of less than the spacing of float32 between 0 and 1, have their share too.
-        """
-        B, V = logits_BV.shape
-        width = math.isqrt(V - 1) + 1
-        blocks = -(-V // width)
-        p_BV = jnp.exp(logits_BV - logits_BV.max(-1, keepdims=True))
-        p_BKW = jnp.pad(p_BV, ((0, 0), (0, blocks * width - V))).reshape(B, blocks, width)
-        u_2B = jax.random.uniform(key, (2, B))
-        block_B = _first_above(p_BKW.sum(-1), u_2B[0])
-        inside_B = _first_above(p_BKW[jnp.arange(B), block_B], u_2B[1])
-        return (block_B * width + inside_B).astype(jnp.int32)
-
-
-def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
-    """Logits divided by the temperature, -inf where top-k or top-p leaves a token out."""
-    # From the largest down, so that a tiny temperature does not overflow.
-    logits_BV = (logits_BV - logits_BV.max(-1, keepdims=True)) / sampling.temperature
-    if sampling.top_k:
-        k = min(sampling.top_k, logits_BV.shape[-1])
-        edge = jax.lax.top_k(logits_BV, k)[0][:, -1:]
-        logits_BV = jnp.where(logits_BV >= edge, logits_BV, -jnp.inf)
-    if sampling.top_p < 1.0:
-        sorted_BV = -jnp.sort(-logits_BV, axis=-1)
-        probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
-        # A token stays while the mass of the tokens before it has not reached p.
-        before_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV
-        stays = before_BV < sampling.top_p
-        edge = jnp.where(stays, sorted_BV, jnp.inf).min(-1, keepdims=True)
-        logits_BV = jnp.where(logits_BV >= edge, logits_BV, -jnp.inf)
-    return logits_BV
-
-
-def sample(
-    key: jax.Array, logits_BV: jax.Array, sampling: Sampling, window_BW: jax.Array | None = None
-) -> jax.Array:
-    """One token id per row, after the text whose ids end `window_BW` (`penalties.window`)."""
-    if sampling.penalises and window_BW is not None:
-        logits_BV = penalties.penalise(
-            logits_BV,
-            window_BW,
-            repetition=sampling.repetition_penalty,
-            no_repeat_ngram=sampling.no_repeat_ngram,
-        )
-    if sampling.temperature == 0.0:
-        return logits_BV.argmax(-1).astype(jnp.int32)
-    return sampling.draw(key, filter_logits(logits_BV, sampling))
-
-
-def _first_above(p_BX: jax.Array, u_B: jax.Array) -> jax.Array:
-    """The first index at which the running sum exceeds the share u of the whole."""
-    sums_BX = jnp.cumsum(p_BX, axis=-1)
-    # A running sum that is computed in parts may fall by a rounding; no zero is ever taken for it.
-    above_BX = (sums_BX > u_B[:, None] * sums_BX[:, -1:]) & (p_BX > 0)
-    return jnp.where(above_BX.any(-1), above_BX.argmax(-1), p_BX.argmax(-1))
+# A cache for this many new tokens is the first; each after it is twice as long.
+_FIRST_CACHE = 64
+# Caches of fewer rows and positions than this do not grow: every growth compiles a step again.
+_SMALL_CACHE = 4_096
 
 
 def pad_prompts(
@@ -176,7 +70,7 @@ def generate(
     cfg: DecoderConfig,
     *,
     max_new_tokens: int,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = _GREEDY,
     key: jax.Array | None = None,
     stop_id: int | Collection[int] | None = None,
     attend: Attend | Fused | PerLayer = softmax,
@@ -237,7 +131,7 @@ def stream(
     cfg: DecoderConfig,
     *,
     mixer: Mixer,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = _GREEDY,
     key: jax.Array | None = None,
     stop_id: int | Collection[int] | None = None,
     edits: Mapping[str, Any] | Callable[[int, int], Mapping[str, Any]] | None = None,
@@ -364,7 +258,8 @@ def _generate(
 ):
     B, T = tokens_BT.shape
     dtype = jax.tree.leaves(params["embed"])[0].dtype
-    cache = decoder.init_cache(cfg, B, T + max_new_tokens, dtype=dtype, mixer=mixer)
+    first, *longer = _cache_lengths(B, T, max_new_tokens, mixer)
+    cache = decoder.init_cache(cfg, B, first, dtype=dtype, mixer=mixer)
     run = functools.partial(
         decoder.forward, params, cfg=cfg, attend=attend, mixer=mixer, edits=edits
     )
@@ -383,9 +278,9 @@ def _generate(
     def stops(tokens_B):
         return (tokens_B[:, None] == stop_K[None]).any(-1)
 
-    def unfinished(state):
+    def unfinished(length, state):
         count, _, _, _, _, done_B = state
-        return (count < max_new_tokens) & ~done_B.all()
+        return (count < min(length - T, max_new_tokens)) & ~done_B.all()
 
     def extend(state):
         count, cache, last_B, window_BW, new_BT, done_B = state
@@ -403,7 +298,26 @@ def _generate(
     new_BT = jnp.zeros((B, max_new_tokens), jnp.int32).at[:, 0].set(first_B)
     window_BW = penalties.append(window_BW, first_B)
     state = (1, cache, first_B, window_BW, new_BT, stops(first_B))
-    return jax.lax.while_loop(unfinished, extend, state)[4]
+    state = jax.lax.while_loop(functools.partial(unfinished, first), extend, state)
+    for length in longer:
+        count, cache, *rest = state
+        state = count, decoder.grown(cache, cfg, length, mixer=mixer), *rest
+        state = jax.lax.while_loop(functools.partial(unfinished, length), extend, state)
+    return state[4]
+
+
+def _cache_lengths(rows: int, prompt: int, new: int, mixer: Mixer) -> list[int]:
+    """How many positions the caches have, one after another.
+
+    Each step reads its cache to the end. Of many rows, that takes most of the time.
+    """
+    lengths = [prompt + new]
+    if not mixer.recurrent and rows * lengths[0] > _SMALL_CACHE:
+        grown = _FIRST_CACHE
+        while grown < new:
+            lengths.insert(-1, prompt + grown)
+            grown *= 2
+    return lengths
 
 
 def _text(tokens_BT, lengths_B, new_BM):

@@ -140,6 +140,20 @@ def init_cache(
     return Cache(stacks.by_stack(cfg, stacked), jnp.zeros((batch,), jnp.int32), length)
 
 
+def grown(cache: Cache, cfg: DecoderConfig, length: int, *, mixer: Mixer = ATTENTION) -> Cache:
+    """The cache with room for `length` positions, of a mixer that is not recurrent."""
+    before = jax.tree.leaves(cache.layers)
+    dtype = before[0].dtype if before else jnp.float32
+    batch = cache.length_B.shape[0]
+    wanted = jax.eval_shape(lambda: init_cache(cfg, batch, length, dtype=dtype, mixer=mixer))
+
+    def padded(array: jax.Array, longer: jax.ShapeDtypeStruct) -> jax.Array:
+        sizes = zip(array.shape, longer.shape, strict=True)
+        return jnp.pad(array, [(0, wide - size) for size, wide in sizes])
+
+    return Cache(jax.tree.map(padded, cache.layers, wanted.layers), cache.length_B, length)
+
+
 def last_change(cfg: DecoderConfig, longest: int) -> int:
     """The longest sequence of up to `longest` tokens that `rotates_anew`; 0 where none does."""
     lengths = [rope.lengths(longest) for rope in _ropes(cfg)]

@@ -21,13 +21,14 @@ from jax.custom_derivatives import CustomVJPPrimal
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from iaj_kernels.core import dispatch
 from lm_jax.model import layers
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel.kernels import SplitAxes, split_axes
 
-# Per device. On a CPU half as many take 5 % longer, and twice as many double the memory.
-CHUNK_TOKENS = 1_024
+# Per device. On a CPU the arrays of a chunk are to stay in its cache.
+CHUNK_TOKENS, CPU_CHUNK_TOKENS = 1_024, 256
 
 
 class Predictor(NamedTuple):
@@ -57,7 +58,10 @@ class _LossConfig(NamedTuple):
 
 
 class _TokenInputs(NamedTuple):
-    """Inputs of the tokens of a chunk; W counts the devices that the rows are split over."""
+    """Inputs of the tokens of a chunk; W counts the devices that the rows are split over.
+
+    Without a split there is no axis W: XLA's CPU products with a leading axis of 1 are slow.
+    """
 
     target_WC: jax.Array
     loss_mask_WC: jax.Array
@@ -116,7 +120,7 @@ def token_nll(model: Predictor, target_BT: jax.Array, cfg: DecoderConfig) -> jax
 
     @jax.checkpoint
     def one(hidden_WCD: jax.Array, target_WC: jax.Array) -> jax.Array:
-        return _cross_entropy(_logits(hidden_WCD, w_VD, cfg.logit_softcap), target_WC)[0]
+        return _log_probabilities(_logits(hidden_WCD, w_VD, cfg.logit_softcap), target_WC)[1]
 
     chunks = (_cut(model.hidden_BTD, places), _cut(target_BT, places))
     _, loss_nWC = lax.scan(lambda _, chunk: ((), one(*chunk)), (), chunks)
@@ -134,7 +138,8 @@ def token_divergence(model: Predictor, teacher: Predictor, cfg: DecoderConfig) -
 
     def one(hidden_WCD: jax.Array, teacher_WCD: jax.Array) -> jax.Array:
         cap = cfg.logit_softcap
-        return _divergence(_logits(teacher_WCD, teacher_VD, cap), _logits(hidden_WCD, w_VD, cap))[0]
+        log_p_WCV = jax.nn.log_softmax(_logits(teacher_WCD, teacher_VD, cap))
+        return _divergence(log_p_WCV, jax.nn.log_softmax(_logits(hidden_WCD, w_VD, cap)))
 
     chunks = (_cut(model.hidden_BTD, places), _cut(teacher.hidden_BTD, places))
     _, kl_nWC = lax.scan(lambda _, chunk: ((), one(*chunk)), (), chunks)
@@ -154,23 +159,28 @@ def _ways(places: SplitAxes) -> int:
 
 
 def _cut(x_BT: jax.Array, places: SplitAxes) -> jax.Array:
-    """`[chunks, W, C, ...]` from `[B, T, ...]`; zeros fill the last chunk."""
+    """`[chunks, W, C, ...]` from `[B, T, ...]`; zeros fill the last chunk, W is left out for 1."""
     ways = _ways(places)
     x_WX = x_BT.reshape(ways, -1, *x_BT.shape[2:])
     tokens = x_WX.shape[1]
-    count = max(-(-tokens // CHUNK_TOKENS), 1)
+    on_cpu = dispatch.target().platform == "cpu"
+    longest = min(CHUNK_TOKENS, CPU_CHUNK_TOKENS) if on_cpu else CHUNK_TOKENS
+    count = max(-(-tokens // longest), 1)
     size = -(-tokens // count)
     pads = [(0, 0)] * x_WX.ndim
     pads[1] = (0, count * size - tokens)
     x_WnC = jnp.pad(x_WX, pads).reshape(ways, count, size, *x_BT.shape[2:])
+    if ways == 1:
+        return x_WnC[0]
     return _placed(x_WnC.swapaxes(0, 1), places, None, "B")
 
 
 def _joined(x_nWC: jax.Array, tokens: int) -> jax.Array:
-    """`[B T, ...]` from chunks."""
-    n, ways, C = x_nWC.shape[:3]
-    x_WX = x_nWC.swapaxes(0, 1).reshape(ways, n * C, *x_nWC.shape[3:])
-    return x_WX[:, : tokens // ways].reshape(tokens, *x_nWC.shape[3:])
+    """`[B T]` from chunks."""
+    if x_nWC.ndim == 2:
+        return x_nWC.reshape(-1)[:tokens]
+    ways = x_nWC.shape[1]
+    return x_nWC.swapaxes(0, 1).reshape(ways, -1)[:, : tokens // ways].reshape(tokens)
 
 
 def _gathered(w_VD: jax.Array, places: SplitAxes) -> jax.Array:
@@ -220,13 +230,13 @@ def _forward(config: _LossConfig, *arguments: Any) -> tuple[Any, Any]:
         hidden_WCD, inputs = chunk
         parts, d_logits_WCV = _one_chunk(config, hidden_WCD, w_VD, inputs, teacher_VD)
         d_logits_WCV = d_logits_WCV.astype(w_VD.dtype)
-        d_hidden_WCD = _product("WCV,VD->WCD", d_logits_WCV, w_VD).astype(hidden_WCD.dtype)
+        d_hidden_WCD = _product("...V,VD->...D", d_logits_WCV, w_VD).astype(hidden_WCD.dtype)
         if needs_d_w:
-            d_w_WDV += _product("WCD,WCV->WDV", hidden_WCD, d_logits_WCV)
+            d_w_WDV += _product("...CD,...CV->...DV", hidden_WCD, d_logits_WCV)
         return d_w_WDV, (parts, d_hidden_WCD)
 
-    ways, (V, D) = hidden_nWCD.shape[1], w_VD.shape
-    zeros = jnp.zeros((ways, D, V), jnp.float32) if needs_d_w else None
+    shape = (*hidden_nWCD.shape[1:-2], *w_VD.shape[::-1])
+    zeros = jnp.zeros(shape, jnp.float32) if needs_d_w else None
     d_w_WDV, (parts, d_hidden_nWCD) = lax.scan(one, zeros, (hidden_nWCD, inputs))
     return _totals(config, inputs, parts), (d_hidden_nWCD, d_w_WDV, w_VD)
 
@@ -237,7 +247,9 @@ def _backward(config: _LossConfig, gradients: Any, cotangents: Any) -> tuple[Any
     # The parts have no cotangent: they are for reading alone.
     by = cotangents[0]
     d_hidden = (by * d_hidden_nWCD.astype(jnp.float32)).astype(d_hidden_nWCD.dtype)
-    d_w_VD = None if d_w_WDV is None else (by * d_w_WDV.sum(0).T).astype(w_VD.dtype)
+    if d_w_WDV is not None and d_w_WDV.ndim == 3:
+        d_w_WDV = d_w_WDV.sum(0)
+    d_w_VD = None if d_w_WDV is None else (by * d_w_WDV.T).astype(w_VD.dtype)
     return d_hidden, d_w_VD, None, None
 
 
@@ -252,42 +264,41 @@ def _one_chunk(
     teacher_VD: jax.Array | None,
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     """Cross entropy and divergence `[W, C]` of a chunk; d minimised / d (h W^T), `[W, C, V]`."""
-    cap, T = config.cap, config.temperature
+    cap = config.cap
     logits_WCV = _logits(hidden_WCD, w_VD, cap)
-    loss_WC, log_sum_WC = _cross_entropy(logits_WCV, inputs.target_WC)
+    log_q_WCV, loss_WC = _log_probabilities(logits_WCV, inputs.target_WC)
     divergence_WC = jnp.zeros_like(loss_WC)
-    hot_WCV = inputs.target_WC[..., None] == jnp.arange(w_VD.shape[0])[None, None]
-    d_WCV = config.likelihood * (jnp.exp(logits_WCV - log_sum_WC[..., None]) - hot_WCV)
+    d_WCV: jax.Array | float = 0.0
+    if config.likelihood:
+        hot_WCV = jax.nn.one_hot(inputs.target_WC, w_VD.shape[0], dtype=jnp.float32)
+        d_WCV = config.likelihood * (jnp.exp(log_q_WCV) - hot_WCV)
     if inputs.teacher_WCD is not None and teacher_VD is not None:
-        teacher_WCV = _logits(inputs.teacher_WCD, teacher_VD, cap)
-        kl_WC, p, q = _divergence(teacher_WCV / T, logits_WCV / T)
-        divergence_WC = T**2 * kl_WC
-        d_WCV += config.distill * T * (q - p)
+        T = config.temperature
+        log_p_WCV = jax.nn.log_softmax(_logits(inputs.teacher_WCD, teacher_VD, cap) / T)
+        # One normalised array serves both terms, at the usual temperature.
+        log_q_WCV = log_q_WCV if T == 1.0 else jax.nn.log_softmax(logits_WCV / T)
+        divergence_WC = T**2 * _divergence(log_p_WCV, log_q_WCV)
+        d_WCV += config.distill * T * (jnp.exp(log_q_WCV) - jnp.exp(log_p_WCV))
     d_WCV = jnp.where(inputs.loss_mask_WC[..., None], d_WCV, 0.0)
     if cap is not None:
         d_WCV *= 1.0 - jnp.square(logits_WCV / cap)
     return (loss_WC, divergence_WC), d_WCV
 
 
-def _cross_entropy(logits_WCV: jax.Array, target_WC: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """-log p of the targets, and the log-sum-exp, `[W, C]`."""
-    log_sum_WC = jax.nn.logsumexp(logits_WCV, axis=-1)
-    target_logit = jnp.take_along_axis(logits_WCV, target_WC[..., None], axis=-1)
-    return log_sum_WC - target_logit[..., 0], log_sum_WC
+def _log_probabilities(logits_WCV: jax.Array, target_WC: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Log probabilities of all tokens, and -log p of the targets `[W, C]`."""
+    log_q_WCV = jax.nn.log_softmax(logits_WCV)
+    return log_q_WCV, -jnp.take_along_axis(log_q_WCV, target_WC[..., None], axis=-1)[..., 0]
 
 
-def _divergence(
-    teacher_WCV: jax.Array, logits_WCV: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """KL(p || q) `[W, C]` of two arrays of logits, in nats, and p and q."""
-    log_p, log_q = jax.nn.log_softmax(teacher_WCV), jax.nn.log_softmax(logits_WCV)
-    p = jnp.exp(log_p)
-    return jnp.sum(p * (log_p - log_q), axis=-1), p, jnp.exp(log_q)
+def _divergence(log_p_WCV: jax.Array, log_q_WCV: jax.Array) -> jax.Array:
+    """KL(p || q) `[W, C]` of two arrays of log probabilities, in nats."""
+    return jnp.sum(jnp.exp(log_p_WCV) * (log_p_WCV - log_q_WCV), axis=-1)
 
 
 @jax.named_scope("logits")
 def _logits(hidden_WCD: jax.Array, w_VD: jax.Array, cap: float | None) -> jax.Array:
-    return layers.softcap(_product("WCD,VD->WCV", hidden_WCD, w_VD), cap)
+    return layers.softcap(_product("...D,VD->...V", hidden_WCD, w_VD), cap)
 
 
 def _product(equation: str, left: jax.Array, right: jax.Array) -> jax.Array:

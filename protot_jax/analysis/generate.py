@@ -32,7 +32,8 @@ from tokenizers.decoders import DecodeStream
 
 from lm_jax.console import cli, terminal
 from lm_jax.errors import UsageError
-from lm_jax.model.decode import Sampling, stream
+from lm_jax.model.decode import stream
+from lm_jax.model.sampling import Sampling
 from lm_jax.report.markup import number
 from lm_jax.run import stop
 from lm_jax.run.settings import Flag, at_least

@@ -23,11 +23,12 @@ import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.evaluate.generation import repetition
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.decode import Sampling, stream
+from lm_jax.model.decode import stream
 from lm_jax.model.edits import Chain
 from lm_jax.model.mixers import Mixer
 from lm_jax.model.params import ParamTree
 from lm_jax.model.precision import exact_jit
+from lm_jax.model.sampling import Sampling
 from lm_jax.run import stop
 from protot_jax.analysis.token_ids import open_ids, word_ids
 from protot_jax.mixers import edits

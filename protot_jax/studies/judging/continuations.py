@@ -9,7 +9,7 @@ import pyarrow as pa
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.evaluate.multiple_choice import likelihood
-from lm_jax.model.decode import Sampling
+from lm_jax.model.sampling import Sampling
 from lm_jax.run.rows import Unit
 from lm_jax.run.units import measure_units
 from lm_jax.study import Work

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_jax.evaluate.pairwise import NULLS
-from lm_jax.model.decode import Sampling
+from lm_jax.model.sampling import Sampling
 from lm_jax.run.config import config_hash
 from lm_jax.run.files import read_json
 from lm_jax.run.tables import write_table

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
-from lm_jax.model.decode import Sampling
+from lm_jax.model.sampling import Sampling
 from lm_jax.run.config import config_hash
 from lm_jax.run.settings import READS_FILE, READS_RUN, Flag, at_least
 from lm_jax.study import Settings

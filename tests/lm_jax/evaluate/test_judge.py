@@ -15,7 +15,7 @@ from lm_jax.evaluate import chat, judge
 from lm_jax.evaluate.answers import Answers, about, digest
 from lm_jax.evaluate.judge import Label
 from lm_jax.evaluate.judge_prompt import read_rubric
-from lm_jax.model.decode import Sampling
+from lm_jax.model.sampling import Sampling
 from lm_jax.text.tokenizer import Tokenizer
 from tests import tiny
 

@@ -14,6 +14,7 @@ import lm_jax
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model import decode
 from lm_jax.model.mixers import ATTENTION
+from lm_jax.model.sampling import InverseSampling, Sampling, filter_logits, sample
 from tools import make_goldens
 
 CASES = ["llama_gqa", "llama_mha_tied_bias", "gpt2", "neox", "gemma3", "gemma3_gqa_logit_softcap"]
@@ -49,6 +50,18 @@ def test_greedy_with_a_cache_is_greedy_without(case):
     params, cfg = model(case)
     new_ids = lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW)
     assert new_ids == [greedy(params, cfg, prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("case", ["llama_gqa", "gemma4_tied_kv"])
+def test_a_cache_that_grows_continues_alike(case, monkeypatch):
+    params, cfg = model(case)
+    whole = lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW)
+    monkeypatch.setattr(decode, "_FIRST_CACHE", 2)
+    monkeypatch.setattr(decode, "_SMALL_CACHE", 0)
+    assert decode._cache_lengths(3, 7, NEW, ATTENTION) == [9, 11, 15, 16]
+    decode._generate.clear_cache()
+    assert lm_jax.generate(params, PROMPTS, cfg, max_new_tokens=NEW) == whole
+    decode._generate.clear_cache()
 
 
 def test_prompts_of_unequal_length_are_continued_as_each_alone():
@@ -151,7 +164,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_filtered_logits_have_the_stated_probabilities(setting):
-    filtered = decode.filter_logits(jnp.asarray(LOGITS)[None], decode.Sampling(**setting))
+    filtered = filter_logits(jnp.asarray(LOGITS)[None], Sampling(**setting))
     expected = probabilities(**setting)
     # Half units of the largest logit: 8 for its rounding, division and the maximum that is taken
     # off, in the term and in the sum; then exponentials, the sum of eight terms and a division.
@@ -160,12 +173,12 @@ def test_filtered_logits_have_the_stated_probabilities(setting):
     np.testing.assert_array_equal(np.isneginf(filtered[0]), expected == 0)
 
 
-@pytest.mark.parametrize("cls", [decode.Sampling, decode.InverseSampling])
+@pytest.mark.parametrize("cls", [Sampling, InverseSampling])
 @pytest.mark.parametrize("setting", [SETTINGS[1], SETTINGS[4], SETTINGS[9]], ids=str)
 def test_samples_are_distributed_as_stated(setting, cls):
     count = 20_000
     logits = jnp.tile(jnp.asarray(LOGITS), (count, 1))
-    drawn = decode.sample(jax.random.key(0), logits, cls(**setting))
+    drawn = sample(jax.random.key(0), logits, cls(**setting))
     observed = np.bincount(drawn, minlength=len(LOGITS))
     expected = count * probabilities(**setting)
     assert not observed[expected == 0].any()
@@ -179,9 +192,7 @@ def test_inversion_takes_the_token_at_the_share_of_a_random_number():
     logits = rng.normal(0.0, 3.0, size).astype(np.float32)
     logits[rng.random(size) < 0.3] = -np.inf
     key, width = jax.random.key(2), 32
-    drawn = np.asarray(
-        decode.sample(key, jnp.tile(logits, (count, 1)), decode.InverseSampling(temperature=1.0))
-    )
+    drawn = np.asarray(sample(key, jnp.tile(logits, (count, 1)), InverseSampling(temperature=1.0)))
     assert np.isfinite(logits[drawn]).all()
     # A token's place in its block is where the two random numbers point, but for rounding.
     p = np.pad(scipy.special.softmax(logits.astype(np.float64)), (0, -size % width))
@@ -201,20 +212,20 @@ def test_inversion_takes_the_token_at_the_share_of_a_random_number():
 
 def test_ties_at_the_edge_are_kept():
     logits = jnp.array([[1.0, 3.0, 1.0, 1.0, 0.0]])
-    for sampling in (decode.Sampling(1.0, top_k=2), decode.Sampling(1.0, top_p=0.8)):
-        assert np.isfinite(decode.filter_logits(logits, sampling)[0]).tolist() == [1, 1, 1, 1, 0]
+    for sampling in (Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.8)):
+        assert np.isfinite(filter_logits(logits, sampling)[0]).tolist() == [1, 1, 1, 1, 0]
 
 
 def test_a_tiny_temperature_is_greedy():
-    sampling = decode.Sampling(temperature=1e-30)
-    filtered = decode.filter_logits(1e10 * jnp.asarray(LOGITS)[None], sampling)
+    sampling = Sampling(temperature=1e-30)
+    filtered = filter_logits(1e10 * jnp.asarray(LOGITS)[None], sampling)
     np.testing.assert_array_equal(jax.nn.softmax(filtered)[0], np.eye(8)[0])
 
 
 def test_generated_text_follows_the_sampling():
     params, cfg = model("gpt2")
     prompt, count = [3, 1, 4], 4000
-    sampling = decode.Sampling(temperature=1.0, top_k=6)
+    sampling = Sampling(temperature=1.0, top_k=6)
     rows = lm_jax.generate(
         params, [prompt] * count, cfg, max_new_tokens=2, sampling=sampling, key=jax.random.key(1)
     )
@@ -232,7 +243,7 @@ def test_generated_text_follows_the_sampling():
 
 def test_the_key_decides_the_text():
     params, cfg = model("llama_gqa")
-    sampling = decode.Sampling(temperature=2.0)
+    sampling = Sampling(temperature=2.0)
 
     def text(seed, prompts=PROMPTS):
         key = jax.random.key(seed)
@@ -272,7 +283,7 @@ def test_bfloat16_parameters_decode_as_they_run():
 )
 def test_sampling_that_means_nothing(setting, word):
     with pytest.raises(UsageError, match=word):
-        decode.Sampling(**setting)
+        Sampling(**setting)
 
 
 # Refusals
@@ -287,7 +298,7 @@ def test_sampling_that_means_nothing(setting, word):
         ([[-1]], {}, BadInputError, "outside 0..47"),
         ([[1] * 30], {"max_new_tokens": 3}, BadInputError, "exceeds the model's context of 32"),
         ([[1]], {"max_new_tokens": 0}, UsageError, "max_new_tokens"),
-        ([[1]], {"sampling": decode.Sampling(1.0)}, UsageError, "random key"),
+        ([[1]], {"sampling": Sampling(1.0)}, UsageError, "random key"),
         ([[1]], {"stop_id": 48}, UsageError, "stop_id = 48"),
         ([[1]], {"stop_id": -1}, UsageError, "stop_id = -1"),
         ([[1]], {"stop_id": (2, 48)}, UsageError, "stop_id = 48"),

@@ -10,7 +10,7 @@ import pytest
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.model import decode, penalties
-from lm_jax.model.decode import Sampling
+from lm_jax.model.sampling import Sampling
 from tests import tiny
 from tools import make_goldens
 

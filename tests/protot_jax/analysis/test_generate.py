@@ -15,6 +15,7 @@ from lm_jax.checkpoint import manager
 from lm_jax.console import cli
 from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.model import decode
+from lm_jax.model.sampling import Sampling
 from lm_jax.text.tokenizer_training import BOS, SPECIAL, UNKNOWN
 import protot_jax
 from protot_jax.analysis import generate, steering
@@ -131,7 +132,7 @@ def test_a_flipped_bit_is_named(run, tmp_path):
 def test_a_stream_is_what_generate_gives_and_its_cache_does_not_grow(run):
     model = protot_jax.load_run(run)
     prompt = model.tokenizer.encode("the people of the town")
-    arguments = {"mixer": model.mixer, "sampling": decode.Sampling()}
+    arguments = {"mixer": model.mixer, "sampling": Sampling()}
     endless = decode.stream(model.params, prompt, model.cfg, **arguments)
     streamed = list(itertools.islice(endless, 20))
     (ids,) = lm_jax.generate(
@@ -153,7 +154,7 @@ def test_text_ends_at_any_end_that_the_tokenizer_names(run):
     kept = first[: first.index(end)]
     tokenizer = dataclasses.replace(model.tokenizer, other_stop_ids=(end,))
     model = dataclasses.replace(model, tokenizer=tokenizer)
-    arguments = {"sampling": decode.Sampling(), "key": jax.random.key(0)}
+    arguments = {"sampling": Sampling(), "key": jax.random.key(0)}
     written = "".join(generate.text(model, "the war", **arguments))
     assert written == prompts.continuation(tokenizer, ids, kept)
     (steered,) = steering.sweep(
@@ -181,7 +182,7 @@ def test_a_llama_run_is_continued_up_to_its_context(run):
     assert len(ids) == free and len(set(ids)) > 3
     with pytest.raises(BadInputError, match="leaves no place in the model's context"):
         next(decode.stream(params, [1] * cfg.max_length, cfg, mixer=mixer))
-    arguments = {"sampling": decode.Sampling(), "key": jax.random.key(0)}
+    arguments = {"sampling": Sampling(), "key": jax.random.key(0)}
     pieces = generate.text(llama, "the people of the town", **arguments)
     stop = ids.index(model.tokenizer.eos_id) if model.tokenizer.eos_id in ids else free
     text = model.tokenizer.decode(ids[:stop], skip_special_tokens=True)
@@ -211,7 +212,7 @@ def test_a_prompt_speaks_no_special_token(run, monkeypatch):
 
     monkeypatch.setattr(generate, "stream", stream)
     prompt = f"the {' '.join(SPECIAL)} people"
-    options = {"sampling": decode.Sampling(), "key": jax.random.key(0)}
+    options = {"sampling": Sampling(), "key": jax.random.key(0)}
     assert not list(generate.text(model, prompt, **options))
     bos, *rest = map(model.tokenizer.token, read)
     assert bos == BOS and rest[0].startswith("t") and rest[-1].endswith("e</w>")

@@ -12,6 +12,7 @@ import lm_jax
 from lm_jax.console import cli
 from lm_jax.errors import UsageError
 from lm_jax.model import decode
+from lm_jax.model.sampling import Sampling
 import protot_jax
 from protot_jax.analysis import generate, steering
 from protot_jax.analysis.token_ids import open_ids, word_ids
@@ -20,7 +21,7 @@ from protot_jax.mixers.edits import PrototypeEdit
 from tests import rounding
 
 PROMPT = "the people of the town"
-GREEDY = {"sampling": decode.Sampling(), "key": jax.random.key(0)}
+GREEDY = {"sampling": Sampling(), "key": jax.random.key(0)}
 
 
 @pytest.fixture(scope="module")
