@@ -29,6 +29,7 @@ from lm_jax.text.splits import missing_splits
 from lm_jax.train.config import Schedule, StepFields, TrainConfig, train_config
 from sparse_jax.gates.geco import Strength
 from sparse_jax.gates.objective import GATE_BIAS, Constraint
+from sparse_jax.gates.opening import Opened
 
 
 def _apart(bounds: Sequence[float], *, least: float) -> bool:
@@ -72,6 +73,8 @@ class PosttrainConfig(StepFields, Training, Distributed):
         before the first update: the initial bias of each head is such on the first training
         windows (`sparse_jax.gates.opening`). 0 starts from `bias`, with which a pretrained model
         may be broken at once. Needs `learn_bias`.
+      opened: what `open_at_start` is a share of: "edges" and weight, or "weight" alone, so that
+        edges which carry next to none are closed from the start.
       bias_rate: learning rate of the biases, as a multiple of that of the weights.
       raw_gate: gate logits as Eq. 1 prints them, q.k without its scale.
       renormalise: divide the weights of open edges by their sum, an ablation of Eq. 2.
@@ -121,6 +124,7 @@ class PosttrainConfig(StepFields, Training, Distributed):
     bias: Finite = 0.0
     learn_bias: bool = False
     open_at_start: ShareBelow1 = dataclasses.field(default=0.0, metadata=LATER)
+    opened: Opened = dataclasses.field(default="edges", metadata=LATER)
     bias_rate: PositiveFloat = dataclasses.field(default=1.0, metadata=LATER)
     raw_gate: bool = False
     renormalise: bool = False
@@ -161,6 +165,8 @@ class PosttrainConfig(StepFields, Training, Distributed):
         problems += self._divergence_problems()
         if self.open_at_start and (not self.learn_bias or self.bias):
             problems.append("config.open_at_start needs config.learn_bias = True, config.bias = 0")
+        if self.opened != "edges" and not self.open_at_start:
+            problems.append(f"config.opened = {self.opened!r} needs config.open_at_start above 0")
         if self.bias_rate != 1 and not self.learn_bias:
             problems.append(f"config.bias_rate = {self.bias_rate} needs config.learn_bias = True")
         if self.paired and self.skip_sigma:

@@ -115,6 +115,7 @@ def measure_start(task: Task, folder: Path, objective: Sparsifying, seed: int) -
             config.open_at_start,
             task.mesh,
             raw_gate=config.raw_gate,
+            opened=config.opened,
         )
         gates = dataclasses.replace(gates, bias_LN=bias_LN)
         bias = tuple(tuple(map(float, row_N)) for row_N in bias_LN)

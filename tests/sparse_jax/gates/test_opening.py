@@ -70,6 +70,17 @@ def test_the_least_bias_opens_the_share_of_the_edges_and_of_the_weight(share, ra
     assert np.all(less_LN < share + slack)
 
 
+@pytest.mark.parametrize("raw_gate", [False, True])
+def test_the_least_bias_that_passes_the_weight_may_close_edges(raw_gate):
+    cfg, params = spread_model("llama")
+    options = {"raw_gate": raw_gate, "opened": "weight"}
+    bias_LN = open_biases(cfg, params, text(), 0.9, one_device(), **options)
+    edges_LN, weight_LN = shares(cfg, params, bias_LN, raw_gate)
+    assert np.all(weight_LN >= 0.9 - 2.0**-12) and np.any(edges_LN < 0.8)
+    _, less_LN = shares(cfg, params, bias_LN - PRECISION, raw_gate)
+    assert np.all(less_LN < 0.9 + 2.0**-12)
+
+
 def test_both_shares_bind_somewhere():
     """A share of edges alone leaves the first token of a row out: it sees one edge, itself."""
     found = []

@@ -57,6 +57,10 @@ OTHERS = {
         {"open_at_start": 0.9, "learn_bias": True, "bias": 1.0},
         "config.open_at_start needs config.learn_bias = True, config.bias = 0",
     ),
+    "a share of weight that is not set": (
+        {"opened": "weight"},
+        "config.opened = 'weight' needs config.open_at_start above 0",
+    ),
     "a rate of no biases": ({"bias_rate": 3.0}, "config.bias_rate = 3.0 needs config.learn_bias"),
     "a divergence without weight": (
         {"constraint": "divergence", "distill": 0.5},
@@ -243,7 +247,7 @@ def test_the_rates_of_a_training_are_those_of_its_settings():
 def test_settings_of_before_have_the_identity_that_they_had():
     """Fields of later versions are left out at their defaults, also within sections."""
     plain = to_plain(PosttrainConfig())
-    later = {"constraint", "open_at_start", "bias_rate", "eps", "schedule"}
+    later = {"constraint", "open_at_start", "opened", "bias_rate", "eps", "schedule"}
     assert not later & plain.keys() and "proportional" not in plain["strength"]
     changed = PosttrainConfig(strength=Strength(proportional=3.0), eps=1e-6)
     assert to_plain(changed)["strength"]["proportional"] == 3.0
