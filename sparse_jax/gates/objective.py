@@ -84,6 +84,9 @@ class Sparsifying:
         straight-through gradient; None samples them to the end.
       dtype: dtype of the computation.
       remat: whether to keep only the residual stream of each layer for the backward pass.
+      loss_share: share of the positions, drawn anew for each update and the same in all rows, whose
+        loss and divergence enter it. They stand for all: the sums are divided by the share. Logits
+        take most of the time of a small model with a large vocabulary.
       constraint: what the target bounds: "loss", or "divergence", which is then minimised in place
         of the loss and needs `distill` and `temperature` of 1 and no `reference`. An evaluation
         then has the sum of `divergence` too.
@@ -91,7 +94,7 @@ class Sparsifying:
       mixer: causal or bidirectional attention.
 
     Raises:
-      UsageError: `distill`, `temperature`, `constraint` or `dtype` is out of range.
+      UsageError: `distill`, `temperature`, `constraint`, `loss_share` or `dtype` is out of range.
     """
 
     cfg: DecoderConfig
@@ -110,6 +113,7 @@ class Sparsifying:
     make_batch: MakeBatch = ignore_index_batch
     mixer: AttentionMixer = ATTENTION
     constraint: Constraint = dataclasses.field(default="loss", metadata=LATER)
+    loss_share: float = dataclasses.field(default=1.0, metadata=LATER)
 
     def __post_init__(self) -> None:
         problems = []
@@ -123,6 +127,8 @@ class Sparsifying:
             problems.append(
                 "constraint = 'divergence' needs distill = 1, temperature = 1 and no reference"
             )
+        if not 0 < self.loss_share <= 1:
+            problems.append(f"loss_share = {self.loss_share} must be above 0 and at most 1")
         problems += dtype_problems(self.dtype)
         if problems:
             raise UsageError("; ".join(problems))
@@ -196,7 +202,7 @@ class Sparsifying:
         ) -> tuple[losses.Sums, jax.Array]:
             output = self.run(params, frozen, batch, mode=mode, key=key)
             edges_L = output.aux["expected_edges_BN"].sum((1, 2))
-            return self._sums(output, params, frozen, batch), edges_L
+            return self._sums(output, params, frozen, batch, rng), edges_L
 
         sampled = functools.partial(terms, mode="sample", key=rng)
         if self.rule_from is None:
@@ -225,11 +231,15 @@ class Sparsifying:
         read = input_length(self.make_batch, rows, columns)
         forward = forward_flops(self.cfg, self.mixer, read, causal=causal)
         teacher = forward.total * bool(self.distill)
+        # Of logits: forward and backward, and the teacher's.
+        left_out = round((1 - self.loss_share) * forward.logits)
+        teacher -= left_out * bool(self.distill)
         if self.adapters is None:
-            return rows * (3 * forward.total + teacher)
+            return rows * (3 * (forward.total - left_out) + teacher)
         # Frozen weights need no gradient; every adapter adds its own products.
         adapted = 6 * read * params_lib.count(self.spec[WEIGHTS])
-        return rows * (2 * forward.weights + 3 * forward.mixing + adapted + teacher)
+        weights = forward.weights - left_out
+        return rows * (2 * weights + 3 * forward.mixing + adapted + teacher)
 
     def evaluate(self, params: ParamTree, frozen: Any, tokens_BS: jax.Array) -> Numbers:
         batch = self.make_batch(tokens_BS)
@@ -296,19 +306,30 @@ class Sparsifying:
         low = jax.tree.map(lambda x: x.astype(self.dtype), params[WEIGHTS])
         return lora.attach(self._low(frozen), low, self.adapters)
 
-    def _sums(self, output: Output, params: ParamTree, frozen: Any, batch: LMBatch) -> losses.Sums:
-        """Sums of losses over the tokens of `batch`; the teacher is the dense model."""
+    def _sums(
+        self, output: Output, params: ParamTree, frozen: Any, batch: LMBatch, rng: jax.Array
+    ) -> losses.Sums:
+        """Sums of losses over the tokens of `batch`, or estimates by the share of them drawn."""
         teacher = self._teacher(frozen, batch) if self.distill else None
-        return losses.summed(
-            losses.Predictor(output.hidden, self._weights(params, frozen)),
-            batch.target_BT,
-            batch.loss_mask_BT,
+        hidden = output.hidden, None if teacher is None else teacher.hidden_BTD
+        of_tokens = (*hidden, batch.target_BT, batch.loss_mask_BT)
+        T = batch.target_BT.shape[1]
+        drawn = max(round(self.loss_share * T), 1)
+        if drawn < T:
+            at_C = jax.random.permutation(jax.random.fold_in(rng, 1), T)[:drawn]
+            of_tokens = jax.tree.map(lambda x_BT: x_BT[:, at_C], of_tokens)
+        hidden_BCD, teacher_BCD, target_BC, loss_mask_BC = of_tokens
+        sums = losses.summed(
+            losses.Predictor(hidden_BCD, self._weights(params, frozen)),
+            target_BC,
+            loss_mask_BC,
             self.cfg,
-            teacher=teacher,
+            teacher=None if teacher is None else teacher._replace(hidden_BTD=teacher_BCD),
             distill=self.distill,
             temperature=self.temperature,
             likelihood=0.0 if self.on_divergence else 1.0,
         )
+        return sums if drawn == T else jax.tree.map(lambda x: x * (T / drawn), sums)
 
     def _teacher(self, frozen: Any, batch: LMBatch) -> losses.Predictor:
         """The dense model on `batch`."""

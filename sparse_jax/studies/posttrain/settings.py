@@ -41,6 +41,7 @@ def _apart(bounds: Sequence[float], *, least: float) -> bool:
 
 
 _TARGETS = Bound("above 0 and 0.0001 apart", lambda bounds: _apart(bounds, least=1e-4))
+_SHARE = Bound("above 0 and at most 1", lambda share: 0 < share <= 1)
 _SLACKS = Bound("at least 0 and 0.0001 apart", lambda bounds: _apart(bounds, least=0.0))
 
 
@@ -85,6 +86,9 @@ class PosttrainConfig(StepFields, Training, Distributed):
       paired: bound the loss of each update by that of the control at the same update, on the same
         batch, plus the slack, and not by a fixed number: a run then closes edges from its first
         update on, when no model has the loss of the control's end. Needs `slack_over="control"`.
+      loss_share: share of the positions, drawn anew for each update, at which it compares the
+        models; all positions have gates. Logits take most of the time of a small model with a large
+        vocabulary.
       by_rule: share of the updates, the last ones, in which gates open by rule as in evaluation:
         where a needed edge was open in half of the samples, the rule may close it for good.
       batch_size: windows of one update, on all devices together.
@@ -132,6 +136,7 @@ class PosttrainConfig(StepFields, Training, Distributed):
     distill: NonNegativeFloat = 1.0
     temperature: PositiveFloat = 1.0
     paired: bool = False
+    loss_share: Annotated[float, _SHARE] = dataclasses.field(default=1.0, metadata=LATER)
     by_rule: Annotated[float, within(0, 1)] = 0.0
     batch_size: PositiveInt = 16
     accumulate: PositiveInt = 1

@@ -73,6 +73,7 @@ def objective_of(task: Task, target: float, reference: tuple[float, ...] = ()) -
         dtype=config.dtype,
         remat=config.remat,
         constraint=config.constraint,
+        loss_share=config.loss_share,
     )
 
 

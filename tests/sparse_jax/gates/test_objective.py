@@ -16,7 +16,7 @@ from lm_jax.errors import UsageError
 from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.parallel import sharding
-from lm_jax.train import optim, step
+from lm_jax.train import losses, optim, step
 from lm_jax.train.config import TrainConfig
 from lm_jax.train.objective import ignore_index_batch, nll
 from lm_jax.train.state import StateLayout
@@ -203,6 +203,31 @@ def test_on_the_divergence_it_is_minimised_and_bounded_and_the_loss_is_neither()
     assert ON_DIVERGENCE.metadata()["sparsifying"]["constraint"] == "divergence"
 
 
+def test_a_share_of_the_positions_stands_for_all_of_them():
+    """Their sum over the share, by the number of all tokens; all pairs stay in the penalty."""
+    batch = ignore_index_batch(rows())
+    T = batch.target_BT.shape[1]
+    objective = Sparsifying(CFG, FIXED, adapters=LORA, bias=1e4, loss_share=5 / T)
+    at_C = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 1), T)[:5])
+    assert len(set(at_C)) == 5
+
+    def loss(params):
+        output = lm_jax.forward(params, batch.input_BT, CFG)
+        model = losses.Predictor(output.hidden, params)
+        nll_BT = jnp.where(batch.loss_mask_BT, losses.token_nll(model, batch.target_BT, CFG), 0.0)
+        return T / 5 * nll_BT[:, at_C].sum() / batch.loss_mask_BT.sum()
+
+    minimised, parts = loss_terms(objective, drawn(objective))
+    wanted = rounding.expected(loss, dense())
+    rounding.assert_within(parts["loss"], wanted)
+    assert abs(float(wanted.values) - float(dense_loss().values)) > 1e-3
+    whole = wanted.values + 0.7 * 2
+    assert abs(float(minimised) - whole) <= wanted.bounds + 4 * U * whole
+    # Of a difference of two log-probabilities of the same model.
+    assert abs(float(parts["divergence"])) <= 2 * wanted.bounds
+    assert "loss_share" in objective.metadata()["sparsifying"]
+
+
 def test_at_the_dense_model_the_divergence_and_its_gradient_are_zero():
     """All weights, every gate open: nothing pulls where cross entropy would learn the text."""
     start = {"weights": dense()}
@@ -359,6 +384,8 @@ def test_invalid_settings_are_refused():
         Sparsifying(CFG, FIXED, distill=-1, temperature=0, dtype="half")
     with pytest.raises(UsageError, match=r"constraint = 'kl' must be 'loss' or 'divergence'"):
         Sparsifying(CFG, FIXED, constraint="kl")
+    with pytest.raises(UsageError, match=r"loss_share = 0 must be above 0 and at most 1"):
+        Sparsifying(CFG, FIXED, loss_share=0)
     for changes in ({"distill": 0.0}, {"temperature": 2.0}, {"reference": (1.0,)}):
         with pytest.raises(UsageError, match="needs distill = 1, temperature = 1 and no reference"):
             Sparsifying(CFG, FIXED, constraint="divergence", **changes)

@@ -31,6 +31,7 @@ POSTTRAIN = {
     "bias": (float("nan"), "finite"),
     "distill": (-1.0, "at least 0"),
     "open_at_start": (1.0, "at least 0 and below 1"),
+    "loss_share": (0.0, "above 0 and at most 1"),
     "bias_rate": (0.0, "above 0"),
     "eps": (0.0, "above 0"),
     "by_rule": (1.5, "from 0 to 1"),
@@ -247,7 +248,7 @@ def test_the_rates_of_a_training_are_those_of_its_settings():
 def test_settings_of_before_have_the_identity_that_they_had():
     """Fields of later versions are left out at their defaults, also within sections."""
     plain = to_plain(PosttrainConfig())
-    later = {"constraint", "open_at_start", "opened", "bias_rate", "eps", "schedule"}
+    later = {"constraint", "open_at_start", "opened", "bias_rate", "eps", "schedule", "loss_share"}
     assert not later & plain.keys() and "proportional" not in plain["strength"]
     changed = PosttrainConfig(strength=Strength(proportional=3.0), eps=1e-6)
     assert to_plain(changed)["strength"]["proportional"] == 3.0
