@@ -6,6 +6,8 @@ On its own samples the pretrained model is at its optimum: training cannot teach
 the divergence from it is all that a sparse model loses.
 """
 
+import dataclasses
+
 from ml_collections import ConfigDict
 
 from lm_jax.text.preparation import CorpusConfig
@@ -19,17 +21,23 @@ def get_config(mode: str = "") -> ConfigDict:
         **ON_DIVERGENCE,
         "model": "stories15m",
         "corpus": CorpusConfig(
-            "samples:stories15m", "document", splits=(0.96, 0.04, 0.0), max_tokens=2_000_000
+            "samples:stories15m", "document", splits=(0.96, 0.04, 0.0), max_tokens=1_200_000
         ),
         "context": 255,
-        "validation_documents": 100,
-        "batch_size": 8,
-        "steps": 1_000,
-        "learning_rate": 1e-3,
-        "eval_every": 200,
-        "save_every": 100,
-        "texts": (
-            "Once upon a time, Lily gave a red ball to Tom. Tom was happy and thanked Lily.",
-        ),
+        "validation_documents": 120,
+        "raw_gate": True,
+        "open_at_start": 0.92,
+        "opened": "weight",
+        "bias_rate": 60.0,
+        "relaxed": 0.05,
+        "strength": dataclasses.replace(ON_DIVERGENCE["strength"], dual_rate=3.0),
+        "loss_share": 0.5,
+        "by_rule": 0.3,
+        "batch_size": 4,
+        "steps": 7_000,
+        "learning_rate": 5e-4,
+        "eval_every": 500,
+        "save_every": 250,
+        "texts": ("Once upon a time, Lily gave a red ball to Tom. Tom thanked Lily.",),
     }
     return STUDY.settings(mode, **settings)

@@ -78,8 +78,8 @@ class Sparsifying:
       renormalise: an ablation of Eq. 2 (`attend.gated`).
       distill: weight w of the divergence from the dense model; 0 leaves the teacher out.
       temperature: T of both distributions in the divergence.
-      reference: losses in nats per token that another model had on the batch of each update, which
-        `dual.target` is above; () where the target is a loss.
+      reference: nats per token that `dual.target` is above, by update: losses that another model
+        had on its batch, or what a relaxed bound allows; () where the target is the bound.
       rule_from: updates after which gates open by rule in training too, as in evaluation, with a
         straight-through gradient; None samples them to the end.
       dtype: dtype of the computation.
@@ -88,8 +88,8 @@ class Sparsifying:
         loss and divergence enter it. They stand for all: the sums are divided by the share. Logits
         take most of the time of a small model with a large vocabulary.
       constraint: what the target bounds: "loss", or "divergence", which is then minimised in place
-        of the loss and needs `distill` and `temperature` of 1 and no `reference`. An evaluation
-        then has the sum of `divergence` too.
+        of the loss and needs `distill` and `temperature` of 1. An evaluation then has the sum of
+        `divergence` too.
       make_batch: function from rows of ids to inputs, targets and masks.
       mixer: causal or bidirectional attention.
 
@@ -123,10 +123,8 @@ class Sparsifying:
             problems.append(f"temperature = {self.temperature} must be above 0")
         if self.constraint not in get_args(Constraint):
             problems.append(f"constraint = {self.constraint!r} must be 'loss' or 'divergence'")
-        if self.on_divergence and (self.distill, self.temperature, self.reference) != (1, 1, ()):
-            problems.append(
-                "constraint = 'divergence' needs distill = 1, temperature = 1 and no reference"
-            )
+        if self.on_divergence and (self.distill, self.temperature) != (1, 1):
+            problems.append("constraint = 'divergence' needs distill = 1 and temperature = 1")
         if not 0 < self.loss_share <= 1:
             problems.append(f"loss_share = {self.loss_share} must be above 0 and at most 1")
         problems += dtype_problems(self.dtype)

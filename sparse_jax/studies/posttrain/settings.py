@@ -65,6 +65,9 @@ class PosttrainConfig(StepFields, Training, Distributed):
         tokens of KL(dense || sparse), which is then minimised in place of the loss. A batch gives
         it exactly where its loss varies by more than the slack; and learning the text does not
         lower it, so that it has no control.
+      relaxed: nats per token that the bound is higher at the peak of the learning rate, and in
+        proportion to the rate at every update. The noise of updates at a high rate costs as much,
+        and goes as the rate falls; a bound that has no room for it closes edges late.
       strength: update rule of the penalty's strength; the runs differ in its target.
       adapters: rank, alpha and targets of LoRA.
       full: train all weights instead of adapters.
@@ -122,6 +125,7 @@ class PosttrainConfig(StepFields, Training, Distributed):
     slack_over: Literal["dense", "control"] = "dense"
     targets: Annotated[tuple[float, ...], _TARGETS] = ()
     constraint: Constraint = dataclasses.field(default="loss", metadata=LATER)
+    relaxed: NonNegativeFloat = dataclasses.field(default=0.0, metadata=LATER)
     strength: Strength = dataclasses.field(default_factory=Strength)
     adapters: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     full: bool = False
@@ -174,6 +178,8 @@ class PosttrainConfig(StepFields, Training, Distributed):
             problems.append(f"config.opened = {self.opened!r} needs config.open_at_start above 0")
         if self.bias_rate != 1 and not self.learn_bias:
             problems.append(f"config.bias_rate = {self.bias_rate} needs config.learn_bias = True")
+        if self.paired and self.relaxed:
+            problems.append("config.relaxed raises a bound that config.paired replaces; set one")
         if self.paired and self.skip_sigma:
             # A skipped update has no number in the dual, so those after it would be bounded by the
             # control's losses on other batches.

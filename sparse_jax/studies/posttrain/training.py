@@ -20,6 +20,7 @@ from lm_jax.parallel import sharding
 from lm_jax.run import processes
 from lm_jax.run.files import write_json
 from lm_jax.run.results import load_result
+from lm_jax.train import optim
 from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
@@ -35,6 +36,7 @@ from sparse_jax.studies.posttrain import export, patterns
 from sparse_jax.studies.posttrain.evaluation import PairedEvaluation, compare
 from sparse_jax.studies.posttrain.limits import StrengthWatch, at_limits
 from sparse_jax.studies.posttrain.results import ControlResult, Rounding, RunResult, StartResult
+from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from sparse_jax.studies.posttrain.task import (
     Task,
     claim_run,
@@ -75,6 +77,14 @@ def objective_of(task: Task, target: float, reference: tuple[float, ...] = ()) -
         constraint=config.constraint,
         loss_share=config.loss_share,
     )
+
+
+def allowances(config: PosttrainConfig) -> tuple[float, ...]:
+    """Nats per token by which each update's bound is relaxed; () if none is."""
+    if not config.relaxed:
+        return ()
+    rates = np.asarray(jax.vmap(optim.schedule(config.train))(np.arange(config.steps)))
+    return tuple((config.relaxed / config.learning_rate * rates.astype(np.float64)).tolist())
 
 
 def start(
@@ -220,7 +230,7 @@ def train_target(task: Task, seed: int, target: float, control: Path | None = No
         over = target - control_loss(control)
         objective = objective_of(task, over, control_losses(control, config.steps))
     else:
-        objective = objective_of(task, target)
+        objective = objective_of(task, target, allowances(config))
     begin = measure_start(task, folder, objective, seed)
     run = train_once(task, folder, objective, seed, begin.bias)
     merged, evaluation, rounding = merge_and_compare(task, objective, run)

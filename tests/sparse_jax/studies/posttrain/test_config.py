@@ -62,6 +62,10 @@ OTHERS = {
         {"opened": "weight"},
         "config.opened = 'weight' needs config.open_at_start above 0",
     ),
+    "a relaxed bound that is paired": (
+        {"relaxed": 0.1, "paired": True, "control": True, "slack_over": "control"},
+        "config.relaxed raises a bound that config.paired replaces",
+    ),
     "a rate of no biases": ({"bias_rate": 3.0}, "config.bias_rate = 3.0 needs config.learn_bias"),
     "a divergence without weight": (
         {"constraint": "divergence", "distill": 0.5},
@@ -248,7 +252,8 @@ def test_the_rates_of_a_training_are_those_of_its_settings():
 def test_settings_of_before_have_the_identity_that_they_had():
     """Fields of later versions are left out at their defaults, also within sections."""
     plain = to_plain(PosttrainConfig())
-    later = {"constraint", "open_at_start", "opened", "bias_rate", "eps", "schedule", "loss_share"}
+    later = {"constraint", "open_at_start", "opened", "bias_rate", "eps", "schedule"}
+    later |= {"loss_share", "relaxed"}
     assert not later & plain.keys() and "proportional" not in plain["strength"]
     changed = PosttrainConfig(strength=Strength(proportional=3.0), eps=1e-6)
     assert to_plain(changed)["strength"]["proportional"] == 3.0
