@@ -14,13 +14,15 @@ import pytest
 from scipy import special
 
 import lm_jax
+from lm_jax.console.config_files import load_config
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.parallel import sharding
+from lm_jax.run.config import from_plain
 from lm_jax.train.objective import ignore_index_batch, nll
 from sparse_jax.gates.attend import by_kernels, gated
 from sparse_jax.gates.model import Gates, SparseModel
 from sparse_jax.gates.opening import open_biases
-from sparse_jax.studies.posttrain.settings import OPEN_GATES
+from sparse_jax.studies.posttrain.settings import OPEN_GATES, PosttrainConfig
 from tests.sparse_jax.families import FAMILIES, scored, smollm2_batches, spread_model
 
 # Of every recipe.
@@ -166,6 +168,39 @@ def test_smollm2_starts_within_a_hundredth_of_a_nat(tmp_path):
         assert abs(_mean_loss(base, Gates(bias_LN), held_out, mode) - dense) < 0.01, mode
     paper = Gates(np.zeros_like(bias_LN), raw_gate=True)
     assert _mean_loss(base, paper, held_out, "sample") - dense > 0.1
+
+
+@pytest.mark.real("stories15m")
+def test_stories15m_starts_within_a_hundredth_of_a_nat_with_many_edges_closed():
+    """As its recipe starts, on text that it samples."""
+    base = lm_jax.load_pretrained("stories15m")
+    settings = from_plain(load_config("sparse/stories15m"), PosttrainConfig)
+    ids = lm_jax.generate(
+        base.params,
+        [[1]] * 24,
+        base.cfg,
+        max_new_tokens=127,
+        sampling=lm_jax.Sampling(temperature=1.0),
+        key=jax.random.key(0),
+    )
+    tokens_BS = jnp.asarray([[1, *row] for row in ids], jnp.int32)
+    calibration, held_out = ignore_index_batch(tokens_BS[:16]), ignore_index_batch(tokens_BS[16:])
+    bias_LN = open_biases(
+        base.cfg,
+        base.params,
+        calibration,
+        settings.open_at_start,
+        one_device(),
+        raw_gate=settings.raw_gate,
+        opened=settings.opened,
+    )
+    gates = Gates(bias_LN, raw_gate=settings.raw_gate)
+    dense = _mean_loss(base, None, held_out, "open")
+    for mode in ("sample", "threshold"):
+        assert abs(_mean_loss(base, gates, held_out, mode) - dense) < 0.01, mode
+    output = SparseModel(base, gates, {}).forward(held_out.input_BT, mode="threshold")
+    pairs = output.aux["pairs_B"].sum() * base.cfg.num_heads
+    assert output.aux["open_edges_BN"].sum() < 0.6 * pairs
 
 
 def _mean_loss(base, gates, batch, mode):
