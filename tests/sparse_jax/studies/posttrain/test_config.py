@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 import re
 
+import numpy as np
 import pytest
 
 from lm_jax.console.config_files import load_config
@@ -15,6 +16,7 @@ from sparse_jax.studies.addition.settings import AdditionConfig
 from sparse_jax.studies.multiple_choice.settings import MultipleChoiceConfig
 from sparse_jax.studies.posttrain import STUDY
 from sparse_jax.studies.posttrain.settings import SMALL_MODEL, PosttrainConfig, smoke
+from sparse_jax.studies.posttrain.training import allowances
 
 ROOT = Path(__file__).parents[4]
 CONFIG = ROOT / "configs" / "sparse" / "posttrain.py"
@@ -253,6 +255,19 @@ def test_the_rates_of_a_training_are_those_of_its_settings():
     assert config.train.rate_factors == (("gate_bias", 10.0),)
     assert (config.train.eps, config.train.schedule) == (1e-6, "linear")
     assert PosttrainConfig().train.rate_factors == ()
+
+
+def test_a_relaxed_bound_falls_with_the_learning_rate():
+    """A warm-up over 20 of 100 updates, and a line to 0."""
+    config = PosttrainConfig(
+        relaxed=0.05, learning_rate=2e-3, steps=100, warmup=0.2, schedule="linear"
+    )
+    k = np.arange(100)
+    # The rate begins with 1e-8, not with 0.
+    line = np.where(k < 20, 5e-6 + (1 - 5e-6) * k / 20, (100 - k) / 80)
+    # Of float32 rates, each of a few operations.
+    np.testing.assert_allclose(allowances(config), 0.05 * line, rtol=2.0**-20, atol=0.05 * 2.0**-22)
+    assert allowances(PosttrainConfig()) == ()
 
 
 def test_settings_of_before_have_the_identity_that_they_had():
