@@ -35,7 +35,7 @@ from lm_jax.run.files import read_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights import card as cards
-from lm_jax.weights import hub, llama2c, runs
+from lm_jax.weights import hub, llama2c, peft_settings, runs
 from lm_jax.weights.families import FAMILIES
 from lm_jax.weights.fill import load_params
 from lm_jax.weights.identity import identify, weights_digest
@@ -43,6 +43,11 @@ from lm_jax.weights.safetensors import CONFIG, SafetensorsSource, read_family, r
 
 # Added tokens that an embedding may lack: more are another model's.
 _MOST_SURPLUS = 64
+_LACKS_GATES = (
+    "{path} has the weights of a sparse model, but not its gates, "
+    f"{hub.GATES}: without them they are another model; copy the whole folder, or fetch the file "
+    "with --download (download=True)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +149,9 @@ def load_pretrained(
 
     Args:
       source: a Hugging Face folder, a `.gguf` file, a checkpoint of llama2.c, a folder made by
-        `iaj convert`, a name in the manifest (`lm_jax.assets`) or of a published model
-        (`lm_jax.assets.published`), or `ORG/NAME` or `ORG/NAME@REVISION` of the Hugging Face hub.
+        `iaj convert`, a folder of PEFT whose base is at hand (`lm_jax.weights.adapted`), a name in
+        the manifest (`lm_jax.assets`) or of a published model (`lm_jax.assets.published`), or
+        `ORG/NAME` or `ORG/NAME@REVISION` of the Hugging Face hub.
       dtype: dtype of the parameters, float32 or bfloat16.
       mesh: the mesh to put them on, sharded by `sharding.RULES`; None is the default device.
       download: whether to fetch what the hub's cache lacks; without it nothing is ever fetched.
@@ -185,6 +191,8 @@ def open_pretrained(
     _check_whole_model(path, without_gates)
     if (path / MANIFEST).exists() or (path / ARRAYS).is_dir():
         opened = _open_converted(path)
+    elif peft_settings.is_peft(path):
+        opened = _open_adapted(path, download, without_gates)
     elif path.is_dir():
         opened = _open_folder(path, without_gates)
     elif path.suffix == ".gguf":
@@ -216,15 +224,21 @@ def _check_whole_model(path: Path, without_gates: bool) -> None:
 def _open_folder(path: Path, without_gates: bool) -> OpenedModel:
     family, raw = read_family(path, FAMILIES)
     if not without_gates and (hub.GATES_FIELD in raw or cards.is_of_sparse(path)):
-        raise BadInputError(
-            f"{path} has the weights of a sparse model, but not its gates, {hub.GATES}: without "
-            "them they are another model; copy the whole folder, or fetch the file with --download "
-            "(download=True)"
-        )
+        raise BadInputError(_LACKS_GATES.format(path=path))
     weights = SafetensorsSource(path, family)
     cfg = family.read_config(read_hf_config(path, family, raw, len(weights.shapes())))
     read = functools.partial(load_params, weights, cfg)
     return OpenedModel(cfg, _tokenizer_in(path), weights.files, read, hub.revision(path))
+
+
+def _open_adapted(path: Path, download: bool, without_gates: bool) -> OpenedModel:
+    from lm_jax.weights.adapted import open_adapted
+
+    if not without_gates and cards.is_of_sparse(path):
+        raise BadInputError(_LACKS_GATES.format(path=path))
+    opened = open_adapted(path, download=download)
+    own = _tokenizer_in(path)
+    return opened if own is None else dataclasses.replace(opened, tokenizer=own)
 
 
 def _open_gguf(path: Path) -> OpenedModel:

@@ -35,10 +35,10 @@ from lm_jax.weights import hub
 from lm_jax.weights.families import FAMILIES
 from lm_jax.weights.families.table import Entry
 from lm_jax.weights.load import Pretrained
-from lm_jax.weights.peft_settings import Settings, read_settings
+from lm_jax.weights.peft_settings import CONFIG, Settings, read_settings
 from lm_jax.weights.safetensors import open_tensors, readable, shortened, write_tensors
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _DIGEST = "base_sha256"
 
@@ -163,12 +163,17 @@ def load_peft(folder: str | Path, base: Pretrained) -> tuple[dict[str, Any], Lor
 
 
 def save_peft(
-    folder: str | Path, base: Pretrained, adapters: ParamTree, settings: LoraConfig
+    folder: str | Path,
+    base: Pretrained,
+    adapters: ParamTree,
+    settings: LoraConfig,
+    *,
+    name: str | None = None,
 ) -> None:
     """Writes adapters of `base` as a new PEFT folder, float32.
 
-    A snapshot of the hub is named as the base, with its commit; the digest of any base is stored
-    beside the tensors, where `load_peft` looks for it.
+    A snapshot of the hub is named as the base, with its commit, and any other as `name` says; the
+    digest of any base is stored beside the tensors, where `load_peft` looks for it.
 
     Raises:
       BadInputError: the folder exists, or the family has no module of the adapted weights.
@@ -194,7 +199,7 @@ def save_peft(
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": hub.repository(base.files[0].parent),
+        "base_model_name_or_path": hub.repository(base.files[0].parent) or name,
         "revision": base.revision,
         "inference_mode": True,
         "r": settings.rank,

@@ -10,6 +10,7 @@ from typing import Any
 from lm_jax.errors import BadInputError
 from lm_jax.weights.safetensors import read_object, shortened
 
+CONFIG = "adapter_config.json"
 # Settings that change nothing in a trained adapter. The layout of a matrix, which `fan_in_fan_out`
 # is of, PEFT itself takes from the module; the layer's index is plain in the families' names.
 _WITHOUT_EFFECT = (
@@ -70,6 +71,11 @@ def _names(chosen: str | list[str] | None, module: str) -> bool:
 def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
     fitting = (v for key, v in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module))
     return next(fitting, default)
+
+
+def is_peft(path: Path) -> bool:
+    """Whether it is a folder of adapters, without a model of its own."""
+    return (path / CONFIG).is_file() and not (path / "config.json").exists()
 
 
 def read_settings(path: Path) -> Settings:

@@ -5,6 +5,7 @@
     <folder>/sparse.json      the gates, the digest of their weights, and numbers of the run
     <folder>/README.md        the model card
 
+The weights may be adapters over a base (`save_over`): a folder of PEFT in place of the first line.
 Loaded without its gates, by another library, it is a dense model with changed weights; so
 `lm_jax.load_pretrained` refuses it.
 """
@@ -28,6 +29,8 @@ from lm_jax.inspect.run import Run
 from lm_jax.model.attention import PerLayer
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward
+from lm_jax.model.lora import LoraConfig
+from lm_jax.model.params import ParamTree
 from lm_jax.model.sites import Reducer
 from lm_jax.run.files import read_json, write_bytes, write_json
 from lm_jax.run.identity import ModelIdentity, difference
@@ -35,6 +38,7 @@ from lm_jax.weights import card as cards
 from lm_jax.weights import hub
 from lm_jax.weights.identity import config_digest
 from lm_jax.weights.load import OpenedModel, Pretrained, load_pretrained, open_pretrained
+from lm_jax.weights.peft import save_peft
 from lm_jax.weights.safetensors import CONFIG
 from lm_jax.weights.save import save_pretrained
 from sparse_jax.gates.attend import by_kernels, gated
@@ -205,6 +209,39 @@ def save(
     # A copy without the gates is then known to lack them; transformers ignores the field.
     config = read_json(folder / CONFIG)
     write_json(folder / CONFIG, config | {hub.GATES_FIELD: SPARSE})
+    _add_gates(folder, model, gates, numbers)
+
+
+def save_over(
+    folder: str | os.PathLike[str],
+    name: str,
+    base: Pretrained,
+    adapters: ParamTree,
+    settings: LoraConfig,
+    gates: Gates,
+    numbers: Mapping[str, Any],
+) -> None:
+    """Writes a sparse model as a folder of PEFT with gates, whose base stays where it is.
+
+    Args:
+      folder: new folder.
+      name: name of the base, as `lm_jax.load_pretrained` takes it, which the folder is read with.
+      base: the dense model.
+      adapters: parameters of the adapters over it.
+      settings: settings of the adapters.
+      gates: the gates.
+      numbers: results in the model card, by name.
+
+    Raises:
+      BadInputError: the folder exists, or the base cannot be read by its name.
+      StorageError: it cannot be written.
+    """
+    save_peft(folder, base, adapters, settings, name=name)
+    _add_gates(Path(folder), base, gates, numbers)
+
+
+def _add_gates(folder: Path, model: Pretrained, gates: Gates, numbers: Mapping[str, Any]) -> None:
+    """Adds the card and, last, the gates to a folder of weights."""
     write_bytes(folder / cards.CARD, card(model.cfg.family, gates, numbers).encode())
     # Of the files, as they will be read.
     identity = open_pretrained(folder, without_gates=True).identity

@@ -2,7 +2,7 @@
 
 model/                the sparse model, as `model.load` reads it
 adapter.safetensors   its adapters alone
-peft/                 the same in the layout of PEFT, for the dense base and without gates
+peft/                 the same in the layout of PEFT with the gates, read like model/ over the base
 edges.parquet         open edges and visible pairs by layer and head
 windows.parquet       losses of both models, edges and pairs of each window
 patterns.json         attention of chosen heads before and after (`results.TextPatterns`)
@@ -31,7 +31,6 @@ from lm_jax.run.tables import write_table
 from lm_jax.statistics import Interval
 from lm_jax.weights import card as cards
 from lm_jax.weights.load import Pretrained
-from lm_jax.weights.peft import save_peft
 from lm_jax.weights.save import save_pretrained
 from sparse_jax.gates import model as sparse_model
 from sparse_jax.gates.model import SparseModel
@@ -110,7 +109,10 @@ def export(
             shutil.rmtree(folder / part, ignore_errors=True)
         if kept is not None:
             save_adapters(folder / ADAPTER_FILE, kept, config.adapters, base_sha256=base)
-            save_peft(folder / PEFT, whole, kept, config.adapters)
+            here = Path(config.model)
+            name = str(here.resolve()) if here.exists() else config.model
+            over = whole, kept, config.adapters, merged.gates, card
+            sparse_model.save_over(folder / PEFT, name, *over)
         write_json(folder / PATTERNS, texts)
         sparse_model.save(folder / EXPORTED, whole, merged.gates, card)
         record(folder, evaluation, result)
@@ -132,17 +134,23 @@ def _bound_rows(config: PosttrainConfig, result: RunResult) -> dict[str, Any]:
 
 
 def add_control(folder: Path, over: Interval) -> None:
-    """Adds to the card of an exported model its loss minus that of its control.
+    """Adds to the cards of an exported model its loss minus that of its control.
 
     The control may be trained after the model.
     """
 
     def write() -> None:
-        rows = list(sparse_model.read_note(folder / EXPORTED)["numbers"].items())
+        # Adapters of before have no gates beside them, and runs without adapters none of both.
+        for part in (EXPORTED, PEFT):
+            if (folder / part / sparse_model.SPARSE).is_file():
+                add(folder / part)
+
+    def add(model: Path) -> None:
+        rows = list(sparse_model.read_note(model)["numbers"].items())
         kept = [row for row in rows if row[0] != _OVER_CONTROL]
         place = [name for name, _ in kept].index(_OVER_DENSE) + 1
         kept.insert(place, (_OVER_CONTROL, _interval_text(over, "+.4f")))
-        sparse_model.replace_numbers(folder / EXPORTED, dict(kept))
+        sparse_model.replace_numbers(model, dict(kept))
 
     processes.on_first(write)
 

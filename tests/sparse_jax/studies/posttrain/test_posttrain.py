@@ -208,6 +208,14 @@ def test_adapters_over_the_base_are_the_exported_weights_to_the_bit(whole, base)
     assert there.keys() == here.keys()
     for path, leaf in here.items():
         np.testing.assert_array_equal(there[path], leaf, err_msg=path)
+    over = sparse_jax.load(run_folder(whole) / export.PEFT)
+    for path, leaf in by_path(over.params).items():
+        np.testing.assert_array_equal(leaf, stored[path], err_msg=path)
+    exported = sparse_jax.load(run_folder(whole) / export.EXPORTED)
+    np.testing.assert_array_equal(over.gates.bias_LN, exported.gates.bias_LN)
+    assert over.numbers == exported.numbers
+    with pytest.raises(BadInputError, match="is a sparse model, whose gates are in"):
+        lm_jax.load_pretrained(run_folder(whole) / export.PEFT)
 
 
 def test_the_base_does_not_change(trained, base):
