@@ -34,7 +34,7 @@ def get_config(mode: str = "") -> ConfigDict:
         "loss_share": 0.5,
         "by_rule": 0.3,
         "batch_size": 4,
-        "steps": 7_000,
+        "steps": 4_000,
         "learning_rate": 5e-4,
         "eval_every": 500,
         "save_every": 250,

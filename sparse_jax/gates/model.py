@@ -236,8 +236,9 @@ def save_over(
       BadInputError: the folder exists, or the base cannot be read by its name.
       StorageError: it cannot be written.
     """
+    folder = Path(folder)
     save_peft(folder, base, adapters, settings, name=name)
-    _add_gates(Path(folder), base, gates, numbers)
+    _add_gates(folder, base, gates, numbers)
 
 
 def _add_gates(folder: Path, model: Pretrained, gates: Gates, numbers: Mapping[str, Any]) -> None:

@@ -309,20 +309,22 @@ class Sparsifying:
     ) -> losses.Sums:
         """Sums of losses over the tokens of `batch`, or estimates by the share of them drawn."""
         teacher = self._teacher(frozen, batch) if self.distill else None
-        hidden = output.hidden, None if teacher is None else teacher.hidden_BTD
-        of_tokens = (*hidden, batch.target_BT, batch.loss_mask_BT)
-        T = batch.target_BT.shape[1]
+        model = losses.Predictor(output.hidden, self._weights(params, frozen))
+        target_BC, loss_mask_BC = batch.target_BT, batch.loss_mask_BT
+        T = target_BC.shape[1]
         drawn = max(round(self.loss_share * T), 1)
         if drawn < T:
             at_C = jax.random.permutation(jax.random.fold_in(rng, 1), T)[:drawn]
-            of_tokens = jax.tree.map(lambda x_BT: x_BT[:, at_C], of_tokens)
-        hidden_BCD, teacher_BCD, target_BC, loss_mask_BC = of_tokens
+            model = model._replace(hidden_BTD=model.hidden_BTD[:, at_C])
+            if teacher is not None:
+                teacher = teacher._replace(hidden_BTD=teacher.hidden_BTD[:, at_C])
+            target_BC, loss_mask_BC = target_BC[:, at_C], loss_mask_BC[:, at_C]
         sums = losses.summed(
-            losses.Predictor(hidden_BCD, self._weights(params, frozen)),
+            model,
             target_BC,
             loss_mask_BC,
             self.cfg,
-            teacher=None if teacher is None else teacher._replace(hidden_BTD=teacher_BCD),
+            teacher=teacher,
             distill=self.distill,
             temperature=self.temperature,
             likelihood=0.0 if self.on_divergence else 1.0,
