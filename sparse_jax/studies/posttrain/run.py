@@ -24,7 +24,9 @@ from lm_jax.study import Work
 from lm_jax.text.corpora import corpus_inputs
 from lm_jax.weights import hub
 from lm_jax.weights.load import is_there, open_pretrained
+from sparse_jax.gates import model as sparse_model
 from sparse_jax.studies.posttrain import export
+from sparse_jax.studies.posttrain.beginning import earlier_gates
 from sparse_jax.studies.posttrain.evaluation import difference
 from sparse_jax.studies.posttrain.numbers import summarise
 from sparse_jax.studies.posttrain.results import (
@@ -57,6 +59,9 @@ def inputs(config: PosttrainConfig) -> Inputs:
     sampled = samples.model_of(config.corpus)
     if sampled is not None and is_there(sampled):
         text["config.corpus"] = open_pretrained(sampled).identity.text
+    if config.start:
+        earlier_gates(config)
+        text["config.start"] = sparse_model.open_identity(config.start).text
     if not is_there(config.model):
         return text
     return {"model": open_model(config).identity.text} | text

@@ -77,6 +77,9 @@ class PosttrainConfig(StepFields, Training, Distributed):
         before the first update: the initial bias of each head is such on the first training
         windows (`sparse_jax.gates.opening`). 0 starts from `bias`, with which a pretrained model
         may be broken at once. Needs `learn_bias`.
+      start: a sparse model over the same base, such as `peft` of an earlier run or a published one,
+        whose adapters (with `full`, weights) and biases the run begins with; "" begins with the
+        base. Needs `learn_bias` and no `open_at_start`.
       opened: what `open_at_start` is a share of: "edges" and weight, or "weight" alone, so that
         edges which carry next to none are closed from the start.
       bias_rate: learning rate of the biases, as a multiple of that of the weights.
@@ -132,6 +135,7 @@ class PosttrainConfig(StepFields, Training, Distributed):
     bias: Finite = 0.0
     learn_bias: bool = False
     open_at_start: ShareBelow1 = dataclasses.field(default=0.0, metadata=LATER)
+    start: str = dataclasses.field(default="", metadata=LATER)
     opened: Opened = dataclasses.field(default="edges", metadata=LATER)
     bias_rate: PositiveFloat = dataclasses.field(default=1.0, metadata=LATER)
     raw_gate: bool = False
@@ -174,6 +178,11 @@ class PosttrainConfig(StepFields, Training, Distributed):
         problems += self._divergence_problems()
         if self.open_at_start and (not self.learn_bias or self.bias):
             problems.append("config.open_at_start needs config.learn_bias = True, config.bias = 0")
+        if self.start and (not self.learn_bias or self.open_at_start or self.control):
+            problems.append(
+                "config.start needs config.learn_bias = True, config.open_at_start = 0 and no "
+                "config.control, which would begin with the base"
+            )
         if self.opened != "edges" and not self.open_at_start:
             problems.append(f"config.opened = {self.opened!r} needs config.open_at_start above 0")
         if self.bias_rate != 1 and not self.learn_bias:

@@ -36,6 +36,7 @@ from lm_jax.train.metrics import METRICS
 from lm_jax.train.objective import LanguageModelling, ignore_index_batch
 from lm_jax.train.step import check_batch, make_eval_step
 from lm_jax.weights.load import OpenedModel, Pretrained, open_pretrained
+from sparse_jax.gates import model as sparse_model
 from sparse_jax.studies.posttrain import patterns
 from sparse_jax.studies.posttrain.export import RESULT
 from sparse_jax.studies.posttrain.results import (
@@ -259,7 +260,9 @@ def claim_run(task: Task, folder: Path, *, seed: int, target: float | None, resu
     # The identity stands for the model, wherever its folder is.
     for name in (*_CHOOSE_RUNS, *MAY_CHANGE, "model"):
         config.pop(name)
-    trained = {
+    start = config.pop("start", "")
+    begun = {"start_sha256": sparse_model.open_identity(start).text} if start else {}
+    trained = begun | {
         "seed": seed,
         "target": target,
         "base_sha256": task.base.identity.text,

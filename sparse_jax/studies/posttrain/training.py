@@ -13,30 +13,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lm_jax.model import lora
-from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.model.precision import exact_jit
-from lm_jax.parallel import sharding
-from lm_jax.run import processes
-from lm_jax.run.files import write_json
 from lm_jax.run.results import load_result
-from lm_jax.train import optim
 from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.evaluate import Evaluation
 from lm_jax.train.loop import Hooks, TrainResult, TrainRun, train
 from lm_jax.train.metrics import METRICS
-from lm_jax.train.objective import ignore_index_batch
-from lm_jax.train.state import run_keys
 from lm_jax.weights.load import Pretrained
 from sparse_jax.gates.geco import GecoConfig
-from sparse_jax.gates.model import SparseModel, constant_gates
-from sparse_jax.gates.objective import GATE_BIAS, WEIGHTS, Sparsifying
-from sparse_jax.gates.opening import open_biases
+from sparse_jax.gates.model import SparseModel
+from sparse_jax.gates.objective import WEIGHTS, Sparsifying
 from sparse_jax.studies.posttrain import export, patterns
+from sparse_jax.studies.posttrain.beginning import allowances, measure_start, start
 from sparse_jax.studies.posttrain.evaluation import PairedEvaluation, compare
 from sparse_jax.studies.posttrain.limits import StrengthWatch, at_limits
-from sparse_jax.studies.posttrain.results import ControlResult, Rounding, RunResult, StartResult
-from sparse_jax.studies.posttrain.settings import PosttrainConfig
+from sparse_jax.studies.posttrain.results import ControlResult, Rounding, RunResult
 from sparse_jax.studies.posttrain.task import (
     Task,
     claim_run,
@@ -48,9 +40,6 @@ from sparse_jax.studies.posttrain.task import (
 
 # Bias of a gate logit with which every gate is open, whatever the noise, and has no gradient.
 _ALWAYS_OPEN = 1e6
-START = "start.json"
-# The least number of training windows whose scores decide with which biases gates start open.
-_CALIBRATION_WINDOWS = 32
 
 
 def objective_of(task: Task, target: float, reference: tuple[float, ...] = ()) -> Sparsifying:
@@ -77,74 +66,6 @@ def objective_of(task: Task, target: float, reference: tuple[float, ...] = ()) -
         constraint=config.constraint,
         loss_share=config.loss_share,
     )
-
-
-def allowances(config: PosttrainConfig) -> tuple[float, ...]:
-    """Nats per token by which each update's bound is relaxed; () if none is."""
-    if not config.relaxed:
-        return ()
-    rates = np.asarray(jax.vmap(optim.schedule(config.train))(np.arange(config.steps)))
-    return tuple((config.relaxed / config.learning_rate * rates.astype(np.float64)).tolist())
-
-
-def start(
-    objective: Sparsifying, task: Task, bias_LN: np.ndarray | None = None, seed: int = 0
-) -> ParamTree:
-    """Initial parameters that are given: weights of the base, or adapters, with gate biases."""
-    params: dict[str, Any] = {WEIGHTS: task.base.params}
-    if objective.adapters is not None:
-        # As the loop draws those of the control.
-        params |= params_lib.init(run_keys(seed)[0], {WEIGHTS: objective.spec[WEIGHTS]})
-    if objective.learn_bias:
-        shape = (task.base.cfg.num_layers, task.base.cfg.num_heads)
-        params[GATE_BIAS] = np.full(shape, objective.bias, np.float32)
-    return params if bias_LN is None else params | {GATE_BIAS: bias_LN}
-
-
-def measure_start(task: Task, folder: Path, objective: Sparsifying, seed: int) -> StartResult:
-    """A run before its first update, from `start.json` if it is there; says what it loses.
-
-    Raises:
-      CorruptError: the file is damaged.
-      StoppedError: a stop was requested during the evaluation.
-    """
-    file = folder / START
-    if processes.on_first(file.exists):
-        return load_result(file, StartResult)
-    config, cfg = task.config, task.base.cfg
-    gates = constant_gates(
-        cfg, objective.bias, raw_gate=objective.raw_gate, renormalise=objective.renormalise
-    )
-    bias = None
-    if config.open_at_start:
-        count = -(-_CALIBRATION_WINDOWS // config.batch_size)
-        tokens_BS = np.concatenate([task.batches(seed).at(k)["tokens"] for k in range(count)])
-        bias_LN = open_biases(
-            cfg,
-            task.base.params,
-            ignore_index_batch(sharding.shard_batch(task.mesh, tokens_BS)),
-            config.open_at_start,
-            task.mesh,
-            raw_gate=config.raw_gate,
-            opened=config.opened,
-        )
-        gates = dataclasses.replace(gates, bias_LN=bias_LN)
-        bias = tuple(tuple(map(float, row_N)) for row_N in bias_LN)
-    sparse = SparseModel(task.base, gates, {})
-    key = jax.random.key(seed)
-    found = compare(task.base, sparse, task.validation, task.mesh, key=key)
-    result = StartResult(
-        difference=found.difference.estimate,
-        divergence=found.ratio("divergence", "tokens").estimate,
-        edges=found.ratio("open_edges", "pairs").estimate,
-        bias=bias,
-    )
-    processes.on_first(lambda: write_json(file, result))
-    processes.note(
-        f"before the first update {result.edges:.1%} of the edges are open, and the loss is "
-        f"{result.difference:+.4f} nats per token against the dense model"
-    )
-    return load_result(file, StartResult)
 
 
 def train_once(

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import lm_jax
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.report import page
 from lm_jax.run import user_cache
 from lm_jax.run.config import from_plain
@@ -17,14 +18,15 @@ from lm_jax.run.results import load_result
 from lm_jax.study import frame
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from lm_jax.train.state import StateLayout, run_keys
+from lm_jax.weights.peft import load_peft
 import sparse_jax
 from sparse_jax.gates.objective import WEIGHTS
-from sparse_jax.studies.posttrain import STUDY, export, report, training
+from sparse_jax.studies.posttrain import STUDY, beginning, export, report, training
+from sparse_jax.studies.posttrain.beginning import START
 from sparse_jax.studies.posttrain.report_training import Run
 from sparse_jax.studies.posttrain.results import RunResult, StartResult
 from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from sparse_jax.studies.posttrain.task import open_task
-from sparse_jax.studies.posttrain.training import START
 from tests.sparse_jax.small_runs import command, run_folder, settings
 
 # Run by `make test-all`.
@@ -139,11 +141,40 @@ def test_it_is_resumed_with_the_biases_that_it_began_with(whole, config, tmp_pat
     assert first == again
     (run_folder_again / export.RESULT).unlink()
     (folder / "finished.json").unlink()
-    monkeypatch.setattr("sparse_jax.studies.posttrain.training.open_biases", None)
+    monkeypatch.setattr("sparse_jax.studies.posttrain.beginning.open_biases", None)
     command(config, folder)
     assert read_json(run_folder_again / export.RESULT) == read_json(
         run_folder(whole) / export.RESULT
     )
+
+
+def test_a_run_goes_on_from_the_model_of_an_earlier_one(whole, config, tmp_path):
+    """Before its first update it is that model, and what does not fit it is refused."""
+    changed = copy.deepcopy(config)
+    changed.start, changed.open_at_start = str(run_folder(whole) / export.PEFT), 0.0
+    changed.steps = changed.eval_every = 2
+    command(changed, tmp_path / "run")
+    before, begun = result_of(whole), result_of(tmp_path / "run").start
+    # Once by rule and once sampled; the base has 0.99 of the edges and no divergence.
+    assert begun.edges == pytest.approx(before.edges.estimate, abs=0.05)
+    assert begun.divergence == pytest.approx(before.divergence.estimate, rel=0.5)
+    gates = sparse_jax.load(run_folder(whole) / export.PEFT).gates
+    assert begun.bias == tuple(tuple(map(float, row)) for row in gates.bias_LN)
+    table = pq.read_table(run_folder(tmp_path / "run") / METRICS).to_pydict()
+    assert table["edges"][0] < 0.7
+    task = open_task(from_plain(changed, PosttrainConfig), tmp_path / "run")
+    given = beginning.start(training.objective_of(task, 0.04), task)[WEIGHTS]
+    adapters, _ = load_peft(run_folder(whole) / export.PEFT, task.base)
+    jax.tree.map(np.testing.assert_array_equal, given, adapters)
+    for where, name, value, error, message in (
+        (changed, "raw_gate", not changed.raw_gate, UsageError, "set it as they have it"),
+        (changed.adapters, "alpha", 8.0, UsageError, "set config.adapters as they were"),
+        (changed, "start", changed.model, BadInputError, "no sparse model; run posttrain"),
+    ):
+        kept, where[name] = where[name], value
+        with pytest.raises(error, match=message):
+            command(changed, tmp_path / name)
+        where[name] = kept
 
 
 def test_a_run_and_its_control_begin_with_the_same_adapters(config, tmp_path):
@@ -152,7 +183,7 @@ def test_a_run_and_its_control_begin_with_the_same_adapters(config, tmp_path):
     task = open_task(frozen, tmp_path / "run")
     objective = training.objective_of(task, 0.04)
     drawn = StateLayout.of(objective, task.mesh, frozen.train).init(run_keys(3)[0]).params
-    given = training.start(objective, task, seed=3)
+    given = beginning.start(objective, task, seed=3)
     jax.tree.map(np.testing.assert_array_equal, drawn[WEIGHTS], given[WEIGHTS])
 
 
