@@ -313,7 +313,7 @@ class OnePass:
     ) -> None:
         """Takes what `Batches` takes, but a split may be smaller than a batch."""
         self._rows = _share(batch_size, process_index, process_count)
-        self._examples, self._batch_size = examples, batch_size
+        self.examples, self._batch_size = examples, batch_size
         self.fingerprint = _fingerprint(examples, batch_size, None)
         self.per_epoch = -(-examples.count // batch_size)
 
@@ -327,14 +327,14 @@ class OnePass:
         if not 0 <= k < self.per_epoch:
             raise UsageError(f"batch {k} is not one of the {self.per_epoch} of this pass")
         places = k * self._batch_size + self._rows
-        inside = places[places < self._examples.count]
-        result = self._examples.read(inside)
+        inside = places[places < self.examples.count]
+        result = self.examples.read(inside)
         missing = len(places) - len(result["document"])
         return {
             "tokens": np.pad(
                 result["tokens"],
                 ((0, missing), (0, 0)),
-                constant_values=self._examples.fill,
+                constant_values=self.examples.fill,
             ),
             "document": np.pad(result["document"], (0, missing), constant_values=-1),
         }

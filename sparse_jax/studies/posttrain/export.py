@@ -4,6 +4,7 @@ model/                the sparse model, as `model.load` reads it
 adapter.safetensors   its adapters alone
 peft/                 the same in the layout of PEFT with the gates, read like model/ over the base
 edges.parquet         open edges and visible pairs by layer and head
+kinds.parquet         what open edges lead to, by layer and head (`kinds`)
 windows.parquet       losses of both models, edges and pairs of each window
 patterns.json         attention of chosen heads before and after (`results.TextPatterns`)
 result.json           the numbers (`results.RunResult`), written last: if it is there, all is
@@ -41,6 +42,7 @@ from sparse_jax.studies.posttrain.settings import PosttrainConfig
 
 EXPORTED, PEFT, RESULT = "model", "peft", "result.json"
 EDGES, WINDOWS, PATTERNS = "edges.parquet", "windows.parquet", "patterns.json"
+KINDS = "kinds.parquet"
 _OVER_DENSE, _OVER_CONTROL = "sparse minus dense loss", "sparse minus control loss"
 EDGES_SCHEMA = pa.schema(
     {"layer": pa.int32(), "head": pa.int32(), "open": pa.int64(), "pairs": pa.int64()}
@@ -75,6 +77,7 @@ def export(
     result: RunResult,
     evaluation: PairedEvaluation,
     texts: Sequence[TextPatterns],
+    kinds: pa.Table,
 ) -> None:
     """Writes the files of a run; every process calls it, and one writes.
 
@@ -86,6 +89,7 @@ def export(
       result: the numbers.
       evaluation: evaluation of both models, from which the numbers come.
       texts: attention patterns.
+      kinds: what open edges lead to (`kinds.edge_kinds`).
     """
     whole = dataclasses.replace(merged.base, params=sharding.fetch(merged.params))
     kept = None if adapters is None else sharding.fetch(adapters)
@@ -114,6 +118,7 @@ def export(
             over = whole, kept, config.adapters, merged.gates, card
             sparse_model.save_over(folder / PEFT, name, *over)
         write_json(folder / PATTERNS, texts)
+        write_table(folder / KINDS, kinds)
         sparse_model.save(folder / EXPORTED, whole, merged.gates, card)
         record(folder, evaluation, result)
 

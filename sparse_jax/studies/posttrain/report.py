@@ -6,6 +6,7 @@ Every number comes from the files of the run; nothing is measured here. Paragrap
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ from lm_jax.report.prose import Prose
 from lm_jax.run.results import load_result
 from lm_jax.train.metrics import EVALUATIONS, METRICS
 from sparse_jax.studies.posttrain import export
+from sparse_jax.studies.posttrain.kinds import KINDS
 from sparse_jax.studies.posttrain.paper import TABLE_1
 from sparse_jax.studies.posttrain.report_text import (
     ONE_RUN,
@@ -46,6 +48,8 @@ from sparse_jax.studies.posttrain.settings import PosttrainConfig
 from sparse_jax.studies.posttrain.task import control_folder, control_losses, controls_of
 
 _PROSE = Prose("sparse_jax.studies.posttrain")
+# Heads that keep the most edges.
+_MOST_HEADS = 6
 
 
 def read(folder: Path, moving: tuple[float, ...] = ()) -> Run:
@@ -61,7 +65,13 @@ def read(folder: Path, moving: tuple[float, ...] = ()) -> Run:
         pq.read_table(folder / export.EDGES).to_pydict(),
         load_result(folder / export.PATTERNS, tuple[TextPatterns, ...]),
         moving,
+        _kinds(folder / export.KINDS),
     )
+
+
+def _kinds(file: Path) -> dict[str, list[Any]] | None:
+    """The table of edges by kind; None of a run of before there was one."""
+    return pq.read_table(file).to_pydict() if file.exists() else None
 
 
 def build(config: PosttrainConfig, summary: PosttrainSummary, folder: Path) -> Report:
@@ -98,7 +108,7 @@ def sections(
     parts = [losses(summary), over_seeds(summary), frontier(config, summary, result)]
     for run in result:
         if run.result.seed == summary.seeds[0]:
-            parts += [training(config, run, summary), by_head(run), attention(run)]
+            parts += [training(config, run, summary), by_head(run), by_kind(run), attention(run)]
     parts += [paper(summary), section("Terms", report.key_values(terms(config)))]
     return [part for part in parts if part is not None]
 
@@ -281,6 +291,38 @@ def by_head(run: Run) -> Section:
             spec=".1f",
             show_values=heads <= 16,
             n=f"{number(sum(run.edges['pairs']))} pairs",
+        ),
+    )
+
+
+def by_kind(run: Run) -> Section | None:
+    """What the open edges lead to: over all heads, and in those that keep the most."""
+    if run.kinds is None:
+        return None
+    layers, heads = max(run.kinds["layer"]) + 1, max(run.kinds["head"]) + 1
+    shape = layers, heads, len(KINDS)
+    open_LNK, weight_LNK = (np.reshape(run.kinds[name], shape) for name in ("open", "weight"))
+    total, weight = max(open_LNK.sum(), 1), max(weight_LNK.sum(), np.finfo(float).tiny)
+    rows: list[list[object]] = [
+        ["all", 100.0, *100 * open_LNK.sum((0, 1)) / total],
+        ["all, by weight", 100.0, *100 * weight_LNK.sum((0, 1)) / weight],
+    ]
+    for place in np.argsort(-open_LNK.sum(2), axis=None, kind="stable")[:_MOST_HEADS]:
+        layer, head = divmod(int(place), heads)
+        of_head_K = open_LNK[layer, head]
+        if of_head_K.sum():
+            name = f"layer {layer}, head {head}"
+            share_K = 100 * of_head_K / of_head_K.sum()
+            rows.append([name, 100 * of_head_K.sum() / total, *share_K])
+    return section(
+        "What open edges lead to",
+        _PROSE("kinds"),
+        table(
+            ["Heads", Column("Of all edges, %", ".1f"), *(Column(k, ".1f") for k in KINDS)],
+            rows,
+            caption="Kinds of open edges, in % of those of the row; an edge is of the first kind "
+            "that it fits.",
+            n=f"{number(int(open_LNK.sum()))} open edges",
         ),
     )
 

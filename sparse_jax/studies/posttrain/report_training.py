@@ -24,6 +24,7 @@ class Run:
 
     Attributes:
       moving: bound of each update, if it is not a fixed number; else ().
+      kinds: table of open edges by kind (`kinds.edge_kinds`); None of runs of before.
     """
 
     result: RunResult
@@ -32,6 +33,7 @@ class Run:
     edges: Mapping[str, Sequence[int]]
     patterns: tuple[TextPatterns, ...]
     moving: tuple[float, ...] = ()
+    kinds: Mapping[str, Sequence[Any]] | None = None
 
     def evaluated(self, name: str) -> tuple[list[int], list[float]]:
         """Steps and values of one metric of the evaluations."""

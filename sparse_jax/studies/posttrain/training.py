@@ -27,6 +27,7 @@ from sparse_jax.gates.objective import WEIGHTS, Sparsifying
 from sparse_jax.studies.posttrain import export, patterns
 from sparse_jax.studies.posttrain.beginning import allowances, measure_start, start
 from sparse_jax.studies.posttrain.evaluation import PairedEvaluation, compare
+from sparse_jax.studies.posttrain.kinds import edge_kinds
 from sparse_jax.studies.posttrain.limits import StrengthWatch, at_limits
 from sparse_jax.studies.posttrain.results import ControlResult, Rounding, RunResult
 from sparse_jax.studies.posttrain.task import (
@@ -180,7 +181,8 @@ def train_target(task: Task, seed: int, target: float, control: Path | None = No
     heads = patterns.named(config.heads, task.base.cfg.num_layers, task.base.cfg.num_heads)
     texts = [patterns.trace_patterns(task.base, merged, text, heads) for text in config.texts]
     adapters = None if config.full else run.state.params[WEIGHTS]
-    export.export(folder, config, merged, adapters, result, evaluation, texts)
+    kinds = edge_kinds(merged, task.validation.examples)
+    export.export(folder, config, merged, adapters, result, evaluation, texts, kinds)
     return load_result(folder / export.RESULT, RunResult)
 
 

@@ -218,6 +218,42 @@ def test_adapters_over_the_base_are_the_exported_weights_to_the_bit(whole, base)
         lm_jax.load_pretrained(run_folder(whole) / export.PEFT)
 
 
+def test_open_edges_are_counted_by_what_they_lead_to(trained):
+    """Against a loop over the open edges of the exported model."""
+    whole, task = trained
+    stored = pq.read_table(run_folder(whole) / export.KINDS).to_pylist()
+    model = sparse_jax.load(run_folder(whole) / export.EXPORTED)
+    examples = task.validation.examples
+    windows = examples.read(np.arange(min(examples.count, 16)))["tokens"]
+    wanted = {}
+    for tokens_S in windows:
+        ids = [int(i) for i in tokens_S[:-1] if i >= 0]
+        for edge in model.open_edges(jnp.asarray([ids])).to_pylist():
+            query, key = edge["query"], edge["key"]
+            if key == 0:
+                kind = "first"
+            elif key >= query - 1:
+                kind = "self" if key == query else "previous"
+            elif ids[key] == ids[query]:
+                kind = "repeated"
+            else:
+                kind = "induction" if ids[key - 1] == ids[query] else "other"
+            place = edge["layer"], edge["head"], kind
+            count, weight = wanted.get(place, (0, 0.0))
+            wanted[place] = count + 1, weight + edge["weight"]
+    found = {
+        (row["layer"], row["head"], row["kind"]): (row["open"], row["weight"])
+        for row in stored
+        if row["open"]
+    }
+    assert {place: count for place, (count, _) in found.items()} == {
+        place: count for place, (count, _) in wanted.items()
+    }
+    assert len({kind for *_, kind in found}) == 6
+    for place, (_, weight) in wanted.items():
+        assert found[place][1] == pytest.approx(weight, rel=1e-5)
+
+
 def test_the_base_does_not_change(trained, base):
     """Neither in the file nor in memory, where a training and its control read it."""
     before = by_path(lm_jax.load_pretrained(base).params)
