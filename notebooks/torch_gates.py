@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A sparse model in torch
 #
-# `pair_192_sparse`, which comes with the package, as a model of transformers whose attention has the
-# gates of its post-training. Needs `pip install torch`; a folder that `iaj sparse posttrain`
+# `pair_192_sparse`, which comes with the package, as a model of transformers whose attention has
+# the gates of its post-training. Needs `pip install torch`; a folder that `iaj sparse posttrain`
 # exported does as well as the name.
 
 # %%
