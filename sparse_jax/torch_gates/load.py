@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 import os
 from pathlib import Path
+import tempfile
 from typing import Any
 
 import numpy as np
 
 from lm_jax.assets import published
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.weights import peft_settings
 from lm_jax.weights.compat import transformers
 from sparse_jax.gates import model as sparse_model
 from sparse_jax.torch_gates.attention import register
@@ -26,7 +28,9 @@ def load(folder: str | os.PathLike[str], **options: Any) -> tuple[Any, TorchGate
     """A torch model that is sparse, and its gates.
 
     Args:
-      folder: folder of an exported sparse model, or the name of a published one.
+      folder: folder of an exported sparse model, or the name of a published one. Adapters over a
+        base, which may be of a kind that transformers cannot read, are merged into it in float32
+        and written to a temporary folder first.
       **options: options of `AutoModelForCausalLM.from_pretrained`, such as `dtype`.
 
     Raises:
@@ -37,6 +41,15 @@ def load(folder: str | os.PathLike[str], **options: Any) -> tuple[Any, TorchGate
     folder = published.resolve_model(folder)
     # Before weights are read.
     sparse_model.read_note(folder)
+    if not peft_settings.is_peft(folder):
+        return _loaded(folder, options)
+    with tempfile.TemporaryDirectory() as parent:
+        merged, whole = sparse_model.load(folder), Path(parent) / "model"
+        sparse_model.save(whole, merged.base, merged.gates, merged.numbers)
+        return _loaded(whole, options)
+
+
+def _loaded(folder: Path, options: dict[str, Any]) -> tuple[Any, TorchGates]:
     model = transformers().AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation=NAME, **options
     )
@@ -63,6 +76,10 @@ def load_gates(model: Any, folder: str | os.PathLike[str] | None = None) -> Torc
             f"model.set_attn_implementation({NAME!r})"
         )
     folder = published.resolve_model(model.name_or_path if folder is None else folder)
+    if peft_settings.is_peft(folder):
+        raise BadInputError(
+            f"{folder} holds adapters over a base; load both with torch_gates.load(folder)"
+        )
     opened, gates = sparse_model.open_gates(folder)
     _check_weights(model, folder, opened.files)
     bias_LN = np.asarray(gates.bias_LN)

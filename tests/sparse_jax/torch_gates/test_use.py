@@ -7,14 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import lm_jax
 from lm_jax.assets import published
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.weights.peft import load_peft
 from sparse_jax import torch_gates
 from sparse_jax.gates import model as sparse_model
 from sparse_jax.torch_gates.attention import attention
 from sparse_jax.torch_gates.gates import Layer
 from tests import rounding
-from tests.sparse_jax.torch_gates.test_parity import exported, gated
+from tests.lm_jax.weights.test_peft import write
+from tests.sparse_jax.torch_gates.test_parity import defined, exported, gated, theirs
 from tools import make_goldens
 
 torch_test = pytest.mark.torch
@@ -234,6 +237,26 @@ def test_gates_of_a_published_model_are_found_by_its_name():
     assert model.training is False
     note = sparse_model.read_note(FOLDER)
     np.testing.assert_array_equal(gates.bias_LN, np.float32(note["gate_bias"]))
+
+
+@torch_test
+def test_adapters_over_a_base_are_merged_first(tmp_path):
+    golden = make_goldens.GOLDEN / "llama_gqa"
+    write(tmp_path / "adapter", "llama_gqa", base_model_name_or_path=str(golden))
+    base = lm_jax.load_pretrained(golden)
+    adapters, settings = load_peft(tmp_path / "adapter", base)
+    bias_LN = 0.5 * np.random.default_rng(4).normal(size=(3, 4)).astype(np.float32)
+    gates, folder = sparse_model.Gates(bias_LN), tmp_path / "sparse"
+    sparse_model.save_over(folder, str(golden), base, adapters, settings, gates, {})
+    model, gates = torch_gates.load(folder)
+    tokens_BT, whole_BT = jnp.asarray(TOKENS_BT), jnp.ones(TOKENS_BT.shape, bool)
+    sparse = sparse_model.load(folder)
+    exact = rounding.expected(
+        lambda params: defined(sparse, params, tokens_BT, whole_BT), sparse.params
+    )
+    rounding.assert_within(theirs(model, gates, TOKENS_BT)[0], exact)
+    with pytest.raises(BadInputError, match=r"adapters over a base; .*torch_gates\.load"):
+        torch_gates.load_gates(model, folder)
 
 
 class Bridge:
