@@ -54,7 +54,7 @@ PACKAGE_MAY_IMPORT["evaluate"] = {*PACKAGE_MAY_IMPORT["train"], "train", "statis
 ROOMS = {
     "polyattn_jax": ("recipes", "suites", "audit", "report", "studies"),
     "protot_jax": ("mixers", "training", "analysis", "studies"),
-    "sparse_jax": ("gates", "circuits", "transcoders", "graphs", "studies"),
+    "sparse_jax": ("gates", "torch_gates", "circuits", "transcoders", "graphs", "studies"),
 }
 PACKAGE_MAY_IMPORT["console"] = {"errors", "run"}
 PACKAGE_MAY_IMPORT["study"] = {"errors", "run", "console", "report", "statistics", "train"}
@@ -78,7 +78,7 @@ ONLY_IN_FUNCTIONS = {
         "wandb",
     ),
 }
-TORCH_FOLDERS = ("lm_jax/weights/", "tools/", "tests/")
+TORCH_FOLDERS = ("lm_jax/weights/", "sparse_jax/torch_gates/", "tools/", "tests/")
 TRANSFORMERS_FILES = ("lm_jax/weights/compat.py", "tests/")
 
 

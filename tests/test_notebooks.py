@@ -24,6 +24,7 @@ MARKS = {
     "first_look": [pytest.mark.real("smollm2")],
     # Without LLVM's optimisation the training takes most of a minute.
     "prototypes": [pytest.mark.optimised],
+    "torch_gates": [pytest.mark.torch],
 }
 
 
@@ -48,6 +49,7 @@ SHOWN = {
     },
     # An error for each of 4 layers and 16 tokens.
     "graph": {"graph": "Graph(32 features, 64 errors, 16 tokens, "},
+    "torch_gates": {"gates": "TorchGates(4 layers of 16 heads; open where q.k + bias > 0)"},
     "prototypes": {"out": "records['mixer.write'] (2, 1, 11, 8)"},
 }
 

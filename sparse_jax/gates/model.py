@@ -306,9 +306,19 @@ def verified_card(folder: Path) -> str:
     Raises:
       BadInputError, CorruptError: as `load`.
     """
-    note = read_note(folder)
-    opened = open_pretrained(folder, without_gates=True)
-    return card(note["family"], _checked_gates(folder, note, opened), note["numbers"])
+    note, (_, gates) = read_note(folder), open_gates(folder)
+    return card(note["family"], gates, note["numbers"])
+
+
+def open_gates(folder: str | os.PathLike[str]) -> tuple[OpenedModel, Gates]:
+    """A sparse model whose weights are not loaded, but compared with its gates.
+
+    Raises:
+      BadInputError, CorruptError: as `load`.
+    """
+    folder = published.resolve_model(folder)
+    note, opened = read_note(folder), open_pretrained(folder, without_gates=True)
+    return opened, _checked_gates(folder, note, opened)
 
 
 def _checked_gates(folder: Path, note: Mapping[str, Any], base: Pretrained | OpenedModel) -> Gates:
