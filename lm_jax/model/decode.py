@@ -22,14 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.model import decoder, penalties
+from lm_jax.model import decoder
 from lm_jax.model.arguments import check_prompts
 from lm_jax.model.attention import Attend, Fused, PerLayer, as_pytree, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import resolve
 from lm_jax.model.mixers import ATTENTION, Mixer
 from lm_jax.model.params import ParamTree
-from lm_jax.model.sampling import Sampling, sample
+from lm_jax.model.sampling import Sampling, append_token, sample, text_window
 
 _GREEDY = Sampling()
 
@@ -112,7 +112,7 @@ def generate(
         params,
         tokens_BT,
         lengths_B,
-        penalties.window(prompts, width, cfg.vocab_size),
+        text_window(prompts, width, cfg.vocab_size),
         jax.random.key(0) if key is None else key,
         as_pytree(attend),
         resolve(edits, cfg),
@@ -165,7 +165,7 @@ def stream(
     dtype = jax.tree.leaves(params["embed"])[0].dtype
     cache = decoder.init_cache(cfg, 1, cfg.max_length, dtype=dtype, mixer=mixer)
     width = cfg.max_length if sampling.penalises else 0
-    window_BW = penalties.window([prompt], width, cfg.vocab_size)
+    window_BW = text_window([prompt], width, cfg.vocab_size)
     counts = itertools.count() if mixer.recurrent else range(cfg.max_length - len(prompt))
     start = 0
     text = list(prompt)
@@ -212,7 +212,7 @@ def _next(params, cache, tokens_BT, length, window_BW, key, edits, *, cfg, sampl
     else:
         logits_BV, cache = _read(run, cache, tokens_BT, length[None])
     next_B = sample(key, logits_BV, sampling, window_BW)
-    return next_B, cache, penalties.append(window_BW, next_B)
+    return next_B, cache, append_token(window_BW, next_B)
 
 
 def _read(run, cache, tokens_BT, lengths_B):
@@ -291,12 +291,12 @@ def _generate(
             text_BT = _text(tokens_BT, lengths_B, new_BT)[:, :widest]
             logits_BV, cache = _reread(run, anew_B, logits_BV, cache, text_BT)
         next_B = sample(keys[count], logits_BV, sampling, window_BW)
-        window_BW = penalties.append(window_BW, next_B)
+        window_BW = append_token(window_BW, next_B)
         new_BT = new_BT.at[:, count].set(next_B)
         return count + 1, cache, next_B, window_BW, new_BT, done_B | stops(next_B)
 
     new_BT = jnp.zeros((B, max_new_tokens), jnp.int32).at[:, 0].set(first_B)
-    window_BW = penalties.append(window_BW, first_B)
+    window_BW = append_token(window_BW, first_B)
     state = (1, cache, first_B, window_BW, new_BT, stops(first_B))
     state = jax.lax.while_loop(functools.partial(unfinished, first), extend, state)
     for length in longer:

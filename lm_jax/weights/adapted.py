@@ -4,6 +4,7 @@ The base is what `adapter_config.json` names: a name of `iaj fetch --list`, `ORG
 Hugging Face hub with its revision, or a folder. The tokenizer is the folder's own if it has one.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from pathlib import Path
@@ -15,17 +16,17 @@ import jax.numpy as jnp
 from lm_jax.errors import BadInputError
 from lm_jax.model import lora
 from lm_jax.weights import hub
-from lm_jax.weights.load import OpenedModel, open_pretrained
 from lm_jax.weights.peft import WEIGHTS, load_peft
 from lm_jax.weights.peft_settings import CONFIG, read_settings
+from lm_jax.weights.pretrained import OpenedModel
 
 
-def open_adapted(folder: Path, *, download: bool = False) -> OpenedModel:
-    """Reads config and tokenizer of the base, as `open_pretrained` does.
+def open_adapted(folder: Path, open_base: Callable[[str], OpenedModel]) -> OpenedModel:
+    """Reads config and tokenizer of the base, as those of any model are.
 
     Args:
       folder: the folder, which has an `adapter_config.json`.
-      download: whether to fetch a base that the hub's cache lacks.
+      open_base: function that opens the base by its name (`lm_jax.weights.load`).
 
     Raises:
       BadInputError: the folder names no base, or one that is not here or has gates; or a setting of
@@ -41,7 +42,7 @@ def open_adapted(folder: Path, *, download: bool = False) -> OpenedModel:
     if settings.revision and hub.NAME.fullmatch(name) and not Path(name).exists():
         name = f"{name}@{settings.revision}"
     try:
-        base = open_pretrained(name, download=download)
+        base = open_base(name)
     except BadInputError as error:
         raise BadInputError(f"{folder} adapts a base that cannot be read: {error}") from error
     return dataclasses.replace(

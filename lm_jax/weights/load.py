@@ -4,7 +4,7 @@ The config is read first, and names the family (`FAMILIES`) whose table says wha
 (`lm_jax.weights.fill`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from pathlib import Path
@@ -22,12 +22,8 @@ from lm_jax.checkpoint.folder import (
     verify_checkpoint,
 )
 from lm_jax.errors import BadInputError, UsageError, nearest
-from lm_jax.inspect.run import Run, Subject
-from lm_jax.inspect.run import run as run_subject
 from lm_jax.model import decoder
-from lm_jax.model.attention import softmax
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.sites import Reducer
 from lm_jax.parallel import sharding
 from lm_jax.run import downloads
 from lm_jax.run.config import from_plain
@@ -38,7 +34,7 @@ from lm_jax.weights import card as cards
 from lm_jax.weights import hub, llama2c, peft_settings, runs
 from lm_jax.weights.families import FAMILIES
 from lm_jax.weights.fill import load_params
-from lm_jax.weights.identity import identify, weights_digest
+from lm_jax.weights.pretrained import OpenedModel, Pretrained
 from lm_jax.weights.safetensors import CONFIG, SafetensorsSource, read_family, read_hf_config
 
 # Added tokens that an embedding may lack: more are another model's.
@@ -48,93 +44,6 @@ _LACKS_GATES = (
     f"{hub.GATES}: without them they are another model; copy the whole folder, or fetch the file "
     "with --download (download=True)"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Pretrained:
-    """A loaded model; `tokenizer` is None where the folder has none, `files` hold the weights.
-
-    `revision` is the commit of a snapshot of the Hugging Face hub, None for any other source.
-    """
-
-    cfg: DecoderConfig
-    params: dict[str, Any]
-    tokenizer: Tokenizer | None
-    files: tuple[Path, ...]
-    revision: str | None = None
-
-    def __repr__(self) -> str:
-        """Family and sizes, without the weights."""
-        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        return (
-            f"Pretrained({self.cfg.family}: {self.cfg.sizes}, {self.cfg.num_heads} heads a layer; "
-            f"{count:,} parameters)"
-        )
-
-    def run(
-        self,
-        text: Any,
-        *,
-        record: Sequence[str] | Mapping[str, Reducer] = (),
-        edits: Any = None,
-        attend: Any = softmax,
-    ) -> Run:
-        """Runs the model on a text, on ids, or on a list of either (`lm_jax.inspect.run`).
-
-        Args:
-          text: a text, token ids `[T]`, or a list of several, which may differ in length.
-          record: names of sites to record in the same pass, such as `attn.pattern` or
-            `blocks.7.attn.hook_pattern`; others are recorded when `Run.cache` is asked for them.
-          edits: what `lm_jax.ablate`, `patch` or `steer` return, edits by site, or a list of them.
-          attend: the row map, softmax by default.
-
-        Raises:
-          UsageError: the text does not fit the model, or a site, layer or head does not exist.
-          BadInputError: the text holds a lone surrogate.
-        """
-        subject = Subject(self.params, self.cfg, self.tokenizer, attend)
-        return run_subject(subject, text, record=record, edits=edits)
-
-    @functools.cached_property
-    def sha256(self) -> str:
-        """Digest over the weight files, in order of their names."""
-        return weights_digest(self.files)
-
-    @functools.cached_property
-    def identity(self) -> ModelIdentity:
-        """Digests of weights, configuration, tokenizer and chat template; what a result is of."""
-        return identify(self.cfg, self.tokenizer, self.sha256)
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenedModel:
-    """A model whose config and tokenizer are read and whose weights are not; `files` hold those.
-
-    `read_params` takes the dtype and mesh of `load` and reads the parameters; `revision` is as of
-    `Pretrained`.
-    """
-
-    cfg: DecoderConfig
-    tokenizer: Tokenizer | None
-    files: tuple[Path, ...]
-    read_params: Callable[..., dict[str, Any]]
-    revision: str | None = None
-
-    def load(
-        self, *, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None
-    ) -> Pretrained:
-        """Reads the weights; arguments and errors as of `load_pretrained`."""
-        if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
-            raise UsageError(
-                f"dtype = {jnp.dtype(dtype)} is not supported; give float32 or bfloat16"
-            )
-        params = self.read_params(dtype=dtype, mesh=mesh)
-        return Pretrained(self.cfg, params, self.tokenizer, self.files, self.revision)
-
-    @functools.cached_property
-    def identity(self) -> ModelIdentity:
-        """The identity of `Pretrained`, from the files of the weights; no array is made."""
-        return identify(self.cfg, self.tokenizer, weights_digest(self.files))
 
 
 def load_pretrained(
@@ -236,7 +145,7 @@ def _open_adapted(path: Path, download: bool, without_gates: bool) -> OpenedMode
 
     if not without_gates and cards.is_of_sparse(path):
         raise BadInputError(_LACKS_GATES.format(path=path))
-    opened = open_adapted(path, download=download)
+    opened = open_adapted(path, functools.partial(open_pretrained, download=download))
     own = _tokenizer_in(path)
     return opened if own is None else dataclasses.replace(opened, tokenizer=own)
 

@@ -34,8 +34,8 @@ from lm_jax.run.identity import difference
 from lm_jax.weights import hub
 from lm_jax.weights.families import FAMILIES
 from lm_jax.weights.families.table import Entry
-from lm_jax.weights.load import Pretrained
 from lm_jax.weights.peft_settings import CONFIG, Settings, read_settings
+from lm_jax.weights.pretrained import Pretrained
 from lm_jax.weights.safetensors import open_tensors, readable, shortened, write_tensors
 
 WEIGHTS = "adapter_model.safetensors"

@@ -289,17 +289,6 @@ def load(
     return SparseModel(base, _checked_gates(folder, note, base), note["numbers"])
 
 
-def open_gates(folder: str | os.PathLike[str]) -> Gates:
-    """The gates of a sparse model, which are compared with its weights without loading them.
-
-    Raises:
-      BadInputError, CorruptError: as `load`.
-    """
-    folder = published.resolve_model(folder)
-    opened = open_pretrained(folder, without_gates=True)
-    return _checked_gates(folder, read_note(folder), opened)
-
-
 def verified_card(folder: Path) -> str:
     """The model card of a sparse model, whose weights and gates are compared with one another.
 

@@ -94,7 +94,7 @@ def earlier_gates(config: PosttrainConfig) -> Gates:
       UsageError: they are of another kind than those of the settings.
       BadInputError, CorruptError: it is no sparse model.
     """
-    gates = sparse_model.open_gates(config.start)
+    _, gates = sparse_model.open_gates(config.start)
     for name in ("raw_gate", "renormalise"):
         if getattr(gates, name) != getattr(config, name):
             raise UsageError(

@@ -9,8 +9,8 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import UsageError
-from lm_jax.model import decode, penalties
-from lm_jax.model.sampling import Sampling
+from lm_jax.model import decode
+from lm_jax.model.sampling import Sampling, append_token, penalise, text_window
 from tests import tiny
 from tools import make_goldens
 
@@ -19,9 +19,9 @@ LOGITS = np.array([2.0, -1.0, 0.5, 0.0, -0.25, 4.0], np.float32)
 
 
 def penalised(text, *, repetition=1.0, no_repeat_ngram=0, width=8, logits=LOGITS):
-    result = penalties.penalise(
+    result = penalise(
         jnp.asarray(logits)[None],
-        jnp.asarray(penalties.window([text], width, len(logits))),
+        jnp.asarray(text_window([text], width, len(logits))),
         repetition=repetition,
         no_repeat_ngram=no_repeat_ngram,
     )
@@ -82,11 +82,11 @@ def test_random_texts_are_penalised_by_the_definition():
 
 
 def test_a_window_grows_at_its_end():
-    window = penalties.window([[1, 2, 3], [4]], 3, V)
+    window = text_window([[1, 2, 3], [4]], 3, V)
     np.testing.assert_array_equal(window, [[1, 2, 3], [V, V, 4]])
-    longer = penalties.append(jnp.asarray(window), jnp.array([5, 0]))
+    longer = append_token(jnp.asarray(window), jnp.array([5, 0]))
     np.testing.assert_array_equal(longer, [[2, 3, 5], [V, 4, 0]])
-    none = penalties.append(jnp.asarray(penalties.window([[1], [2]], 0, V)), jnp.array([5, 0]))
+    none = append_token(jnp.asarray(text_window([[1], [2]], 0, V)), jnp.array([5, 0]))
     assert none.shape == (2, 0)
 
 
