@@ -128,7 +128,8 @@ def _attend(
         edges_N = jnp.where(visible_BNTS, gate_BNTS, 0.0).sum((0, 2, 3)) / pairs_N
         passed_NT = (weight_BNTS * gate_BNTS).sum((0, 3))
         passed_NT = jnp.where(has_windows_1T, passed_NT / windows_1T, 1.0)
-        return passed_NT.min(1) if opened == "weight" else jnp.minimum(edges_N, passed_NT.min(1))
+        weight_N = passed_NT.min(1)
+        return weight_N if opened == "weight" else jnp.minimum(edges_N, weight_N)
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low_N, high_N = ends

@@ -15,8 +15,8 @@ from sparse_jax.gates.geco import Strength
 from sparse_jax.studies.addition.settings import AdditionConfig
 from sparse_jax.studies.multiple_choice.settings import MultipleChoiceConfig
 from sparse_jax.studies.posttrain import STUDY
+from sparse_jax.studies.posttrain.beginning import allowances
 from sparse_jax.studies.posttrain.settings import SMALL_MODEL, PosttrainConfig, smoke
-from sparse_jax.studies.posttrain.training import allowances
 
 ROOT = Path(__file__).parents[4]
 CONFIG = ROOT / "configs" / "sparse" / "posttrain.py"
