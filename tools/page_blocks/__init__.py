@@ -13,6 +13,7 @@ from tools.page_blocks.kernels import kernel_checks, kernel_times
 from tools.page_blocks.ledger import ledger
 from tools.page_blocks.pairs import pair
 from tools.page_blocks.paper_tables import claims
+from tools.page_blocks.posttraining import kinds, posttraining
 from tools.page_blocks.robustness import comparisons, divergences
 from tools.page_blocks.sources import conditions
 from tools.page_blocks.timings import (
@@ -41,9 +42,11 @@ __all__ = [
     "interventions",
     "kernel_checks",
     "kernel_times",
+    "kinds",
     "ledger",
     "pair",
     "paper_steps",
+    "posttraining",
     "routing",
     "ten_epochs",
     "three_epochs",

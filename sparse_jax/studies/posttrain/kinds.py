@@ -79,3 +79,10 @@ def edge_kinds(model: SparseModel, windows: Examples) -> pa.Table:
         "weight": weight_LNK.ravel(),
     }
     return pa.table(table).cast(SCHEMA)
+
+
+def shares(kinds: pa.Table) -> dict[str, float]:
+    """The share of each kind in all open edges; all are 0 where there is none."""
+    kind, count = kinds["kind"].to_numpy(), kinds["open"].to_numpy()
+    total = max(int(count.sum()), 1)
+    return {name: int(count[kind == name].sum()) / total for name in KINDS}

@@ -142,6 +142,8 @@ class RunResult:
       start: the run before its first update; null in results of earlier versions.
       at_floor: updates at which the strength was on its floor.
       at_ceiling: updates at which it was on its ceiling.
+      kinds: shares of the open edges by what they lead to, in 16 windows (`kinds.edge_kinds`); null
+        in results of earlier versions.
     """
 
     seed: Count
@@ -162,6 +164,7 @@ class RunResult:
     start: StartResult | None = dataclasses.field(default=None, kw_only=True)
     at_floor: Count = dataclasses.field(default=0, kw_only=True)
     at_ceiling: Count = dataclasses.field(default=0, kw_only=True)
+    kinds: dict[str, Share] | None = dataclasses.field(default=None, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from sparse_jax.gates.objective import WEIGHTS, Sparsifying
 from sparse_jax.studies.posttrain import export, patterns
 from sparse_jax.studies.posttrain.beginning import allowances, measure_start, start
 from sparse_jax.studies.posttrain.evaluation import PairedEvaluation, compare
-from sparse_jax.studies.posttrain.kinds import edge_kinds
+from sparse_jax.studies.posttrain.kinds import edge_kinds, shares
 from sparse_jax.studies.posttrain.limits import StrengthWatch, at_limits
 from sparse_jax.studies.posttrain.results import ControlResult, Rounding, RunResult
 from sparse_jax.studies.posttrain.task import (
@@ -157,6 +157,7 @@ def train_target(task: Task, seed: int, target: float, control: Path | None = No
     run = train_once(task, folder, objective, seed, begin.bias)
     merged, evaluation, rounding = merge_and_compare(task, objective, run)
     strengths = pq.read_table(folder / METRICS)["strength"].to_pylist()
+    kinds = edge_kinds(merged, task.validation.examples)
     at_floor, at_ceiling = at_limits(strengths, config.strength)
     result = RunResult(
         seed=seed,
@@ -177,11 +178,11 @@ def train_target(task: Task, seed: int, target: float, control: Path | None = No
         start=begin,
         at_floor=at_floor,
         at_ceiling=at_ceiling,
+        kinds=shares(kinds),
     )
     heads = patterns.named(config.heads, task.base.cfg.num_layers, task.base.cfg.num_heads)
     texts = [patterns.trace_patterns(task.base, merged, text, heads) for text in config.texts]
     adapters = None if config.full else run.state.params[WEIGHTS]
-    kinds = edge_kinds(merged, task.validation.examples)
     export.export(folder, config, merged, adapters, result, evaluation, texts, kinds)
     return load_result(folder / export.RESULT, RunResult)
 

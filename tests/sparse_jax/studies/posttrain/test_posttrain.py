@@ -250,6 +250,10 @@ def test_open_edges_are_counted_by_what_they_lead_to(trained):
         place: count for place, (count, _) in wanted.items()
     }
     assert len({kind for *_, kind in found}) == 6
+    total = sum(count for count, _ in wanted.values())
+    for name, share in read_json(run_folder(whole) / export.RESULT)["kinds"].items():
+        count = sum(n for (*_, kind), (n, _) in wanted.items() if kind == name)
+        assert share == pytest.approx(count / total)
     for place, (_, weight) in wanted.items():
         assert found[place][1] == pytest.approx(weight, rel=1e-5)
 
