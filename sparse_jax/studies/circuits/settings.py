@@ -11,7 +11,7 @@ from lm_jax.report import slug
 from lm_jax.run.settings import READS_MODEL, Flag, Reads, Shortcut, at_least, between, names
 from lm_jax.study import Settings
 from sparse_jax.circuits.ablation import EDGE_ABLATIONS, Ablation
-from sparse_jax.circuits.generators import GENERATORS
+from sparse_jax.circuits.generators import GENERATORS, REPHRASED
 from sparse_jax.circuits.metrics import METRICS
 from sparse_jax.circuits.patching import EdgePart
 from sparse_jax.circuits.rules import RULES
@@ -19,8 +19,6 @@ from sparse_jax.studies.pair.folders import model_folders, text_files
 
 COMPONENTS = ("heads", "token_edges", "component_edges")
 ROLES = ("dense", "control", "sparse")
-# Other wordings that come with a task.
-REPHRASED = {"ioi": "ioi_rephrased"}
 
 
 def _read_pair(folder: str) -> dict[str, str | tuple[str, ...]]:

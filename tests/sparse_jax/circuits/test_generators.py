@@ -7,7 +7,7 @@ import pytest
 
 from sparse_jax.circuits.generators import GENERATORS, words
 from sparse_jax.studies.circuits import paper
-from tests.sparse_jax.circuits.word_tokenizer import KINDS
+from tests.sparse_jax.circuits.word_tokenizer import KINDS, STORY_KINDS
 
 
 def draws(name, count=50, seed=0):
@@ -85,7 +85,7 @@ def test_a_seed_gives_the_same_examples_and_another_gives_others(name):
     assert draws(name, 10) != draws(name, 10, seed=1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *STORY_KINDS])
 def test_no_word_is_twice_in_a_list(kind):
     assert len(set(words(kind))) == len(words(kind)) >= 10
 

@@ -3,26 +3,31 @@
 That of `year_tokenizer` has some whole years besides, as GPT-2's.
 """
 
+import re
+
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import generators
+from sparse_jax.circuits.generators import paper, stories
 
+STORY_KINDS = ("girls", "boys", "spots", "toys", "plurals", "numbers")
 KINDS = ("names", "places", "things", "events", "words", "arguments", "functions")
 TEMPLATES = (
-    generators._IOI,
-    generators._IOI_LONG,
-    generators._IOI_REPHRASED,
-    generators._YEARS,
+    paper.IOI,
+    paper.IOI_LONG,
+    paper.IOI_REPHRASED,
+    paper.YEARS,
 )
 _DIGITS = {1: r"\d", 2: r"\d{1,2}"}
 
 
-def word_tokenizer(*, digits=1, without=(), special=()):
+def word_tokenizer(*, digits=1, without=(), special=(), with_stories=False):
     """One token for each word, punctuation mark, and group of so many digits.
 
-    With `special` texts begin with these tokens, whose ids are from 0.
+    With `special` texts begin with these tokens, whose ids are from 0. Words of stories have tokens
+    only where they are asked for.
     """
     split = pre_tokenizers.Sequence(
         [
@@ -33,6 +38,11 @@ def word_tokenizer(*, digits=1, without=(), special=()):
     texts = [" ".join(generators.words(kind)) for kind in KINDS]
     texts += [template for each in TEMPLATES for template in each.values()]
     texts += [" ".join("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), 'self def param : ( ) , . """ :param ):']
+    if with_stories:
+        texts += [" ".join(generators.words(kind)) for kind in STORY_KINDS]
+        wordings = [wording for each in stories.WORDINGS for wording in each.values()]
+        texts += [re.sub(r"\{\w+\}", "a", wording) for wording in wordings]
+        texts += ["girl boy she he her his herself himself was were one found lost happy sad"]
     pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}
     pieces |= {f"{number:0{size}d}" for size in range(1, digits + 1) for number in range(10**size)}
     vocab = {

@@ -1,7 +1,4 @@
-"""Generators of circuit tasks: copy, IOI, greater-than, docstring (section 4.2, appendix E).
-
-A generator draws one `Example` from a NumPy generator. The word lists are our own; whether a word
-is one token is up to the tokenizer, and `tasks.encode` drops the examples that do not fit it.
+"""Examples of the paper's tasks: copy, IOI, greater-than, docstring (section 4.2, appendix E).
 
 What the paper leaves open, and what is done here:
 
@@ -14,70 +11,24 @@ What the paper leaves open, and what is done here:
   last `param` in the corrupt prompt, as printed in appendix E.3.
 """
 
-from collections.abc import Callable, Mapping
-import dataclasses
-import functools
-import importlib.resources
+from collections.abc import Mapping
 import string
-import tomllib
-from typing import Literal
 
 import numpy as np
 
-Answer = Literal["token", "number"]
+from sparse_jax.circuits.generators.examples import Example, words
 
-
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """A clean prompt, its corruption, and the continuations that are right and wrong.
-
-    Attributes:
-      clean, corrupt: prompts.
-      answers: right continuations of the clean prompt, with their leading space.
-      wrong_answers: continuations to compare with.
-      template: name of the wording; rephrasings of a task have other names.
-    """
-
-    clean: str
-    corrupt: str
-    answers: tuple[str, ...]
-    wrong_answers: tuple[str, ...]
-    template: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Generator:
-    """A task: how its examples are drawn and measured.
-
-    Attributes:
-      draw: one example.
-      metric: default name in `metrics.METRICS`.
-      answer: "number" for two-digit continuations, which a tokenizer may spell in two tokens.
-    """
-
-    draw: Callable[[np.random.Generator], Example]
-    metric: str = "logit_difference"
-    answer: Answer = "token"
-
-
-@functools.cache
-def words(kind: str) -> tuple[str, ...]:
-    """Our own word list of this kind: names, places, things, events, arguments and so on."""
-    file = importlib.resources.files("sparse_jax.circuits").joinpath("words.toml")
-    return tuple(tomllib.loads(file.read_text("utf-8"))[kind].split())
-
-
-_IOI = {
+IOI = {
     "park": "Then, {b} and {a} went to the {place}. {s} gave a {thing} to",
     "cafe": "When {b} and {a} got a snack at the {place}, {s} decided to give the {thing} to",
     "lunch": "After the lunch, {b} and {a} went to the {place}. {s} gave a {thing} to",
 }
-_IOI_REPHRASED = {
+IOI_REPHRASED = {
     "friends": "The friends {b} and {a} met at the {place}. Soon {s} handed the {thing} to",
     "working": "While {b} and {a} were working at the {place}, {s} passed a {thing} to",
 }
 # In our own words, so that their circuits are not compared with those of the paper's long prompts.
-_IOI_LONG = {
+IOI_LONG = {
     "months": (
         "After many months in which they could not meet, because one was abroad and the other ill, "
         "{b} and {a} at last spent a whole afternoon at the {place}, where they talked about what "
@@ -90,7 +41,7 @@ _IOI_LONG = {
         "{s} gave a {thing} to"
     ),
 }
-_YEARS = {
+YEARS = {
     "lasted": "The {noun} lasted from the year {start} to {century}",
     "began": "The {noun} began in {start} and ended in {century}",
 }
@@ -116,7 +67,7 @@ def copy(
 
 
 def ioi(
-    rng: np.random.Generator, *, templates: Mapping[str, str] = _IOI, flip: bool = False
+    rng: np.random.Generator, *, templates: Mapping[str, str] = IOI, flip: bool = False
 ) -> Example:
     """Indirect object identification: the name that does not come a second time (E.2).
 
@@ -138,7 +89,7 @@ def ioi(
     return Example(clean, corrupt, (f" {indirect}",), (f" {subject}",), name)
 
 
-def greater_than(rng: np.random.Generator, *, templates: Mapping[str, str] = _YEARS) -> Example:
+def greater_than(rng: np.random.Generator, *, templates: Mapping[str, str] = YEARS) -> Example:
     """The last two digits of a year that must come after the first one (E.1).
 
     The first year's last two digits are 02 to 98, those of the corrupt prompt 01.
@@ -171,16 +122,3 @@ def docstring(rng: np.random.Generator, *, printed: bool = False) -> Example:
     clean = prompt([first, second, third], [first, second], ":param")
     corrupt = prompt(others, [second, first], "param" if printed else ":param")
     return Example(clean, corrupt, (f" {third}",), (f" {first}", f" {second}"), "docstring")
-
-
-GENERATORS: Mapping[str, Generator] = {
-    "copy": Generator(copy),
-    "copy_unspaced": Generator(lambda rng: copy(rng, separator="")),
-    "ioi": Generator(ioi),
-    "ioi_flip": Generator(lambda rng: ioi(rng, flip=True)),
-    "ioi_rephrased": Generator(lambda rng: ioi(rng, templates=_IOI_REPHRASED)),
-    "ioi_long": Generator(lambda rng: ioi(rng, templates=_IOI_LONG)),
-    "greater_than": Generator(greater_than, "probability_difference", "number"),
-    "docstring": Generator(docstring),
-    "docstring_printed": Generator(lambda rng: docstring(rng, printed=True)),
-}
