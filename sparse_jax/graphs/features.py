@@ -194,7 +194,7 @@ class _Best:
         ):
             if np.isfinite(value):
                 kept = token_T >= 0
-                tokens = tuple(tokenizer.decode([i]) for i in token_T[kept])
+                tokens = tuple(tokenizer.piece(i) for i in token_T[kept])
                 texts.append(Text(tokens, tuple(map(float, sign * act_T[kept]))))
         return tuple(texts)
 
@@ -222,7 +222,7 @@ class _Found:
         least, largest = (float(active.min()), float(active.max())) if len(active) else (0.0, 0.0)
         order_V = np.argsort(-logits_V, kind="stable")
         top, bottom = (
-            tuple(tokenizer.decode([i]) for i in some)
+            tuple(tokenizer.piece(i) for i in some)
             for some in (order_V[:_LOGITS], order_V[::-1][:_LOGITS])
         )
         texts = {sign: best.texts(x, sign, tokenizer) for sign, best in self.best.items()}

@@ -281,7 +281,7 @@ class Graph:
 
         def texts(kind: str) -> list[str]:
             own = ids[kinds == kind].tolist()
-            return [tokenizer.decode([i]) if tokenizer else str(i) for i in own]
+            return [tokenizer.piece(i) if tokenizer else str(i) for i in own]
 
         thresholds = {"node_threshold": node_threshold, "edge_threshold": edge_threshold}
         document = graph_document.document(

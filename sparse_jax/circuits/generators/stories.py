@@ -140,7 +140,7 @@ def _filled(
     """A wording with its fields, and with some of them exchanged."""
     (name,) = _some(rng, list(wordings), 1)
     fields = {"spot": _one(rng, "spots"), "toy": _one(rng, "toys"), **fields}
-    clean, corrupt = (wordings[name].format(**fields | other) for other in ({}, exchanged))
+    clean, corrupt = (wordings[name].format(**each) for each in (fields, {**fields, **exchanged}))
     return Example(clean, corrupt, (f" {right}",), (f" {wrong}",), name)
 
 
@@ -218,6 +218,10 @@ def _feeling(rng: np.random.Generator, wordings: _Wordings) -> Example:
     return _filled(rng, wordings, fields, {"did": other}, right, wrong)
 
 
+def _draw(draw: _Draw, wordings: _Wordings, rng: np.random.Generator) -> Example:
+    return draw(rng, wordings)
+
+
 _TASKS: Mapping[str, tuple[_Draw, _Wordings, _Wordings]] = {
     "giving": (_giving, _GIVING, _GIVING_REPHRASED),
     "thanks": (_giving, _THANKS, _THANKS_REPHRASED),
@@ -240,7 +244,7 @@ _TASKS: Mapping[str, tuple[_Draw, _Wordings, _Wordings]] = {
 # The other wording of each task.
 REPHRASED: Mapping[str, str] = {f"story_{name}": f"story_{name}_rephrased" for name in _TASKS}
 DRAWS: Mapping[str, Draw] = {
-    f"story_{name}{suffix}": functools.partial(draw, wordings=wordings)
+    f"story_{name}{suffix}": functools.partial(_draw, draw, wordings)
     for name, (draw, *both) in _TASKS.items()
     for suffix, wordings in zip(("", "_rephrased"), both, strict=True)
 }

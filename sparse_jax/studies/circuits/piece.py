@@ -272,7 +272,7 @@ class Measurement:
         edges_needed, edges = self._first("token_edges", shown, MOST_EDGES)
         return DrawnPrompt(
             **self._names,
-            tokens=tuple(tokenizer.decode([one]) for one in ids),
+            tokens=tuple(tokenizer.piece(one) for one in ids),
             answer=example.answers[0],
             metric=float(self._whole_B[shown]),
             heads_needed=heads_needed,

@@ -123,11 +123,11 @@ def choose_targets(
     product of their probabilities. Prompts that do not count keep their own targets.
     """
     logp = {role: _next_log_probabilities(each, prompts) for role, each in models.items()}
-    decode = next(iter(models.values())).source.tokenizer.decode
+    piece = next(iter(models.values())).source.tokenizer.piece
     chosen, compared = [], []
     for b, prompt in enumerate(prompts):
         first = {role: int(logp_BV[b].argmax()) for role, logp_BV in logp.items()}
-        answers = {role: decode([token]) for role, token in first.items()}
+        answers = {role: piece(token) for role, token in first.items()}
         wrong = [
             f"{role} answers {answers[role]!r}"
             for role, token in first.items()
@@ -139,7 +139,7 @@ def choose_targets(
         if not why:
             total_V = np.sum([logp_BV[b] for logp_BV in logp.values()], 0)
             best = max(prompt.right, key=lambda token: total_V[token])
-            target = decode([best])
+            target = piece(best)
             prompt = dataclasses.replace(prompt, targets=(best,))
         chosen.append(prompt)
         compared.append(ComparedPrompt(prompt.slug, answers, target, why))

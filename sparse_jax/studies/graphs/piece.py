@@ -82,7 +82,7 @@ def make_graph(
         graph,
         pruned,
         document,
-        lambda token: model.source.tokenizer.decode([token]),
+        model.source.tokenizer.piece,
     )
     document["group_interventions"] = [to_jsonable(each) for each in scaled]
     result = GraphResult(
@@ -162,7 +162,7 @@ def _logits(graph: Graph, model: GraphModel) -> tuple[NextToken, ...]:
     kinds, ids = graph.nodes["kind"].to_pylist(), graph.nodes["feature"].to_pylist()
     chosen = [i for kind, i in zip(kinds, ids, strict=True) if kind == LOGIT]
     return tuple(
-        NextToken(model.source.tokenizer.decode([i]), i, float(p))
+        NextToken(model.source.tokenizer.piece(i), i, float(p))
         for i, p in zip(chosen, graph.probabilities, strict=True)
     )
 

@@ -154,7 +154,7 @@ def encode(
         targets = tuple(continuation_token(tokenizer, prompt.prompt, t) for t in prompt.targets)
         if len(set(targets)) < len(targets):
             raise UsageError(f"targets {list(prompt.targets)} name a token twice; name each once")
-        tokens = tuple(tokenizer.decode([i]) for i in ids)
+        tokens = tuple(tokenizer.piece(i) for i in ids)
         encoded.append(
             EncodedPrompt(
                 name,

@@ -76,7 +76,7 @@ def trace_patterns(
     heads = heads or legible(after_LNTS, open_LN, pairs_L)
     return TextPatterns(
         text=tokenizer.decode(one for one in ids if one not in added),
-        tokens=tuple(tokenizer.decode([one]) for one in ids),
+        tokens=tuple(tokenizer.piece(one) for one in ids),
         heads=tuple(
             HeadPatterns(
                 layer=layer,

@@ -71,3 +71,18 @@ def year_tokenizer(fused=()):
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(backend)
+
+
+def pieces_tokenizer(words):
+    """A SentencePiece vocabulary as Llama 2 has it, in which each of some words is one token.
+
+    Its first ids are the unknown token, the beginning and the end of a text, then 256 bytes. It
+    puts the beginning before a text, and decodes a word by itself without its space.
+    """
+    known = [f"\N{LOWER ONE EIGHTH BLOCK}{word}" for word in words]
+    # A word is joined from the left, so all of its beginnings are tokens, and all of its letters.
+    starts = {piece[:end] for piece in known for end in range(1, len(piece) + 1)}
+    letters = {letter for piece in known for letter in piece}
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += sorted(starts | letters)
+    return Tokenizer.from_pieces(pieces, [-float(len(piece)) for piece in pieces])

@@ -132,7 +132,7 @@ def test_a_graph_writes_itself(graph, document, tmp_path):
     assert read["links"] == document["links"]
     tokens = [row["feature"] for row in graph.nodes.to_pylist() if row["kind"] == "token"]
     assert read["metadata"]["prompt_tokens"] == [str(token) for token in tokens]
-    decoder = types.SimpleNamespace(decode=lambda ids: f" w{ids[0]}")
+    decoder = types.SimpleNamespace(piece=lambda i: f" w{i}")
     graph.to_json(tmp_path / "b.json", tokenizer=decoder, edge_threshold=0.5)
     fewer = graph_json.read(tmp_path / "b.json")
     assert fewer["metadata"]["prompt_tokens"][0] == f" w{tokens[0]}"

@@ -11,14 +11,15 @@ from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.components import component_attributions
 from sparse_jax.circuits.discover import Curve, visible_edges
 from sparse_jax.circuits.runs import Batch, CircuitModel
-from sparse_jax.circuits.tasks import make_task
+from sparse_jax.circuits.tasks import load_task, make_task
 from sparse_jax.studies.circuits.kinds import ComponentEdges, Heads
 from sparse_jax.studies.circuits.measurements import rows
 from sparse_jax.studies.circuits.parts import ATTRIBUTION, Part, values_table
 from sparse_jax.studies.circuits.piece import Measurement, SourceCircuit, _rank_values
 from sparse_jax.studies.circuits.settings import CircuitConfig
 from tests.sparse_jax.circuits.small_models import circuit_model
-from tests.sparse_jax.circuits.word_tokenizer import word_tokenizer
+from tests.sparse_jax.circuits.small_study import write_lines
+from tests.sparse_jax.circuits.word_tokenizer import pieces_tokenizer, word_tokenizer
 
 # Three components in two prompts, of which the second is shorter: it lacks the last component.
 IMPORTANCE = np.array([[[3.0, -4.0, 1.0], [-2.0, -2.0, -np.inf]]])
@@ -84,6 +85,31 @@ def test_the_drawn_prompt_begins_with_a_first_token_of_id_0():
     ids = tokenizer.encode(task.examples[1].clean)
     assert ids[0] == 0 and drawn.metric == 2.0
     assert drawn.tokens == tuple(tokenizer.decode([each]) for each in ids)
+
+
+def test_the_drawn_prompt_has_the_spaces_of_its_words(tmp_path):
+    tokenizer = pieces_tokenizer(["Lucy", "Tom", "Ben", "saw", "gave", "ball"])
+    lines = [
+        {
+            "clean": f"{name} saw Tom",
+            "corrupt": f"Tom saw {name}",
+            "answers": [" gave"],
+            "wrong_answers": [" ball"],
+        }
+        for name in ("Lucy", "Ben")
+    ]
+    task = load_task(write_lines(tmp_path / "mine.jsonl", *lines), tokenizer)
+    model = circuit_model(vocab_size=tokenizer.vocab_size)
+    names = {"task": "mine", "model": "dense"}
+
+    def stored(part):
+        del part
+        kind = {"quantity": "metric", "method": "clean"}
+        return rows([1.0, 2.0], {"prompt": [0, 1]}, **kind, **names)
+
+    config = CircuitConfig(components=("component_edges",), shown=0)
+    drawn = Measurement(config, names, model, task, stored).drawn(tokenizer)
+    assert drawn.tokens == ("<s>", " Lucy", " saw", " Tom")
 
 
 def test_edges_that_are_patched_exactly_are_drawn_uniformly(monkeypatch):

@@ -10,6 +10,7 @@ from sparse_jax.studies.posttrain import patterns
 from tests import tiny
 from tests.lm_jax.text import synthetic_tokenizers
 from tests.lm_jax.text.synthetic_tokenizers import BOS, EOS
+from tests.sparse_jax.circuits.word_tokenizer import pieces_tokenizer
 
 
 def trace(tokenizer, text):
@@ -36,3 +37,9 @@ def test_only_the_tokens_that_the_tokenizer_adds_at_the_ends_are_left_out_of_the
     result = trace(lm_jax.load_pretrained(base).tokenizer, "the 漢 and <eos> the")
     assert " ".join(result.tokens) == "<bos> the <unk> and <unk> e o s <unk> the <eos>"
     assert result.text == "the <unk>and <unk>eos <unk>the"
+
+
+def test_words_of_a_vocabulary_of_sentencepiece_have_their_spaces():
+    result = trace(pieces_tokenizer(["Lucy", "gave"]), "Lucy gave Lucy")
+    assert result.tokens == ("<s>", " Lucy", " gave", " Lucy")
+    assert result.text == "Lucy gave Lucy"
