@@ -6,6 +6,10 @@ encoded as one text. Digits that go on with a number at the end of the prompt ar
 instead (`continued_number`): with GPT-2's vocabulary "17" is followed by the token "76", though
 " 1776" is one token when it is written as a whole.
 
+Continuations of several tokens (`answer` of "tokens", as in a user's file) fit as well. The tokens
+of the longest right one, but for its last, are appended to both prompts. The other right ones may
+end elsewhere along it, and a wrong one is read where it leaves it (`metrics.Path`).
+
 Two-digit continuations may be two tokens of one digit each (`metrics`): then the clean number's
 tens digit is appended to both prompts, and the continuation is read at two positions. For a task
 of years (`answer` of "number"), the year in each prompt must be the tokens of the century that ends
@@ -23,7 +27,16 @@ from sparse_jax.circuits.generators import Answer, Example
 
 @dataclasses.dataclass(frozen=True)
 class EncodedExample:
-    """One example as ids; `second` continuations follow the tens digit that ends the prompts."""
+    """One example as ids; `second` continuations follow the tens digit that ends the prompts.
+
+    Attributes:
+      clean, corrupt: prompts with the tokens of continuations that end them.
+      answers, wrong: ids of continuations of one token.
+      second_answers, second_wrong: ids after a tens digit.
+      path: tokens that lead from each position to the next, and -1 at the last; empty for
+        continuations of one token and numbers.
+      path_answers, path_wrong: ids with which continuations end at each position of the path.
+    """
 
     clean: list[int]
     corrupt: list[int]
@@ -31,6 +44,14 @@ class EncodedExample:
     wrong: list[int]
     second_answers: list[int]
     second_wrong: list[int]
+    path: list[int] = dataclasses.field(default_factory=list)
+    path_answers: list[list[int]] = dataclasses.field(default_factory=list)
+    path_wrong: list[list[int]] = dataclasses.field(default_factory=list)
+
+    @property
+    def appended(self) -> int:
+        """Tokens of continuations at the end of the prompts."""
+        return len(self.path) - 1 if self.path else int(bool(self.second_wrong))
 
 
 class UnfitError(Exception):
@@ -53,7 +74,8 @@ def encode(
     Args:
       example: prompts and continuations as text.
       tokenizer: tokenizer of the model.
-      answer: what its continuations are; those of a "number" may be two tokens of one digit each.
+      answer: what its continuations are; those of a "number" may be two tokens of one digit each,
+        and "tokens" are any number of them.
       max_length: positions of the model; None for no limit.
 
     Raises:
@@ -90,6 +112,8 @@ def encode(
         row = EncodedExample(clean, corrupt, [i for (i,) in right], [i for (i,) in wrong], [], [])
     elif answer == "number" and sizes == {2}:
         row = _encode_digits(clean, corrupt, right, wrong)
+    elif answer == "tokens":
+        row = _encode_path(clean, corrupt, right, wrong)
     else:
         texts = [*example.answers, *example.wrong_answers]
         text, ids = next(
@@ -211,4 +235,42 @@ def _encode_digits(
         sorted(first_wrong),
         [ids[1] for ids in right if ids[0] == tens],
         [ids[1] for ids in wrong if ids[0] == tens],
+    )
+
+
+def _encode_path(
+    clean: list[int], corrupt: list[int], right: list[list[int]], wrong: list[list[int]]
+) -> EncodedExample:
+    """Continuations of several tokens, along the longest right one."""
+    longest = max(right, key=len)
+    answers: list[list[int]] = [[] for _ in longest]
+    for ids in right:
+        if ids[:-1] != longest[: len(ids) - 1]:
+            raise UnfitError(
+                "right continuations part before their last token",
+                "write those of one beginning, and the others in lines of their own",
+            )
+        answers[len(ids) - 1].append(ids[-1])
+    leaving: list[list[int]] = [[] for _ in longest]
+    for ids in wrong:
+        at = next((k for k, (a, b) in enumerate(zip(ids, longest, strict=False)) if a != b), None)
+        if at is None or ids[at] in answers[at]:
+            raise UnfitError(
+                "a right continuation begins a wrong one, or the other way round",
+                "write continuations that part at some token",
+            )
+        leaving[at].append(ids[at])
+    if any(longest[k] in answers[k] for k in range(len(longest) - 1)):
+        raise UnfitError("a right continuation begins another one", "leave the longer one out")
+    forced = longest[:-1]
+    return EncodedExample(
+        [*clean, *forced],
+        [*corrupt, *forced],
+        answers=answers[0],
+        wrong=leaving[0],
+        second_answers=[],
+        second_wrong=[],
+        path=[*forced, -1],
+        path_answers=[list(dict.fromkeys(ids)) for ids in answers],
+        path_wrong=[list(dict.fromkeys(ids)) for ids in leaving],
     )

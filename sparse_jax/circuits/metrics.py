@@ -11,6 +11,11 @@ Numbers of two one-digit tokens have the product form: a tens digit above the cl
 whatever follows, and with the clean tens digit the units decide,
 
     P(right) = sum_{d > tens} P(d) + P(tens) sum_{u > units} P(u | tens)
+
+Continuations of several tokens are read along the right one, whose tokens stand after the prompt
+(`Path`): its probability is the product over all of its tokens, each given those before it. A wrong
+one counts as far as the token with which it leaves the right one, that is with everything that may
+follow there, so that one run of the model has all that is compared.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,6 +28,20 @@ from lm_jax.errors import UsageError, nearest
 
 
 @struct.dataclass
+class Path:
+    """Continuations of several tokens of B prompts, along K positions; -1 marks no id.
+
+    Attributes:
+      next_BK: the token that leads to the next position.
+      right_BKA, wrong_BKA: tokens with which a right or wrong continuation ends there.
+    """
+
+    next_BK: jax.Array
+    right_BKA: jax.Array
+    wrong_BKA: jax.Array
+
+
+@struct.dataclass
 class Continuations:
     """Right and wrong continuations of B prompts; -1 marks no id.
 
@@ -30,6 +49,7 @@ class Continuations:
       right_BA, wrong_BA: ids of the first token.
       tens_B: id of the first token after which `second_*` are read; any id where they are empty.
       second_right_BA, second_wrong_BA: ids of the second token.
+      path: what is read in place of all these where continuations have several tokens; else None.
     """
 
     right_BA: jax.Array
@@ -37,17 +57,25 @@ class Continuations:
     tens_B: jax.Array
     second_right_BA: jax.Array
     second_wrong_BA: jax.Array
+    path: Path | None = None
 
 
 def logit_difference(
-    first_BV: jax.Array, second_BV: jax.Array, continuations: Continuations
+    first_BV: jax.Array,
+    second_BV: jax.Array,
+    continuations: Continuations,
+    path_BKV: jax.Array | None = None,
 ) -> jax.Array:
     """Mean logit of right continuations minus that of wrong ones, `[B]`.
 
     Raises:
-      UsageError: continuations have two tokens.
+      UsageError: continuations have several tokens.
     """
-    del second_BV
+    del second_BV, path_BKV
+    if continuations.path is not None:
+        raise UsageError(
+            "logit_difference needs continuations of one token; choose log_probability_difference"
+        )
     if continuations.second_wrong_BA.shape[1]:
         raise UsageError(
             "logit_difference needs continuations of one token; choose probability_difference"
@@ -61,22 +89,30 @@ def logit_difference(
 
 
 def probability_difference(
-    first_BV: jax.Array, second_BV: jax.Array, continuations: Continuations
+    first_BV: jax.Array,
+    second_BV: jax.Array,
+    continuations: Continuations,
+    path_BKV: jax.Array | None = None,
 ) -> jax.Array:
     """P(right) - P(wrong), `[B]`."""
-    right_B, wrong_B = _log_probabilities(first_BV, second_BV, continuations)
+    right_B, wrong_B = _log_probabilities(first_BV, second_BV, continuations, path_BKV)
     return jnp.exp(right_B) - jnp.exp(wrong_B)
 
 
 def log_probability_difference(
-    first_BV: jax.Array, second_BV: jax.Array, continuations: Continuations
+    first_BV: jax.Array,
+    second_BV: jax.Array,
+    continuations: Continuations,
+    path_BKV: jax.Array | None = None,
 ) -> jax.Array:
     """log P(right) - log P(wrong), `[B]`."""
-    right_B, wrong_B = _log_probabilities(first_BV, second_BV, continuations)
+    right_B, wrong_B = _log_probabilities(first_BV, second_BV, continuations, path_BKV)
     return right_B - wrong_B
 
 
-Metric = Callable[[jax.Array, jax.Array, Continuations], jax.Array]
+# Of the logits at the continuation and at the position after it, the continuations, and the logits
+# at the positions of `Continuations.path`.
+Metric = Callable[..., jax.Array]
 METRICS: Mapping[str, Metric] = {
     "logit_difference": logit_difference,
     "probability_difference": probability_difference,
@@ -114,9 +150,15 @@ def check_name(name: str) -> str:
 
 
 def _log_probabilities(
-    first_BV: jax.Array, second_BV: jax.Array, continuations: Continuations
+    first_BV: jax.Array,
+    second_BV: jax.Array,
+    continuations: Continuations,
+    path_BKV: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """log P of all right and of all wrong continuations, `[B]` each."""
+    if continuations.path is not None:
+        assert path_BKV is not None, "a batch with a path has its logits read"
+        return _along(path_BKV, continuations.path)
     first_BV, second_BV = jax.nn.log_softmax(first_BV), jax.nn.log_softmax(second_BV)
     tens_B1 = jnp.take_along_axis(first_BV, continuations.tens_B[:, None], 1)
 
@@ -131,6 +173,21 @@ def _log_probabilities(
         total(continuations.right_BA, continuations.second_right_BA),
         total(continuations.wrong_BA, continuations.second_wrong_BA),
     )
+
+
+def _along(logits_BKV: jax.Array, path: Path) -> tuple[jax.Array, jax.Array]:
+    """log P of all right and of all wrong continuations of several tokens, `[B]` each."""
+    logp_BKV = jax.nn.log_softmax(logits_BKV)
+    step_BK = jnp.take_along_axis(logp_BKV, jnp.maximum(path.next_BK, 0)[:, :, None], 2)[:, :, 0]
+    # Of the tokens before each position.
+    before_BK = jnp.pad(jnp.cumsum(step_BK, 1)[:, :-1], ((0, 0), (1, 0)))
+
+    def total(ids_BKA: jax.Array) -> jax.Array:
+        here_BKA = jnp.take_along_axis(logp_BKV, jnp.maximum(ids_BKA, 0), 2)
+        terms_BKA = jnp.where(ids_BKA >= 0, before_BK[:, :, None] + here_BKA, -jnp.inf)
+        return jax.nn.logsumexp(terms_BKA, axis=(1, 2))
+
+    return total(path.right_BKA), total(path.wrong_BKA)
 
 
 def _take(values_BV: jax.Array, ids_BA: jax.Array, fill: float) -> jax.Array:

@@ -108,6 +108,7 @@ class Batch:
       at_B2: positions at which logits are read: that of the continuation, and the next one.
       continuations: right and wrong ids.
       metric: name in `metrics.METRICS`.
+      path_BK: positions at which continuations of several tokens are read; else None.
     """
 
     clean_BT: jax.Array
@@ -116,6 +117,7 @@ class Batch:
     at_B2: jax.Array
     continuations: Continuations
     metric: str = struct.field(pytree_node=False)
+    path_BK: jax.Array | None = None
 
     @property
     def prompt_B(self) -> np.ndarray:
@@ -124,16 +126,33 @@ class Batch:
         number: dict[bytes, int] = {}
         return np.array([number.setdefault(ids_T.tobytes(), len(number)) for ids_T in ids_BT])
 
+    @property
+    def read_BQ(self) -> jax.Array:
+        """Positions whose logits `metric_of` takes."""
+        if self.path_BK is None:
+            return self.at_B2
+        return jnp.concatenate([self.at_B2, self.path_BK], 1)
+
+    def metric_of(self, logits_BQV: jax.Array) -> jax.Array:
+        """The metric of each prompt by the logits at `read_BQ`, `[B]`."""
+        first_BV, second_BV, path_BKV = logits_BQV[:, 0], logits_BQV[:, 1], logits_BQV[:, 2:]
+        return METRICS[self.metric](first_BV, second_BV, self.continuations, path_BKV)
+
     @classmethod
     def of(cls, task: Task) -> "Batch":
         """All prompts of a task."""
         arrays = task.arrays
         last = arrays.clean_BT.shape[1] - 1
         at_B2 = np.stack([arrays.position_B, np.minimum(arrays.position_B + 1, last)], 1)
+        path, path_BK = arrays.continuations.path, None
+        if path is not None:
+            steps_K = np.arange(path.next_BK.shape[1])
+            path_BK = jnp.asarray(np.minimum(arrays.position_B[:, None] + steps_K, last))
         return cls(
             *map(jnp.asarray, (arrays.clean_BT, arrays.corrupt_BT, arrays.valid_BT, at_B2)),
             continuations=jax.tree.map(jnp.asarray, arrays.continuations),
             metric=task.manifest.metric,
+            path_BK=path_BK,
         )
 
 
@@ -168,10 +187,9 @@ def measure(
         edits=edits,
         record=record,
         rules=rules,
-        logits_at=batch.at_B2,
+        logits_at=batch.read_BQ,
     )
-    first_BV, second_BV = output.logits[:, 0], output.logits[:, 1]
-    return METRICS[batch.metric](first_BV, second_BV, batch.continuations), output.records
+    return batch.metric_of(output.logits), output.records
 
 
 def map_in_batches(

@@ -64,7 +64,9 @@ class TaskArrays:
                     f"row {row} of valid_BT is not padded on the right; move its "
                     "tokens to the first positions"
                 )
-            if not 0 <= length - 1 - self.position_B[row] <= 1:
+            path = self.continuations.path
+            most = 1 if path is None else max(1, path.next_BK.shape[1] - 1)
+            if not 0 <= length - 1 - self.position_B[row] <= most:
                 raise BadInputError(
                     f"position_B[{row}] = {self.position_B[row]} is not the last of the {length} "
                     f"tokens of its row or the one before; give {length - 1}"
@@ -181,20 +183,30 @@ def load_task(
     path: str | os.PathLike[str],
     tokenizer: Tokenizer,
     *,
-    metric: str = "logit_difference",
+    metric: str | None = None,
     max_length: int | None = None,
 ) -> Task:
     """Reads a task from JSON lines: {"clean", "corrupt", "answers", "wrong_answers"}.
 
-    Continuations are written with their leading space. "template" may name the wording. A clean
-    prompt may come again with another corruption: `Task.prompt_B` says which examples share one.
+    Continuations are written with their leading space, and may have several tokens. "template" may
+    name the wording. A clean prompt may come again with another corruption: `Task.prompt_B` says
+    which examples share one.
+
+    Args:
+      path: the file.
+      tokenizer: tokenizer of the model.
+      metric: one of `metrics.METRICS`; None takes the logit difference, or where continuations have
+        several tokens the difference of log-probabilities.
+      max_length: positions of the model, for prompts with their continuations.
 
     Raises:
+      UsageError: no such metric, or the logit difference of continuations of several tokens.
       BadInputError: the file cannot be read, or a line does not hold an example that fits the
         tokenizer, or two lines have the same two prompts; with the lines and the reasons.
     """
     path = Path(path)
-    metric = metrics.check_name(metric)
+    if metric is not None:
+        metrics.check_name(metric)
     examples: list[Example] = []
     rows: list[EncodedExample] = []
     line_of: dict[tuple[str, str], int] = {}
@@ -209,7 +221,7 @@ def load_task(
             )
         line_of[pair] = number
         try:
-            rows.append(encode(example, tokenizer, "token", max_length))
+            rows.append(encode(example, tokenizer, "tokens", max_length))
         except UnfitError as reason:
             reasons[number] = f"{reason}; {reason.remedy}"
         examples.append(example)
@@ -217,6 +229,13 @@ def load_task(
         raise refused(path, reasons)
     if not rows:
         raise BadInputError(f"{path}: no examples; write one JSON object per line")
+    several = any(row.path for row in rows)
+    if several and metric == "logit_difference":
+        raise UsageError(
+            f"{path}: continuations have several tokens, which have no logit difference; choose "
+            "log_probability_difference"
+        )
+    metric = metric or ("log_probability_difference" if several else "logit_difference")
     return _task(path.stem, metric, None, len(rows), Counter(), examples, rows, tokenizer)
 
 
@@ -257,7 +276,7 @@ def _task(
     rows: Sequence[EncodedExample],
     tokenizer: Tokenizer,
 ) -> Task:
-    position_B = [len(row.clean) - 1 - bool(row.second_wrong) for row in rows]
+    position_B = [len(row.clean) - 1 - row.appended for row in rows]
     digest = hashlib.sha256(json.dumps(to_jsonable(list(examples))).encode()).hexdigest()
     arrays = TaskArrays(
         clean_BT=_padded([row.clean for row in rows], 0),
@@ -270,6 +289,7 @@ def _task(
             tens_B=jnp.asarray([row.clean[-1] for row in rows]),
             second_right_BA=jnp.asarray(_padded([row.second_answers for row in rows], -1)),
             second_wrong_BA=jnp.asarray(_padded([row.second_wrong for row in rows], -1)),
+            path=_path(rows),
         ),
     )
     manifest = TaskManifest(
@@ -283,6 +303,26 @@ def _task(
         tokenizer_sha256=tokenizer.sha256,
     )
     return Task(tuple(examples), arrays, manifest)
+
+
+def _path(rows: Sequence[EncodedExample]) -> metrics.Path | None:
+    """The continuations of several tokens, if there are any; those of one end at the first."""
+    if not any(row.path for row in rows):
+        return None
+    K = max(len(row.path) for row in rows)
+
+    def ended(sides: list[list[list[int]]]) -> jnp.ndarray:
+        at = [_padded([side[k] if k < len(side) else [] for side in sides], -1) for k in range(K)]
+        A = max(ids_BA.shape[1] for ids_BA in at)
+        return jnp.stack(
+            [jnp.pad(x, ((0, 0), (0, A - x.shape[1])), constant_values=-1) for x in at], 1
+        )
+
+    return metrics.Path(
+        next_BK=jnp.asarray(_padded([row.path or [-1] for row in rows], -1)),
+        right_BKA=ended([row.path_answers or [row.answers] for row in rows]),
+        wrong_BKA=ended([row.path_wrong or [row.wrong] for row in rows]),
+    )
 
 
 def _padded(rows: Sequence[Sequence[int]], fill: int) -> np.ndarray:

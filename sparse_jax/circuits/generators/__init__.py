@@ -19,7 +19,7 @@ from sparse_jax.circuits.generators.examples import Example, words
 
 __all__ = ["GENERATORS", "REPHRASED", "Answer", "Example", "Generator", "words"]
 
-Answer = Literal["token", "number"]
+Answer = Literal["token", "number", "tokens"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Generator:
     Attributes:
       draw: one example.
       metric: default name in `metrics.METRICS`.
-      answer: "number" for two-digit continuations, which a tokenizer may spell in two tokens.
+      answer: "number" for two-digit continuations, which a tokenizer may spell in two tokens;
+        "tokens" for those that may have any number of tokens.
     """
 
     draw: Callable[[np.random.Generator], Example]

@@ -262,7 +262,18 @@ def test_a_file_is_read_as_it_is_written(tmp_path):
             "differ in .*have 13 and 11; ch",
         ),
         ({"corrupt": OTHER["clean"]}, "same tokens; write a corrupt prompt"),
-        ({"answers": [" Mary Anna"]}, "than one token; ' Mary Anna' has 2; write"),
+        (
+            {"answers": [" Mary Anna"], "wrong_answers": [" Mary"]},
+            "a right continuation begins a wrong one.*; write continuations that part",
+        ),
+        (
+            {"answers": [" Mary Anna", " Tom Mary"]},
+            "right continuations part before their last token; write those of one beginning",
+        ),
+        (
+            {"answers": [" Mary Anna", " Mary"]},
+            "a right continuation begins another one; leave the longer one out",
+        ),
         ({"answers": [" John"]}, "a right continuation is also a wrong one"),
         ({"answers": []}, "it has no right or no wrong continuation"),
         ({"answers": [" "]}, "gives no token; ' ' needs a word"),
@@ -296,16 +307,16 @@ def test_a_clean_prompt_comes_again_with_another_corruption(tmp_path):
 
 
 def test_every_refused_line_is_named_with_its_reason(tmp_path):
-    long = OTHER | {"answers": [" Mary Anna"]}
+    long = OTHER | {"answers": [" Mary Anna"], "wrong_answers": [" Mary"]}
     with pytest.raises(BadInputError) as caught:
         load_task(
             written(tmp_path, ROW, long, OTHER | {"corrupt": OTHER["clean"]}), word_tokenizer()
         )
     assert re.search(
-        r"mine\.jsonl: 2 lines are refused; line 2: a continuation is more than one token; "
-        r"' Mary Anna' has 2; .*; line 3: clean and corrupt prompts are the same tokens; ",
+        r"mine\.jsonl: 2 lines are refused; line 2: a right continuation begins a wrong "
+        r"one, .*; write .*; line 3: clean and corrupt prompts are the same tokens; ",
         str(caught.value),
     )
-    rows = [OTHER | {"answers": [" Mary Anna"], "corrupt": f"{n}"} for n in range(7)]
+    rows = [long | {"corrupt": f"{n}"} for n in range(7)]
     with pytest.raises(BadInputError, match=r": 7 lines are refused; line 1: .*; and 2 more$"):
         load_task(written(tmp_path, *rows), word_tokenizer())
