@@ -43,6 +43,7 @@ def attribute(
     tokens: Sequence[int] | np.ndarray,
     *,
     targets: Sequence[int] | None = None,
+    against: Sequence[int] | None = None,
     max_features: int | None = None,
 ) -> Graph:
     """The attribution graph of a prompt's last logits (paper, section 4.3 and App. G).
@@ -59,13 +60,15 @@ def attribute(
       tokens: ids of the prompt, `[T]`.
       targets: ids of the logit nodes; None for the most probable tokens until .95 together, at
         most 10.
+      against: ids whose mean logit is taken from that of each target, so that `targets=[right],
+        against=[wrong]` explains a logit difference; None for the mean over the vocabulary.
       max_features: how many features get a row, found greedily by influence; None for all. The
         others stay sources of those rows.
 
     Raises:
       UsageError: the model, transcoder and tokens do not go together, or no feature is active.
     """
-    prompt = prepare(model, transcoder, tokens, targets)
+    prompt = prepare(model, transcoder, tokens, targets, against)
     replacement, features = prompt.replacement, prompt.features
     if max_features is not None and max_features < 1:
         raise UsageError(f"max_features = {max_features} must be at least 1, or None for all")
@@ -106,6 +109,7 @@ def assemble(prompt: "Prompt", table: ActiveFeatures, computed: FeatureRows) -> 
         directions=prompt.directions,
         replacement=replacement,
         transcoder=prompt.features,
+        against=prompt.against,
     )
 
 
@@ -120,6 +124,8 @@ class Prompt:
       ids: ids of the logit nodes.
       probabilities, logits: probabilities and demeaned logits of these nodes, by the model itself.
       directions: `[logits, D]` of the unembedding, minus its mean over the vocabulary.
+      against: ids over which that mean and the logits' are taken in place of the vocabulary; None
+        for all of it.
     """
 
     tokens: np.ndarray
@@ -129,6 +135,7 @@ class Prompt:
     probabilities: np.ndarray
     logits: np.ndarray
     directions: np.ndarray
+    against: np.ndarray | None = None
 
     def logit_targets(self) -> Targets:
         """The logits as readings."""
@@ -151,6 +158,7 @@ def prepare(
     features: Features,
     tokens: Sequence[int] | np.ndarray,
     targets: Sequence[int] | None,
+    against: Sequence[int] | None = None,
 ) -> Prompt:
     """What `attribute` starts from, by one forward pass; arguments and errors are its own."""
     model, tokens = circuit_model(model), np.asarray(tokens)
@@ -159,8 +167,10 @@ def prepare(
         replacement = _record(model, features, jnp.asarray(tokens, jnp.int32))
         probability_V = np.asarray(replacement.probability_V)
         ids = _logit_ids(probability_V, targets, model)
+        against_ids = _against_ids(against, ids, model)
         directions_XD, demeaned_X = _directions(
-            model.params, replacement, jnp.asarray(ids), model.cfg
+            *(model.params, replacement, jnp.asarray(ids), model.cfg),
+            None if against_ids is None else jnp.asarray(against_ids),
         )
         return Prompt(
             tokens=tokens,
@@ -170,6 +180,7 @@ def prepare(
             probabilities=probability_V[ids],
             logits=np.asarray(demeaned_X),
             directions=np.asarray(directions_XD),
+            against=against_ids,
         )
 
 
@@ -177,11 +188,12 @@ _record = exact_jit(record)
 
 
 @functools.partial(exact_jit, static_argnums=3)
-def _directions(params, replacement, ids_X, cfg):
+def _directions(params, replacement, ids_X, cfg, against_Y):
     """Rows of the unembedding minus their mean, and logits minus theirs."""
     w_VD = unembedding(params, cfg).astype(jnp.float32)
     logits_V = replacement.logits_V
-    return w_VD[ids_X] - w_VD.mean(0, keepdims=True), logits_V[ids_X] - logits_V.mean()
+    other_YD, other_Y = (x if against_Y is None else x[against_Y] for x in (w_VD, logits_V))
+    return w_VD[ids_X] - other_YD.mean(0, keepdims=True), logits_V[ids_X] - other_Y.mean()
 
 
 def _logit_ids(
@@ -196,6 +208,22 @@ def _logit_ids(
     order = np.argsort(-probability_V, kind="stable")[:MOST_LOGITS]
     count = int(np.searchsorted(np.cumsum(probability_V[order], dtype=np.float64), SHARE)) + 1
     return order[:count].astype(np.int32)
+
+
+def _against_ids(
+    against: Sequence[int] | None, ids: np.ndarray, model: CircuitModel
+) -> np.ndarray | None:
+    if against is None:
+        return None
+    others = np.asarray(against)
+    if others.ndim != 1 or not others.size or len(np.unique(others)) < len(others):
+        raise UsageError(f"against: {list(against)} must be different token ids, one at least")
+    check_ids("against", others, model.cfg)
+    if shared := np.intersect1d(ids, others).tolist():
+        raise UsageError(
+            f"against: {shared} are targets, too, and differ from themselves by 0; name others"
+        )
+    return others.astype(np.int32)
 
 
 def _nodes(

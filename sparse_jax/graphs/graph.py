@@ -9,12 +9,12 @@ Nodes are rows of one table, in this order:
     bias      everything constant, one node
 
 Entry [r, s] of the adjacency matrix is what source s adds to row r's reading: the pre-activation of
-a feature (not times its activation), or a logit minus the mean over the vocabulary, before a soft
-cap. Sources are features, errors and tokens: the nodes before the logits. Each row and its bias sum
-to the reading.
+a feature (not times its activation), or a logit minus the mean over the vocabulary or over the
+tokens that it is explained against, before a soft cap. Sources are features, errors and tokens: the
+nodes before the logits. Each row and its bias sum to the reading.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import operator
@@ -86,6 +86,7 @@ class Graph:
       replacement: the frozen model that the graph describes.
       transcoder: the transcoder, or the neurons, whose features it has, with what is frozen of
         them.
+      against: ids over which that mean is taken in place of the vocabulary; None for all of it.
     """
 
     nodes: pa.Table
@@ -97,6 +98,7 @@ class Graph:
     directions: np.ndarray = dataclasses.field(repr=False)
     replacement: Replacement = dataclasses.field(repr=False)
     transcoder: Features = dataclasses.field(repr=False)
+    against: np.ndarray | None = None
 
     def __repr__(self) -> str:
         """How many nodes of each kind there are, and how many have a row."""
@@ -279,9 +281,11 @@ class Graph:
         """
         kinds, ids = self.kinds, self._column("feature")
 
+        def text(i: int) -> str:
+            return tokenizer.piece(i) if tokenizer else str(i)
+
         def texts(kind: str) -> list[str]:
-            own = ids[kinds == kind].tolist()
-            return [tokenizer.piece(i) if tokenizer else str(i) for i in own]
+            return [text(i) for i in ids[kinds == kind].tolist()]
 
         thresholds = {"node_threshold": node_threshold, "edge_threshold": edge_threshold}
         document = graph_document.document(
@@ -290,7 +294,7 @@ class Graph:
             slug=Path(path).stem,
             model_name=model_name,
             tokens=texts(TOKEN),
-            logit_tokens=texts(LOGIT),
+            logit_tokens=[each + self.minus(text) for each in texts(LOGIT)],
             **thresholds,
         )
         graph_json.write(path, document)
@@ -321,6 +325,16 @@ class Graph:
             {each: kind == each for each in SOURCE_KINDS},
             *(layer, position, feature, activation.astype(self.adjacency.dtype)),
         )
+
+    def minus(self, text: Callable[[int], str]) -> str:
+        """What follows the name of a logit: the tokens that it is explained against, if any.
+
+        Args:
+          text: text of a token.
+        """
+        if self.against is None:
+            return ""
+        return f" − {', '.join(text(i).strip() for i in self.against.tolist())}"
 
     def targets(self, nodes: np.ndarray) -> Targets:
         """What nodes read of the residual stream."""

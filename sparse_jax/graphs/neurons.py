@@ -206,6 +206,7 @@ def graph(
     tokens: Sequence[int] | np.ndarray,
     *,
     targets: Sequence[int] | None = None,
+    against: Sequence[int] | None = None,
     max_features: int = MAX_FEATURES,
 ) -> Graph:
     """The attribution graph of a prompt in the basis of neurons.
@@ -218,6 +219,7 @@ def graph(
       model: the argument of `attribute`.
       tokens: ids of the prompt, `[T]`.
       targets: ids of the logit nodes, as in `attribute`.
+      against: ids that they are explained against, as in `attribute`.
       max_features: neurons that are features.
 
     Raises:
@@ -226,9 +228,9 @@ def graph(
     if max_features < 1:
         raise UsageError(f"max_features = {max_features} must be at least 1")
     model = circuit_model(model)
-    prompt = prepare(model, Neurons.of(model), tokens, targets)
+    prompt = prepare(model, Neurons.of(model), tokens, targets, against)
     if max_features >= prompt.replacement.feature_LTF.size:
-        return attribute(model, Neurons.of(model), tokens, targets=targets)
+        return attribute(model, Neurons.of(model), tokens, targets=targets, against=against)
     with exact_products():
         rows = _NeuronRows(prompt)
         logits = rows.of(prompt.logit_targets())

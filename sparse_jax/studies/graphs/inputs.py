@@ -192,7 +192,7 @@ def identify(config: GraphConfig) -> dict[str, str]:
 
 
 def _wanted_prompts(config: GraphConfig) -> tuple[Prompt, ...]:
-    own = tuple(Prompt(text, config.targets) for text in config.prompts)
+    own = tuple(Prompt(text, config.targets, against=config.against) for text in config.prompts)
     of_file = config.prompt_file
     if not own and not of_file:
         if tuple(config.sources) != COMPARED:

@@ -108,10 +108,16 @@ def _attribute(config: GraphConfig, model: GraphModel, prompt: EncodedPrompt) ->
     source, most = model.source.model, config.max_features
     if config.neurons:
         return neurons.graph(
-            source, prompt.ids, targets=prompt.targets, max_features=most or MAX_FEATURES
+            *(source, prompt.ids),
+            targets=prompt.targets,
+            against=prompt.against,
+            max_features=most or MAX_FEATURES,
         )
     return attribute(
-        source, model.features, prompt.ids, targets=prompt.targets, max_features=most or None
+        *(source, model.features, prompt.ids),
+        targets=prompt.targets,
+        against=prompt.against,
+        max_features=most or None,
     )
 
 
@@ -161,8 +167,9 @@ def _key_edge(
 def _logits(graph: Graph, model: GraphModel) -> tuple[NextToken, ...]:
     kinds, ids = graph.nodes["kind"].to_pylist(), graph.nodes["feature"].to_pylist()
     chosen = [i for kind, i in zip(kinds, ids, strict=True) if kind == LOGIT]
+    piece = model.source.tokenizer.piece
     return tuple(
-        NextToken(model.source.tokenizer.piece(i), i, float(p))
+        NextToken(piece(i) + graph.minus(piece), i, float(p))
         for i, p in zip(chosen, graph.probabilities, strict=True)
     )
 

@@ -1,9 +1,10 @@
 """Prompts of attribution graphs: read from a file or the command line, as ids of a tokenizer.
 
 A line of a .jsonl file is {"prompt": "..."}, with "targets" (texts of one token each, written with
-their leading space), "answers" (right next tokens), "kind", "slug" and "meaning" if wanted. Two
-files come with the package, whose digests are recorded here: `FINDINGS`, ten prompts of four kinds,
-and `REPHRASINGS`, eight meanings of two kinds in three to five wordings each, 32 prompts.
+their leading space), "against" (such texts that targets are explained against), "answers" (right
+next tokens), "kind", "slug" and "meaning" if wanted. Two files come with the package, whose digests
+are recorded here: `FINDINGS`, ten prompts of four kinds, and `REPHRASINGS`, eight meanings of two
+kinds in three to five wordings each, 32 prompts.
 """
 
 from collections.abc import Sequence
@@ -43,6 +44,8 @@ class Prompt:
       meaning: prompts that share it say the same in other words (`stability`); "" for none.
       answers: texts of one token each that go on rightly; a comparison counts prompts that both
         models answer so. Where it is empty, the first of `targets` is the right one.
+      against: texts of one token each, whose mean logit is taken from that of the targets; empty
+        for the mean over the vocabulary.
     """
 
     prompt: str
@@ -51,6 +54,7 @@ class Prompt:
     slug: str = ""
     meaning: str = ""
     answers: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
 
     @property
     def right(self) -> tuple[str, ...]:
@@ -71,6 +75,7 @@ class EncodedPrompt:
       targets: ids of the logit nodes; None for the most probable tokens.
       meaning: same as in `Prompt`.
       right: ids of right answers, of those that are one token.
+      against: ids that the targets are explained against; None for the whole vocabulary.
     """
 
     slug: str
@@ -81,6 +86,7 @@ class EncodedPrompt:
     targets: tuple[int, ...] | None
     meaning: str = ""
     right: tuple[int, ...] = ()
+    against: tuple[int, ...] | None = None
 
 
 def read_prompts(source: str) -> tuple[Prompt, ...]:
@@ -112,7 +118,11 @@ def _parse(tree: Any, where: str) -> Prompt:
 
 def digest(prompts: Sequence[Prompt]) -> str:
     """The sha256 of prompts, in order."""
-    lines = [dataclasses.asdict(prompt) for prompt in prompts]
+    # A prompt without tokens to explain against has the digest that it had before there were any.
+    lines = [
+        {name: x for name, x in vars(prompt).items() if name != "against" or x}
+        for prompt in prompts
+    ]
     return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
 
@@ -151,9 +161,22 @@ def encode(
         if name in slugs:
             raise UsageError(f"two prompts have the slug {name!r}; give each another one")
         slugs.add(name)
-        targets = tuple(continuation_token(tokenizer, prompt.prompt, t) for t in prompt.targets)
-        if len(set(targets)) < len(targets):
-            raise UsageError(f"targets {list(prompt.targets)} name a token twice; name each once")
+        targets, against = (
+            tuple(continuation_token(tokenizer, prompt.prompt, text) for text in texts)
+            for texts in (prompt.targets, prompt.against)
+        )
+        for name_of, texts, given in (
+            ("targets", prompt.targets, targets),
+            ("against", prompt.against, against),
+        ):
+            if len(set(given)) < len(given):
+                raise UsageError(f"{name_of} {list(texts)} name a token twice; name each once")
+        right = _right(prompt, tokenizer)
+        if against and (not targets or {*targets, *right} & {*against}):
+            raise UsageError(
+                f"against {list(prompt.against)} needs targets, or has one of them or of the right "
+                "answers; name the right tokens as targets and the wrong ones here"
+            )
         tokens = tuple(tokenizer.piece(i) for i in ids)
         encoded.append(
             EncodedPrompt(
@@ -164,7 +187,8 @@ def encode(
                 tokens,
                 targets or None,
                 prompt.meaning,
-                _right(prompt, tokenizer),
+                right,
+                against or None,
             )
         )
     return encoded

@@ -44,6 +44,9 @@ class GraphConfig(Settings):
         "rephrasings" for 32 that say eight things in other words.
       targets: texts of the logit nodes, one token each with its leading space, for all `prompts`;
         none for the most probable tokens until .95 together, at most 10.
+      against: texts of one token each, whose mean logit is taken from that of the targets; of one
+        right target and one wrong token here, the graph explains the logit difference. None for the
+        mean over the vocabulary.
       max_features: features with a row of their own, by influence; 0 for all. Of neurons, how many
         are features; 0 for 256.
       node_threshold: share of influence that kept nodes have together.
@@ -87,6 +90,7 @@ class GraphConfig(Settings):
     prompts: Annotated[tuple[str, ...], Flag("prompt", repeated=True)] = ()
     prompt_file: Annotated[str, Flag("prompts"), _READS_PROMPTS] = ""
     targets: Annotated[tuple[str, ...], Flag("target", repeated=True)] = ()
+    against: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
     max_features: Annotated[int, at_least(0)] = 0
     node_threshold: Annotated[float, _THRESHOLD] = 0.8
     edge_threshold: Annotated[float, _THRESHOLD, Flag()] = 0.95
@@ -151,6 +155,8 @@ class GraphConfig(Settings):
     def _prompts(self) -> list[str]:
         if self.targets and self.prompt_file:
             return ["--target belongs to --prompt; write the targets of a file into its lines"]
+        if self.against and not self.targets:
+            return ["--against belongs to --target; name the right token there"]
         return []
 
     @property

@@ -238,3 +238,54 @@ def test_bad_input_is_refused_with_the_remedy(changes, message):
     } | {name: value() if callable(value) else value for name, value in changes.items()}
     with pytest.raises(UsageError, match=message):
         attribute(**arguments)
+
+
+@pytest.mark.parametrize("max_features", [None, 5])
+@pytest.mark.parametrize("model", EACH)
+def test_the_graph_of_a_logit_difference_has_the_difference_of_the_rows_by_logits(
+    model, max_features
+):
+    blocks, transcoder, tokens = small_model(*model[:2]), small_transcoder(model[2]), small_tokens()
+    first, second, third = 3, 7, 5
+    each = attribute(blocks, transcoder, tokens, targets=[first, second, third])
+    both = attribute(
+        *(blocks, transcoder, tokens),
+        targets=[first],
+        against=[second, third],
+        max_features=max_features,
+    )
+    is_logit = column(both, "kind")[both.row_nodes] == "logit"
+    rows_KS = each.adjacency[-3:].astype(np.float64)
+    (got_S,) = both.adjacency[is_logit].astype(np.float64)
+    wanted_S = rows_KS[0] - rows_KS[1:].mean(0)
+    # A product of a direction with what is written has as many roundings as both have terms, of
+    # terms that are no larger than the largest of any row.
+    D = blocks.cfg.hidden_size
+    bound = 8 * D * 2.0**-24 * np.abs(rows_KS).max()
+    np.testing.assert_allclose(got_S, wanted_S, rtol=0, atol=bound)
+    assert np.abs(wanted_S).max() > 100 * bound
+    # Rows of features are no others, and the row and its bias have the difference of the logits.
+    features = both.row_nodes[~is_logit]
+    if max_features is None:
+        np.testing.assert_allclose(both.adjacency[:-1], each.adjacency[:-3], rtol=0, atol=bound)
+    assert len(features) == (max_features or len(each.row_nodes) - 3)
+    logits_V = np.asarray(run(blocks).hidden, np.float64)[0, -1] @ (
+        np.asarray(unembedding(blocks.params, blocks.cfg), np.float64).T
+    )
+    difference = logits_V[first] - logits_V[[second, third]].mean()
+    assert both.readings[-1] == pytest.approx(difference, rel=1e-5, abs=1e-5)
+    total = got_S.sum() + float(both.bias[-1])
+    assert total == pytest.approx(difference, rel=1e-4, abs=1e-4)
+    assert both.against.tolist() == [second, third] and each.against is None
+
+
+def test_a_logit_difference_is_of_different_tokens():
+    blocks, transcoder, tokens = small_model("llama"), small_transcoder(), small_tokens()
+    for against, message in (
+        ([3], r"against: \[3\] are targets, too"),
+        ([], "one at least"),
+        ([4, 4], "must be different token ids"),
+        ([10**6], "against"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            attribute(blocks, transcoder, tokens, targets=[3], against=against)

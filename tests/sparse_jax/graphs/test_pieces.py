@@ -56,6 +56,13 @@ def test_tokens_of_a_written_graph_and_its_logits(tokenizer, tmp_path):
     document = graph_json.read(tmp_path / "pieces.json")
     assert document["metadata"]["prompt_tokens"] == [" Lucy", " gave", " ball"]
     source = types.SimpleNamespace(source=types.SimpleNamespace(tokenizer=named))
+    difference = attribute(model, transcoder, [0, 1, 2], targets=[1], against=[2, 3])
+    difference.to_json(tmp_path / "difference.json", tokenizer=named)
+    nodes = graph_json.read(tmp_path / "difference.json")["nodes"]
+    (target,) = (node for node in nodes if node["feature_type"] == "logit")
+    assert target["clerp"].startswith('Output " gave − ball, Tom" (p=')
+    (token,) = piece._logits(difference, source)
+    assert token.token == " gave − ball, Tom"
     shown = [each.token for each in piece._logits(graph, source)]
     assert shown and all(each[1:] in WORDS and each[0] == " " for each in shown)
 

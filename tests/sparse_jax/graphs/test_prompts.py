@@ -1,6 +1,9 @@
 """Prompts: what a tokenizer puts before a text stays, whatever its id; the ten shipped."""
 
 from collections import Counter
+import dataclasses
+import hashlib
+import json
 import re
 import types
 
@@ -111,3 +114,21 @@ def test_prompts_of_one_meaning_have_one_kind():
         UsageError, match="'a gift' have the kinds 'ioi' and 'other'; give them one"
     ):
         prompts.encode(two, word_tokenizer(), max_length=64)
+
+
+def test_a_target_is_explained_against_wrong_tokens():
+    tokenizer = word_tokenizer()
+    mary, john = (tokenizer.encode(name)[0] for name in ("Mary", "John"))
+    text = "Mary and John went to"
+    prompt = Prompt(text, targets=(" Mary",), against=(" John",))
+    (encoded,) = prompts.encode([prompt], tokenizer, max_length=64)
+    assert (encoded.targets, encoded.against) == ((mary,), (john,))
+    # Prompts without such tokens have the digest of earlier files.
+    plain = Prompt(text, targets=(" Mary",))
+    fields = ("prompt", "targets", "kind", "slug", "meaning", "answers")
+    line = [{name: getattr(plain, name) for name in fields}]
+    assert prompts.digest([plain]) == hashlib.sha256(json.dumps(line).encode()).hexdigest()
+    assert prompts.digest([prompt]) != prompts.digest([plain])
+    for changes in ({"targets": ()}, {"against": (" Mary",)}, {"answers": (" John",)}):
+        with pytest.raises(UsageError, match="needs targets, or has one of them"):
+            prompts.encode([dataclasses.replace(prompt, **changes)], tokenizer, max_length=64)
