@@ -29,7 +29,7 @@ from lm_jax.text.lines import read_json_lines, refused
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.circuits import metrics
 from sparse_jax.circuits.encoding import EncodedExample, UnfitError, encode
-from sparse_jax.circuits.generators import GENERATORS, Example
+from sparse_jax.circuits.generators import GENERATORS, Example, mib
 
 # Draws for each example asked for, after which the rest is given up.
 _DRAWS = 20
@@ -188,6 +188,7 @@ def load_task(
 ) -> Task:
     """Reads a task from JSON lines: {"clean", "corrupt", "answers", "wrong_answers"}.
 
+    Rows of MIB's data sets of multiple choice are read, too (`generators.mib`).
     Continuations are written with their leading space, and may have several tokens. "template" may
     name the wording. A clean prompt may come again with another corruption: `Task.prompt_B` says
     which examples share one.
@@ -257,6 +258,8 @@ def check_disjoint(*tasks: Task) -> None:
 
 
 def _parse(tree: Any, where: str) -> Example:
+    if mib.is_row(tree):
+        return mib.example(tree, where)
     try:
         example = parse_result(tree, Example)
     except InvalidError as error:

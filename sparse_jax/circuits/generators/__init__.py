@@ -5,6 +5,7 @@ is one token is up to the tokenizer, and `tasks.encode` drops the examples that 
 
 examples    what a task consists of before a tokenizer, and the word lists
 paper       copy, IOI, greater-than, docstring (section 4.2, appendix E)
+mib         rows of MIB's data sets
 stories     what a small model of children's stories solves
 """
 
@@ -14,10 +15,10 @@ from typing import Literal
 
 import numpy as np
 
-from sparse_jax.circuits.generators import paper, stories
+from sparse_jax.circuits.generators import mib, paper, stories
 from sparse_jax.circuits.generators.examples import Example, words
 
-__all__ = ["GENERATORS", "REPHRASED", "Answer", "Example", "Generator", "words"]
+__all__ = ["GENERATORS", "REPHRASED", "Answer", "Example", "Generator", "mib", "words"]
 
 Answer = Literal["token", "number", "tokens"]
 

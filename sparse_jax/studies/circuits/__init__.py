@@ -12,13 +12,14 @@ After section 4.2 of "Sparse Attention Post-Training". Only --dense is required.
 
     {"clean": "...", "corrupt": "...", "answers": [" yes"], "wrong_answers": [" no"]}
 
-Both prompts must have as many tokens, and every continuation is written with its leading space. One
-of several tokens is measured by its log-probability as a whole, and a wrong one as far as the token
-with which it leaves the right one. A clean prompt may come again with another corrupt one. --pair
-names a folder of `iaj sparse pair`: it sets all three models, and leaves out the prompts of their
-training text. `run.py` lists the files of the work folder. A line of progress names each part that
-is measured; the same command resumes a stopped or killed study after the last part that was stored,
-and ends with the same numbers.
+A row of MIB's data sets of multiple choice is such an object, too. Both prompts must have as many
+tokens, and every continuation is written with its leading space. One of several tokens is measured
+by its log-probability as a whole, and a wrong one as far as the token with which it leaves the
+right one. A clean prompt may come again with another corrupt one. --pair names a folder of `iaj
+sparse pair`: it sets all three models, and leaves out the prompts of their training text. `run.py`
+lists the files of the work folder. A line of progress names each part that is measured; the same
+command resumes a stopped or killed study after the last part that was stored, and ends with the
+same numbers.
 """
 
 from lm_jax.study import Study

@@ -156,7 +156,9 @@ def answer(
     if probability is None:
         start += "is the first logit"
     else:
-        start += f"has a probability of {number(100 * probability, '.1f')} %"
+        # A logit difference is named by both tokens, and has the probability of the first.
+        whose = "its first token has" if " − " in token else "has"
+        start += f"{whose} a probability of {number(100 * probability, '.1f')} %"
     if path is None:
         return f"{start}; no path of the graph leads from a token to it."
     ids = [document["nodes"][i]["node_id"] for i in path.sources]
