@@ -152,10 +152,13 @@ def fingerprint(
     unlabelled = dataclasses.replace(
         config, labels="", dense_labels="", sparse_labels="", judge="null"
     )
+    plain = to_plain(unlabelled)
+    # The prompts' digest has it, and earlier folders have no such field.
+    del plain["against"]
     return config_hash(
         {
             "format": _FORMAT,
-            "config": to_plain(unlabelled),
+            "config": plain,
             "models": models,
             "transcoders": transcoders,
             "prompts": prompts_sha256,
