@@ -151,6 +151,7 @@ def measure(
     edits: Mapping[str, Any] | None = None,
     record: Mapping[str, Any] | None = None,
     rules: GradientRules | None = None,
+    first_layer: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, Any]]:
     """The metric of each prompt, `[B]` in float32, and what was recorded.
 
@@ -161,6 +162,7 @@ def measure(
       edits: interventions by site (`lm_jax.model.edits`).
       record: reducers by site.
       rules: local derivatives of the metric, for a backward pass; None where none is taken.
+      first_layer: number of the first layer to run, as `lm_jax.forward` takes it; None runs all.
     """
     output = model.forward(
         tokens_BT,
@@ -169,6 +171,7 @@ def measure(
         record=record,
         rules=rules,
         logits_at=batch.at_B2,
+        first_layer=first_layer,
     )
     first_BV, second_BV = output.logits[:, 0], output.logits[:, 1]
     return METRICS[batch.metric](first_BV, second_BV, batch.continuations), output.records
