@@ -93,11 +93,18 @@ class Activations:
 _RECORDED = {"attn.z": keep, "attn.pattern": keep, "attn.v": keep}
 
 
-@exact_jit
 def activations(model: CircuitModel, batch: Batch, tokens_BT: jax.Array) -> Activations:
     """Attention of a model on the clean or the corrupt prompts."""
-    _, records = measure(model, batch, tokens_BT, record=_RECORDED)
-    return Activations(*(records[name].astype(jnp.float32) for name in _RECORDED))
+    return metric_and_activations(model, batch, tokens_BT)[1]
+
+
+@exact_jit
+def metric_and_activations(
+    model: CircuitModel, batch: Batch, tokens_BT: jax.Array
+) -> tuple[jax.Array, Activations]:
+    """The metric of each prompt, `[B]`, and attention, on the clean or the corrupt prompts."""
+    metric_B, records = measure(model, batch, tokens_BT, record=_RECORDED)
+    return metric_B, Activations(*(records[name].astype(jnp.float32) for name in _RECORDED))
 
 
 def head_effects(

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from lm_jax.run import processes
 from lm_jax.text.tokenizer import Tokenizer
-from sparse_jax.circuits import curves, discover, patching
+from sparse_jax.circuits import curves, discover
 from sparse_jax.circuits.components import ungrouped
 from sparse_jax.circuits.discover import Curve
 from sparse_jax.circuits.patching import Direction
@@ -74,7 +74,9 @@ class Measurement:
         self._config, self._names, self._model, self._task = config, names, model, task
         self._batch, self._stored = Batch.of(task), stored
         self._prompts = np.arange(len(task.examples))
-        self._kinds = {name: of(config, model, self._batch) for name, of in KINDS.items()}
+        recorded = functools.cache(lambda: discover.Recorded.of(model, self._batch))
+        self._recorded = recorded
+        self._kinds = {name: of(config, model, self._batch, recorded) for name, of in KINDS.items()}
         self._importance: dict[str, np.ndarray] = {}
 
     def measure(self, part: Part, source: SourceCircuit | None) -> pa.Table:
@@ -135,10 +137,8 @@ class Measurement:
     @functools.cached_property
     def _open_edges(self) -> np.ndarray:
         """Visible token edges with weight on the clean or the corrupt prompt."""
-        weights = [
-            np.asarray(patching.activations(self._model, self._batch, tokens).pattern_LBNTS)
-            for tokens in (self._batch.clean_BT, self._batch.corrupt_BT)
-        ]
+        own = self._recorded()
+        weights = [np.asarray(each.pattern_LBNTS) for each in (own.clean, own.corrupt)]
         return self._kinds["token_edges"].mask() & ((weights[0] > 0) | (weights[1] > 0))
 
     def _effects(self, part: Part) -> list[pa.Table]:
@@ -265,8 +265,8 @@ class Measurement:
         shown = min(self._config.shown, len(self._prompts) - 1)
         example, arrays = self._task.examples[shown], self._task.arrays
         ids = arrays.clean_BT[shown][arrays.valid_BT[shown]].tolist()
-        pattern = patching.activations(self._model, self._batch, self._batch.clean_BT)
-        weights_LNTS = np.asarray(pattern.pattern_LBNTS, np.float64)[:, shown]
+        pattern_LBNTS = self._recorded().clean.pattern_LBNTS
+        weights_LNTS = np.asarray(pattern_LBNTS[:, shown], np.float64)
         T = len(ids)
         heads_needed, heads = self._first("heads", shown, MOST_HEADS)
         edges_needed, edges = self._first("token_edges", shown, MOST_EDGES)

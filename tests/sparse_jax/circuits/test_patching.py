@@ -191,7 +191,8 @@ def test_runs_from_the_patched_layer_give_what_whole_passes_give(batch, directio
     wanted = oracle.expected(lambda m: all_heads_by_whole_passes(m, batch, direction), model)
     # Calls within a layer, across layers, of all heads at once, and of one head each.
     for at_once in (3, 16, 1):
-        result = np.asarray(patching.head_effects(model, batch, direction=direction, at_once=at_once))
+        effects = patching.head_effects(model, batch, direction=direction, at_once=at_once)
+        result = np.asarray(effects)
         rounding.assert_within(result, wanted, f"{at_once} at once")
     # In every layer.
     assert (np.abs(result) > 10 * wanted.bounds).any((1, 2)).all()

@@ -41,7 +41,8 @@ def component_effects(model, batch):
     return components.component_effects(model, batch, edges, at_once=2)
 
 
-# Each with its calls: 8 heads, 4 and 6 edges; 5 sizes and the empty circuit; MIB's 10 shares and the empty circuit; the steps of a path.
+# Each with its calls: 8 heads, 4 and 6 edges; 5 sizes and the empty circuit; MIB's 10 shares and
+# the empty circuit; the steps of a path.
 LOOPS = {
     "heads": (lambda *of: patching.head_effects(*of, at_once=2), 4),
     "token edges": (lambda *of: patching.edge_effects(*of, EDGES, at_once=2), 2),
