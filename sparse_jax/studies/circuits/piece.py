@@ -22,6 +22,7 @@ from sparse_jax.circuits import curves, discover
 from sparse_jax.circuits.components import ungrouped
 from sparse_jax.circuits.discover import Curve
 from sparse_jax.circuits.patching import Direction
+from sparse_jax.circuits.place_patching import place_effects
 from sparse_jax.circuits.rules import RULES
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
 from sparse_jax.circuits.tasks import Task
@@ -246,6 +247,21 @@ class Measurement:
             tables.append(self._curve_rows(curve, "heads", ablation, ranking, "task"))
         return tables
 
+    def _places(self, part: Part) -> list[pa.Table]:
+        """Exact effects of a place at every position of every layer."""
+        (direction,) = part.options
+        effects = place_effects(
+            self._model,
+            self._batch,
+            part.component,
+            direction=cast(Direction, direction),
+            at_once=self._config.at_once,
+        )
+        names = ("layer", "head", "query") if effects.ndim == 4 else ("layer", "query")
+        axes = {name: np.arange(n) for name, n in zip(names, effects.shape, strict=False)}
+        labels = {"quantity": "place", "component": part.component, "direction": direction}
+        return [self._rows(effects, axes | {"prompt": self._prompts}, method="exact", **labels)]
+
     def scores_UR(self) -> np.ndarray:
         """Mean importance of component edges of the ungrouped model, 0 where there is none.
 
@@ -319,6 +335,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Measurement, Part], list[pa.Table]]] = {
     "metrics": Measurement._metrics,
     "effects": Measurement._effects,
     "curve": Measurement._curve,
+    "place": Measurement._places,
 }
 
 
