@@ -10,6 +10,8 @@ seconds, wall and CPU, that all of them took. No part of this repository is impo
 """
 
 import contextlib
+import importlib
+import importlib.metadata
 import io
 import json
 from pathlib import Path
@@ -25,10 +27,9 @@ def main() -> None:
     folder = Path(sys.argv[1])
     # The library prints progress.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        import torch
-        import transformer_lens
-        from transformer_lens import patching
-
+        torch = importlib.import_module("torch")
+        transformer_lens = importlib.import_module("transformer_lens")
+        patching = importlib.import_module("transformer_lens.patching")
         torch.set_grad_enabled(False)
         settings = json.loads((folder / "settings.json").read_text())
         model = transformer_lens.HookedTransformer(
@@ -64,8 +65,6 @@ def main() -> None:
 
 
 def _version(name: str) -> str:
-    import importlib.metadata
-
     return importlib.metadata.version(name)
 
 

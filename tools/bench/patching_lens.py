@@ -98,7 +98,7 @@ def weights(params: Any, cfg: DecoderConfig) -> dict[str, np.ndarray]:
     }
     blocks = params["blocks"]
     for layer in range(cfg.num_layers):
-        mixer, mlp = (jax.tree.map(lambda x: x[layer], blocks[name]) for name in ("mixer", "mlp"))
+        mixer, mlp = ({n: x[layer] for n, x in blocks[part].items()} for part in ("mixer", "mlp"))
         own = {
             "ln1.w": blocks["ln1"]["scale"][layer],
             "ln2.w": blocks["ln2"]["scale"][layer],
@@ -155,7 +155,7 @@ class Lens:
 def write(folder: Path, model: CircuitModel, batch: Batch) -> None:
     """Writes what the worker reads."""
     continuations = batch.continuations
-    np.savez(folder / "model.npz", **weights(model.params, model.cfg))
+    np.savez(folder / "model.npz", allow_pickle=False, **weights(model.params, model.cfg))
     prompts: Mapping[str, Any] = {
         "clean": batch.clean_BT,
         "corrupt": batch.corrupt_BT,
@@ -163,13 +163,16 @@ def write(folder: Path, model: CircuitModel, batch: Batch) -> None:
         "right": continuations.right_BA[:, 0],
         "wrong": continuations.wrong_BA[:, 0],
     }
-    np.savez(folder / "prompts.npz", **{name: np.asarray(x) for name, x in prompts.items()})
+    arrays = {name: np.asarray(x) for name, x in prompts.items()}
+    np.savez(folder / "prompts.npz", allow_pickle=False, **arrays)
     (folder / "settings.json").write_text(json.dumps(settings(model.cfg)))
 
 
 def run(arguments: argparse.Namespace, record: front.Record) -> bool:
     """Compares and times both; false where effects differ."""
     loaded = lm_jax.load_pretrained(arguments.model)
+    if loaded.tokenizer is None:
+        raise UsageError(f"--model={arguments.model} has no tokenizer; give a model with one")
     model = CircuitModel.of(loaded)
     if arguments.layers:
         cut = dataclasses.replace(model.cfg, num_layers=arguments.layers)
