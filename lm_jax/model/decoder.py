@@ -185,6 +185,7 @@ def forward(
     document_BT: jax.Array | None = None,
     dropout: float = 0.0,
     logits_at: jax.Array | None = None,
+    first_layer: jax.Array | int | None = None,
     unroll: bool = False,
     remat: bool = False,
 ) -> Output:
@@ -212,14 +213,18 @@ def forward(
       dropout: the share dropped after the embedding, in the MLP's hidden units and from each
         addition to the residual stream; needs `rng`.
       logits_at: positions `[B, Q]` to compute logits at (indices into T); None means all.
+      first_layer: number of the first layer to run, which may be traced: one program serves all.
+        Layers below are not computed: the embedding, as it was edited, enters this one. L runs
+        none. Sites of layers are then not recorded. None runs all.
       unroll: whether to loop over layers in Python in place of `lax.scan`.
       remat: whether to keep only the residual stream of each layer for the backward pass.
 
     Raises:
       UsageError: for tokens that are no ids `[B, T]`, edits or a record that map no sites, an
         unknown site, one this model does not have, a misshapen edit, a fused
-        kernel named while a score site is touched, or joined documents with a cache or a mixer that
-        cannot separate them.
+        kernel named while a score site is touched, joined documents with a cache or a mixer that
+        cannot separate them, or a first layer with a cache, with records of layers or in a model
+        whose layers differ in shape.
     """
     arguments.check_tokens(tokens_BT)
     arguments.check_mapping("edits", edits, "edits: {'attn.z': lm_jax.Scale(0.0)}")
@@ -233,6 +238,8 @@ def forward(
         raise UsageError(f"dropout = {dropout} needs a random key; pass rng, or dropout=0")
     if document_BT is not None:
         _check_documents(mixer, cache)
+    if first_layer is not None:
+        _check_first_layer(cfg, record, cache)
     outer = sites.Scope(edits, record)
 
     T = tokens_BT.shape[1]
@@ -260,6 +267,8 @@ def forward(
         "index": np.arange(cfg.num_layers, dtype=np.int32),
     }
     run_stack = _unrolled if unroll else _scanned
+    if first_layer is not None:
+        run_stack = functools.partial(stacks.scanned_from, first_layer)
     carry, outputs, lent, written = (x_BTD, outer.state), [], {}, {}
     for stack in cfg.stacks:
         visited: set[str] = set()
@@ -321,6 +330,17 @@ def _check_documents(mixer: Mixer, cache: Cache | None) -> None:
         )
     if cache is not None:
         raise UsageError("document_BT: a cache holds one document a row; leave one of them out")
+
+
+def _check_first_layer(cfg: DecoderConfig, record: Mapping[str, Any], cache: Cache | None) -> None:
+    if len(cfg.stacks) > 1:
+        raise UsageError("first_layer: this model's layers differ in shape; leave it out")
+    if cache is not None:
+        raise UsageError("first_layer: a cache needs every layer; leave one of them out")
+    if layered := [name for name in record if sites.SITES[name].per_layer]:
+        raise UsageError(
+            f"record: {', '.join(layered)} of layers that are not run; leave out first_layer"
+        )
 
 
 def _layer_kinds(cfg: DecoderConfig) -> dict[str, np.ndarray] | None:

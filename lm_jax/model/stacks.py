@@ -28,6 +28,44 @@ def layers_of(per_layer: Any, cfg: DecoderConfig, stack: Stack) -> Any:
     return jax.tree.map(lambda a: a[stack.layers.start : stack.layers.stop], per_layer)
 
 
+def scanned_from(
+    first: jax.Array | int,
+    run_layer: Callable[..., Any],
+    carry: Any,
+    per_layer: Any,
+    visited: set[str],
+    remat: bool,
+) -> tuple[Any, dict[str, Any]]:
+    """What the layers from number `first` on carry on; they put out nothing.
+
+    A layer below is neither computed nor read. `first` may be traced, so that one program serves
+    every layer; the gradient by the carry, parameters and edits is that of the layers that run.
+
+    Args:
+      first: number of the first layer that runs.
+      run_layer: function `(carry, inputs of the layer, visited) -> (carry, outputs)`.
+      carry: what enters the first layer that runs.
+      per_layer: inputs of all layers, with a leading axis L.
+      visited: the sites that the layers pass through, which is filled.
+      remat: whether only the carry of each layer is kept for the backward pass.
+    """
+
+    def run(carry: Any, index: jax.Array) -> Any:
+        inputs = jax.tree.map(
+            lambda a: jax.lax.dynamic_index_in_dim(jnp.asarray(a), index, keepdims=False), per_layer
+        )
+        return run_layer(carry, inputs, visited)[0]
+
+    run = jax.checkpoint(run) if remat else run
+
+    def layer(carry: Any, index: jax.Array) -> tuple[Any, None]:
+        return jax.lax.cond(index >= first, run, lambda carry, _: carry, carry, index), None
+
+    num_layers = jax.tree.leaves(per_layer)[0].shape[0]
+    carry, _ = jax.lax.scan(layer, carry, jnp.arange(num_layers))
+    return carry, {"records": {}, "aux": {}}
+
+
 def joined(outputs: Sequence[Any], part: str) -> dict[str, Any]:
     """What the layers of all stacks give, by name, joined along L.
 

@@ -39,9 +39,10 @@ from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import StatefulEdit, keep
 from lm_jax.run.processes import call_stoppable
 from sparse_jax.circuits.component_graph import ComponentGraph
-from sparse_jax.circuits.patching import Direction, check_direction, sides, sweep
+from sparse_jax.circuits.patching import Direction, check_direction, sides
 from sparse_jax.circuits.rules import EXACT, GradientRules
 from sparse_jax.circuits.runs import Batch, CircuitModel, measure
+from sparse_jax.circuits.upper_runs import UnpatchedRun, measure_from, sweep, unpatched
 
 Method = Literal["eap", "clean_corrupted", "eap_ig"]
 PathRule = Literal["left", "right", "midpoint"]
@@ -262,7 +263,7 @@ def component_effects(
     direction: Direction = "noising",
     at_once: int = 8,
 ) -> jax.Array:
-    """Exact effect of patching single component edges, one forward pass an edge, `[E, B]`.
+    """Exact effect of patching single component edges, `[E, B]`, in runs from the reader's layer.
 
     Args:
       model: a dense or sparse model.
@@ -285,11 +286,9 @@ def component_effects(
         names = graph.writer_names[writer], graph.reader_names[reader]
         raise UsageError(f"{names[1]} does not read {names[0]}, which is not before it")
     run_BT, other_BT = sides(batch, direction)
-    change_UBTD = _changes(model, batch, run_BT, other_BT)
-    program = functools.partial(_patch_edges, model, batch, run_BT, change_UBTD)
-    # Into no reader.
-    none = jnp.asarray([0, graph.num_readers])
-    return sweep(program, jnp.asarray(edges), none, at_once)
+    run, change_UBTD = _run_and_changes(model, batch, run_BT, other_BT)
+    program = functools.partial(_patch_edges, model, batch, run_BT, run, change_UBTD)
+    return sweep(program, edges, edges[:, 1] // graph.layer_readers, at_once)
 
 
 def ungrouped(model: CircuitModel) -> CircuitModel:
@@ -314,14 +313,15 @@ def ungrouped(model: CircuitModel) -> CircuitModel:
 
 
 @struct.dataclass
-class _Provide(StatefulEdit):
-    """The edit at the embedding: makes `value` the state of the edits."""
+class _Enter(StatefulEdit):
+    """The edit at the embedding: what enters the first layer, and `value` as the state of edits."""
 
+    stream_BTD: jax.Array
     value: Any
 
     def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        del state
-        return x, self.value
+        del x, state
+        return self.stream_BTD, self.value
 
 
 @struct.dataclass
@@ -341,11 +341,13 @@ class _AddState(StatefulEdit):
 
 
 @exact_jit
-def _changes(
+def _run_and_changes(
     model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array
-) -> jax.Array:
-    """What each writer adds in the other run minus what it adds in this one, `[U, B, T, D]`."""
-    return writer_values(model, batch, other_BT) - writer_values(model, batch, run_BT)
+) -> tuple[UnpatchedRun, jax.Array]:
+    """The run that is patched, and what each writer adds in the other one minus in it."""
+    run, _ = unpatched(model, batch, run_BT)
+    own, other = (writer_values(model, batch, tokens) for tokens in (run_BT, other_BT))
+    return run, other - own
 
 
 @exact_jit
@@ -353,16 +355,20 @@ def _patch_edges(
     model: CircuitModel,
     batch: Batch,
     run_BT: jax.Array,
+    run: UnpatchedRun,
     change_UBTD: jax.Array,
     edges_X2: jax.Array,
 ) -> jax.Array:
-    """The metric with each of some component edges patched."""
+    """The effect of each of some component edges."""
     graph = ComponentGraph.of(model.cfg)
+    first = edges_X2[:, 1].min() // graph.layer_readers
 
     def patched(edge_2: jax.Array) -> jax.Array:
-        on = split_readers(jnp.arange(graph.num_readers) == edge_2[1], graph)
+        writer, reader = edge_2
+        on = split_readers(jnp.arange(graph.num_readers) == reader, graph)
         edits: dict[str, Any] = {site: _AddState(each) for site, each in on.by_site().items()}
-        edits["embed"] = _Provide(change_UBTD[edge_2[0]])
-        return measure(model, batch, run_BT, edits=edits)[0]
+        edits["embed"] = _Enter(run.stream_LBTD[first], change_UBTD[writer])
+        metric_B = measure_from(model, batch, run_BT, run, first, edits)
+        return run.effects(metric_B, (change_UBTD[writer] != 0).any((1, 2)))
 
     return jax.vmap(patched)(edges_X2)

@@ -36,7 +36,7 @@ from sparse_jax.circuits.ablation import (
 from sparse_jax.circuits.component_ablation import ablate_edges
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.components import writer_values
-from sparse_jax.circuits.patching import Activations, activations
+from sparse_jax.circuits.patching import Activations, activations, metric_and_activations
 from sparse_jax.circuits.runs import Batch, CircuitModel, map_in_batches, measure, metric
 
 
@@ -60,6 +60,26 @@ class Curve:
     def explained(self) -> np.ndarray:
         """f at each size, `[K]` (`curves.explained`)."""
         return curves.explained(self.metric_KB, self.empty_B, self.whole_B)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recorded:
+    """What all curves of heads and token edges of a model on some prompts need of its own runs.
+
+    Attributes:
+      clean, corrupt: attention on both prompts of each pair.
+      whole_B: metric on the clean prompts.
+    """
+
+    clean: Activations
+    corrupt: Activations
+    whole_B: jax.Array
+
+    @classmethod
+    def of(cls, model: CircuitModel, batch: Batch) -> "Recorded":
+        """Records them in two runs."""
+        whole_B, clean = metric_and_activations(model, batch, batch.clean_BT)
+        return cls(clean, activations(model, batch, batch.corrupt_BT), whole_B)
 
 
 def ranks(importance_LBX: np.ndarray, *, whole_task: bool = False) -> np.ndarray:
@@ -120,6 +140,7 @@ def head_curve(
     sizes: Sequence[int] | np.ndarray | None = None,
     key: jax.Array | None = None,
     at_once: int = 4,
+    recorded: Recorded | None = None,
 ) -> Curve:
     """The metric with the heads of highest rank kept and the others ablated.
 
@@ -131,14 +152,14 @@ def head_curve(
       sizes: numbers of heads to keep; None takes every number.
       key: random key of the ablation "resample".
       at_once: circuits run side by side.
+      recorded: attention on both prompts, where other curves have it; None records it.
     """
     count = ranks_LBN.shape[0] * ranks_LBN.shape[2]
     taken = np.arange(1, count + 1) if sizes is None else np.asarray(sizes)
-    clean, corrupt = (
-        activations(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
-    )
-    values = head_values(ablation, clean, corrupt, batch.valid_BT, **_drawn(batch, ablation, key))
-    return _curve(model, batch, ranks_LBN, taken, at_once, _keep_heads, values)
+    own = Recorded.of(model, batch) if recorded is None else recorded
+    drawn = _drawn(batch, ablation, key)
+    values = head_values(ablation, own.clean, own.corrupt, batch.valid_BT, **drawn)
+    return _curve(model, batch, ranks_LBN, taken, at_once, _keep_heads, values, own.whole_B)
 
 
 def edge_curve(
@@ -149,6 +170,7 @@ def edge_curve(
     *,
     sizes: Sequence[int] | np.ndarray | None = None,
     at_once: int = 4,
+    recorded: Recorded | None = None,
 ) -> Curve:
     """The metric with the token edges of highest rank kept and the others ablated.
 
@@ -159,16 +181,15 @@ def edge_curve(
       ablation: one of `ablation.EDGE_ABLATIONS`.
       sizes: numbers of edges to keep in each prompt; None takes `curves.sizes`.
       at_once: circuits run side by side.
+      recorded: attention on both prompts, where other curves have it; None records it.
     """
     visible = visible_edges(model, batch)
     count = int(visible.sum((0, 2, 3, 4)).max())
     taken = curves.sizes(count) if sizes is None else np.asarray(sizes)
-    clean, corrupt = (
-        activations(model, batch, tokens) for tokens in (batch.clean_BT, batch.corrupt_BT)
-    )
+    own = Recorded.of(model, batch) if recorded is None else recorded
     visible = jnp.asarray(visible)
-    values = edge_values(ablation, clean, corrupt, visible), visible
-    return _curve(model, batch, ranks_LBNTS, taken, at_once, _keep_token_edges, values)
+    values = edge_values(ablation, own.clean, own.corrupt, visible), visible
+    return _curve(model, batch, ranks_LBNTS, taken, at_once, _keep_token_edges, values, own.whole_B)
 
 
 def component_curve(
@@ -198,7 +219,8 @@ def component_curve(
     graph = ComponentGraph.of(model.cfg)
     taken = curves.sizes(graph.num_edges) if sizes is None else np.asarray(sizes)
     values = component_values(model, batch, ablation, key=key)
-    return _curve(model, batch, ranks_UBR, taken, at_once, _keep_component_edges, values)
+    whole_B = metric(model, batch, batch.clean_BT)
+    return _curve(model, batch, ranks_UBR, taken, at_once, _keep_component_edges, values, whole_B)
 
 
 def component_values(
@@ -248,11 +270,11 @@ def _curve(
     at_once: int,
     keep: _Keep,
     values: Any,
+    whole_B: jax.Array,
 ) -> Curve:
     ranks, sizes = jnp.asarray(ranks_XBX), jnp.asarray([0, *taken])
     program = functools.partial(_metrics, model, batch, ranks, values, keep=keep)
     metric_KB = np.asarray(map_in_batches(program, sizes, at_once), np.float64)
-    whole_B = metric(model, batch, batch.clean_BT)
     return Curve(taken, metric_KB[1:], metric_KB[0], np.asarray(whole_B, np.float64))
 
 

@@ -17,10 +17,8 @@ one backward pass in the run that is patched: the difference of the component's 
 the gradient of the metric, or its like under other local derivatives (`rules`).
 """
 
-from collections.abc import Callable
 import dataclasses
 import functools
-import itertools
 from typing import Literal, get_args
 
 from flax import struct
@@ -33,7 +31,8 @@ from lm_jax.model.edits import Add, Replace
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.rules import EXACT, GradientRules
-from sparse_jax.circuits.runs import Batch, CircuitModel, map_in_batches, measure
+from sparse_jax.circuits.runs import Batch, CircuitModel, measure
+from sparse_jax.circuits.upper_runs import UnpatchedRun, measure_from, sweep, unpatched
 
 Direction = Literal["noising", "denoising"]
 EdgePart = Literal["value", "weight"]
@@ -69,6 +68,13 @@ class Activations:
         values = jnp.einsum("LBTKGH,LBSKH->LBKGTS", grouped, self.v_LBSKH)
         return self.pattern_LBNTS * values.reshape(L, B, N, T, S)
 
+    def contribution_BH(self, edge_4: jax.Array) -> jax.Array:
+        """The value contribution of one edge: its layer, head, query and key."""
+        layer, head, query, key = edge_4
+        group = head // (self.pattern_LBNTS.shape[2] // self.v_LBSKH.shape[3])
+        weight_B = self.pattern_LBNTS[layer, :, head, query, key]
+        return weight_B[:, None] * self.v_LBSKH[layer, :, key, group]
+
     def patched_from(self, other: "Activations", part: str) -> "Activations":
         """The contributions of edges when one part of them comes from another run.
 
@@ -87,11 +93,18 @@ class Activations:
 _RECORDED = {"attn.z": keep, "attn.pattern": keep, "attn.v": keep}
 
 
-@exact_jit
 def activations(model: CircuitModel, batch: Batch, tokens_BT: jax.Array) -> Activations:
     """Attention of a model on the clean or the corrupt prompts."""
-    _, records = measure(model, batch, tokens_BT, record=_RECORDED)
-    return Activations(*(records[name].astype(jnp.float32) for name in _RECORDED))
+    return metric_and_activations(model, batch, tokens_BT)[1]
+
+
+@exact_jit
+def metric_and_activations(
+    model: CircuitModel, batch: Batch, tokens_BT: jax.Array
+) -> tuple[jax.Array, Activations]:
+    """The metric of each prompt, `[B]`, and attention, on the clean or the corrupt prompts."""
+    metric_B, records = measure(model, batch, tokens_BT, record=_RECORDED)
+    return metric_B, Activations(*(records[name].astype(jnp.float32) for name in _RECORDED))
 
 
 def head_effects(
@@ -100,86 +113,59 @@ def head_effects(
     *,
     direction: Direction = "noising",
     at_once: int = 8,
-    stacks: int | None = None,
 ) -> jax.Array:
     """Exact effect of patching each head, `[L, N, B]`.
 
-    A patch leaves the layers below it as they are. So the layers are cut into stacks, and the heads
-    of a stack are patched in runs that begin at its residual stream: half the work with many
-    stacks, each of which is a program to compile.
+    A patched run begins at the layer of its head (`upper_runs`). Where a head has the same output
+    on both prompts its effect is 0 exactly.
 
     Args:
       model: a dense or sparse model.
       batch: the prompts.
       direction: see the head of this file.
       at_once: heads patched side by side, which bounds the memory.
-      stacks: number of stacks; None takes one for every four layers.
 
     Raises:
-      UsageError: no such direction, or not between 1 and L stacks.
+      UsageError: no such direction.
     """
-    L = model.cfg.num_layers
-    stacks = max(1, L // 4) if stacks is None else stacks
-    if not 1 <= stacks <= L:
-        raise UsageError(f"stacks = {stacks} must be from 1 to the {L} layers")
+    L, N = model.cfg.num_layers, model.cfg.num_heads
     run_BT, other_BT = sides(batch, direction)
-    stream_LBTD, z_LBTNH = _stream_and_values(model, batch, run_BT, other_BT)
-    bounds = np.linspace(0, L, stacks + 1).round().astype(int).tolist()
-    return jnp.concatenate(
-        [
-            _head_effects(model, batch, run_BT, stream_LBTD[start], z_LBTNH, start, stop, at_once)
-            for start, stop in itertools.pairwise(bounds)
-        ]
-    )
+    values = _run_and_values(model, batch, run_BT, other_BT)
+    program = functools.partial(_patch_heads, model, batch, run_BT, *values)
+    heads = np.arange(L * N)
+    return sweep(program, heads, heads // N, at_once).reshape(L, N, -1)
 
 
 @exact_jit
-def _stream_and_values(
+def _run_and_values(
     model: CircuitModel, batch: Batch, run_BT: jax.Array, other_BT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """What enters each layer of the run that is patched, and the other run's z."""
-    _, own = measure(model, batch, run_BT, record={"resid_pre": keep})
-    _, other = measure(model, batch, other_BT, record={"attn.z": keep})
-    return own["resid_pre"], other["attn.z"]
+) -> tuple[UnpatchedRun, jax.Array, jax.Array]:
+    """The run that is patched, its z, and the other run's."""
+    run, own = unpatched(model, batch, run_BT, record=("attn.z",))
+    _, other = unpatched(model, batch, other_BT, record=("attn.z",))
+    return run, own["attn.z"], other["attn.z"]
 
 
-def _head_effects(
-    model: CircuitModel,
-    batch: Batch,
-    run_BT: jax.Array,
-    stream_BTD: jax.Array,
-    z_LBTNH: jax.Array,
-    start: int,
-    stop: int,
-    at_once: int,
-) -> jax.Array:
-    """Effects of the heads of layers start to stop, from the residual stream entering `start`."""
-    N = model.cfg.num_heads
-    values = model, batch, run_BT, stream_BTD, z_LBTNH
-    program = functools.partial(_patch_heads, *values, start=start)
-    effects = sweep(program, jnp.arange((stop - start) * N), jnp.asarray(-1), at_once)
-    return effects.reshape(stop - start, N, -1)
-
-
-@functools.partial(exact_jit, static_argnames="start")
+@exact_jit
 def _patch_heads(
     model: CircuitModel,
     batch: Batch,
     run_BT: jax.Array,
-    stream_BTD: jax.Array,
-    z_LBTNH: jax.Array,
+    run: UnpatchedRun,
+    own_LBTNH: jax.Array,
+    other_LBTNH: jax.Array,
     head_X: jax.Array,
-    start: int,
 ) -> jax.Array:
-    """The metric with each of some heads patched, which are counted from layer `start`."""
-    upper = model.above(start)
-    L, N = upper.cfg.num_layers, upper.cfg.num_heads
-    entering = Replace(stream_BTD, jnp.ones((1, 1, 1), bool))
+    """The effect of each of some heads, which are counted from those of the first layer."""
+    L, N = model.cfg.num_layers, model.cfg.num_heads
+    first = head_X.min() // N
 
     def patched(index: jax.Array) -> jax.Array:
         mask_LN = jnp.arange(L * N).reshape(L, N) == index
-        patch = Replace(z_LBTNH[start:], mask_LN[:, None, None, :, None])
-        return measure(upper, batch, run_BT, edits={"embed": entering, "attn.z": patch})[0]
+        patch = Replace(other_LBTNH, mask_LN[:, None, None, :, None])
+        metric_B = measure_from(model, batch, run_BT, run, first, {"attn.z": patch})
+        own_BTH, other_BTH = (z[index // N, :, :, index % N] for z in (own_LBTNH, other_LBTNH))
+        return run.effects(metric_B, (own_BTH != other_BTH).any((1, 2)))
 
     return jax.vmap(patched)(head_X)
 
@@ -253,7 +239,7 @@ def edge_effects(
     part: EdgePart = "value",
     at_once: int = 8,
 ) -> jax.Array:
-    """Exact effect of patching single token edges, one forward pass an edge, `[E, B]`.
+    """Exact effect of patching single token edges, `[E, B]`, in runs from the edge's layer on.
 
     Args:
       model: a dense or sparse model.
@@ -267,12 +253,30 @@ def edge_effects(
       UsageError: no such direction or part.
     """
     run_BT, other_BT = sides(batch, direction)
-    here, other = (activations(model, batch, tokens) for tokens in (run_BT, other_BT))
-    there = here.patched_from(other, part)
-    program = functools.partial(_patch_edges, model, batch, run_BT, here, there)
-    # In no layer.
-    none = jnp.asarray([model.cfg.num_layers, 0, 0, 0])
-    return sweep(program, jnp.asarray(edges_E4), none, at_once)
+    run, here = _run_and_activations(model, batch, run_BT)
+    there = here.patched_from(activations(model, batch, other_BT), part)
+    program = functools.partial(_patch_edges, model, batch, run_BT, run, here, there)
+    edges = np.asarray(edges_E4)
+    return sweep(program, edges, edges[:, 0], at_once)
+
+
+@exact_jit
+def _run_and_activations(
+    model: CircuitModel, batch: Batch, run_BT: jax.Array
+) -> tuple[UnpatchedRun, Activations]:
+    run, records = unpatched(model, batch, run_BT, record=tuple(_RECORDED))
+    return run, Activations(*(records[name].astype(jnp.float32) for name in _RECORDED))
+
+
+@struct.dataclass
+class _AddAt:
+    """The site plus `value` where `on` is true."""
+
+    value: jax.Array
+    on: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.where(self.on, x + self.value.astype(x.dtype), x)
 
 
 @exact_jit
@@ -280,37 +284,26 @@ def _patch_edges(
     model: CircuitModel,
     batch: Batch,
     run_BT: jax.Array,
+    run: UnpatchedRun,
     here: Activations,
     there: Activations,
     edges_X4: jax.Array,
 ) -> jax.Array:
-    """The metric with each of some token edges patched."""
+    """The effect of each of some token edges."""
+    L, B, N, T, _ = here.pattern_LBNTS.shape
+    first = edges_X4[:, 0].min()
 
     def patched(edge_4: jax.Array) -> jax.Array:
-        layer, head, query, key = edge_4
-        shape = here.pattern_LBNTS.shape
-        mask = jnp.zeros(shape, bool).at[layer, :, head, query, key].set(True, mode="drop")
+        layer, head, query, _ = edge_4
         # Its contribution before the patch equals that of the run: nothing upstream is edited.
-        change = there.contributions_LBTNH(mask) - here.contributions_LBTNH(mask)
-        return measure(model, batch, run_BT, edits={"attn.z": Add(change)})[0]
+        change_BH = there.contribution_BH(edge_4) - here.contribution_BH(edge_4)
+        on_LTN = jnp.zeros((L, T, N), bool).at[layer, query, head].set(True)
+        value_LBTNH = jnp.broadcast_to(change_BH[:, None, None], (L, B, 1, 1, change_BH.shape[1]))
+        patch = _AddAt(value_LBTNH, on_LTN[:, None, :, :, None])
+        metric_B = measure_from(model, batch, run_BT, run, first, {"attn.z": patch})
+        return run.effects(metric_B, (change_BH != 0).any(1))
 
     return jax.vmap(patched)(edges_X4)
-
-
-def sweep(
-    program: Callable[[jax.Array], jax.Array], which_X: jax.Array, none: jax.Array, at_once: int
-) -> jax.Array:
-    """The metric under each patch minus that under `none`, `[X, B]`.
-
-    The run without a patch is one more patch of the same program, so that all are rounded alike: a
-    patch that changes nothing has effect 0 exactly.
-
-    Raises:
-      StoppedError: the command was asked to stop.
-    """
-    patches = jnp.concatenate([which_X, none[None].astype(which_X.dtype)])
-    metric_XB = map_in_batches(program, patches, at_once)
-    return metric_XB[:-1] - metric_XB[-1:]
 
 
 @functools.partial(exact_jit, static_argnames="rules")

@@ -170,6 +170,7 @@ def measure(
     edits: Mapping[str, Any] | None = None,
     record: Mapping[str, Any] | None = None,
     rules: GradientRules | None = None,
+    first_layer: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, Any]]:
     """The metric of each prompt, `[B]` in float32, and what was recorded.
 
@@ -180,6 +181,7 @@ def measure(
       edits: interventions by site (`lm_jax.model.edits`).
       record: reducers by site.
       rules: local derivatives of the metric, for a backward pass; None where none is taken.
+      first_layer: number of the first layer to run, as `lm_jax.forward` takes it; None runs all.
     """
     output = model.forward(
         tokens_BT,
@@ -188,6 +190,7 @@ def measure(
         record=record,
         rules=rules,
         logits_at=batch.read_BQ,
+        first_layer=first_layer,
     )
     return batch.metric_of(output.logits), output.records
 

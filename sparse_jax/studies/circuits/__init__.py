@@ -3,6 +3,7 @@
     iaj sparse circuits --dense=smollm2 --task=ioi
     iaj sparse circuits --dense=path/to/folder --task=mine.jsonl
     iaj sparse circuits --pair=runs/pair --task=copy,docstring
+    iaj sparse circuits --dense=smollm2 --task=ioi --patch=resid_pre,attn_out,mlp_out
     iaj sparse circuits --dense=smollm2 --control=runs/sparse/seed_234/control/model \\
         --sparse="$(echo runs/sparse/seed_234/target_*/model)" --task=ioi,copy \\
         --workdir=runs/circuits --config.ablations="('counterfactual','zero')"

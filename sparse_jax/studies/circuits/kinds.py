@@ -36,6 +36,7 @@ class Kind(abc.ABC):
       all_patched: whether every component is patched exactly, which ranks them; of other kinds a
         sample is patched, and an attribution ranks all.
       circuit_passes: time of a circuit over that of a forward pass.
+      recorded: function that returns attention on both prompts, the same for kinds that need it.
     """
 
     name: ClassVar[str]
@@ -50,6 +51,7 @@ class Kind(abc.ABC):
     config: CircuitConfig
     model: CircuitModel
     batch: Batch
+    recorded: Callable[[], discover.Recorded] | None = None
 
     @staticmethod
     @abc.abstractmethod
@@ -78,6 +80,7 @@ class Kind(abc.ABC):
     def curve(self, ranks: np.ndarray, ablation: str, sizes: np.ndarray) -> Curve:
         """The metric of circuits of these sizes."""
         options = {"key": jax.random.key(self.config.seed), "at_once": self._circuits_at_once}
+        options |= self._recorded
         return self._evaluate(self.model, self.batch, ranks, ablation, sizes=sizes, **options)
 
     def importance(self, stored: pa.Table) -> np.ndarray:
@@ -101,6 +104,11 @@ class Kind(abc.ABC):
     def _patch(self) -> dict[str, Any]:
         """Options of patches that other kinds do not have."""
         return {}
+
+    @property
+    def _recorded(self) -> dict[str, Any]:
+        """Options of circuits of which attention is recorded."""
+        return {"recorded": None if self.recorded is None else self.recorded()}
 
     @property
     def _circuits_at_once(self) -> int:
@@ -175,7 +183,7 @@ class TokenEdges(Kind):
 
     def curve(self, ranks: np.ndarray, ablation: str, sizes: np.ndarray) -> Curve:
         # No ablation of token edges is random.
-        options = {"sizes": sizes, "at_once": self.config.at_once}
+        options = {"sizes": sizes, "at_once": self.config.at_once} | self._recorded
         return self._evaluate(self.model, self.batch, ranks, ablation, **options)
 
     @property
@@ -211,6 +219,10 @@ class ComponentEdges(Kind):
     def estimates(self, direction: Direction, method: str, rules: str) -> np.ndarray:
         options = {"method": method, "steps": self._steps, "rules": find_rules(rules)}
         return np.asarray(self._attribute(self.model, self.batch, direction=direction, **options))
+
+    @property
+    def _recorded(self) -> dict[str, Any]:
+        return {}
 
     @property
     def _circuits_at_once(self) -> int:

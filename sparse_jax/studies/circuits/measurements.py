@@ -3,8 +3,9 @@
 A row holds one `value`; its other columns say of what:
 
     quantity    metric (of a prompt), effect (of patching a component), curve (metric of a circuit),
-                open (components of a prompt that carry any weight, their number)
-    component   heads, token_edges or component_edges
+                open (components of a prompt that carry any weight, their number), place (effect of
+                patching a place at a position, `place_patching`)
+    component   heads, token_edges or component_edges; a name of `place_patching.PLACES`
     method      of a metric: clean or corrupt prompt; of an effect: exact, attribution (patching of
                 heads and token edges), eap or eap_ig (component edges)
     rules       of an effect that is estimated: name of its gradient rules in `rules.RULES`
@@ -13,7 +14,7 @@ A row holds one `value`; its other columns say of what:
     ranking     of a curve: signed, absolute, random; `transferred` is that of another task, `own`
                 the task's own at the same size
     scope       of a curve: whether each prompt has a ranking of its own, or the task has one
-    size, draw, layer, head, query, key
+    size, draw, layer, head, query, key; the position of a place is its query
     prompt            of the pair of prompts, its number; pairs may share a clean prompt
     writer, reader    of a component edge, as in `ComponentGraph`
 

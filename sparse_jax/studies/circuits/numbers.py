@@ -27,6 +27,7 @@ from sparse_jax.studies.circuits.measurements import (
     read_curve,
     select,
 )
+from sparse_jax.studies.circuits.place_numbers import places
 from sparse_jax.studies.circuits.results import (
     Agreement,
     CircuitSummary,
@@ -125,6 +126,7 @@ def task_result(
         heads=tuple(strongest_heads(config, table, prompt_B))
         if "heads" in config.components
         else (),
+        places=tuple(places(config, table, prompt_B)),
     )
 
 

@@ -33,8 +33,9 @@ class Part:
 
     Attributes:
       component: heads, token_edges or component_edges; "" for what concerns all kinds.
-      measurement: metrics, effects, attribution, curve, transfer or figures (`piece.Measurement`).
-      options: direction of effects; ablation, ranking, scope and draw of a curve.
+      measurement: metrics, effects, attribution, curve, transfer, place or figures
+        (`piece.Measurement`).
+      options: direction of effects and places; ablation, ranking, scope and draw of a curve.
       passes: about how many forward passes of all prompts it takes, by which time left is told.
     """
 
@@ -107,6 +108,11 @@ def plan(config: CircuitConfig, cfg: DecoderConfig, batch: Batch, *, transfer: b
         ]
         if name == "heads" and transfer:
             parts.append(Part(name, "transfer", (), 12))
+    for place in config.patch:
+        heads = cfg.num_heads if place == "head_out" else 1
+        # A patched run begins at its layer.
+        passes = cfg.num_layers * heads * batch.clean_BT.shape[1] // 2 + 3
+        parts.append(Part(place, "place", (config.direction,), passes))
     return [*parts, FIGURES]
 
 

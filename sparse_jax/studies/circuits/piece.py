@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from lm_jax.run import processes
 from lm_jax.text.tokenizer import Tokenizer
-from sparse_jax.circuits import curves, discover, patching
+from sparse_jax.circuits import curves, discover
 from sparse_jax.circuits.components import ungrouped
 from sparse_jax.circuits.discover import Curve
 from sparse_jax.circuits.patching import Direction
+from sparse_jax.circuits.place_patching import place_effects
 from sparse_jax.circuits.rules import RULES
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
 from sparse_jax.circuits.tasks import Task
@@ -74,7 +75,9 @@ class Measurement:
         self._config, self._names, self._model, self._task = config, names, model, task
         self._batch, self._stored = Batch.of(task), stored
         self._prompts = np.arange(len(task.examples))
-        self._kinds = {name: of(config, model, self._batch) for name, of in KINDS.items()}
+        recorded = functools.cache(lambda: discover.Recorded.of(model, self._batch))
+        self._recorded = recorded
+        self._kinds = {name: of(config, model, self._batch, recorded) for name, of in KINDS.items()}
         self._importance: dict[str, np.ndarray] = {}
 
     def measure(self, part: Part, source: SourceCircuit | None) -> pa.Table:
@@ -135,10 +138,8 @@ class Measurement:
     @functools.cached_property
     def _open_edges(self) -> np.ndarray:
         """Visible token edges with weight on the clean or the corrupt prompt."""
-        weights = [
-            np.asarray(patching.activations(self._model, self._batch, tokens).pattern_LBNTS)
-            for tokens in (self._batch.clean_BT, self._batch.corrupt_BT)
-        ]
+        own = self._recorded()
+        weights = [np.asarray(each.pattern_LBNTS) for each in (own.clean, own.corrupt)]
         return self._kinds["token_edges"].mask() & ((weights[0] > 0) | (weights[1] > 0))
 
     def _effects(self, part: Part) -> list[pa.Table]:
@@ -246,6 +247,21 @@ class Measurement:
             tables.append(self._curve_rows(curve, "heads", ablation, ranking, "task"))
         return tables
 
+    def _places(self, part: Part) -> list[pa.Table]:
+        """Exact effects of a place at every position of every layer."""
+        (direction,) = part.options
+        effects = place_effects(
+            self._model,
+            self._batch,
+            part.component,
+            direction=cast(Direction, direction),
+            at_once=self._config.at_once,
+        )
+        names = ("layer", "head", "query") if effects.ndim == 4 else ("layer", "query")
+        axes = {name: np.arange(n) for name, n in zip(names, effects.shape, strict=False)}
+        labels = {"quantity": "place", "component": part.component, "direction": direction}
+        return [self._rows(effects, axes | {"prompt": self._prompts}, method="exact", **labels)]
+
     def scores_UR(self) -> np.ndarray:
         """Mean importance of component edges of the ungrouped model, 0 where there is none.
 
@@ -265,8 +281,8 @@ class Measurement:
         shown = min(self._config.shown, len(self._prompts) - 1)
         example, arrays = self._task.examples[shown], self._task.arrays
         ids = arrays.clean_BT[shown][arrays.valid_BT[shown]].tolist()
-        pattern = patching.activations(self._model, self._batch, self._batch.clean_BT)
-        weights_LNTS = np.asarray(pattern.pattern_LBNTS, np.float64)[:, shown]
+        pattern_LBNTS = self._recorded().clean.pattern_LBNTS
+        weights_LNTS = np.asarray(pattern_LBNTS[:, shown], np.float64)
         T = len(ids)
         heads_needed, heads = self._first("heads", shown, MOST_HEADS)
         edges_needed, edges = self._first("token_edges", shown, MOST_EDGES)
@@ -319,6 +335,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Measurement, Part], list[pa.Table]]] = {
     "metrics": Measurement._metrics,
     "effects": Measurement._effects,
     "curve": Measurement._curve,
+    "place": Measurement._places,
 }
 
 

@@ -19,6 +19,7 @@ from sparse_jax.studies.circuits import paper, report_figures, report_text
 from sparse_jax.studies.circuits.kinds import KINDS
 from sparse_jax.studies.circuits.report_curves import curves
 from sparse_jax.studies.circuits.report_lead import lead, ratio_cell
+from sparse_jax.studies.circuits.report_places import places
 from sparse_jax.studies.circuits.report_text import (
     COMPONENT,
     SCOPE,
@@ -94,6 +95,7 @@ def all_sections(
         sizes(summary),
         areas(summary),
         agreement(summary),
+        *([places(summary, drawn)] if summary.config.patch else []),
         *([transfers(summary)] if summary.transfers else []),
         *([patterns(summary, drawn, own)] if "heads" in components else []),
         *([edges(summary, drawn, own)] if "token_edges" in components else []),

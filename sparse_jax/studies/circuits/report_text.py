@@ -5,10 +5,23 @@ from collections.abc import Iterator, Sequence
 from lm_jax.report.markup import number
 from lm_jax.report.tables import interval_text
 from lm_jax.statistics import Interval
-from sparse_jax.studies.circuits.results import CircuitSummary, CurveResult, Ratio, TaskResult
+from sparse_jax.studies.circuits.results import (
+    CircuitSummary,
+    CurveResult,
+    PlaceEffect,
+    Ratio,
+    TaskResult,
+)
 from sparse_jax.studies.circuits.settings import COMPONENTS
 
 COMPONENT = {name: name.replace("_", " ") for name in COMPONENTS}
+# What is patched by layer and position, by its name in `place_patching.PLACES`.
+PLACE = {
+    "resid_pre": "residual stream",
+    "attn_out": "attention output",
+    "mlp_out": "MLP output",
+    "head_out": "head output",
+}
 SCOPE = {"prompt": "per prompt", "task": "per task"}
 
 
@@ -47,6 +60,29 @@ def answer(summary: CircuitSummary, result: TaskResult) -> str | None:
         )
         text += f" Then {next_ones}."
     return text
+
+
+def place_name(effect: PlaceEffect) -> str:
+    """Where an effect of a place is, without its position: layer 5, or L5H1 of a head."""
+    if effect.head is None:
+        return f"layer {effect.layer}"
+    return f"L{effect.layer}H{effect.head}"
+
+
+def place_sentences(result: TaskResult) -> Iterator[str]:
+    """For each place that was patched, where its effect is largest."""
+    for own in result.places:
+        first, *others = own.strongest
+        text = (
+            f"{result.task}, {PLACE[own.place]} of {result.model} patched by layer and position "
+            f"({own.direction}): largest at {place_name(first)}, position {first.position} "
+            f"({interval_text(first.effect, '+.2f')}, n = {first.effect.n})"
+        )
+        then = ", ".join(
+            f"{place_name(each)} at {each.position} {number(each.effect.estimate, '+.2f')}"
+            for each in others
+        )
+        yield f"{text}{'; then ' + then if then else ''}."
 
 
 def left_out(summary: CircuitSummary) -> list[str]:
@@ -128,6 +164,8 @@ def _task_findings(summary: CircuitSummary, task: str) -> Iterator[str]:
     results = [each for each in summary.results if each.task == task]
     n = prompt_count(summary, task)
     yield from filter(None, (answer(summary, each) for each in results))
+    for each in results:
+        yield from place_sentences(each)
     yield from unsolved(summary, task)
     for component in config.components:
         ablation = config.ablations_of(component)[0]

@@ -158,6 +158,41 @@ class HeadEffect:
 
 
 @dataclasses.dataclass(frozen=True)
+class PlaceEffect:
+    """What one place carries of a task at one position, by exact patching.
+
+    Attributes:
+      layer: layer.
+      head: the head of `head_out`; null for other places.
+      position: position, from that of the first token.
+      effect: mean change of the metric with the value of the other prompt there.
+    """
+
+    layer: Count
+    head: Count | None
+    position: Count
+    effect: Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class PlaceEffects:
+    """Exact patching of one kind of place, position by position.
+
+    Attributes:
+      place: name in `sparse_jax.circuits.place_patching.PLACES`.
+      direction: noising or denoising.
+      mean: mean effect over prompts by layer and position; of `head_out`, where there is one such
+        table for each head, that of the head of largest absolute mean effect.
+      strongest: the largest mean effects, the largest first.
+    """
+
+    place: str
+    direction: str
+    mean: tuple[tuple[Real, ...], ...]
+    strongest: tuple[PlaceEffect, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class TaskResult:
     """One model on one task.
 
@@ -171,6 +206,7 @@ class TaskResult:
       open: mean number of components of a prompt that carry any weight, by kind.
       heads: the heads of largest mean effect, the largest first; none where heads were not patched,
         or by a version that did not keep them.
+      places: what was patched by layer and position (`config.patch`).
     """
 
     task: str
@@ -185,6 +221,7 @@ class TaskResult:
     agreements: tuple[Agreement, ...]
     curves: tuple[CurveResult, ...]
     heads: tuple[HeadEffect, ...] = ()
+    places: tuple[PlaceEffects, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

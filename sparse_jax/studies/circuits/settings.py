@@ -8,17 +8,25 @@ from typing import Annotated, ClassVar, Literal, get_args
 from lm_jax.assets import published
 from lm_jax.errors import nearest
 from lm_jax.report import slug
+from lm_jax.run.config import LATER
 from lm_jax.run.settings import READS_MODEL, Flag, Reads, Shortcut, at_least, between, names
 from lm_jax.study import Settings
 from sparse_jax.circuits.ablation import EDGE_ABLATIONS, Ablation
 from sparse_jax.circuits.generators import GENERATORS, REPHRASED
 from sparse_jax.circuits.metrics import METRICS
 from sparse_jax.circuits.patching import EdgePart
+from sparse_jax.circuits.place_patching import PLACES
 from sparse_jax.circuits.rules import RULES
 from sparse_jax.studies.pair.folders import model_folders, text_files
 
 COMPONENTS = ("heads", "token_edges", "component_edges")
 ROLES = ("dense", "control", "sparse")
+_OF_PLACES = names(PLACES)
+SOME_PLACES = dataclasses.replace(
+    _OF_PLACES,
+    phrase=f"none or more different names out of {', '.join(PLACES)}",
+    holds=lambda values: values == () or _OF_PLACES.holds(values),
+)
 
 
 def _read_pair(folder: str) -> dict[str, str | tuple[str, ...]]:
@@ -52,6 +60,9 @@ class CircuitConfig(Settings):
         component_edges.
       ablations: what replaces components outside the circuit; the first one is used for the
         figures, for circuits on other prompts and for the comparison with the paper.
+      patch: places that are also patched exactly, position by position in each layer: resid_pre,
+        the residual stream that enters it; attn_out and mlp_out, what its attention and its MLP
+        add; head_out, the output of each of its heads.
       direction: direction of the patches whose effects rank the components, noising or denoising.
       edge_part: part of a token edge that is patched to rank it: its value contribution, "value",
         or its softmax weight, "weight". Ablations are of value contributions.
@@ -90,6 +101,9 @@ class CircuitConfig(Settings):
     seed: Annotated[int, at_least(0)] = 0
     components: Annotated[tuple[str, ...], names(COMPONENTS)] = ("heads", "token_edges")
     ablations: Annotated[tuple[str, ...], names(get_args(Ablation))] = ("counterfactual",)
+    patch: Annotated[tuple[str, ...], Flag(), SOME_PLACES] = dataclasses.field(
+        default=(), metadata=LATER
+    )
     direction: Literal["noising", "denoising"] = "noising"
     edge_part: EdgePart = "value"
     rules: str = "gim"

@@ -11,7 +11,7 @@ import pytest
 from iaj_kernels.rounding import error_bound
 from iaj_kernels.rounding.error_model import Arithmetic
 import lm_jax
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model import layers
 from lm_jax.model.linen import Decoder
 from tests import rounding, tiny
@@ -157,6 +157,41 @@ def test_logits_at_picks_the_rows_that_all_logits_hold():
     some = tiny.forward(params, tokens(), cfg=cfg, logits_at=at_BQ).logits
     picked = (np.take_along_axis(x, at_BQ[..., None], 1) for x in wanted("gemma"))
     rounding.assert_within(some, rounding.Expected(*picked))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma"])
+def test_layers_from_one_on_go_on_from_what_enters_it(name):
+    """One program for every first layer; from behind the last, only the last norm is left."""
+    cfg, params = CONFIGS[name], model(CONFIGS[name])
+    record = {"resid_pre": lm_jax.keep, "final_input": lm_jax.keep}
+    records = lm_jax.forward(params, tokens(), cfg, record=record).records
+    stream_LBTD = jnp.concatenate([records["resid_pre"], records["final_input"][None]])
+
+    @jax.jit
+    def from_layer(first):
+        entering = lm_jax.Replace(stream_LBTD[first], jnp.ones((1, 1, 1), bool))
+        edits = {"embed": entering}
+        return lm_jax.forward(params, tokens(), cfg, edits=edits, first_layer=first).logits
+
+    for first in range(cfg.num_layers + 1):
+        rounding.assert_within(from_layer(first), wanted(name), f"from layer {first}")
+    assert from_layer._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("llama", {"record": {"attn.z": lm_jax.keep}}, "attn.z of layers that are not run"),
+        ("llama", {"cache": True}, "a cache needs every layer"),
+        ("gemma4", {}, "this model's layers differ in shape"),
+    ],
+)
+def test_a_first_layer_that_cannot_be_is_refused(name, options, message):
+    cfg = CONFIGS[name]
+    if "cache" in options:
+        options = {"cache": lm_jax.init_cache(cfg, B, T)}
+    with pytest.raises(UsageError, match=message):
+        lm_jax.forward(model(cfg), tokens(), cfg, first_layer=1, **options)
 
 
 def test_window_of_the_whole_past_is_no_window():

@@ -157,10 +157,13 @@ def test_one_planted_head_explains_everything(model, batch):
     planted = dataclasses.replace(model, params=params)
 
     whole, _ = ends(planted, batch)
+    wanted = oracle.expected(lambda m: patching.head_effects(m, batch), planted)
     effects = np.asarray(patching.head_effects(planted, batch))
+    rounding.assert_within(effects, wanted)
     others = np.ones(effects.shape[:2], bool)
     others[1, 2] = False
-    assert (effects[others] == 0).all() and np.abs(effects[1, 2]).min() > 1e-3
+    assert np.abs(effects[1, 2]).min() > 1e-3
+    assert np.abs(wanted.values[others]).max() <= oracle.in_float64(wanted.bounds.max())
 
     importance = np.abs(effects).swapaxes(1, 2)
     for whole_task in (False, True):

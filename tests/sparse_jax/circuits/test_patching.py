@@ -154,21 +154,59 @@ def test_head_effects_are_those_of_patching_one_by_one(batch, bias, direction):
     assert np.ptp(result) > 0.1 and (np.abs(result) > 10 * wanted.bounds).mean() > 0.5
 
 
-def test_stacks_of_layers_give_the_same_effects(batch):
-    """With windows and gates that differ by layer, so that a stack must take those of its own."""
+def layered_model():
+    """With windows and gates that differ by layer, so that a run must take those of its layers."""
     model = circuit_model("gemma", num_layers=4, windows=(4, None, 2, None))
     bias_LN = np.linspace(-0.5, 2.0, 16, dtype=np.float32).reshape(4, 4)
     gates = dataclasses.replace(constant_gates(model.cfg, 0.0), bias_LN=bias_LN)
-    model = dataclasses.replace(model, gates=gates)
-    wanted = oracle.expected(lambda m: patching.head_effects(m, batch, stacks=1), model)
-    whole = np.asarray(patching.head_effects(model, batch, stacks=1))
-    cut = np.asarray(patching.head_effects(model, batch, stacks=3, at_once=3))
-    rounding.assert_within(whole, wanted)
-    rounding.assert_within(cut, wanted, "3 stacks")
-    # In every layer of every stack.
-    assert (np.abs(whole) > 10 * wanted.bounds).any((1, 2)).all()
-    with pytest.raises(UsageError, match="stacks = 5 must be from 1 to the 4 layers"):
-        patching.head_effects(model, batch, stacks=5)
+    return dataclasses.replace(model, gates=gates)
+
+
+def whole_passes(model, batch, direction, site, patch_of):
+    """The metric of runs through all layers, with `patch_of(values of the other run, index)`."""
+    here, there = sides(batch, direction)
+    other = measure(model, batch, there, record={site: lm_jax.keep})[1][site]
+
+    def patched(index):
+        return measure(model, batch, here, edits={site: patch_of(other, index)})[0]
+
+    return patched, measure(model, batch, here)[0]
+
+
+def all_heads_by_whole_passes(model, batch, direction):
+    """The definition of `head_effects`, every run from the first layer on."""
+    L, N = model.cfg.num_layers, model.cfg.num_heads
+
+    def patch(other, index):
+        mask_LN = jnp.arange(L * N).reshape(L, N) == index
+        return lm_jax.Replace(other, mask_LN[:, None, None, :, None])
+
+    patched, before = whole_passes(model, batch, direction, "attn.z", patch)
+    return (jax.lax.map(patched, jnp.arange(L * N)) - before[None]).reshape(L, N, -1)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_runs_from_the_patched_layer_give_what_whole_passes_give(batch, direction):
+    model = layered_model()
+    wanted = oracle.expected(lambda m: all_heads_by_whole_passes(m, batch, direction), model)
+    # Calls within a layer, across layers, of all heads at once, and of one head each.
+    for at_once in (3, 16, 1):
+        effects = patching.head_effects(model, batch, direction=direction, at_once=at_once)
+        result = np.asarray(effects)
+        rounding.assert_within(result, wanted, f"{at_once} at once")
+    # In every layer.
+    assert (np.abs(result) > 10 * wanted.bounds).any((1, 2)).all()
+
+
+def test_a_patch_of_equal_prompts_changes_exactly_nothing(dense, batch):
+    """Though a run that takes up at its layer is rounded unlike the one from the first layer on."""
+    same = dataclasses.replace(batch, corrupt_BT=batch.clean_BT.at[1:].set(batch.corrupt_BT[1:]))
+    for effects in (
+        patching.head_effects(dense, same),
+        patching.edge_effects(dense, same, EDGES).reshape(2, 2, -1),
+    ):
+        effects = np.asarray(effects)
+        assert (effects[..., 0] == 0).all() and (effects[..., 1:] != 0).any()
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

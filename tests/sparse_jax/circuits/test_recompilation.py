@@ -20,8 +20,7 @@ EDGES = np.array([(0, 0, 5, 2), (0, 3, 7, 7), (1, 1, 12, 4), (1, 2, 3, 0)])
 
 
 def head_sweep(model, batch, second):
-    """In two stacks of layers, each of which is a program."""
-    return patching.head_effects(model, batch, direction=DIRECTIONS[second], stacks=2, at_once=3)
+    return patching.head_effects(model, batch, direction=DIRECTIONS[second], at_once=3)
 
 
 def edge_sweep(model, batch, second):

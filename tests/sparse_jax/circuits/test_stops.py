@@ -41,12 +41,12 @@ def component_effects(model, batch):
     return components.component_effects(model, batch, edges, at_once=2)
 
 
-# Each with its calls: 8 heads in stacks of one layer, 4 and 6 edges, and the run without a patch;
-# 5 sizes and the empty circuit; MIB's 10 shares and the empty circuit; the steps of a path.
+# Each with its calls: 8 heads, 4 and 6 edges; 5 sizes and the empty circuit; MIB's 10 shares and
+# the empty circuit; the steps of a path.
 LOOPS = {
-    "heads": (lambda *of: patching.head_effects(*of, stacks=2, at_once=2), 6),
-    "token edges": (lambda *of: patching.edge_effects(*of, EDGES, at_once=2), 3),
-    "component edges": (component_effects, 4),
+    "heads": (lambda *of: patching.head_effects(*of, at_once=2), 4),
+    "token edges": (lambda *of: patching.edge_effects(*of, EDGES, at_once=2), 2),
+    "component edges": (component_effects, 3),
     "path": (lambda *of: components.component_attributions(*of, steps=4), 4),
     "circuits of heads": (head_curve, 3),
     "circuits of token edges": (edge_curve, 3),

@@ -195,7 +195,7 @@ def test_no_circuit_of_another_wording_has_a_head_without_an_open_edge_first(mon
     source_LN[[0, 1, 1, 0], [1, 0, 2, 3]] = 3.0, -2.0, -1.0, 0.5
     kept = []
 
-    def circuits(model, batch, ranks_LBN, ablation, *, sizes, key, at_once):
+    def circuits(model, batch, ranks_LBN, ablation, *, sizes, key, at_once, recorded):
         assert ablation == CircuitConfig().ablations[0]
         by_prompt = ranks_LBN.swapaxes(0, 1)
         kept.append([np.argwhere(ranks_LN < sizes[0]) for ranks_LN in by_prompt])

@@ -1,0 +1,82 @@
+"""Places patched by layer and position, by command: rows, summary, page, refusals."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from lm_jax.errors import UsageError
+from lm_jax.study import frame
+from sparse_jax.studies.circuits import STUDY, report
+from sparse_jax.studies.circuits.report_text import PLACE
+from sparse_jax.studies.circuits.settings import PLACES, CircuitConfig
+from tests.sparse_jax.circuits.small_study import HEADS, LAYERS, SMALL, save_models
+
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A study of a model in which only head 1.2 writes to the residual stream."""
+    models = save_models(tmp_path_factory.mktemp("models"))
+    config = STUDY.settings(
+        **SMALL,
+        dense=str(models / "planted"),
+        rephrased="",
+        tasks=(str(models / "mine.jsonl"),),
+        components=("heads",),
+        patch=tuple(PLACES),
+    )
+    folder = tmp_path_factory.mktemp("study")
+    frame.execute(STUDY, config, folder)
+    return folder, frame.load_summary(STUDY, folder)
+
+
+def test_every_place_has_rows_and_a_table_of_means(done):
+    folder, summary = done
+    (result,) = summary.results
+    assert [each.place for each in result.places] == list(PLACES)
+    rows = pq.read_table(folder / "rows.parquet").to_pylist()
+    for own in result.places:
+        mean = np.asarray(own.mean)
+        found = {}
+        for row in rows:
+            if row["quantity"] == "place" and row["component"] == own.place:
+                found.setdefault((row["layer"], row["head"], row["query"]), []).append(row["value"])
+        heads = {head for _, head, _ in found}
+        assert heads == (set(range(HEADS)) if own.place == "head_out" else {None})
+        assert mean.shape[0] == LAYERS and len(found) == mean.size * len(heads)
+        means = {place: np.mean(values) for place, values in found.items()}
+        first = own.strongest[0]
+        largest = max(means.values(), key=abs)
+        assert means[first.layer, first.head, first.position] == largest == first.effect.estimate
+        assert mean[first.layer, first.position] == largest
+
+
+def test_only_the_head_that_writes_carries_anything(done):
+    _, summary = done
+    by_place = {each.place: each for each in summary.results[0].places}
+    heads = by_place["head_out"]
+    carrying = [each for each in heads.strongest if abs(each.effect.estimate) > 1e-3]
+    assert carrying and {(each.layer, each.head) for each in carrying} == {(1, 2)}
+    # It is all that attention writes: the same effects as those of its layer's attention.
+    np.testing.assert_allclose(heads.mean[1], by_place["attn_out"].mean[1], atol=1e-4)
+    assert np.abs(by_place["attn_out"].mean[0]).max() == 0
+
+
+def test_the_page_and_the_terminal_say_where_each_place_is_strongest(done):
+    folder, summary = done
+    built = report.build(summary.config, summary, folder)
+    # Lines are wrapped.
+    text = " ".join(" ".join(built.lines).split())
+    for place in summary.results[0].places:
+        first = place.strongest[0]
+        assert PLACE[place.place] in text and f"position {first.position}" in text
+    titles = [each.title for each in built.sections()]
+    assert "What is carried where?" in titles
+
+
+def test_a_place_that_is_none_is_refused():
+    with pytest.raises(UsageError, match=r"--patch=.*none or more different names.*'resid_pre'"):
+        CircuitConfig(patch=("resid",))
+    assert CircuitConfig(patch=()).patch == ()
