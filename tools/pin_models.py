@@ -49,6 +49,12 @@ HELD: dict[str, tuple[str, str, str, str]] = {
         "another such pair, of windows of 128 tokens",
         _TOKENIZERS,
     ),
+    "stories15m_sparse": (
+        "models/stories15m_sparse",
+        "",
+        "a sparse stories15m: adapters and gates over the model of `iaj fetch stories15m`",
+        "Apache-2.0; over weights under MIT (model by Andrej Karpathy)",
+    ),
     "protot_small": (
         "models/protot_small",
         "",
