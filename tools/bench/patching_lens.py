@@ -36,7 +36,7 @@ from tools.bench import front
 
 # Of mean logit differences in float32, over two orders of summation in thirty layers.
 TOLERANCE = 1e-3
-WORKER = Path(__file__).with_name("lens_worker.py")
+WORKER = Path(__file__).parent / "workers" / "lens.py"
 
 
 def settings(cfg: DecoderConfig) -> dict[str, Any]:

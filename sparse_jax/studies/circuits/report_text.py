@@ -70,7 +70,7 @@ def place_name(effect: PlaceEffect) -> str:
 
 
 def place_sentences(result: TaskResult) -> Iterator[str]:
-    """For each place that was patched, where its effect is largest."""
+    """Sentences on where the effect of each patched place is largest."""
     for own in result.places:
         first, *others = own.strongest
         text = (

@@ -1,6 +1,6 @@
 """Head patching of TransformerLens in an environment of its own: `patching_lens` starts it.
 
-    python lens_worker.py FOLDER      with the interpreter of that environment
+    python lens.py FOLDER      with the interpreter of that environment
 
 FOLDER holds `model.npz`, the weights by the names of TransformerLens, `prompts.npz` and
 `settings.json`, the fields of `HookedTransformerConfig`. It writes a line of JSON with the versions
