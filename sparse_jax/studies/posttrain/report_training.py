@@ -10,6 +10,7 @@ from lm_jax import report
 from lm_jax.report import Section, Series, section
 from lm_jax.report.markup import number
 from lm_jax.report.page import Part
+from sparse_jax.studies.posttrain.beginning import allowances
 from sparse_jax.studies.posttrain.report_text import control_text
 from sparse_jax.studies.posttrain.results import PosttrainSummary, RunResult, TextPatterns
 from sparse_jax.studies.posttrain.settings import PosttrainConfig
@@ -61,12 +62,17 @@ def training(config: PosttrainConfig, run: Run, summary: PosttrainSummary) -> Se
     h_lines = [(target, "bound"), (dense, "dense")]
     caption = "Loss, with its bound and the dense model's."
     over: list[Part] = []
+    relaxed = []
+    if config.relaxed:
+        bound = target + np.array(allowances(config))
+        relaxed.append(Series("bound in training", step, _thin(bound)))
     if config.constraint == "divergence":
         h_lines = [(dense, "dense")]
         caption = "Loss, with the dense model's."
         divergences = [
             Series("training", step, _thin(steps["divergence"])),
             Series("held out", *run.evaluated("validation/divergence")),
+            *relaxed,
         ]
         over.append(
             curves(
@@ -76,6 +82,8 @@ def training(config: PosttrainConfig, run: Run, summary: PosttrainSummary) -> Se
                 h_lines=[(target, "bound")],
             )
         )
+    else:
+        losses += relaxed
     if run.moving:
         moving = _thin(run.moving)
         losses.append(Series("bound in training", step, moving))

@@ -120,6 +120,18 @@ def test_the_page_and_the_terminal_say_what_was_bounded(whole, config):
     assert "| bound of the divergence | 0.04 |" in card and "target loss" not in card
 
 
+def test_the_page_draws_a_relaxed_bound(whole, config):
+    summary, frozen = frame.load_summary(STUDY, whole), from_plain(config, PosttrainConfig)
+    (shown,) = report.read_runs(frozen, summary, whole)
+
+    def drawn(settings):
+        part = report.training(settings, shown, summary)
+        return page("Run", [part], provenance={}, lead=[])
+
+    assert "bound in training" not in drawn(frozen)
+    assert "bound in training" in drawn(dataclasses.replace(frozen, relaxed=0.05))
+
+
 def test_the_page_counts_updates_on_the_floor(whole, config):
     summary, frozen = frame.load_summary(STUDY, whole), from_plain(config, PosttrainConfig)
     result = dataclasses.replace(result_of(whole), at_floor=70, steps=80)
