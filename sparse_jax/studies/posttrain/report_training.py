@@ -62,9 +62,9 @@ def training(config: PosttrainConfig, run: Run, summary: PosttrainSummary) -> Se
     h_lines = [(target, "bound"), (dense, "dense")]
     caption = "Loss, with its bound and the dense model's."
     over: list[Part] = []
-    relaxed = []
+    relaxed: list[Series] = []
     if config.relaxed:
-        bound = target + np.array(allowances(config))
+        bound = [target + each for each in allowances(config)]
         relaxed.append(Series("bound in training", step, _thin(bound)))
     if config.constraint == "divergence":
         h_lines = [(dense, "dense")]
