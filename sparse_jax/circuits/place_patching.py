@@ -71,7 +71,7 @@ def place_effects(
     B, T = run_BT.shape
     L, N = model.cfg.num_layers, model.cfg.num_heads if place == "head_out" else 1
     differ_T = (np.asarray(batch.clean_BT) != np.asarray(batch.corrupt_BT)).any(0)
-    positions = np.arange(np.argmax(differ_T), int(np.max(batch.at_B2[:, 0])) + 1)
+    positions = np.arange(np.argmax(differ_T), int(np.max(batch.read_BQ)) + 1)
     effects = np.zeros((L, N, T, B), np.float32)
     if differ_T.any() and len(positions):
         values = _run_and_values(model, batch, run_BT, other_BT, place)

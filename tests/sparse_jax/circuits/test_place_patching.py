@@ -88,6 +88,18 @@ def test_the_stream_that_enters_the_first_layer_is_the_token(batch):
     assert (rest == 0).all() and (effects[1] != 0).any()
 
 
+def test_pairs_may_differ_at_different_positions(batch):
+    """And the first position of any of them is patched."""
+    model = circuit_model()
+    rows = np.arange(len(batch.clean_BT))
+    at = np.where(rows == 0, 2, 3)
+    changed = (batch.clean_BT[rows, at] + 1) % model.cfg.vocab_size
+    other = dataclasses.replace(batch, corrupt_BT=batch.clean_BT.at[rows, at].set(changed))
+    effects = place_effects(model, other, "resid_pre")
+    assert (effects[0, at, rows] != 0).all()
+    assert (effects[0, 3, 0], effects[0, 2, 1]) == (0, 0)
+
+
 def test_one_program_serves_all_layers_and_positions(batch):
     model = circuit_model()
     place_effects(model, batch, "mlp_out", at_once=3)
