@@ -19,8 +19,10 @@ from lm_jax.run.files import read_json
 from lm_jax.run.workdir import open_workdir
 from lm_jax.study import frame
 from lm_jax.weights.load import load_pretrained
+from lm_jax.weights.peft_settings import is_peft
 import protot_jax
 from protot_jax.studies.pretraining import STUDY as PRETRAINING
+from sparse_jax.gates.model import SPARSE, read_note
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "studies"
@@ -103,6 +105,9 @@ def test_trained_models_of_the_repository_are_read():
         if name.startswith("pair"):
             assert frame.load_summary(STUDIES["sparse pair"], place).variants
             assert load_pretrained(place / "dense" / "model").sha256
+        elif (place / SPARSE).is_file():
+            # Its base is not in the repository.
+            assert read_note(place)["numbers"] and is_peft(place)
         else:
             config = from_plain(read_json(place / "config.json"), PRETRAINING.config)
             assert frame.load_summary(PRETRAINING, place).seeds

@@ -33,6 +33,7 @@ NOT_MEASURED = {
     "lm_jax/model/precision.py": "exact_jit itself",
     "lm_jax/model/decode.py": "generates text",
     "lm_jax/weights/fill.py": "places weights; no product",
+    "lm_jax/weights/adapted.py": "merges adapters, by a product of explicit precision",
     "lm_jax/train/state.py": "initialises",
     "lm_jax/train/step.py": "the training step",
     "lm_jax/train/throughput.py": "times the products of training",
@@ -105,7 +106,9 @@ def test_an_audit_measures_exactly(fused):
 
 def test_a_circuit_and_a_graph_are_measured_exactly():
     model, batch = circuit_model(), prompts()
-    assert all(float32_products(patching.activations.lower(model, batch, batch.clean_BT)))
+    assert all(
+        float32_products(patching.metric_and_activations.lower(model, batch, batch.clean_BT))
+    )
     blocks, transcoder = small_graphs.small_model("llama"), small_graphs.small_transcoder()
     tokens_T = jnp.asarray(small_graphs.small_tokens(), jnp.int32)
     assert all(float32_products(graph_steps._record.lower(blocks, transcoder, tokens_T)))

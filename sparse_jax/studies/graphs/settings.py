@@ -6,6 +6,7 @@ import math
 from typing import Annotated
 
 from lm_jax.errors import UsageError
+from lm_jax.run.config import LATER
 from lm_jax.run.settings import READS_FILE, READS_MODEL, Bound, Flag, Reads, at_least, between
 from lm_jax.study import Settings
 from lm_jax.text.preparation import CorpusConfig
@@ -90,7 +91,9 @@ class GraphConfig(Settings):
     prompts: Annotated[tuple[str, ...], Flag("prompt", repeated=True)] = ()
     prompt_file: Annotated[str, Flag("prompts"), _READS_PROMPTS] = ""
     targets: Annotated[tuple[str, ...], Flag("target", repeated=True)] = ()
-    against: Annotated[tuple[str, ...], Flag(repeated=True)] = ()
+    against: Annotated[tuple[str, ...], Flag(repeated=True)] = dataclasses.field(
+        default=(), metadata=LATER
+    )
     max_features: Annotated[int, at_least(0)] = 0
     node_threshold: Annotated[float, _THRESHOLD] = 0.8
     edge_threshold: Annotated[float, _THRESHOLD, Flag()] = 0.95
