@@ -140,9 +140,10 @@ def test_a_shipped_model_is_the_same_in_torch(name):
     ids = sparse_jax.load(name).base.tokenizer.encode(TEXT)[:LONG]
     assert len(ids) == LONG
     tokens_BT = np.array([ids, ids[::-1]])
-    assert_parity(
-        published.resolve_model(name), tokens_BT, np.arange(LONG) < np.array([[LONG], [SHORT]])
-    )
+    valid_BT = np.arange(LONG) < np.array([[LONG], [SHORT]])
+    # Its q.k are tens without their scale, so that some gates are within their roundings.
+    doubtful = name == "stories15m_sparse"
+    assert_parity(published.resolve_model(name), tokens_BT, valid_BT, doubtful=doubtful)
 
 
 @pytest.mark.parametrize(("case", "kind"), FAMILIES)
