@@ -153,8 +153,8 @@ def fingerprint(
         config, labels="", dense_labels="", sparse_labels="", judge="null"
     )
     plain = to_plain(unlabelled)
-    # The prompts' digest has it, and earlier folders have no such field.
-    del plain["against"]
+    # The prompts' digest has it.
+    plain.pop("against", None)
     return config_hash(
         {
             "format": _FORMAT,
