@@ -44,7 +44,6 @@ def test_its_identity_is_of_base_and_adapters_and_known_before_they_are_read(fol
     opened, loaded = open_pretrained(folder), lm_jax.load_pretrained(folder)
     assert opened.identity == loaded.identity
     assert loaded.identity.weights != lm_jax.load_pretrained(BASE).identity.weights
-    write(tmp_path / "other", "llama_gqa", base_model_name_or_path=str(BASE), lora_alpha=12)
     base = lm_jax.load_pretrained(BASE)
     adapters, settings = load_peft(folder, base)
     changed = jax.tree.map(lambda x: 2 * x, adapters)
