@@ -39,9 +39,9 @@ def identify(
 
 
 def weights_digest(files: Iterable[Path]) -> str:
-    """Digest over weight files, in order of their names."""
+    """Digest over weight files, in order of their names; their folders do not count."""
     total = hashlib.sha256()
-    for path in sorted(files):
+    for path in sorted(files, key=lambda file: file.name):
         with path.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()

@@ -44,6 +44,23 @@ class Settings:
         """What multiplies B A where no pattern says otherwise: alpha / r, of rsLoRA / sqrt(r)."""
         return self._strength(self.r, self.lora_alpha)
 
+    def of_update(self) -> "Settings":
+        """What is equal for equal updates: neither base nor beginning, and lists in one order."""
+        ordered = {
+            name: sorted(value)
+            for name in ("target_modules", "exclude_modules", "layers_to_transform")
+            if isinstance(value := getattr(self, name), list)
+        }
+        return dataclasses.replace(
+            self,
+            base_model_name_or_path=None,
+            revision=None,
+            init_lora_weights=True,
+            rank_pattern=self.rank_pattern or None,
+            alpha_pattern=self.alpha_pattern or None,
+            **ordered,
+        )
+
     def _strength(self, rank: int, alpha: float) -> float:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 

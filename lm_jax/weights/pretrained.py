@@ -18,13 +18,15 @@ from lm_jax.model.sites import Reducer
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.identity import identify, weights_digest
+from lm_jax.weights.peft_settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
     """A loaded model; `tokenizer` is None where the folder has none, `files` hold the weights.
 
-    `revision` is the commit of a snapshot of the Hugging Face hub, None for any other source.
+    `revision` is the commit of a snapshot of the Hugging Face hub, None for any other source;
+    `adapters` are the settings of what was merged into the weights.
     """
 
     cfg: DecoderConfig
@@ -32,6 +34,7 @@ class Pretrained:
     tokenizer: Tokenizer | None
     files: tuple[Path, ...]
     revision: str | None = None
+    adapters: tuple[Settings, ...] = ()
 
     def __repr__(self) -> str:
         """Family and sizes, without the weights."""
@@ -73,15 +76,15 @@ class Pretrained:
     @functools.cached_property
     def identity(self) -> ModelIdentity:
         """Digests of weights, configuration, tokenizer and chat template; what a result is of."""
-        return identify(self.cfg, self.tokenizer, self.sha256)
+        return identify(self.cfg, self.tokenizer, self.sha256, *self.adapters)
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenedModel:
     """A model whose config and tokenizer are read and whose weights are not; `files` hold those.
 
-    `read_params` takes the dtype and mesh of `load` and reads the parameters; `revision` is as of
-    `Pretrained`.
+    `read_params` takes the dtype and mesh of `load` and reads the parameters; `revision` and
+    `adapters` are as of `Pretrained`.
     """
 
     cfg: DecoderConfig
@@ -89,6 +92,7 @@ class OpenedModel:
     files: tuple[Path, ...]
     read_params: Callable[..., dict[str, Any]]
     revision: str | None = None
+    adapters: tuple[Settings, ...] = ()
 
     def load(
         self, *, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None
@@ -99,9 +103,10 @@ class OpenedModel:
                 f"dtype = {jnp.dtype(dtype)} is not supported; give float32 or bfloat16"
             )
         params = self.read_params(dtype=dtype, mesh=mesh)
-        return Pretrained(self.cfg, params, self.tokenizer, self.files, self.revision)
+        rest = self.tokenizer, self.files, self.revision, self.adapters
+        return Pretrained(self.cfg, params, *rest)
 
     @functools.cached_property
     def identity(self) -> ModelIdentity:
         """The identity of `Pretrained`, from the files of the weights; no array is made."""
-        return identify(self.cfg, self.tokenizer, weights_digest(self.files))
+        return identify(self.cfg, self.tokenizer, weights_digest(self.files), *self.adapters)

@@ -342,7 +342,8 @@ def open_identity(folder: str | Path) -> ModelIdentity:
 
 def _identity(base: Pretrained | OpenedModel, gates: Gates) -> ModelIdentity:
     settings = [gates.bias_LN.tolist(), gates.raw_gate, gates.renormalise]
-    return dataclasses.replace(base.identity, config=config_digest(base.cfg, settings))
+    config = config_digest(base.cfg, *base.adapters, settings)
+    return dataclasses.replace(base.identity, config=config)
 
 
 def _gates(note: Mapping[str, Any]) -> Gates:

@@ -1,6 +1,7 @@
 """A folder of PEFT as a model: its base with the adapters merged in."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,32 @@ def test_its_identity_is_of_base_and_adapters_and_known_before_they_are_read(fol
     changed = jax.tree.map(lambda x: 2 * x, adapters)
     save_peft(tmp_path / "changed", base, changed, settings, name=str(BASE))
     assert open_pretrained(tmp_path / "changed").identity != opened.identity
+
+
+def rewrite(folder, **changed):
+    file = folder / peft_settings.CONFIG
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+
+
+def test_its_identity_is_of_the_settings_that_decide_the_update(folder):
+    first = open_pretrained(folder).identity
+    modules = json.loads((folder / peft_settings.CONFIG).read_text())["target_modules"]
+    rewrite(folder, target_modules=modules[::-1], alpha_pattern={}, task_type=None)
+    assert open_pretrained(folder).identity == first
+    rewrite(folder, lora_alpha=33.0)
+    opened, loaded = open_pretrained(folder), lm_jax.load_pretrained(folder)
+    assert opened.identity == loaded.identity != first
+    assert opened.identity.weights == first.weights
+
+
+def test_its_identity_does_not_tell_where_base_and_adapters_lie(tmp_path):
+    identities = set()
+    for name in ("before_it", "after_it"):
+        base = tmp_path / "base" if name == "after_it" else tmp_path / "z_base"
+        shutil.copytree(BASE, base)
+        write(tmp_path / name, "llama_gqa", base_model_name_or_path=str(base))
+        identities.add(open_pretrained(tmp_path / name).identity.text)
+    assert len(identities) == 1
 
 
 def test_a_base_that_is_not_here_is_named(folder):
