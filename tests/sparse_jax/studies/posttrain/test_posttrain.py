@@ -345,6 +345,8 @@ def test_the_smoke_mode_runs_on_its_family_in_the_shape_of_its_recipe(name, text
     if recipe.slack_over == "control":
         control = folder.parent / CONTROL / export.RESULT
         over = read_json(control)["loss"]["estimate"]
+    if recipe.constraint == "divergence":
+        over = 0.0
     wanted = [bound + 15.0 for bound in recipe.targets] or [over + recipe.slacks[0]]
     assert result["target"] == wanted[0]
     # Evaluated by two programs, in bfloat16 at the coarsest: one unit roundoff of the loss.
