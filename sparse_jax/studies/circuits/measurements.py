@@ -4,7 +4,8 @@ A row holds one `value`; its other columns say of what:
 
     quantity    metric (of a prompt), effect (of patching a component), curve (metric of a circuit),
                 open (components of a prompt that carry any weight, their number), place (effect of
-                patching a place at a position, `place_patching`)
+                patching a place at a position, `place_patching`), kept (log alpha of an edge of the
+                circuit that edge pruning found, of no prompt)
     component   heads, token_edges or component_edges; a name of `place_patching.PLACES`
     method      of a metric: clean or corrupt prompt; of an effect: exact, attribution (patching of
                 heads and token edges), eap or eap_ig (component edges)
@@ -12,7 +13,8 @@ A row holds one `value`; its other columns say of what:
     direction   of an effect: noising or denoising
     ablation    of a curve: what replaces the components outside the circuit
     ranking     of a curve: signed, absolute, random; `transferred` is that of another task, `own`
-                the task's own at the same size
+                the task's own at the same size; `pruned` is that of edge pruning's masks,
+                `attributed` and `drawn` are the signed and a random one at the same size
     scope       of a curve: whether each prompt has a ranking of its own, or the task has one
     size, draw, layer, head, query, key; the position of a place is its query
     prompt            of the pair of prompts, its number; pairs may share a clean prompt

@@ -28,6 +28,7 @@ from sparse_jax.studies.circuits.measurements import (
     select,
 )
 from sparse_jax.studies.circuits.place_numbers import places
+from sparse_jax.studies.circuits.pruned import RANKINGS, pruned_circuits
 from sparse_jax.studies.circuits.results import (
     Agreement,
     CircuitSummary,
@@ -44,6 +45,8 @@ from sparse_jax.studies.circuits.transfer import transfer
 
 # Heads that a page names.
 _NAMED = 5
+# Rankings of circuits that have no curve.
+_AT_ONE_SIZE = ("transferred", "own", *RANKINGS)
 _KEYS = ("component", "ablation", "ranking", "scope")
 
 
@@ -107,7 +110,7 @@ def task_result(
     results = tuple(
         curve_result(config, table, *kind, prompt_B=prompt_B)
         for kind in kinds
-        if kind[2] not in ("transferred", "own")
+        if kind[2] not in _AT_ONE_SIZE
     )
     return TaskResult(
         **names,
@@ -127,6 +130,7 @@ def task_result(
         if "heads" in config.components
         else (),
         places=tuple(places(config, table, prompt_B)),
+        pruned=tuple(pruned_circuits(config, table, prompt_B)),
     )
 
 

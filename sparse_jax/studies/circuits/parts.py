@@ -33,9 +33,10 @@ class Part:
 
     Attributes:
       component: heads, token_edges or component_edges; "" for what concerns all kinds.
-      measurement: metrics, effects, attribution, curve, transfer, place or figures
+      measurement: metrics, effects, attribution, curve, pruned, transfer, place or figures
         (`piece.Measurement`).
-      options: direction of effects and places; ablation, ranking, scope and draw of a curve.
+      options: direction of effects and places; ablation, ranking, scope and draw of a curve;
+        ablation and size of a circuit of edge pruning.
       passes: about how many forward passes of all prompts it takes, by which time left is told.
     """
 
@@ -108,12 +109,23 @@ def plan(config: CircuitConfig, cfg: DecoderConfig, batch: Batch, *, transfer: b
         ]
         if name == "heads" and transfer:
             parts.append(Part(name, "transfer", (), 12))
+        if name == "component_edges":
+            parts += pruned_parts(config)
     for place in config.patch:
         heads = cfg.num_heads if place == "head_out" else 1
         # A patched run begins at its layer.
         passes = cfg.num_layers * heads * batch.clean_BT.shape[1] // 2 + 3
         parts.append(Part(place, "place", (config.direction,), passes))
     return [*parts, FIGURES]
+
+
+def pruned_parts(config: CircuitConfig) -> list[Part]:
+    """The parts of the circuits that edge pruning finds, by size."""
+    passes = 3 * KINDS["component_edges"].circuit_passes * config.pruning_steps
+    return [
+        Part("component_edges", "pruned", (config.ablations[0], str(size)), passes)
+        for size in config.pruned
+    ]
 
 
 def ranking_part(config: CircuitConfig, kind: Kind) -> Part:

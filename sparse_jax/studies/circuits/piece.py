@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from lm_jax.run import processes
 from lm_jax.text.tokenizer import Tokenizer
-from sparse_jax.circuits import curves, discover
+from sparse_jax.circuits import curves, discover, edge_pruning
 from sparse_jax.circuits.components import ungrouped
 from sparse_jax.circuits.discover import Curve
 from sparse_jax.circuits.patching import Direction
@@ -235,6 +235,46 @@ class Measurement:
         last = kind.mask() & ~self._open_components(kind)
         return discover.ranks(np.where(last, _LAST, order_XBX))
 
+    def _pruned(self, part: Part) -> list[pa.Table]:
+        """The circuit of edge pruning, its edges, and other circuits of its size."""
+        kind, (ablation, text) = self._kinds["component_edges"], part.options
+        size = int(text)
+        attributed_UBR = self._stored_importance(kind)
+        found = edge_pruning.prune_edges(
+            self._model,
+            self._batch,
+            np.where(np.isfinite(attributed_UBR), attributed_UBR, 0.0).mean(1),
+            count=size,
+            config=edge_pruning.EdgePruningConfig(steps=self._config.pruning_steps),
+            ablation=ablation,
+            seed=self._config.seed,
+        )
+        axes = {"size": [size], "prompt": self._prompts}
+        kept_E2 = np.argwhere(found.kept_UR)
+        tables = [
+            self._rows(
+                found.log_alpha_UR[found.kept_UR][None],
+                {"size": [size], "edge": np.arange(size)},
+                edges=dict(zip(kind.columns, kept_E2.T, strict=True)),
+                quantity="kept",
+                component=kind.name,
+                ablation=ablation,
+                ranking="pruned",
+            )
+        ]
+        masks_UBR = np.broadcast_to(found.log_alpha_UR[:, None], kind.mask().shape)
+        for ranking, ranks in (
+            ("pruned", discover.ranks(masks_UBR)),
+            ("attributed", self._ranks(kind, "signed", "task", "0")),
+            ("drawn", self._ranks(kind, "random", "prompt", "0")),
+        ):
+            curve = kind.curve(ranks, ablation, np.array([size]))
+            labels = {"ablation": ablation, "ranking": ranking, "scope": "task"}
+            tables.append(
+                self._rows(curve.metric_KB, axes, quantity="curve", component=kind.name, **labels)
+            )
+        return tables
+
     def _transfer(self, source: SourceCircuit) -> list[pa.Table]:
         """The circuit of another wording on these prompts, and their own circuit of that size."""
         heads, ablation = self._kinds["heads"], self._config.ablations[0]
@@ -335,6 +375,7 @@ _MEASUREMENTS: Mapping[str, Callable[[Measurement, Part], list[pa.Table]]] = {
     "metrics": Measurement._metrics,
     "effects": Measurement._effects,
     "curve": Measurement._curve,
+    "pruned": Measurement._pruned,
     "place": Measurement._places,
 }
 

@@ -17,6 +17,7 @@ from lm_jax.report.tables import interval_text
 from lm_jax.run.results import load_result
 from sparse_jax.studies.circuits import paper, report_figures, report_text
 from sparse_jax.studies.circuits.kinds import KINDS
+from sparse_jax.studies.circuits.pruned import pruned
 from sparse_jax.studies.circuits.report_curves import curves
 from sparse_jax.studies.circuits.report_lead import lead, ratio_cell
 from sparse_jax.studies.circuits.report_places import places
@@ -96,6 +97,7 @@ def all_sections(
         areas(summary),
         agreement(summary),
         *([places(summary, drawn)] if summary.config.patch else []),
+        *([pruned(summary)] if summary.config.pruned else []),
         *([transfers(summary)] if summary.transfers else []),
         *([patterns(summary, drawn, own)] if "heads" in components else []),
         *([edges(summary, drawn, own)] if "token_edges" in components else []),

@@ -85,6 +85,18 @@ def place_sentences(result: TaskResult) -> Iterator[str]:
         yield f"{text}{'; then ' + then if then else ''}."
 
 
+def pruned_sentences(result: TaskResult) -> Iterator[str]:
+    """Sentences on what circuits of edge pruning explain."""
+    for own in result.pruned:
+        yield (
+            f"{result.task}, {own.size:,} of {result.components['component_edges']:,} component "
+            f"edges of {result.model} found by edge pruning explain "
+            f"{interval_text(own.pruned, '.2f')}; as many by attribution "
+            f"{number(own.attributed.estimate, '.2f')}, in random order "
+            f"{number(own.drawn.estimate, '.2f')}."
+        )
+
+
 def left_out(summary: CircuitSummary) -> list[str]:
     """How many examples of each task were drawn and left out, and why; none where all fit."""
     return [
@@ -166,6 +178,7 @@ def _task_findings(summary: CircuitSummary, task: str) -> Iterator[str]:
     yield from filter(None, (answer(summary, each) for each in results))
     for each in results:
         yield from place_sentences(each)
+        yield from pruned_sentences(each)
     yield from unsolved(summary, task)
     for component in config.components:
         ablation = config.ablations_of(component)[0]

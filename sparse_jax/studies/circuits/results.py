@@ -193,6 +193,25 @@ class PlaceEffects:
 
 
 @dataclasses.dataclass(frozen=True)
+class PrunedCircuit:
+    """A circuit of component edges that edge pruning found, beside others of its size.
+
+    Attributes:
+      ablation: what replaces the other edges.
+      size: number of edges, the same for all three.
+      pruned: explained effect of the circuit that edge pruning found for the task.
+      attributed: that of the edges of highest signed attribution, of the task.
+      drawn: that of edges in random order.
+    """
+
+    ablation: str
+    size: Count
+    pruned: Interval
+    attributed: Interval
+    drawn: Interval
+
+
+@dataclasses.dataclass(frozen=True)
 class TaskResult:
     """One model on one task.
 
@@ -207,6 +226,7 @@ class TaskResult:
       heads: the heads of largest mean effect, the largest first; none where heads were not patched,
         or by a version that did not keep them.
       places: what was patched by layer and position (`config.patch`).
+      pruned: circuits that edge pruning found (`config.pruned`).
     """
 
     task: str
@@ -222,6 +242,7 @@ class TaskResult:
     curves: tuple[CurveResult, ...]
     heads: tuple[HeadEffect, ...] = ()
     places: tuple[PlaceEffects, ...] = ()
+    pruned: tuple[PrunedCircuit, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

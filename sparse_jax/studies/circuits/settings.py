@@ -9,7 +9,17 @@ from lm_jax.assets import published
 from lm_jax.errors import nearest
 from lm_jax.report import slug
 from lm_jax.run.config import LATER
-from lm_jax.run.settings import READS_MODEL, Flag, Reads, Shortcut, at_least, between, names
+from lm_jax.run.settings import (
+    READS_MODEL,
+    Flag,
+    PositiveInt,
+    Reads,
+    Shortcut,
+    at_least,
+    between,
+    different,
+    names,
+)
 from lm_jax.study import Settings
 from sparse_jax.circuits.ablation import EDGE_ABLATIONS, Ablation
 from sparse_jax.circuits.generators import GENERATORS, REPHRASED
@@ -26,6 +36,13 @@ SOME_PLACES = dataclasses.replace(
     _OF_PLACES,
     phrase=f"none or more different names out of {', '.join(PLACES)}",
     holds=lambda values: values == () or _OF_PLACES.holds(values),
+)
+
+_OF_SIZES = different(at_least(1))
+SOME_SIZES = dataclasses.replace(
+    _OF_SIZES,
+    phrase=f"none or {_OF_SIZES.phrase}",
+    holds=lambda values: values == () or _OF_SIZES.holds(values),
 )
 
 
@@ -77,6 +94,10 @@ class CircuitConfig(Settings):
       edge_sample: edges of each kind that are also patched exactly, drawn uniformly among those
         that carry weight.
       ig_steps: steps of the integrated gradients by which component edges are ranked.
+      pruned: sizes, in component edges, of circuits that edge pruning finds by gradient descent on
+        masks (`sparse_jax.circuits.edge_pruning`), each for a task, under the first ablation; the
+        ranking above is where its masks start.
+      pruning_steps: updates of the masks.
       shown: index of the prompt whose patterns and edges are drawn.
       at_once: patches or circuits run side by side, which bounds the memory.
       resamples: bootstrap samples of the prompts.
@@ -113,6 +134,8 @@ class CircuitConfig(Settings):
     random_draws: Annotated[int, at_least(1)] = 2
     edge_sample: Annotated[int, at_least(2)] = 32
     ig_steps: Annotated[int, at_least(1)] = 5
+    pruned: Annotated[tuple[int, ...], SOME_SIZES] = dataclasses.field(default=(), metadata=LATER)
+    pruning_steps: PositiveInt = dataclasses.field(default=400, metadata=LATER)
     shown: Annotated[int, at_least(0)] = 0
     at_once: Annotated[int, at_least(1)] = 8
     resamples: Annotated[int, at_least(100)] = 2000
@@ -131,6 +154,16 @@ class CircuitConfig(Settings):
             problems.append(
                 f"config.ablations = {self.ablations} has none that is defined for token edges; "
                 f"add {' or '.join(EDGE_ABLATIONS)}"
+            )
+        if self.pruned and "component_edges" not in self.components:
+            problems.append(
+                f"config.pruned = {self.pruned} is of component edges; add component_edges to "
+                "config.components"
+            )
+        if self.pruned and self.ablations[0] == "resample":
+            problems.append(
+                "config.pruned takes the first of config.ablations, and masks cannot be trained "
+                "under 'resample'; put another one first"
             )
         if self.metric and self.metric not in METRICS:
             problems.append(f"config.metric = {self.metric!r}{nearest(self.metric, METRICS)}")

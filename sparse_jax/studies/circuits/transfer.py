@@ -32,15 +32,6 @@ def transfer(
     kept = [set(order[:size].tolist()) for order in orders]
     shared = size * size / first_LN.size
 
-    def explained(curve: Curve) -> Interval:
-        return cluster_interval(
-            np.stack([curve.metric_KB[0], curve.empty_B, curve.whole_B], 1),
-            prompt_B,
-            lambda rows: float(curves.explained(rows[:, :1].T, rows[:, 1], rows[:, 2])[0]),
-            resamples=config.resamples,
-            seed=config.seed,
-        )
-
     return Transfer(
         model=model,
         source=source,
@@ -49,8 +40,19 @@ def transfer(
         jaccard=len(kept[0] & kept[1]) / len(kept[0] | kept[1]),
         jaccard_by_chance=shared / (2 * size - shared),
         spearman=spearman(first_LN.ravel(), second_LN.ravel()),
-        transferred=explained(transferred),
-        own=explained(own),
+        transferred=explained_interval(config, transferred, prompt_B),
+        own=explained_interval(config, own, prompt_B),
+    )
+
+
+def explained_interval(config: CircuitConfig, circuit: Curve, prompt_B: np.ndarray) -> Interval:
+    """Explained effect of a circuit of one size with its interval over prompts."""
+    return cluster_interval(
+        np.stack([circuit.metric_KB[0], circuit.empty_B, circuit.whole_B], 1),
+        prompt_B,
+        lambda rows: float(curves.explained(rows[:, :1].T, rows[:, 1], rows[:, 2])[0]),
+        resamples=config.resamples,
+        seed=config.seed,
     )
 
 

@@ -70,11 +70,11 @@ def test_its_identity_is_of_the_settings_that_decide_the_update(folder):
 
 def test_its_identity_does_not_tell_where_base_and_adapters_lie(tmp_path):
     identities = set()
-    for name in ("before_it", "after_it"):
-        base = tmp_path / "base" if name == "after_it" else tmp_path / "z_base"
-        shutil.copytree(BASE, base)
-        write(tmp_path / name, "llama_gqa", base_model_name_or_path=str(base))
-        identities.add(open_pretrained(tmp_path / name).identity.text)
+    for own, base in (("1", "2"), ("2", "1")):
+        shutil.copytree(BASE, tmp_path / f"{base}_base")
+        folder = tmp_path / f"{own}_adapter"
+        write(folder, "llama_gqa", base_model_name_or_path=str(tmp_path / f"{base}_base"))
+        identities.add(open_pretrained(folder).identity.text)
     assert len(identities) == 1
 
 
