@@ -63,7 +63,10 @@ def number(value: object, spec: str = "") -> str:
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
     if spec:
-        return format(value, spec).replace("-", "−")
+        text = format(value, spec)
+        # what is rounded to zero has no sign of its own
+        rounded = text if any(digit in text for digit in "123456789") else format(abs(value), spec)
+        return rounded.replace("-", "−")
     if isinstance(value, numbers.Integral):
         return f"{value:,}".replace("-", "−")
     if value == 0:

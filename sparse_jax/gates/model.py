@@ -394,7 +394,8 @@ def card(family: str, gates: Gates, numbers: Mapping[str, Any]) -> str:
         "model. Every edge (query, key) of a head has a gate, open where "
         f"{score} + bias > 0; a closed edge has weight 0, and {weights}.",
         {"family": family} | dict(numbers),
-        'Load it with its gates: `sparse_jax.load("this folder")`, then `model.forward(tokens)`. '
-        "Without them (`transformers`) it is a dense model with changed weights, and the numbers "
+        'Load it with its gates: `sparse_jax.load("this folder")`, then `model.forward(tokens)`, '
+        'or in torch `model, gates = sparse_jax.torch_gates.load("this folder")`. '
+        "Without them (`transformers` alone) it is a dense model with changed weights, and the numbers "
         "above do not hold. It inherits the licence and the limits of its base.",
     )

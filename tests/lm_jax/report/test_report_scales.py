@@ -34,6 +34,12 @@ def test_numbers_print_as_people_read_them(value, text):
     assert number(value) == text
 
 
+def test_what_is_rounded_to_zero_has_no_minus():
+    assert number(-0.004, ".2f") == number(0.004, ".2f") == "0.00"
+    assert number(-0.004, "+.2f") == number(-0.0, "+.2f") == "+0.00"
+    assert number(-0.006, "+.2f") == "−0.01" and number(-10.0, ".0f") == "−10"
+
+
 @pytest.mark.parametrize("log", [False, True])
 def test_pixels_are_exact_at_the_ends_and_in_the_middle_and_blind_to_what_a_log_cannot_show(log):
     middle = 10 if log else 500.05
