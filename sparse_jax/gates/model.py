@@ -396,6 +396,6 @@ def card(family: str, gates: Gates, numbers: Mapping[str, Any]) -> str:
         {"family": family} | dict(numbers),
         'Load it with its gates: `sparse_jax.load("this folder")`, then `model.forward(tokens)`, '
         'or in torch `model, gates = sparse_jax.torch_gates.load("this folder")`. '
-        "Without them (`transformers` alone) it is a dense model with changed weights, and the numbers "
-        "above do not hold. It inherits the licence and the limits of its base.",
+        "Without them (`transformers` alone) it is a dense model with changed weights, and the "
+        "numbers above do not hold. It inherits the licence and the limits of its base.",
     )
