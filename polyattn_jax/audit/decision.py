@@ -82,22 +82,43 @@ def verdict(
             raise UsageError(f"verdict: {field}={value!r} must be between 0 and 1, both excluded")
     paired = statistics.mcnemar(softmax_right, recipe_right, level)
     change = paired.delta
-    # Decimal as it was written: 0.05 of 20 prompts is one prompt.
-    allowed = fractions.Fraction(repr(float(tolerance))) * change.n
     name: VerdictName = "undecided"
     if solves(int(np.sum(softmax_right)), change.n, level):
-        if change.low > -tolerance:
-            name = "preserve"
-        elif change.high < -tolerance or (
-            paired.p_value <= 1 - level and paired.b - paired.c > allowed
-        ):
-            name = "no-go"
+        counts = {"lost": paired.b, "won": paired.c, "p_value": paired.p_value}
+        name = of_change(change, **counts, tolerance=tolerance, level=level)
     return Verdict(name, change.estimate, change.low, change.high, paired.p_value)
 
 
-def solves(right: int, n: int, level: float = 0.95) -> bool:
-    """Whether `right` of `n` prompts show an accuracy of `SOLVED` or more (Wilson interval)."""
-    return statistics.wilson(right, n, level).low >= SOLVED
+def of_change(
+    change: statistics.Interval,
+    *,
+    lost: int,
+    won: int,
+    p_value: float,
+    tolerance: float = 0.05,
+    level: float = 0.95,
+) -> VerdictName:
+    """The verdict on a change of accuracy where softmax solves the probe.
+
+    Args:
+      change: accuracy of the recipe less that of softmax, with Tango's interval.
+      lost, won: prompts that only softmax and that only the recipe gets right.
+      p_value: p of the exact McNemar test.
+      tolerance: accuracy that may be lost, as a rate between 0 and 1.
+      level: level of the interval and, as 1 - level, of the test.
+    """
+    # Decimal as it was written: 0.05 of 20 prompts is one prompt.
+    allowed = fractions.Fraction(repr(float(tolerance))) * change.n
+    if change.low > -tolerance:
+        return "preserve"
+    if change.high < -tolerance or (p_value <= 1 - level and lost - won > allowed):
+        return "no-go"
+    return "undecided"
+
+
+def solves(right: int, n: int, level: float = 0.95, floor: float = SOLVED) -> bool:
+    """Whether `right` of `n` prompts show an accuracy of `floor` or more (Wilson interval)."""
+    return statistics.wilson(right, n, level).low >= floor
 
 
 def unmet_controls(
@@ -175,6 +196,7 @@ def explain(
     tolerance: float,
     ablated: bool,
     unmet: Sequence[str] = (),
+    floor: float = SOLVED,
 ) -> RecipeVerdict:
     """A recipe's verdict with its reason and the next step (paper, section 6).
 
@@ -189,6 +211,7 @@ def explain(
       tolerance: tolerance of the verdict.
       ablated: whether head sets were tried in the same run.
       unmet: result of `unmet_controls`; empty where softmax's accuracy was the only control.
+      floor: accuracy from which on softmax solves the probe.
     """
     name, n = entry.verdict, base.accuracy.n
     able, needed = head_sets.right(base.accuracy), least_prompts(tolerance)
@@ -196,7 +219,7 @@ def explain(
     low, high = 100 * entry.delta.low, 100 * entry.delta.high
     safe = shares.recipe
     screened = safe is not None and safe.estimate <= SCREEN
-    if not solves(able, n):
+    if not solves(able, n, floor=floor):
         finding = (
             f"softmax itself is right in {able} of {n} prompts, which does not show that it solves "
             "the probe"

@@ -131,9 +131,9 @@ def answers(
 ) -> dict[str, jax.Array]:
     """Whether greedy decoding writes each answer, with `maps[index]` in the heads of the mask.
 
-    Each answer but its last token is part of the tokens; its Q tokens follow the queries. It is
-    written if each is the most likely token after those before it, since decoding then has the
-    same tokens before each step.
+    Each answer but its last token is part of the tokens; its Q tokens follow the queries, and are
+    -1 where none is scored. It is written if each is the most likely token after those before it,
+    since decoding then has the same tokens before each step.
 
     Returns, per prompt: `step`, the first token of the answer that decoding does not write, the
     last if it writes them all; of that step `target`, `predicted` and `rank`, as in `evaluate`;
@@ -171,7 +171,8 @@ def _judge(
     predicted_BQ = out.logits.argmax(-1).astype(jnp.int32)
     rank_BQ = (out.logits > own_BQ1).sum(-1).astype(jnp.int32)
     nll_BQ = jax.nn.logsumexp(out.logits, axis=-1) - own_BQ1[..., 0]
-    wrong_BQ = predicted_BQ != target_BQ
+    scored_BQ = target_BQ >= 0
+    wrong_BQ = scored_BQ & (predicted_BQ != target_BQ)
     step_B = jnp.where(wrong_BQ.any(-1), wrong_BQ.argmax(-1), wrong_BQ.shape[1] - 1)
 
     def at_step(values_BQ: jax.Array) -> jax.Array:
@@ -182,7 +183,7 @@ def _judge(
         "target": at_step(target_BQ),
         "predicted": at_step(predicted_BQ),
         "rank": at_step(rank_BQ),
-        "loss": nll_BQ.mean(-1),
+        "loss": jnp.where(scored_BQ, nll_BQ, 0.0).sum(-1) / scored_BQ.sum(-1),
         "dead_rows": out.aux["dead_rows_B"].sum(0).astype(jnp.int32),
     }
 

@@ -157,7 +157,7 @@ def evaluate(
     conditions: Sequence[Condition],
     suites: dict[str, Suite],
 ) -> None:
-    """The model's next token on every prompt, under every condition of one stage."""
+    """Whether decoding writes the answer to every prompt, under every condition of one stage."""
     by_name = {
         f"{condition.stage}/{condition.name}/{name}": (condition, name)
         for condition in conditions
@@ -166,17 +166,22 @@ def evaluate(
 
     def work(key: str, batch: Batch) -> dict[str, np.ndarray]:
         condition, suite = by_name[key]
-        predicted = measure.evaluate(
-            audited.model.params,
-            *audited.put(batch.tokens_BT, batch.lengths_B, batch.target_B),
-            **substitution(audited, condition),
-        )
-        target = {"target": batch.target_B[batch.valid_B]}
-        return condition_columns(condition, suite, batch, predicted) | target
+        judged = dict(judge(audited, condition, batch))
+        del judged["step"]
+        return condition_columns(condition, suite, batch, judged)
 
     stage = conditions[0].stage
     todo = {key: suites[name] for key, (_, name) in by_name.items()}
     run_units(audited, stores.answers, stage, todo, work)
+
+
+def judge(audited: AuditedModel, condition: Condition, batch: Batch) -> dict[str, jax.Array]:
+    """Whether decoding writes the answers of a batch (`measure.answers`)."""
+    return measure.answers(
+        audited.model.params,
+        *audited.put(batch.tokens_BT, batch.lengths_B, batch.query_positions_BQ, batch.target_BQ),
+        **substitution(audited, condition),
+    )
 
 
 def text_losses(

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lm_jax.statistics import Interval
-from polyattn_jax.audit import head_sets, measure
+from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.audit_suites import first_prompts
 from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.columns import Columns, where
 from polyattn_jax.audit.concentration import dead_fraction, safe_fraction
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.results import SuiteAblation, SuiteResult
-from polyattn_jax.audit.stages import Condition, condition_columns, substitution
+from polyattn_jax.audit.stages import Condition, condition_columns, judge
 from polyattn_jax.audit.summary import behaviour
 from polyattn_jax.audit.units import ResultStores, run_units
 from polyattn_jax.recipes.row_maps import SOFTMAX
@@ -42,13 +42,7 @@ def evaluate(
 
     def work(unit: str, batch: Batch) -> dict[str, np.ndarray]:
         condition, name = by_name[unit]
-        judged = measure.answers(
-            audited.model.params,
-            *audited.put(
-                batch.tokens_BT, batch.lengths_B, batch.query_positions_BQ, batch.target_BQ
-            ),
-            **substitution(audited, condition),
-        )
+        judged = judge(audited, condition, batch)
         columns = condition_columns(condition, name, batch, judged)
         prompts = (suites[name].prompts[i] for i in batch.index_B[batch.valid_B])
         each = zip(prompts, columns["step"], columns["predicted"], strict=True)

@@ -1,7 +1,8 @@
-"""Batches of constant shapes, so that a suite compiles once per bucket length and never again."""
+"""Batches of constant shapes, so that a suite compiles once per bucket and number of queries."""
 
 from collections.abc import Iterator, Sequence
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -59,6 +60,8 @@ def batches(
 ) -> Iterator[Batch]:
     """Yields every prompt once, shortest bucket first, in the order of the suite within a bucket.
 
+    Prompts of one batch have as many queries; those of a bucket with the fewest come first.
+
     Args:
       suite: the prompts.
       batch_size: B of every batch; the last of a bucket repeats its first prompt, `valid_B` False.
@@ -85,8 +88,9 @@ def _generate(
     suite: Suite, lengths: np.ndarray, batch_size: int, buckets: Sequence[int]
 ) -> Iterator[Batch]:
     bucket_of = np.searchsorted(buckets, lengths)
-    for b, bucket in enumerate(buckets):
-        members = np.flatnonzero(bucket_of == b)
+    queries = np.array([len(prompt.query_positions) for prompt in suite.prompts])
+    for b, asked in itertools.product(range(len(buckets)), sorted({*queries.tolist()})):
+        bucket, members = buckets[b], np.flatnonzero((bucket_of == b) & (queries == asked))
         for first in range(0, len(members), batch_size):
             chosen = members[first : first + batch_size]
             fill = np.full(batch_size - len(chosen), chosen[0])

@@ -3,9 +3,9 @@
 A prompt is plain text: `<|endoftext|>` inside it is spelled out, never the token of that name. Only
 the tokenizer's own start token comes before it, where it has one. The answer is taken as it is
 written and follows the prompt directly, so after "The capital of France is" it is " Paris", with
-its space. Retrieval is judged by the first token; a longer answer keeps all its tokens in
-`meta["answer_ids"]` and is counted in the manifest. Every fault is found with its line, those that
-need no tokenizer before a model is loaded (`read_jsonl`).
+its space. It is right if greedy decoding writes all of its tokens; all but the last of them are
+part of the prompt's tokens (`needles`). Every fault is found with its line, those that need no
+tokenizer before a model is loaded (`read_jsonl`).
 """
 
 from collections.abc import Sequence
@@ -61,8 +61,8 @@ def read_jsonl(path: str | Path, fields: Sequence[str] = _FIELDS) -> JsonLines:
 def load_jsonl(path: str | Path, tokenizer: Tokenizer, *, max_length: int | None = None) -> Suite:
     """Returns the prompts of a UTF-8 JSON-lines file as an audited suite.
 
-    `answer_position` is where the answer's first token occurs, if it does so exactly once. Further
-    facts of a prompt may be given as an object in the field `meta`.
+    `answer_position` is where the answer's tokens occur in a row, if they do so exactly once.
+    Further facts of a prompt may be given as an object in the field `meta`.
 
     Raises:
       BadInputError: as `read_jsonl`, and for a prompt longer than `max_length` or an answer that
@@ -125,23 +125,16 @@ def _prompt(
     full = prompts_lib.encode(tokenizer, text + answer)
     if len(tokens) == start:
         raise BadInputError(f"{where}: prompt gives no token: write text the tokenizer knows")
-    if max_length is not None and len(tokens) > max_length:
-        raise BadInputError(
-            f"{where}: prompt {row['id']!r} has {len(tokens)} tokens, the limit is {max_length}: "
-            "shorten it or choose a model with a longer context"
-        )
     if full[: len(tokens)] != tokens or len(full) == len(tokens):
         raise BadInputError(
             f"{where}: answer {answer!r} fuses with the prompt's end when tokenised: end the "
             "prompt without a space and start the answer with one"
         )
-    answer_ids = full[len(tokens) :]
-    once = tokens.count(answer_ids[0]) == 1
-    return Prompt(
-        id=row["id"],
-        tokens=tuple(tokens),
-        target=answer_ids[0],
-        answer_position=tokens.index(answer_ids[0]) if once else None,
-        text=text,
-        meta={**row.get("meta", {}), "answer": answer, "answer_ids": answer_ids},
+    if max_length is not None and len(full) - 1 > max_length:
+        raise BadInputError(
+            f"{where}: prompt {row['id']!r} has {len(full) - 1} tokens, the limit is "
+            f"{max_length}: shorten it or choose a model with a longer context"
+        )
+    return prompts_lib.answered(
+        row["id"], tokens, full[len(tokens) :], text, {**row.get("meta", {}), "answer": answer}
     )

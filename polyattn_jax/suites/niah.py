@@ -4,7 +4,9 @@ From "When Does Polynomial Attention Concentrate?", Appendix E. X is drawn unifo
 from 200 common nouns that are one token each, and counts as retrieved when it is the first token
 that the model generates.
 
-1. Nouns: kept if " X" is one token after the cue and the same token inside the needle sentence.
+1. Nouns: kept if " X" is one token after the cue and the same token inside the needle sentence. Of
+   a tokenizer with fewer than 50 such words, as one of bytes, those of as many tokens as most of
+   them have are taken, and all tokens of the answer must be right (`prompts.answered`).
 2. Haystack: random sentences of a pool (`haystack.py`) that hold X neither as a word, in any case,
    nor as a token in any spelling.
 3. Size: `pad` sentences (the paper's 128 give about 1,500 tokens, so it counts sentences, as its
@@ -19,6 +21,8 @@ from collections.abc import Iterable, Sequence
 import dataclasses
 import importlib.resources
 from typing import Literal
+
+import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
 from polyattn_jax.suites import haystack as haystack_lib
@@ -70,6 +74,33 @@ def single_token_nouns(tokenizer: Tokenizer, nouns: Iterable[str]) -> dict[str, 
     return kept
 
 
+def needle_words(tokenizer: Tokenizer, nouns: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Nouns and their tokens after the cue, all of one number: one, or else the most frequent.
+
+    Raises:
+      BadInputError: if fewer than 50 nouns have as many tokens.
+    """
+    try:
+        return {noun: (one,) for noun, one in single_token_nouns(tokenizer, nouns).items()}
+    except BadInputError as error:
+        refused = error
+    cue, by_size = prompts_lib.encode(tokenizer, CUE), dict[int, dict[str, tuple[int, ...]]]()
+    for noun in dict.fromkeys(nouns):
+        if prompts_lib.words(noun) != [noun.casefold()]:
+            continue
+        ids = prompts_lib.encode(tokenizer, f"{CUE} {noun}")
+        planted = prompts_lib.encode(tokenizer, f"{CUE} {noun}.")
+        spelled = ids[: len(cue)] == cue and tokenizer.decode(ids[len(cue) :]).strip() == noun
+        if spelled and planted[: len(ids)] == ids and noun.casefold() not in CUE.casefold():
+            by_size.setdefault(len(ids) - len(cue), {})[noun] = tuple(ids[len(cue) :])
+    kept = max(by_size.values(), key=len, default={})
+    if len(kept) < MIN_NOUNS:
+        raise BadInputError(
+            f"{refused}; and {len(kept)} have as many tokens as most of them have"
+        ) from refused
+    return kept
+
+
 def niah(
     tokenizer: Tokenizer,
     *,
@@ -92,7 +123,8 @@ def niah(
       haystack: a text, or an iterable of texts such as sentences; None only for pad=0.
       pad: size of the haystack in `pad_unit`; give this or `length`.
       pad_unit: "sentences" or "tokens".
-      length: exact number of tokens of every prompt, start token included.
+      length: exact number of tokens of every prompt, start token included, and those of the
+        answer but the last.
       n: number of prompts.
       seed: random seed in [0, 2**32).
       nouns: needles to draw from; the shipped list unless given.
@@ -115,7 +147,13 @@ def niah(
         raise UsageError(f"queries={queries} reads nothing: give at least 1")
     prompts_lib.start_tokens(tokenizer)  # refuses a tokenizer that ends texts with a token
     nouns = list(shipped_nouns() if nouns is None else nouns)
-    ids_of = single_token_nouns(tokenizer, nouns)
+    ids_of = needle_words(tokenizer, nouns)
+    several = len(next(iter(ids_of.values()))) > 1
+    if several and queries > 1:
+        raise UsageError(
+            f"queries={queries}: the words of this tokenizer are several tokens, each of which has "
+            "its own query; give queries=1"
+        )
     if haystack is None:
         pool = haystack_lib.Pool((), ())
     else:
@@ -126,32 +164,46 @@ def niah(
         noun = list(ids_of)[rng.randint(len(ids_of))]
         sentence = f"{CUE} {noun}."
 
-        def count(distractors: Sequence[str], sentence: str = sentence) -> int:
-            return len(prompts_lib.encode(tokenizer, _assemble(sentence, distractors, depth)[0]))
+        forced = len(ids_of[noun]) - 1
+
+        def count(
+            distractors: Sequence[str], sentence: str = sentence, forced: int = forced
+        ) -> int:
+            whole = _assemble(sentence, distractors, depth)[0]
+            return len(prompts_lib.encode(tokenizer, whole)) + forced
 
         allowed = pool.without(noun, spellings(tokenizer, noun))
+        if several:
+            # "cat" is spelled in "category" too.
+            free = [noun.casefold() not in pool.sentences[i].casefold() for i in allowed]
+            allowed = allowed[np.array(free, bool)]
         distractors = haystack_lib.fill(pool, allowed, size, count, rng, free_of=repr(noun))
         text, at = _assemble(sentence, distractors, depth)
         tokens = prompts_lib.encode(tokenizer, text)
-        answer = _first(tokens, ids_of[noun])
         if not needle:
             text, tokens = _control(tokenizer, pool, noun, distractors, depth, len(tokens))
+        meta = {"answer": f" {noun}", "sentences": len(distractors), "needle_sentence": at}
+        name = f"niah-{index:04d}"
+        if several:
+            prompts.append(prompts_lib.answered(name, tokens, ids_of[noun], text, meta))
+            continue
+        (target,) = ids_of[noun]
         prompts.append(
             Prompt(
-                id=f"niah-{index:04d}",
+                id=name,
                 tokens=tuple(tokens),
-                target=ids_of[noun],
-                answer_position=answer if needle else None,
+                target=target,
+                answer_position=_first(tokens, target) if needle else None,
                 query_positions=tuple(range(max(0, len(tokens) - queries), len(tokens))),
                 text=text,
-                meta={"answer": f" {noun}", "sentences": len(distractors), "needle_sentence": at},
+                meta=meta,
             )
         )
     return prompts_lib.make_suite(
         "niah" if needle else "niah_control",
         prompts,
         vocabulary=tokenizer,
-        plant="single" if needle else "absent",
+        plant=("span" if several else "single") if needle else "absent",
         max_length=max_length,
         facts={
             "seed": seed,

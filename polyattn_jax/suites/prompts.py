@@ -54,7 +54,7 @@ Vocabulary = int | Tokenizer
 # "single"  the answer token occurs exactly once (a needle)
 # "span"    the answer of several tokens occurs once in a row, and again after the prompt, where all
 #           but its last token follow: greedy decoding is judged in one forward pass
-# "absent"  the answer token occurs nowhere (the control without a needle)
+# "absent"  the answer occurs nowhere, its tokens in a row (the control without a needle)
 # "none"    nothing (prompts of a user)
 Plant = Literal["pair", "single", "span", "absent", "none"]
 
@@ -96,6 +96,38 @@ class Prompt:
             ]
         where = where if isinstance(where, tuple) else (-1,) * len(self.target)
         return list(zip(self.query_positions, self.target, where, strict=True))
+
+
+def answered(
+    name: str,
+    tokens: Sequence[int],
+    answer: Sequence[int],
+    text: str | None,
+    meta: Mapping[str, Any],
+) -> Prompt:
+    """A prompt that is asked for an answer of one token or several.
+
+    Args:
+      name: its id.
+      tokens: the prompt, without the answer.
+      answer: the answer, all of whose tokens but the last are forced.
+      text: the prompt before tokenisation; None for random tokens.
+      meta: further facts.
+    """
+    tokens, answer, last = tuple(tokens), tuple(answer), len(tokens) - 1
+    size = len(answer)
+    starts = starts_of(tokens, answer)
+    where = tuple(range(starts[0], starts[0] + size)) if len(starts) == 1 else None
+    several = size > 1
+    return Prompt(
+        id=name,
+        tokens=(*tokens, *answer[:-1]),
+        target=answer if several else answer[0],
+        answer_position=where if several or where is None else where[0],
+        query_positions=tuple(range(last, last + size)),
+        text=text,
+        meta={**meta, "answer_ids": list(answer)},
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +257,7 @@ def audit_prompts(
         raise BadInputError(f"suite {name!r} is empty: give at least one prompt (n >= 1)")
     vocab_size = vocabulary if isinstance(vocabulary, int) else vocabulary.vocab_size
     checks: list[Callable[[Prompt], str | None]] = [
-        lambda p: _form_fault(p, vocab_size, max_length, len(prompts[0].query_positions)),
+        lambda p: _form_fault(p, vocab_size, max_length),
         lambda p: _plant_fault(p, plant),
     ]
     if not isinstance(vocabulary, int):
@@ -250,9 +282,7 @@ def audit_prompts(
     }
 
 
-def _form_fault(
-    prompt: Prompt, vocab_size: int, max_length: int | None, queries: int
-) -> str | None:
+def _form_fault(prompt: Prompt, vocab_size: int, max_length: int | None) -> str | None:
     length = len(prompt.tokens)
     if not length:
         return "it has no tokens: give it a text"
@@ -268,8 +298,6 @@ def _form_fault(
     positions = prompt.query_positions
     if list(positions) != sorted(set(positions)) or positions[0] < 0 or positions[-1] >= length:
         return f"query_positions {positions} must ascend within its {length} tokens"
-    if len(positions) != queries:
-        return f"it has {len(positions)} query positions, the first prompt {queries}: make them one"
     if isinstance(prompt.target, int) and positions[-1] != length - 1:
         return "its target follows the last token, so query_positions must end there"
     if isinstance(prompt.target, tuple) and len(prompt.target) != len(positions):
@@ -285,12 +313,10 @@ def _plant_fault(prompt: Prompt, plant: Plant) -> str | None:
         return None
     if plant == "span":
         return _span_fault(prompt)
+    if plant == "absent":
+        return _absent_fault(prompt)
     for query, target, answer in prompt.answers():
         context, cue = prompt.tokens[: query + 1], prompt.tokens[query]
-        if plant == "absent":
-            if target in context:
-                return f"the control holds its answer, token {target}, at {context.index(target)}"
-            continue
         if plant == "pair" and answer < 0 and cue not in context[:-1]:
             continue
         if not 0 <= answer <= query or context[answer] != target:
@@ -305,6 +331,20 @@ def _plant_fault(prompt: Prompt, plant: Plant) -> str | None:
     return None
 
 
+def _absent_fault(prompt: Prompt) -> str | None:
+    answer = prompt.target if isinstance(prompt.target, tuple) else (prompt.target,)
+    asked = prompt.query_positions[-len(answer)]
+    if starts := starts_of(prompt.tokens[: asked + 1], answer):
+        return f"the control holds its answer, tokens {answer}, at {starts[0]}"
+    return None
+
+
+def starts_of(tokens: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """The positions at which these tokens begin in a row."""
+    tokens, answer = tuple(tokens), tuple(answer)
+    return [i for i in range(len(tokens)) if tokens[i : i + len(answer)] == answer]
+
+
 def _span_fault(prompt: Prompt) -> str | None:
     target, where, queries = prompt.target, prompt.answer_position, prompt.query_positions
     if not isinstance(target, tuple) or not isinstance(where, tuple):
@@ -313,7 +353,7 @@ def _span_fault(prompt: Prompt) -> str | None:
     context, forced = prompt.tokens[: queries[0] + 1], prompt.tokens[queries[0] + 1 :]
     if forced != target[:-1] or queries != tuple(range(queries[0], queries[0] + size)):
         return "after its first query the answer must follow, all of it but the last token"
-    starts = [i for i in range(len(context) - size + 1) if context[i : i + size] == target]
+    starts = starts_of(context, target)
     if where[0] not in starts or where != tuple(range(where[0], where[0] + size)):
         return f"answer_position {where} does not hold the answer, tokens {target}"
     if len(starts) > 1:

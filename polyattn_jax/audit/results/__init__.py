@@ -15,13 +15,14 @@ from polyattn_jax.audit.results.audit import (
     RecipeVerdict,
     SuiteAblation,
 )
-from polyattn_jax.audit.results.check import CheckResult, PromptResults, TextResults
+from polyattn_jax.audit.results.check import CheckResult, TaskResult, TextResults
 from polyattn_jax.audit.results.conditions import (
     ConditionResult,
     LossInterval,
     TextLoss,
     VerdictName,
 )
+from polyattn_jax.audit.results.earlier_check import EarlierCheck
 from polyattn_jax.audit.results.hybrid import HeadSet, HybridResult, Search, SingleHead
 from polyattn_jax.audit.results.matched import MatchedSafety, SafeShares
 from polyattn_jax.audit.results.provenance import Provenance
@@ -43,13 +44,13 @@ __all__ = [
     "Controls",
     "CopyResult",
     "Decisiveness",
+    "EarlierCheck",
     "HeadSet",
     "HeadTypes",
     "HybridResult",
     "LossInterval",
     "MatchedSafety",
     "Prevalence",
-    "PromptResults",
     "Provenance",
     "RecipeVerdict",
     "RowShares",
@@ -59,6 +60,7 @@ __all__ = [
     "SoftmaxComparison",
     "SuiteAblation",
     "SuiteResult",
+    "TaskResult",
     "TextLoss",
     "TextResults",
     "VerdictName",

@@ -6,7 +6,13 @@
 import dataclasses
 
 from lm_jax.run.results import Count, Real
-from polyattn_jax.audit.results import CheckResult, HybridResult, Prevalence, SoftmaxComparison
+from polyattn_jax.audit.results import (
+    CheckResult,
+    EarlierCheck,
+    HybridResult,
+    Prevalence,
+    SoftmaxComparison,
+)
 from polyattn_jax.audit.results.provenance import Provenance
 from polyattn_jax.recipes.calibrate import Calibration
 
@@ -63,4 +69,4 @@ class DiagnosisResult:
     heads: tuple[HeadRows, ...]
 
 
-CheckSummary = CheckResult | HybridResult | DiagnosisResult
+CheckSummary = CheckResult | EarlierCheck | HybridResult | DiagnosisResult

@@ -4,16 +4,33 @@ Besides what every study has, the work folder holds the rows by stage and, after
 `heads.json`, of which the file that it names is a copy.
 """
 
+import dataclasses
+
+from lm_jax.evaluate import multiple_choice
 from lm_jax.study import Opened, Work
 from polyattn_jax.audit import opening
 from polyattn_jax.studies.check import diagnosis, hybrid, verdict
 from polyattn_jax.studies.check.results import CheckSummary
 from polyattn_jax.studies.check.settings import CheckConfig
+from polyattn_jax.suites import read_jsonl
 
 
 def inputs(config: CheckConfig) -> Opened:
     """The model and the files that a check reads."""
-    return opening.opened(config.audit)
+    opened = opening.opened(config.audit)
+    return dataclasses.replace(
+        opened, inputs={**opened.inputs, **config.files}, load=lambda: _check(config, opened)
+    )
+
+
+def _check(config: CheckConfig, opened: Opened) -> None:
+    """Reads all files but the weights; no model is loaded for a faulty one."""
+    opened.complete()
+    for task in config.tasks:
+        if task.kind == "prompts":
+            read_jsonl(task.source)
+        elif task.kind == "choices":
+            multiple_choice.read(task.source, limit=1)
 
 
 def measure(config: CheckConfig, work: Work) -> CheckSummary:

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from lm_jax.report import slug
-from lm_jax.run.config import config_hash, from_plain, to_plain
+from lm_jax.run.config import LATER, config_hash, from_plain, to_plain
+from lm_jax.run.finished import file_inputs
 from lm_jax.run.settings import READ_AT_ONCE, READS_FILE, READS_MODEL, Bound, Flag, at_least
 from lm_jax.study import Settings
 from polyattn_jax.audit import opening
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.results import Search
 from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.studies.check.tasks import Task, parse_task
 from polyattn_jax.suites.texts import READS_TEXT, SHORTEST
 
 FOLDER = Path("runs/check")
@@ -19,13 +21,14 @@ FOLDER = Path("runs/check")
 MOST_INDUCTION = 20
 # The settings that an audit has by the same name.
 _OF_AUDIT = (
-    *("model", "dtype", "mesh", "seed", "batch_size", "prompts", "text", "text_length", "haystack"),
+    *("model", "dtype", "mesh", "seed", "batch_size", "text", "text_length", "haystack"),
     *("calibration_length", "top_heads"),
 )
 SHARES = Bound(
     "percentages from 0 to below 100",
     lambda values: bool(values) and all(0 <= share < 100 for share in values),
 )
+TASKS = Bound("one or more tasks", bool)
 # Their questions are asked of texts alone.
 _READS_HAYSTACK = dataclasses.replace(READS_TEXT, unless=("diagnose", "hybrid"))
 
@@ -37,11 +40,14 @@ class CheckConfig(Settings):
     Attributes:
       model: Hugging Face folder, GGUF file, or name of an asset such as smollm2.
       recipe: row map that is to replace softmax.
-      n: number of needle prompts; preserve takes 73 or more.
+      task: task that must keep its accuracy: needle, induction, mqar, copying, pass_key or another
+        name of `suites.named`, prompts:FILE for a .jsonl file of your own, or choices:NAME for
+        multiple choice such as arc_easy. The verdict is of all that softmax solves.
+      n: number of prompts of a task; preserve takes 73 or more.
       length: number of tokens of each prompt.
       calibration_length: number of tokens to calibrate b=auto on; 0 is --length.
       top_heads: number of heads of highest median S_2 to report separately.
-      prompts: a .jsonl file of your own prompts, evaluated besides the needle prompts.
+      prompts: a .jsonl file of your own prompts; the same as one more --task=prompts:FILE.
       text: a file of your own texts: .jsonl of id and text, or plain text cut into pieces.
       text_length: most tokens of a text that are read.
       diagnose: diagnose the rows of --text in one forward pass, and stop.
@@ -58,6 +64,9 @@ class CheckConfig(Settings):
 
     model: Annotated[str, Flag(required=True), READS_MODEL] = ""
     recipe: Annotated[str, Flag()] = "relu:p=4,b=auto"
+    task: Annotated[tuple[str, ...], Flag(repeated=True), TASKS] = dataclasses.field(
+        default=("needle",), metadata=LATER
+    )
     n: Annotated[int, Flag(), at_least(1)] = 120
     length: Annotated[int, Flag(), at_least(1), READ_AT_ONCE] = 256
     calibration_length: Annotated[int, Flag(), at_least(0)] = 0
@@ -79,6 +88,12 @@ class CheckConfig(Settings):
     def problems(self) -> list[str]:
         parse_recipe(self.recipe)
         problems = []
+        keys = [task.key(self.length) for task in self.tasks]
+        if len(set(keys)) < len(keys):
+            names = ", ".join(task.name for task in self.tasks)
+            problems.append(
+                f"--task names a task, or files of one name, twice: {names}; name each once"
+            )
         if len(self.mesh) != 3:
             sizes = ",".join(map(str, self.mesh))
             problems.append(f"--mesh={sizes} is not three whole numbers; write 8,1,1")
@@ -89,6 +104,18 @@ class CheckConfig(Settings):
         if self.hybrid and not self.text:
             problems.append("--hybrid measures the loss on texts; name a file, --text=FILE")
         return problems
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks in their order, `prompts` last."""
+        own = [f"prompts:{self.prompts}"] * bool(self.prompts)
+        return tuple(parse_task(text) for text in (*self.task, *own))
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Digests of the files that are read, but for those that are gone."""
+        own = {f"--task={task.name}": task.source for task in self.tasks if task.kind == "prompts"}
+        return opening.files(self.audit) | file_inputs(own)
 
     @property
     def audit(self) -> AuditConfig:
@@ -116,7 +143,7 @@ class CheckConfig(Settings):
     def default_folder(self) -> Path:
         named = slug(f"{Path(self.model).name[-40:]}-{self.recipe[-30:]}")
         # A text that has changed is another check, and not one with other inputs than it had.
-        asked = {"settings": to_plain(self), "files": list(opening.files(self.audit).items())}
+        asked = {"settings": to_plain(self), "files": list(self.files.items())}
         return FOLDER / f"{named}-{config_hash(asked)[:8]}"
 
 

@@ -1,35 +1,40 @@
-"""The needle verdict on one recipe in every head, with the rows that explain it."""
+"""The verdict on one recipe in every head by its tasks, with the rows that explain it."""
 
-from collections.abc import Callable
-import functools
+from collections.abc import Sequence
 import math
-from typing import Any, TypeVar
+from typing import Any
 
+from lm_jax.errors import BadInputError
 from lm_jax.study import Work
-from polyattn_jax.audit import bias_tables, decision, recipe_rows, stages
-from polyattn_jax.audit.audit_suites import PROMPTS, TEXTS, build_suites
+from polyattn_jax.audit import audit_suites, bias_tables, recipe_rows, stages
+from polyattn_jax.audit.audit_suites import TEXTS
 from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.columns import columns
 from polyattn_jax.audit.opening import OpenAudit, Suites, open_audit
-from polyattn_jax.audit.results import (
-    CheckResult,
-    PromptResults,
-    RowShares,
-    SoftmaxComparison,
-    TextResults,
-)
+from polyattn_jax.audit.results import CheckResult, RowShares, SoftmaxComparison, TextResults
 from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.recipes.linear_state import linear_state
-from polyattn_jax.recipes.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
+from polyattn_jax.recipes.row_maps import SOFTMAX, Calibrated, Recipe, parse_recipe, resolve_bias
+from polyattn_jax.studies.check import decisions, tasks
 from polyattn_jax.studies.check.numbers import row_findings, unsafe
 from polyattn_jax.studies.check.settings import CheckConfig
+from polyattn_jax.suites import induction
 
-T = TypeVar("T")
+# The suite by whose rows heads are ranked.
+RANKING = "induction"
 RowFindings = dict[str, tuple[RowShares, SoftmaxComparison | None]]
 
 
 def measure(config: CheckConfig, work: Work) -> CheckResult:
     """Runs or resumes a check and returns its result."""
+    asked = tasks.Asked({}, {}, {})
+
+    def suites(audited: AuditedModel) -> Suites:
+        nonlocal asked
+        asked = tasks.build(audited, config.tasks, length=config.length, n=config.n)
+        controls = {tasks.control_key(key): suite for key, suite in asked.controls.items()}
+        return asked.suites | controls | _others(audited, asked)
+
     with open_audit(config.audit, work, suites) as opened:
         audited, settings = opened.model, opened.model.config
         recipe = parse_recipe(settings.recipes[0])
@@ -39,34 +44,32 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
         b_auto = calibration.bias if calibration else None
         calibrated = opened.biases(settings.by_name, b_auto)
         bias = resolve_bias(recipe, calibrated)
-        of_suite = _rows(opened, recipe, bias, b_auto)
-        safe, against = of_suite[settings.probe]
-
-        def both(stage: str, ask: Callable[..., dict[str, T]], suite: str) -> tuple[T, T]:
-            """The results of softmax and of the recipe in every head."""
-            conditions = stages.sweep_conditions(audited, calibrated, stage)
-            by_cell = ask(conditions, suite)
-            return by_cell[SOFTMAX.name], by_cell[recipe.name]
-
-        base, entry = both("sweep", opened.evaluate, settings.probe)
-        own = texts = None
-        if settings.prompts:
-            own = PromptResults(*both(PROMPTS, opened.evaluate, PROMPTS))
+        # The rows of the first task that has any explain the verdict.
+        keys = {task: task.key(config.length) for task in config.tasks}
+        probe = next((task for task, key in keys.items() if key in asked.suites), None)
+        key = keys[probe] if probe else ""
+        of_suite = _rows(opened, recipe, bias, b_auto, (key, TEXTS))
+        safe, against = of_suite.get(key, (RowShares(), None))
+        answers = _answers(config, opened, asked, calibrated, recipe)
+        texts = None
         if settings.text:
-            measure_losses = functools.partial(
-                opened.text_losses, one_document=settings.one_document
-            )
+            conditions = stages.sweep_conditions(audited, calibrated, TEXTS)
+            losses = opened.text_losses(conditions, TEXTS, one_document=settings.one_document)
             shares, change = of_suite[TEXTS]
-            texts = TextResults(*both(TEXTS, measure_losses, TEXTS), unsafe(shares), change)
+            texts = TextResults(losses[SOFTMAX.name], losses[recipe.name], unsafe(shares), change)
     measured = _is_measured(recipe)
-    decided = decision.explain(
-        entry,
-        base,
-        safe,
-        unmeasured="no row has a target" if measured else recipe.unmeasured,
-        tolerance=settings.tolerance,
-        ablated=False,
+    unmeasured = "no row has a target" if measured else recipe.unmeasured
+    results = decisions.holm(
+        decisions.task_result(
+            name,
+            own,
+            safe if probe and name == probe.name else RowShares(),
+            unmeasured=unmeasured if probe and name == probe.name else "its rows were not measured",
+            tolerance=settings.tolerance,
+        )
+        for name, own in answers.items()
     )
+    decided = decisions.overall(results, asked.refused, tolerance=settings.tolerance)
     return CheckResult(
         model=settings.model,
         provenance=read_provenance(work.path, settings),
@@ -75,21 +78,14 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
         bias=bias_tables.plain(bias),
         calibration=calibration,
         measured=measured,
-        length=settings.sweep_length,
+        length=config.length,
         heads=min(settings.top_heads, math.prod(audited.shape)),
+        rows_of=probe.name if probe else "",
         unsafe=unsafe(safe),
         against_softmax=against,
-        prompts=own,
         texts=texts,
-        softmax=base.accuracy,
-        substituted=entry.accuracy,
-        delta=entry.delta,
-        p_value=entry.p_value,
-        lost=entry.lost,
-        won=entry.won,
-        dead_rows_per_prompt=entry.dead_rows_per_prompt,
-        could_decide=decided.could_decide,
-        least_prompts=decided.least_prompts,
+        tasks=results,
+        refused=asked.refused,
         linear=linear_state(recipe, bias, audited.model.cfg),
         verdict=decided.verdict,
         reason=decided.reason,
@@ -97,11 +93,42 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
     )
 
 
-def suites(audited: AuditedModel) -> Suites:
-    """The suites that a check reads."""
-    built = build_suites(audited, lengths="--length")
-    names = (audited.config.probe, "induction", PROMPTS, TEXTS)
-    return {name: built[name] for name in names if name in built}
+def _others(audited: AuditedModel, asked: tasks.Asked) -> Suites:
+    """Induction prompts, which rank the heads, and the texts of the user."""
+    config, found = audited.config, Suites()
+    try:
+        found[RANKING] = induction(
+            vocabulary=audited.tokenizer,
+            length=config.induction_length,
+            n=config.induction_n,
+            seed=config.seed,
+            max_length=audited.model.cfg.max_length,
+        )
+    except BadInputError as error:
+        asked.refused["the ranking of heads by induction"] = str(error)
+    if config.text:
+        found[TEXTS] = audit_suites.texts(audited)
+    return found
+
+
+def _answers(
+    config: CheckConfig,
+    opened: OpenAudit,
+    asked: tasks.Asked,
+    calibrated: Calibrated,
+    recipe: Recipe,
+) -> dict[str, tasks.Answers]:
+    """The answers to all tasks that can be asked, in their order."""
+    chosen = tasks.choose(opened, config.tasks, calibrated, recipe, n=config.n)
+    answers = {}
+    for task in config.tasks:
+        if task.key(config.length) in asked.suites:
+            answers[task.name] = tasks.ask(
+                opened, task, asked, calibrated, recipe, length=config.length
+            )
+        elif task.name in chosen:
+            answers[task.name] = chosen[task.name]
+    return answers
 
 
 def _is_measured(recipe: Recipe) -> bool:
@@ -109,12 +136,15 @@ def _is_measured(recipe: Recipe) -> bool:
     return recipe.degree is not None or recipe_rows.measured(recipe)
 
 
-def _rows(opened: OpenAudit, recipe: Recipe, bias: Any, b_auto: float | None) -> RowFindings:
-    """Diagnoses the rows, or resumes it; what they say of needles and texts."""
-    audited, stores, held = opened.model, opened.stores, opened.suites
-    unmeasured = RowShares(), None
-    results: RowFindings = {audited.config.probe: unmeasured, TEXTS: unmeasured}
-    names = results.keys() & held.keys()
+def _rows(
+    opened: OpenAudit, recipe: Recipe, bias: Any, b_auto: float | None, wanted: Sequence[str]
+) -> RowFindings:
+    """Diagnoses the rows of suites and of induction, or resumes it; what they say of each."""
+    audited, stores = opened.model, opened.stores
+    names = [name for name in wanted if name in opened.suites]
+    results: RowFindings = dict.fromkeys(wanted, (RowShares(), None))
+    ranking = [RANKING] * (RANKING in opened.suites)
+    held = {name: opened.suites[name] for name in dict.fromkeys([*names, *ranking])}
     if recipe.degree is not None:
         biases = {"zero": 0.0, "auto": bias if b_auto is None else b_auto}
         stages.diagnose(audited, stores, held, biases)

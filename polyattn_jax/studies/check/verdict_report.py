@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 import itertools
+import math
 from pathlib import Path
 import re
 import textwrap
@@ -12,12 +13,16 @@ from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED
 from lm_jax.report import Report, section
 from lm_jax.report.markup import Markup
 from polyattn_jax.audit import bias_tables
-from polyattn_jax.audit.results import CheckResult, PromptResults
+from polyattn_jax.audit.results import CheckResult
 from polyattn_jax.recipes.linear_state import sentence as linear_sentence
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.report import findings
+from polyattn_jax.studies.check import tasks
+from polyattn_jax.suites import control
 
 WIDTH = 80
+# Of the label of a row.
+_LABEL = 34
 EXIT_CODES = {"preserve": EXIT_FINISHED, "no-go": EXIT_NO_GO, "undecided": EXIT_UNDECIDED}
 ENDS = "95 % interval"
 _MINUS = re.compile(r"(?<![\w.])-(?=\d)")
@@ -30,12 +35,10 @@ def build(result: CheckResult) -> Report:
     return Report(
         f"May {result.recipe} replace softmax in {Path(result.model).name}?",
         lambda: [
-            section("Needle", *_drawn(_needle_lines(result))),
+            section("Tasks", *_drawn(_task_lines(result))),
             section("Rows", *_drawn(_measured_lines(result))),
-            *[section("Your prompts", *_drawn(_prompt_lines(result.prompts)))]
-            * bool(result.prompts),
             *[section("Your texts", *_drawn(_text_lines(result)))] * bool(result.texts),
-            section("Counts and bias", *_drawn(_count_lines(result))),
+            section("Bias", *_drawn(_bias_lines(result))),
         ],
         lead=[
             report.verdict(
@@ -90,11 +93,9 @@ def format_result(result: CheckResult) -> str:
         "",
         *_measured_lines(result),
         "",
-        *_needle_lines(result),
-        "",
-        *_prompt_lines(result.prompts),
+        *_task_lines(result),
         *_text_lines(result),
-        *_count_lines(result),
+        *_bias_lines(result),
         "",
     ]
     for label, text in (
@@ -118,24 +119,43 @@ def _measured_lines(result: CheckResult) -> list[str | Row]:
     return [*textwrap.wrap(text, WIDTH)]
 
 
-def _needle_lines(result: CheckResult) -> list[Row]:
-    return [
-        (f"needle found, {result.length} tokens", "share", ENDS, "prompts"),
-        _share("  softmax", result.softmax),
-        _share("  the recipe", result.substituted),
-        _share("  change (paired)", result.delta),
-    ]
+_CONTROL = {
+    control.LEFT_OUT: "  softmax, answer left out",
+    control.OTHERS: "  softmax, answer to another",
+    tasks.GUESSED: "  guessing",
+}
 
 
-def _count_lines(result: CheckResult) -> list[str | Row]:
-    return [
-        ("prompts that could be lost", f"{result.could_decide}"),
-        ("prompts lost, won", f"{result.lost}, {result.won}"),
-        ("preserve takes, none being lost", f"{result.least_prompts}"),
-        ("McNemar, exact, two-sided", f"p = {result.p_value:.2g}"),
-        ("dead rows per prompt", f"{result.dead_rows_per_prompt:.1f}"),
-        *_bias_lines(result),
-    ]
+def _task_lines(result: CheckResult) -> list[str | Row]:
+    """What each task shows, and those that cannot be asked."""
+    lines: list[str | Row] = []
+    several = len(result.tasks) > 1 or bool(result.refused)
+    for task in result.tasks:
+        size = f", {task.tokens} tokens" if task.tokens else ""
+        lines += [
+            (f"{task.name}{size}"[-_LABEL:], "right", ENDS, "prompts"),
+            _share("  softmax", task.softmax),
+            _share("  the recipe", task.recipe),
+            _share("  change (paired)", task.delta),
+        ]
+        if task.control is not None:
+            lines.append(_share(_CONTROL[task.control_answers], task.control))
+        lines += [
+            ("prompts that could be lost", f"{task.could_decide}"),
+            ("prompts lost, won", f"{task.lost}, {task.won}"),
+            ("preserve takes, none being lost", f"{task.least_prompts}"),
+            ("McNemar, exact, two-sided", f"p = {task.p_value:.2g}"),
+        ]
+        if several:
+            lines.append(("  by Holm for all that decide", f"p = {task.p_holm:.2g}"))
+        if math.isfinite(task.dead_rows_per_prompt):
+            lines.append(("dead rows per prompt", f"{task.dead_rows_per_prompt:.1f}"))
+        if several:
+            lines.append(("verdict by this task", task.verdict.upper()))
+        lines.append("")
+    for name, why in result.refused.items():
+        lines += [*textwrap.wrap(f"{name} cannot be asked: {why}", WIDTH), ""]
+    return lines
 
 
 def _row_lines(result: CheckResult) -> list[str | Row]:
@@ -143,7 +163,7 @@ def _row_lines(result: CheckResult) -> list[str | Row]:
     unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
     ranked_by = "S_2" if parse_recipe(result.recipe).degree is not None else name
     lines: list[str | Row] = [
-        (f"rows with {name} >= 1, dead or not", "share", ENDS, "prompts"),
+        (f"rows of {result.rows_of} with {name} >= 1"[:_LABEL], "share", ENDS, "prompts"),
         _share("  all heads", unsafe.recipe),
         _share("    dead, that is of no weight", unsafe.dead),
         _share("    softmax on the same rows", unsafe.softmax),
@@ -181,20 +201,6 @@ def _bias_lines(result: CheckResult) -> list[str | Row]:
     lines: list[str | Row] = [("b_auto", bias, ends, f"{calibration.texts} texts")]
     text = f"b_auto is {findings.b_auto_by_length(calibration)}"
     return [*lines, *textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")]
-
-
-def _prompt_lines(own: PromptResults | None) -> list[str | Row]:
-    """The answers to prompts of the user, with a verdict that the exit code does not follow."""
-    if own is None:
-        return []
-    return [
-        ("your prompts answered", "share", ENDS, "prompts"),
-        _share("  with softmax", own.softmax.accuracy),
-        _share("  with the recipe", own.recipe.accuracy),
-        _share("  change on yours (paired)", own.recipe.delta),
-        ("verdict on your prompts alone", own.recipe.verdict.upper()),
-        "",
-    ]
 
 
 def _text_lines(result: CheckResult) -> list[str | Row]:

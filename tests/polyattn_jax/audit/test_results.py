@@ -9,11 +9,11 @@ import pytest
 from lm_jax.errors import CorruptError
 from lm_jax.run.files import write_json
 from lm_jax.run.results import json_schema, load_result
-from polyattn_jax.audit.results import AuditSummary, CheckResult
+from polyattn_jax.audit.results import AuditSummary, EarlierCheck
 
 # Written by commit 63bffe7, from dicts, and cut to two entries of each list.
 GOLDEN = Path(__file__).parents[2] / "golden" / "polyattn"
-FILES = [(GOLDEN / "summary.json", AuditSummary), (GOLDEN / "check.json", CheckResult)]
+FILES = [(GOLDEN / "summary.json", AuditSummary), (GOLDEN / "check.json", EarlierCheck)]
 
 
 def assert_read_back(path, cls, copy):

@@ -79,7 +79,11 @@ def test_a_hopeless_recipe_is_printed_with_intervals_and_a_paired_test(run_check
     assert printed["only the recipe does: sharpened"][0] == "0.0"
     assert printed["median change of a head's output"][0] == "100.0"
     result = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (result["verdict"], result["lost"]) == ("no-go", PROMPTS)
+    (task,) = result["tasks"]
+    assert (result["verdict"], task["verdict"], task["lost"]) == ("no-go", "no-go", PROMPTS)
+    # The needle left out, softmax does not find it.
+    assert task["control"]["estimate"] == 0.0 and task["control_answers"] == "left out"
+    assert printed["softmax, answer left out"][0] == "0.0"
     assert result["unsafe"]["recipe"]["estimate"] == result["unsafe"]["dead"]["estimate"] == 1.0
     recorded = json.loads((tmp_path / "run" / "provenance.json").read_text())
     assert result["provenance"].pop("config_hash") and result["provenance"] == recorded
@@ -140,21 +144,60 @@ def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path
     assert not (tmp_path / "run" / "calibration.json").exists()
 
 
-def test_own_prompts_are_answered_and_leave_the_exit_code_to_the_needles(
-    run_check, prompts_file, tmp_path
-):
+def test_own_prompts_are_a_task_that_decides_like_the_needle(run_check, prompts_file, tmp_path):
     arguments = [f"--recipe={HOPELESS}", f"--prompts={prompts_file}"]
     outcome = run_check(*arguments, f"--workdir={tmp_path / 'run'}")
-    printed = fields(outcome.out)
-    assert printed["with softmax"][0] == "100.0" and printed["with softmax"][-1] == "9"
-    assert printed["with the recipe"][0] == "0.0"
-    assert printed["change on yours (paired)"][0] == "-100.0"
-    assert printed["verdict on your prompts alone"] == ["NO-GO"]
-    assert printed["prompts lost, won"] == [f"{PROMPTS},", "0"]
-    rows = pq.read_table(tmp_path / "run" / "rows", columns=["suite"])["suite"].to_pylist()
-    assert rows.count("prompts") == 9 * 3 * 4 * 2 * 2
-    kept = run_check("--recipe=relu:p=4,b=0", f"--prompts={prompts_file}")
-    assert fields(kept.out)["with the recipe"][0] == "100.0"
+    result = json.loads((tmp_path / "run" / "summary.json").read_text())
+    needle, own = result["tasks"]
+    assert (needle["name"], own["name"]) == ("needle", f"prompts:{prompts_file}")
+    assert (own["softmax"]["estimate"], own["recipe"]["estimate"]) == (1.0, 0.0)
+    assert own["softmax"]["n"] == own["lost"] == 9
+    # Each prompt was asked for the answer to another one.
+    assert (own["control"]["estimate"], own["control_answers"]) == (0.0, "another prompt's")
+    assert outcome.code == 10 and result["verdict"] == own["verdict"] == "no-go"
+    for each in (needle, own):
+        assert each["name"] in result["reason"]
+        p_value = stats.binomtest(0, each["lost"]).pvalue
+        assert each["p_value"] == pytest.approx(p_value)
+    # Of two p, the smaller is doubled.
+    assert own["p_holm"] == pytest.approx(2 * own["p_value"])
+    assert needle["p_holm"] == pytest.approx(max(needle["p_value"], own["p_holm"]))
+    kept = run_check("--recipe=relu:p=4,b=0", f"--task=prompts:{prompts_file}", "--n=3")
+    assert kept.code == 11 and "prompts answered" not in kept.out
+    assert fields(kept.out)["the recipe"][0] == "100.0"
+
+
+def test_a_task_that_the_model_fails_is_named_and_leaves_the_verdict_to_the_others(
+    run_check, prompts_file, tmp_path
+):
+    tasks = ["--task=niah", "--task=induction"]
+    outcome = run_check(f"--recipe={HOPELESS}", *tasks, f"--workdir={tmp_path / 'run'}")
+    result = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [(each["name"], each["verdict"]) for each in result["tasks"]] == [
+        ("needle", "no-go"),
+        ("induction", "undecidable"),
+    ]
+    failing = result["tasks"][1]
+    assert "which does not show that it solves" in failing["reason"]
+    assert outcome.code == 10 and "induction" not in result["reason"]
+    # Its p is not among those that are corrected together.
+    assert result["tasks"][0]["p_holm"] == result["tasks"][0]["p_value"]
+    alone = run_check(f"--recipe={HOPELESS}", "--task=induction")
+    assert alone.code == 11 and "\nverdict   UNDECIDED\n" in alone.out
+
+
+def test_prompts_that_all_have_one_answer_decide_nothing(run_check, tmp_path):
+    path, noun = tmp_path / "mine.jsonl", "apple"
+    words = ["People sing", "Some wait", "People travel", "Some work", "People wait"]
+    rows = [
+        {"id": f"{i}", "prompt": f"The secret word is {noun}. {each}. The secret word is"}
+        | {"answer": f" {noun}"}
+        for i, each in enumerate(words)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    outcome = run_check(f"--recipe={HOPELESS}", f"--task=prompts:{path}")
+    assert outcome.code == 11
+    assert "all of its prompts have the same answer" in " ".join(outcome.out.split())
 
 
 def test_without_a_work_folder_the_check_has_one_of_its_settings(
@@ -185,12 +228,17 @@ def test_without_a_work_folder_the_check_has_one_of_its_settings(
         (["--recipe=relu_p4_bato"], 2, "did you mean 'relu_p4_bauto'"),
         (["--mesh=2,2"], 2, "--mesh=2,2 is not three whole numbers; write 8,1,1"),
         (["--n=0"], 2, "n=0"),
+        (["--task=niha"], 2, "--task=niha is no task; did you mean 'niah'?"),
+        (["--task=choices:arc"], 2, "there are no questions 'arc'; did you mean 'arc_"),
+        (["--task=prompts:"], 2, "write prompts:FILE or choices:NAME"),
+        (["--task=niah", "--task=needle"], 2, "twice: needle, needle; name each once"),
+        (["--task=prompts:no/such.jsonl"], 3, "no/such.jsonl: No such file or directory"),
         (["--length=many"], 2, "length=many"),
         (["--dtype=float16"], 2, "float32|bfloat16"),
         (["--modle=x"], 2, "--modle is not a flag of this command; did you mean 'model'?"),
         (["--prompts=no/such.jsonl"], 3, "no/such.jsonl: No such file or directory"),
         (["--model=no/such"], 3, "model 'no/such' is no folder or .gguf file"),
-        (["--length=512"], 3, "it has 512 tokens, the limit is 256"),
+        (["--length=512"], 3, "--length=512: the model has 256 positions"),
     ],
 )
 def test_what_cannot_be_checked_is_one_line(run_check, arguments, code, words):

@@ -7,6 +7,7 @@ import pytest
 
 from lm_jax.errors import UsageError
 from polyattn_jax import suites
+from polyattn_jax.suites.prompts import answered, make_suite
 from tests.polyattn_jax.synthetic_suites import HAYSTACK, VOCABULARY, WordTokenizer, build
 
 
@@ -44,6 +45,20 @@ def test_batches_hold_every_prompt_once_and_have_few_shapes(count, size, buckets
                 result.add(prompt.id)
         assert batch.valid_B[0]
     assert len(result) == count
+
+
+def test_answers_of_as_many_tokens_are_in_one_batch():
+    answers = [(1,), (2, 3), (4,), (5, 6, 7), (8, 9)]
+    prompts = [answered(f"{i}", (i, i, i), ids, None, {}) for i, ids in enumerate(answers)]
+    suite = make_suite("mine", prompts, vocabulary=50, plant="none")
+    found = list(suites.batches(suite, 2))
+    assert [batch.index_B.tolist() for batch in found] == [[0, 2], [1, 4], [3, 3]]
+    for batch in found:
+        for row, index in enumerate(batch.index_B):
+            assert tuple(batch.target_BQ[row]) == answers[index]
+            # What decoding has written of the answer is part of the tokens.
+            after = batch.tokens_BT[row, 3 : batch.lengths_B[row]]
+            assert tuple(after) == answers[index][:-1]
 
 
 def test_batches_carry_one_target_for_each_query():

@@ -59,7 +59,6 @@ def test_audit_catches_false_claims_about_random_tokens():
     refused("token 50 is outside the vocabulary of 50", tokens=(50, *tokens[1:]))
     refused("must ascend within", query_positions=(21,))
     refused("query_positions must end there", query_positions=(3,))
-    refused("the first prompt", id="x", query_positions=(19, 20))
     refused("targets for", target=(1, 2))
     refused("must be of one form", target=(1,), query_positions=(20,))
     refused("it has no tokens", tokens=(), query_positions=())
@@ -103,13 +102,16 @@ def test_jsonl_prompts_become_an_audited_suite(tmp_path, starting):
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
     suite = suites.load_jsonl(path, starting, max_length=10)
     assert [prompt.id for prompt in suite.prompts] == ["a", "b", "c"]
-    assert [starting.decode([prompt.target]) for prompt in suite.prompts] == [
+    assert [starting.decode(prompt.meta["answer_ids"]) for prompt in suite.prompts] == [
         "there",
-        "apple",
+        "apple tree",
         "apple",
     ]
-    assert [prompt.answer_position for prompt in suite.prompts] == [None, 4, None]
-    assert starting.decode(suite.prompts[1].meta["answer_ids"]) == "apple tree"
+    # Of an answer of two tokens the first is forced, and both are asked for.
+    first, tree = suite.prompts[1].target
+    assert suite.prompts[1].tokens[-1] == first and starting.decode([tree]) == "tree"
+    assert [len(prompt.query_positions) for prompt in suite.prompts] == [1, 2, 1]
+    assert [prompt.answer_position for prompt in suite.prompts] == [None, None, None]
     assert suite.prompts[2].meta["kind"] == "easy"
     assert suite.manifest["audit"]["longer_answers"] == 1
     assert suite.name == "mine"
@@ -126,7 +128,8 @@ def test_special_tokens_in_a_prompt_are_plain_text(tmp_path):
     suite = suites.load_jsonl(path, tokenizer)
     (prompt,) = suite.prompts
     assert prompt.tokens[0] == 1 and not {1, 2} & {*prompt.tokens[1:], *prompt.meta["answer_ids"]}
-    assert tokenizer.decode(prompt.tokens) == "<s> The word </ s > is < s >"
+    # With all of the answer's tokens but the last.
+    assert tokenizer.decode(prompt.tokens) == "<s> The word </ s > is < s > </ s"
     assert "plain text" in suite.manifest["special_tokens"]
     # The haystack is a user's file too.
     haystack = [*HAYSTACK, *(f"Some people </s> wait there {noun}." for noun in ("today", "home"))]
