@@ -1,7 +1,7 @@
-"""May this recipe replace the softmax of this model? The needle verdict of an audit, alone.
+"""May this recipe replace the softmax of this model? A verdict by the tasks that it must keep.
 
     iaj polyattn check --model=smollm2 --recipe=relu:p=4,b=auto
-    iaj polyattn check --model=FOLDER --n=200 --length=512 --workdir=runs/check
+    iaj polyattn check --model=FOLDER --task=niah --task=prompts:mine.jsonl --workdir=runs/check
     iaj polyattn check --model=smollm2 --text=FILE --diagnose
     iaj polyattn check --model=smollm2 --recipe=relu:p=2,b=auto --text=FILE --hybrid=heads.json
 
@@ -9,14 +9,11 @@ A negative screen, after "When Does Polynomial Attention Concentrate?", section 
 `polyattn_jax.audit.stages`:
 
 1. calibrate b_auto, unless the recipe gives its own bias;
-2. measure S_p on the last row of needle and induction prompts, where the recipe is a normalised
-   power, or S_phi where it is a feature map, and S of softmax on the same rows; induction ranks the
-   heads;
-3. ask for the needle with softmax and with the recipe in every head, on the same prompts.
-
-Its one control is the accuracy of softmax on these prompts, which must show that it solves the
-probe. Only an audit tests whether softmax also finds a needle that was left out, and whether its
-loss falls on repeated tokens; there these controls enter the verdict.
+2. measure S_p on the rows that answer the first task and on induction prompts, where the recipe is
+   a normalised power, or S_phi where it is a feature map, and S of softmax on the same rows;
+   induction ranks the heads;
+3. ask each task with softmax and with the recipe in every head, on the same prompts, and its control
+   with softmax (`tasks.py`; the verdict of all is in `decisions.py`).
 
 With `--text` the rows of the user's own texts are diagnosed too, and their language-modelling loss
 is measured with softmax and with the recipe; `--diagnose` does the former alone (`diagnosis.py`),

@@ -108,7 +108,14 @@ def overall(results: Sequence[TaskResult], refused: dict[str, str], *, tolerance
     if open_ones:
         return Overall("undecided", _reasons(open_ones), open_ones[0].next)
     if not deciding:
-        return Overall("undecided", _reasons(results), results[0].next)
+        counts = ", ".join(
+            f"{each.name} ({each.could_decide} of {each.softmax.n} right)" for each in results
+        )
+        reason = (
+            f"softmax itself is not shown to solve {counts}, so that keeping its accuracy would "
+            "say nothing"
+        )
+        return Overall("undecided", reason, results[0].next)
     worst = min(100 * each.delta.low for each in deciding)
     names = ", ".join(each.name for each in deciding)
     reason = (

@@ -13,11 +13,11 @@ from lm_jax.errors import EXIT_FINISHED, EXIT_NO_GO, EXIT_UNDECIDED
 from lm_jax.report import Report, section
 from lm_jax.report.markup import Markup
 from polyattn_jax.audit import bias_tables
-from polyattn_jax.audit.results import CheckResult
+from polyattn_jax.audit.results import CheckResult, TaskResult
 from polyattn_jax.recipes.linear_state import sentence as linear_sentence
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.report import findings
-from polyattn_jax.studies.check import tasks
+from polyattn_jax.studies.check import decisions, tasks
 from polyattn_jax.suites import control
 
 WIDTH = 80
@@ -122,8 +122,13 @@ def _measured_lines(result: CheckResult) -> list[str | Row]:
 _CONTROL = {
     control.LEFT_OUT: "  softmax, answer left out",
     control.OTHERS: "  softmax, answer to another",
-    tasks.GUESSED: "  guessing",
 }
+
+
+def _control(task: TaskResult, accuracy: statistics.Interval) -> Row:
+    if task.control_answers == tasks.GUESSED:
+        return "  guessing", f"{100 * accuracy.estimate:.1f} %"
+    return _share(_CONTROL[task.control_answers], accuracy)
 
 
 def _task_lines(result: CheckResult) -> list[str | Row]:
@@ -135,11 +140,19 @@ def _task_lines(result: CheckResult) -> list[str | Row]:
         lines += [
             (f"{task.name}{size}"[-_LABEL:], "right", ENDS, "prompts"),
             _share("  softmax", task.softmax),
-            _share("  the recipe", task.recipe),
-            _share("  change (paired)", task.delta),
         ]
+        # What the recipe does where softmax solves nothing is no finding of several.
+        decides = not several or task.verdict != decisions.UNDECIDABLE
+        if decides:
+            lines += [
+                _share("  the recipe", task.recipe),
+                _share("  change (paired)", task.delta),
+            ]
         if task.control is not None:
-            lines.append(_share(_CONTROL[task.control_answers], task.control))
+            lines.append(_control(task, task.control))
+        if not decides:
+            lines += [("verdict by this task", task.verdict.upper()), ""]
+            continue
         lines += [
             ("prompts that could be lost", f"{task.could_decide}"),
             ("prompts lost, won", f"{task.lost}, {task.won}"),
@@ -161,9 +174,10 @@ def _task_lines(result: CheckResult) -> list[str | Row]:
 def _row_lines(result: CheckResult) -> list[str | Row]:
     """Unsafe rows under the recipe and under softmax, and where the two differ."""
     unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
+    whose = result.rows_of if len(result.tasks) > 1 else "dead or not"
     ranked_by = "S_2" if parse_recipe(result.recipe).degree is not None else name
     lines: list[str | Row] = [
-        (f"rows of {result.rows_of} with {name} >= 1"[:_LABEL], "share", ENDS, "prompts"),
+        (f"rows with {name} >= 1, {whose}"[:_LABEL], "share", ENDS, "prompts"),
         _share("  all heads", unsafe.recipe),
         _share("    dead, that is of no weight", unsafe.dead),
         _share("    softmax on the same rows", unsafe.softmax),
