@@ -12,8 +12,8 @@ A negative screen, after "When Does Polynomial Attention Concentrate?", section 
 2. measure S_p on the rows that answer the first task and on induction prompts, where the recipe is
    a normalised power, or S_phi where it is a feature map, and S of softmax on the same rows;
    induction ranks the heads;
-3. ask each task with softmax and with the recipe in every head, on the same prompts, and its control
-   with softmax (`tasks.py`; the verdict of all is in `decisions.py`).
+3. ask each task with softmax and with the recipe in every head, on the same prompts, and its
+   control with softmax (`tasks.py`; the verdict of all is in `decisions.py`).
 
 With `--text` the rows of the user's own texts are diagnosed too, and their language-modelling loss
 is measured with softmax and with the recipe; `--diagnose` does the former alone (`diagnosis.py`),
