@@ -46,6 +46,7 @@ class BiasTable:
       passes: number of passes over the model.
       biases: b by layer and head.
       mass: average mass below minus the bias, by layer and head.
+      text: digest of the text of `config.calibration_text`; empty for the shipped ones.
     """
 
     level: Level
@@ -58,6 +59,7 @@ class BiasTable:
     biases: tuple[tuple[float, ...], ...]
     mass: tuple[tuple[Share, ...], ...]
     dtype: str = ""
+    text: str = ""
 
 
 def calibrated(
@@ -157,6 +159,7 @@ def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
         biases=tuple(map(tuple, biases)),
         mass=tuple(map(tuple, masses)),
         dtype=config.dtype,
+        text=model_calibration.text_sha256(config),
     )
     processes.on_first(lambda: write_json(path, table))
     return table

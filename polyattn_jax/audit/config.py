@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from iaj_kernels.row_map_attention.maps import RowMap
 from lm_jax.errors import UsageError, nearest
 from lm_jax.evaluate.multiple_choice import task_problems
+from lm_jax.run.config import LATER
 from lm_jax.run.settings import READS_FILE, READS_MODEL, Settings, at_least, between
 from polyattn_jax.recipes.probe import DEGREES
 from polyattn_jax.recipes.row_maps import RECIPES, Recipe, parse_recipe
@@ -61,8 +62,10 @@ class AuditConfig(Settings):
       repeated_n: number of prompts of 100 random tokens written twice, whose loss shows
         induction.
       repeated_vocabulary: those tokens are drawn below this id (frequent merges have low ids).
-      calibration_length: tokens of each shipped text that b_auto is calibrated on; 0 takes the
-        length of the sweep, since b_auto depends on the length of what is read.
+      calibration_length: tokens of each text that b_auto is calibrated on; 0 takes the length of
+        the sweep, since b_auto depends on the length of what is read.
+      calibration_text: text that b_auto is calibrated on: a file like `text`, or "essays" or
+        "speeches"; empty for the eight texts that come with the package.
       budget: share of the softmax mass allowed below the threshold.
       recipes: names or specs of the recipes to substitute in all heads.
       sweep_length: the needle length they are tried at; one of `niah_lengths`.
@@ -107,6 +110,7 @@ class AuditConfig(Settings):
     repeated_n: Annotated[int, at_least(1)] = 4
     repeated_vocabulary: int = 15_000
     calibration_length: Annotated[int, at_least(0)] = 0
+    calibration_text: Annotated[str, READS_TEXT] = dataclasses.field(default="", metadata=LATER)
     budget: Annotated[float, between(0, 1)] = 0.05
     recipes: tuple[str, ...] = ("relu_p4_b0", "relu_p4_bauto")
     sweep_length: int = 256

@@ -1,4 +1,8 @@
-"""b_auto of an audited model: the rule of `calibrate` on the score rows of shipped texts."""
+"""b_auto of an audited model: the rule of `calibrate` on the score rows of texts.
+
+The texts are the eight shipped ones, or those of `config.calibration_text`. Where they are shorter
+than what is audited, they are joined and cut into pieces of that length.
+"""
 
 from collections.abc import Sequence
 import dataclasses
@@ -16,10 +20,16 @@ from lm_jax.run import processes, progress, stop
 from lm_jax.run.files import write_json
 from lm_jax.run.identity import difference
 from lm_jax.run.results import load_result
+from lm_jax.text.tokenizer import Tokenizer
 from polyattn_jax.audit import measure
 from polyattn_jax.audit.audited_model import AuditedModel
+from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.recipes import calibrate
+from polyattn_jax.suites import prompts as prompts_lib
+from polyattn_jax.suites import read_texts
 
+# The most texts or pieces; as many are shipped.
+MOST_TEXTS = 8
 CALIBRATION_TEXTS_SHA256 = "e5df7fb61fb5c75f55614091449dd88d21206c60faf03112dadbaa1eec4f3028"
 
 
@@ -78,7 +88,9 @@ def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
             resamples=c.resamples,
             seed=c.seed,
         )
-    result = dataclasses.replace(result, model_sha256=audited.model.identity.text, dtype=c.dtype)
+    result = dataclasses.replace(
+        result, model_sha256=audited.model.identity.text, dtype=c.dtype, text=text_sha256(c)
+    )
     processes.on_first(lambda: write_json(path, result))
     return result
 
@@ -94,6 +106,7 @@ def check_source(path: Path, stored: Any, audited: AuditedModel) -> None:
         "dtype": c.dtype,
         "budget": c.budget,
         "length": c.calibrated_at,
+        "text": text_sha256(c),
     }
     remedy = "remove the file to calibrate again, or choose another --workdir"
     if change := difference(stored.model_sha256, audited.model.identity.text, where=path):
@@ -103,14 +116,20 @@ def check_source(path: Path, stored: Any, audited: AuditedModel) -> None:
             raise BadInputError(f"{path}: {field} is {held!r}, and {value!r} in this run; {remedy}")
 
 
+def text_sha256(config: AuditConfig) -> str:
+    """Digest of the text of `config.calibration_text`; empty for the shipped ones."""
+    return read_texts(config.calibration_text)[1] if config.calibration_text else ""
+
+
 def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ...]]:
-    """The shipped texts as tokens `[U, T]`, and the lengths at which b_auto is read.
+    """The texts as tokens `[U, T]`, and the lengths at which b_auto is read.
 
     The lengths are that of the calibration, an eighth, a quarter and a half of it, and those of the
     other suites that fit texts and context.
 
     Raises:
-      BadInputError: for a calibration that is longer than the model's context or a text.
+      BadInputError: for a calibration that is longer than the model's context, or too little text
+        for two pieces of its length.
     """
     c, longest = audited.config, audited.model.cfg.max_length
     if c.calibrated_at > longest:
@@ -118,19 +137,40 @@ def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ..
             f"config.calibration_length = {c.calibrated_at} is longer than the model's "
             f"context of {longest} tokens; lower it"
         )
-    ids = [audited.tokenizer.encode(text) for text in calibration_texts().values()]
+    texts = read_texts(c.calibration_text)[0] if c.calibration_text else calibration_texts()
+    ids = pieces(list(texts.values()), audited.tokenizer, c.calibrated_at)
     shortest = min(map(len, ids))
-    if shortest < c.calibrated_at:
-        raise BadInputError(
-            f"config.calibration_length = {c.calibrated_at}, but the shortest calibration text has "
-            f"{shortest} tokens in this tokenizer; set it to that or less"
-        )
     audited_lengths = [*c.niah_lengths]
     audited_lengths += [c.induction_length] if c.induction_n else []
     audited_lengths += [c.mqar_length] if c.mqar_n else []
     wanted = {c.calibrated_at // part for part in (1, 2, 4, 8)} | set(audited_lengths)
     lengths = tuple(sorted(n for n in wanted if 1 < n <= min(shortest, longest)))
     return np.array([one[: lengths[-1]] for one in ids], np.int32), lengths
+
+
+def pieces(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> list[list[int]]:
+    """Texts of so many tokens or more, each with the tokenizer's start token; 8 at most.
+
+    They are the first texts if these are long enough, else the pieces of all of them in a row.
+
+    Raises:
+      BadInputError: there are fewer than two.
+    """
+    own = [list(tokenizer.encode(text)) for text in texts[:MOST_TEXTS]]
+    if len(own) > 1 and min(map(len, own)) >= length:
+        return own
+    start = list(prompts_lib.start_tokens(tokenizer))
+    size = length - len(start)
+    row = [i for text in texts for i in prompts_lib.encode(tokenizer, text, start=False)]
+    cut = [row[at : at + size] for at in range(0, MOST_TEXTS * size, size)]
+    whole = [[*start, *part] for part in cut if len(part) == size]
+    if len(whole) < 2:
+        raise BadInputError(
+            f"config.calibration_length = {length} takes two pieces of as many tokens, {2 * size} "
+            f"in all, but the calibration text has {len(row)} in this tokenizer; give a longer "
+            "one, calibration_text=FILE, or a lower calibration_length"
+        )
+    return whole
 
 
 def calibration_texts() -> dict[str, str]:

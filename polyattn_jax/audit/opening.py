@@ -91,6 +91,9 @@ def files(config: AuditConfig) -> dict[str, str]:
             "config.prompts": config.prompts,
             "config.text": config.text,
             "config.truthfulqa": config.truthfulqa,
+            "config.calibration_text": (
+                "" if config.calibration_text in SHIPPED else config.calibration_text
+            ),
             "config.haystack": "" if config.haystack in SHIPPED else config.haystack,
             **{f"biases {name}": str(name) for name in biases},
         }
@@ -106,8 +109,8 @@ def check_readable(config: AuditConfig) -> None:
     resolve(config.model)
     if config.prompts:
         read_jsonl(config.prompts)
-    if config.text:
-        read_texts(config.text)
+    for text in filter(None, (config.text, config.calibration_text)):
+        read_texts(text)
     multiple_choice.read_questions(config)
 
 

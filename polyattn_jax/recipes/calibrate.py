@@ -87,6 +87,7 @@ class Calibration:
       budget: share of the mass that was allowed; null where a file does not say.
       model_sha256: identity of the model (`ModelIdentity.text`); empty where not recorded, as is
         `dtype`, the dtype of its weights.
+      text: digest of a text of the user; empty for the shipped ones.
     """
 
     bias: float
@@ -102,6 +103,7 @@ class Calibration:
     budget: float | None = None
     model_sha256: str = ""
     dtype: str = ""
+    text: str = ""
 
 
 def mass_below(

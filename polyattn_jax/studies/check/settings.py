@@ -22,7 +22,7 @@ MOST_INDUCTION = 20
 # The settings that an audit has by the same name.
 _OF_AUDIT = (
     *("model", "dtype", "mesh", "seed", "batch_size", "text", "text_length", "haystack"),
-    *("calibration_length", "top_heads"),
+    *("calibration_length", "calibration_text", "top_heads"),
 )
 SHARES = Bound(
     "percentages from 0 to below 100",
@@ -46,6 +46,8 @@ class CheckConfig(Settings):
       n: number of prompts of a task; preserve takes 73 or more.
       length: number of tokens of each prompt.
       calibration_length: number of tokens to calibrate b=auto on; 0 is --length.
+      calibration_text: file of a text to calibrate b=auto on, or essays or speeches; by default the
+        eight texts of the package, which are English.
       top_heads: number of heads of highest median S_2 to report separately.
       prompts: a .jsonl file of your own prompts; the same as one more --task=prompts:FILE.
       text: a file of your own texts: .jsonl of id and text, or plain text cut into pieces.
@@ -70,6 +72,9 @@ class CheckConfig(Settings):
     n: Annotated[int, Flag(), at_least(1)] = 120
     length: Annotated[int, Flag(), at_least(1), READ_AT_ONCE] = 256
     calibration_length: Annotated[int, Flag(), at_least(0)] = 0
+    calibration_text: Annotated[str, Flag(), READS_TEXT] = dataclasses.field(
+        default="", metadata=LATER
+    )
     top_heads: Annotated[int, Flag(), at_least(1)] = 40
     prompts: Annotated[str, Flag(), READS_FILE] = ""
     text: Annotated[str, Flag(), READS_TEXT] = ""

@@ -205,6 +205,20 @@ def test_the_interval_is_a_bootstrap_over_whole_texts():
     assert same.high - same.low <= same.step
 
 
+def test_long_texts_are_taken_as_they_are_and_short_ones_joined(starting):
+    texts = ["apple " * 9, "table " * 12, "house " * 8]
+    first = [starting.encode(text) for text in texts]
+    assert model_calibration.pieces(texts, starting, 9) == first
+    # Of 9 + 12 + 8 words in a row, with a start token before each piece.
+    row = [token for ids in first for token in ids[1:]]
+    got = model_calibration.pieces(texts, starting, 11)
+    assert got == [[1, *row[0:10]], [1, *row[10:20]]]
+    # No more pieces than there are shipped texts.
+    assert len(model_calibration.pieces(["apple " * 100], starting, 3)) == 8
+    with pytest.raises(BadInputError, match="two pieces of as many tokens, 30 in all.* has 29 in"):
+        model_calibration.pieces(texts, starting, 16)
+
+
 def test_calibration_texts_are_the_shipped_ones(monkeypatch):
     texts = model_calibration.calibration_texts()
     assert len(texts) == 8 and "1825-Adams-1" in texts

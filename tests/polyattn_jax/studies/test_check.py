@@ -1,5 +1,6 @@
 """A check exits 0, 10 or 11 with its verdict, and prints the numbers it rests on."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -142,6 +143,23 @@ def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path
     assert printed["all heads"][0] == f"{100 * np.mean(unsafe):.1f}"
     assert printed["the 3 heads of greatest S_2"][0] == f"{100 * np.mean(unsafe_top):.1f}"
     assert not (tmp_path / "run" / "calibration.json").exists()
+
+
+def test_b_auto_is_calibrated_on_a_text_of_the_user(run_check, tmp_path):
+    text = tmp_path / "mine.txt"
+    text.write_text("Some people sing here. Every bright day they wait there again. " * 20)
+    own, shipped = tmp_path / "own", tmp_path / "shipped"
+    flags = ["--recipe=relu:p=4,b=auto", "--n=2"]
+    run_check(*flags, f"--calibration_text={text}", f"--workdir={own}")
+    run_check(*flags, f"--workdir={shipped}")
+    results = [json.loads((each / "calibration.json").read_text()) for each in (own, shipped)]
+    digest = hashlib.sha256(text.read_bytes()).hexdigest()
+    assert [each["text"] for each in results] == [digest, ""]
+    assert results[0]["bias"] != results[1]["bias"]
+    # Of twelve words and two stops, pieces of the length of the needles.
+    assert results[0]["length"] == 64 and results[0]["texts"] == 20 * 14 // 64
+    refused = run_check(*flags, f"--calibration_text={text}", "--calibration_length=200")
+    assert refused.code == 3 and "takes two pieces of as many tokens, 400 in all" in refused.err[0]
 
 
 def test_own_prompts_are_a_task_that_decides_like_the_needle(run_check, prompts_file, tmp_path):
