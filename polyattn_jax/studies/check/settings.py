@@ -43,6 +43,8 @@ class CheckConfig(Settings):
       task: task that must keep its accuracy: needle, induction, mqar, copying, pass_key or another
         name of `suites.named`, prompts:FILE for a .jsonl file of your own, or choices:NAME for
         multiple choice such as arc_easy. The verdict is of all that softmax solves.
+      chat: ask in the model's own chat template, whose assistant begins with the last sentence of a
+        prompt if that is unfinished; multiple choice stays as it is.
       n: number of prompts of a task; preserve takes 73 or more.
       length: number of tokens of each prompt.
       calibration_length: number of tokens to calibrate b=auto on; 0 is --length.
@@ -69,6 +71,7 @@ class CheckConfig(Settings):
     task: Annotated[tuple[str, ...], Flag(repeated=True), TASKS] = dataclasses.field(
         default=("needle",), metadata=LATER
     )
+    chat: Annotated[bool, Flag()] = dataclasses.field(default=False, metadata=LATER)
     n: Annotated[int, Flag(), at_least(1)] = 120
     length: Annotated[int, Flag(), at_least(1), READ_AT_ONCE] = 256
     calibration_length: Annotated[int, Flag(), at_least(0)] = 0

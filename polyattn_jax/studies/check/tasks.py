@@ -29,6 +29,7 @@ from polyattn_jax.audit.opening import OpenAudit, Suites
 from polyattn_jax.audit.results import ConditionResult, VerdictName
 from polyattn_jax.recipes.row_maps import SOFTMAX, Calibrated, Recipe
 from polyattn_jax.suites import control, load_jsonl, named
+from polyattn_jax.suites.chat import in_chat
 
 Kind = Literal["suite", "prompts", "choices"]
 # Short names of suites.
@@ -103,7 +104,9 @@ class Asked:
     refused: dict[str, str]
 
 
-def build(audited: AuditedModel, tasks: tuple[Task, ...], *, length: int, n: int) -> Asked:
+def build(
+    audited: AuditedModel, tasks: tuple[Task, ...], *, length: int, n: int, chat: bool = False
+) -> Asked:
     """The prompts of all tasks but multiple choice.
 
     Args:
@@ -111,6 +114,7 @@ def build(audited: AuditedModel, tasks: tuple[Task, ...], *, length: int, n: int
       tasks: tasks in their order.
       length: tokens of a prompt, where the task can have any number.
       n: prompts of each task.
+      chat: whether they are messages in the model's chat template, which makes them longer.
 
     Raises:
       BadInputError: the model is too short, or a file of the user does not fit the tokenizer.
@@ -123,14 +127,16 @@ def build(audited: AuditedModel, tasks: tuple[Task, ...], *, length: int, n: int
             f"--length={length}: the model has {longest} positions; give that or less, or a model "
             "with a longer context"
         )
+    if chat and tokenizer.chat_template is None:
+        raise BadInputError(f"--chat: {config.model} has no chat template; leave --chat out")
     asked = Asked({}, {}, {})
     for task in tasks:
         if task.kind == "choices":
             continue
-        if task.kind == "prompts":
-            suite = load_jsonl(task.source, tokenizer, max_length=longest)
-        else:
-            try:
+        try:
+            if task.kind == "prompts":
+                suite = load_jsonl(task.source, tokenizer, max_length=longest)
+            else:
                 with naming("--length"):
                     suite = named.build(
                         task.source,
@@ -141,9 +147,13 @@ def build(audited: AuditedModel, tasks: tuple[Task, ...], *, length: int, n: int
                         seed=config.seed,
                         max_length=longest,
                     )
-            except BadInputError as error:
-                asked.refused[task.name] = str(error)
-                continue
+            if chat:
+                suite = in_chat(suite, tokenizer, max_length=longest)
+        except BadInputError as error:
+            if task.kind == "prompts":
+                raise
+            asked.refused[task.name] = str(error)
+            continue
         key = task.key(length)
         asked.suites[key] = suite
         made = control.control(suite, tokenizer, MOST_CONTROL)

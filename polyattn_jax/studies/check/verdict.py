@@ -31,7 +31,9 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
 
     def suites(audited: AuditedModel) -> Suites:
         nonlocal asked
-        asked = tasks.build(audited, config.tasks, length=config.length, n=config.n)
+        asked = tasks.build(
+            audited, config.tasks, length=config.length, n=config.n, chat=config.chat
+        )
         controls = {tasks.control_key(key): suite for key, suite in asked.controls.items()}
         return asked.suites | controls | _others(audited, asked)
 

@@ -215,7 +215,7 @@ def test_long_texts_are_taken_as_they_are_and_short_ones_joined(starting):
     assert got == [[1, *row[0:10]], [1, *row[10:20]]]
     # No more pieces than there are shipped texts.
     assert len(model_calibration.pieces(["apple " * 100], starting, 3)) == 8
-    with pytest.raises(BadInputError, match="two pieces of as many tokens, 30 in all.* has 29 in"):
+    with pytest.raises(BadInputError, match=r"two pieces of as many tokens, 30 in all.* has 29 in"):
         model_calibration.pieces(texts, starting, 16)
 
 

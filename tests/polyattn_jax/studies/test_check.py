@@ -145,6 +145,11 @@ def test_a_recipe_with_its_own_bias_is_measured_at_that_bias(run_check, tmp_path
     assert not (tmp_path / "run" / "calibration.json").exists()
 
 
+def test_chat_needs_a_template(run_check):
+    outcome = run_check("--recipe=softmax", "--chat")
+    assert outcome.code == 3 and "has no chat template; leave --chat out" in outcome.err[0]
+
+
 def test_b_auto_is_calibrated_on_a_text_of_the_user(run_check, tmp_path):
     text = tmp_path / "mine.txt"
     text.write_text("Some people sing here. Every bright day they wait there again. " * 20)
