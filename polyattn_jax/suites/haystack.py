@@ -74,15 +74,36 @@ class Pool:
         return np.array([i for i in range(len(self.sentences)) if i not in barred], int)
 
 
-def pool(haystack: str | Iterable[str], tokenizer: Tokenizer, seed: int) -> Pool:
+def pool(
+    haystack: str | Iterable[str],
+    tokenizer: Tokenizer,
+    seed: int,
+    *,
+    lines: bool = False,
+    free_of: str = "",
+) -> Pool:
     """Returns the usable sentences of a text, or of several, at most 4,000 of them.
+
+    Args:
+      haystack: a text, or an iterable of texts.
+      tokenizer: the model's own.
+      seed: random seed of the sample of a larger text.
+      lines: whether to take whole lines, of any form but empty ones, in place of sentences.
+      free_of: text that no line has.
 
     Raises:
       BadInputError: if nothing usable is left.
     """
     texts = [haystack] if isinstance(haystack, str) else haystack
-    parts = itertools.chain.from_iterable(map(sentences, texts))
-    kept = list(dict.fromkeys(filter(usable, parts)))
+    if lines:
+        parts = itertools.chain.from_iterable(text.splitlines() for text in texts)
+        whole = (part.rstrip() for part in parts)
+        kept = list(dict.fromkeys(part for part in whole if part and free_of not in part))
+    else:
+        parts = itertools.chain.from_iterable(map(sentences, texts))
+        kept = list(dict.fromkeys(filter(usable, parts)))
+    if not kept and lines:
+        raise BadInputError("haystack has no line; give a text file with some")
     if not kept:
         raise BadInputError(
             f"haystack has no usable sentence: give English prose with sentences of {WORDS[0]} to "
@@ -92,8 +113,9 @@ def pool(haystack: str | Iterable[str], tokenizer: Tokenizer, seed: int) -> Pool
         chosen = np.random.RandomState(seed).permutation(len(kept))[:POOL]
         kept = [kept[i] for i in sorted(chosen.tolist())]
     # Encoded after a full stop, since a sentence alone may lack the token of the space before it.
+    before = ".\n" if lines else ". "
     stop = len(prompts_lib.encode(tokenizer, ".", start=False))
-    ids = (prompts_lib.encode(tokenizer, f". {part}", start=False)[stop:] for part in kept)
+    ids = (prompts_lib.encode(tokenizer, before + part, start=False)[stop:] for part in kept)
     return Pool(tuple(kept), tuple(map(tuple, ids)))
 
 

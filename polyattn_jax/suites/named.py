@@ -14,6 +14,7 @@ from lm_jax.errors import UsageError, nearest
 from polyattn_jax.suites import needles, openings
 from polyattn_jax.suites.induction import induction
 from polyattn_jax.suites.mqar import mqar
+from polyattn_jax.suites.needle_file import NeedleFile
 from polyattn_jax.suites.niah import niah
 from polyattn_jax.suites.prompts import Suite, Tokenizer
 
@@ -73,6 +74,7 @@ def build(
     seed: int,
     max_length: int,
     common: int | None = None,
+    words: NeedleFile | None = None,
 ) -> Suite:
     """Returns `n` prompts of exactly `length` tokens.
 
@@ -84,6 +86,7 @@ def build(
       n: number of prompts.
       seed: random seed in [0, 2**32).
       max_length: the model's context.
+      words: words and frame of the suite `needle`; None for the shipped ones.
       common: the number of lowest ordinary ids from which random tokens are drawn; None for all.
 
     Raises:
@@ -93,6 +96,8 @@ def build(
     if problem := problems("name", (name,)):
         raise UsageError(problem[0])
     options: dict[str, Any] = {"length": length, "n": n, "seed": seed, "max_length": max_length}
+    if words is not None and name == "needle":
+        options |= {"nouns": words.words, "cue": words.cue, "end": words.end, "lines": words.lines}
     try:
         if name in _NEEDLES:
             suite = _NEEDLES[name](tokenizer, haystack=haystack, **options)

@@ -47,23 +47,25 @@ def shipped_nouns() -> list[str]:
     return file.read_text(encoding="utf-8").split()
 
 
-def single_token_nouns(tokenizer: Tokenizer, nouns: Iterable[str]) -> dict[str, int]:
+def single_token_nouns(
+    tokenizer: Tokenizer, nouns: Iterable[str], *, cue: str = CUE, end: str = "."
+) -> dict[str, int]:
     """Returns noun -> token for those that are one token after the cue and in the needle sentence.
 
     Raises:
       BadInputError: if fewer than 50 are left.
     """
-    cue = prompts_lib.encode(tokenizer, CUE)
+    known = prompts_lib.encode(tokenizer, cue)
     nouns = list(dict.fromkeys(nouns))
     kept = {}
     for noun in nouns:
         one_word = prompts_lib.words(noun) == [noun.casefold()]
-        if not one_word or noun.casefold() in prompts_lib.words(CUE):
+        if not one_word or noun.casefold() in prompts_lib.words(cue):
             continue
-        ids = prompts_lib.encode(tokenizer, f"{CUE} {noun}")
-        planted = prompts_lib.encode(tokenizer, f"{CUE} {noun}.")
+        ids = prompts_lib.encode(tokenizer, f"{cue} {noun}")
+        planted = prompts_lib.encode(tokenizer, f"{cue} {noun}{end}")
         # An unknown-word token is one token too, but does not spell the noun.
-        spelled = ids[:-1] == cue and tokenizer.decode(ids[-1:]).strip() == noun
+        spelled = ids[:-1] == known and tokenizer.decode(ids[-1:]).strip() == noun
         if spelled and planted[: len(ids)] == ids:
             kept[noun] = ids[-1]
     if len(kept) < MIN_NOUNS:
@@ -74,25 +76,30 @@ def single_token_nouns(tokenizer: Tokenizer, nouns: Iterable[str]) -> dict[str, 
     return kept
 
 
-def needle_words(tokenizer: Tokenizer, nouns: Iterable[str]) -> dict[str, tuple[int, ...]]:
+def needle_words(
+    tokenizer: Tokenizer, nouns: Iterable[str], *, cue: str = CUE, end: str = "."
+) -> dict[str, tuple[int, ...]]:
     """Nouns and their tokens after the cue, all of one number: one, or else the most frequent.
 
     Raises:
       BadInputError: if fewer than 50 nouns have as many tokens.
     """
+    nouns = list(dict.fromkeys(nouns))
     try:
-        return {noun: (one,) for noun, one in single_token_nouns(tokenizer, nouns).items()}
+        found = single_token_nouns(tokenizer, nouns, cue=cue, end=end)
+        return {noun: (one,) for noun, one in found.items()}
     except BadInputError as error:
         refused = error
-    cue, by_size = prompts_lib.encode(tokenizer, CUE), dict[int, dict[str, tuple[int, ...]]]()
-    for noun in dict.fromkeys(nouns):
+    known = prompts_lib.encode(tokenizer, cue)
+    by_size: dict[int, dict[str, tuple[int, ...]]] = {}
+    for noun in nouns:
         if prompts_lib.words(noun) != [noun.casefold()]:
             continue
-        ids = prompts_lib.encode(tokenizer, f"{CUE} {noun}")
-        planted = prompts_lib.encode(tokenizer, f"{CUE} {noun}.")
-        spelled = ids[: len(cue)] == cue and tokenizer.decode(ids[len(cue) :]).strip() == noun
-        if spelled and planted[: len(ids)] == ids and noun.casefold() not in CUE.casefold():
-            by_size.setdefault(len(ids) - len(cue), {})[noun] = tuple(ids[len(cue) :])
+        ids = prompts_lib.encode(tokenizer, f"{cue} {noun}")
+        planted = prompts_lib.encode(tokenizer, f"{cue} {noun}{end}")
+        spelled = ids[: len(known)] == known and tokenizer.decode(ids[len(known) :]).strip() == noun
+        if spelled and planted[: len(ids)] == ids and noun.casefold() not in cue.casefold():
+            by_size.setdefault(len(ids) - len(known), {})[noun] = tuple(ids[len(known) :])
     kept = max(by_size.values(), key=len, default={})
     if len(kept) < MIN_NOUNS:
         raise BadInputError(
@@ -115,6 +122,9 @@ def niah(
     depth: float = 0.0,
     queries: int = 1,
     max_length: int | None = None,
+    cue: str = CUE,
+    end: str = ".",
+    lines: bool = False,
 ) -> Suite:
     """Returns `n` needle prompts, audited; `meta["answer"]` is the answer's text, with its space.
 
@@ -132,6 +142,9 @@ def niah(
       depth: fraction of the haystack's sentences before the needle, 0 as in the paper.
       queries: number of final positions that `query_positions` holds.
       max_length: the model's context, checked by the audit.
+      cue: text that the needle begins with, and the prompt ends with.
+      end: what ends the needle after its word.
+      lines: whether distractors are the lines of the haystack, as of code, and not its sentences.
 
     Raises:
       UsageError: for arguments that do not fit together.
@@ -147,8 +160,9 @@ def niah(
         raise UsageError(f"queries={queries} reads nothing: give at least 1")
     prompts_lib.start_tokens(tokenizer)  # refuses a tokenizer that ends texts with a token
     nouns = list(shipped_nouns() if nouns is None else nouns)
-    ids_of = needle_words(tokenizer, nouns)
+    ids_of = needle_words(tokenizer, nouns, cue=cue, end=end)
     several = len(next(iter(ids_of.values()))) > 1
+    joint = "\n" if lines else " "
     if several and queries > 1:
         raise UsageError(
             f"queries={queries}: the words of this tokenizer are several tokens, each of which has "
@@ -157,19 +171,19 @@ def niah(
     if haystack is None:
         pool = haystack_lib.Pool((), ())
     else:
-        pool = haystack_lib.pool(haystack, tokenizer, seed)
+        pool = haystack_lib.pool(haystack, tokenizer, seed, lines=lines, free_of=cue)
     prompts = []
     for index in range(n):
         rng = prompts_lib.rng(seed, index)
         noun = list(ids_of)[rng.randint(len(ids_of))]
-        sentence = f"{CUE} {noun}."
+        sentence = f"{cue} {noun}{end}"
 
         forced = len(ids_of[noun]) - 1
 
         def count(
             distractors: Sequence[str], sentence: str = sentence, forced: int = forced
         ) -> int:
-            whole = _assemble(sentence, distractors, depth)[0]
+            whole = _assemble(sentence, distractors, depth, cue, joint)[0]
             return len(prompts_lib.encode(tokenizer, whole)) + forced
 
         allowed = pool.without(noun, spellings(tokenizer, noun))
@@ -178,10 +192,12 @@ def niah(
             free = [noun.casefold() not in pool.sentences[i].casefold() for i in allowed]
             allowed = allowed[np.array(free, bool)]
         distractors = haystack_lib.fill(pool, allowed, size, count, rng, free_of=repr(noun))
-        text, at = _assemble(sentence, distractors, depth)
+        text, at = _assemble(sentence, distractors, depth, cue, joint)
         tokens = prompts_lib.encode(tokenizer, text)
         if not needle:
-            text, tokens = _control(tokenizer, pool, noun, distractors, depth, len(tokens))
+            text, tokens = _control(
+                tokenizer, pool, noun, distractors, depth, len(tokens), cue, joint
+            )
         meta = {"answer": f" {noun}", "sentences": len(distractors), "needle_sentence": at}
         name = f"niah-{index:04d}"
         if several:
@@ -208,7 +224,7 @@ def niah(
         facts={
             "seed": seed,
             "rng": prompts_lib.RNG,
-            "template": f"{CUE} X. [haystack] {CUE}",
+            "template": f"{cue} X{end} [haystack] {cue}",
             "needle": "planted" if needle else "replaced by a harmless sentence of equal length",
             "depth": depth,
             **dataclasses.asdict(size),
@@ -221,10 +237,12 @@ def niah(
     )
 
 
-def _assemble(needle: str, distractors: Sequence[str], depth: float) -> tuple[str, int]:
+def _assemble(
+    needle: str, distractors: Sequence[str], depth: float, cue: str, joint: str
+) -> tuple[str, int]:
     """Returns the prompt's text and how many sentences come before the needle."""
     at = round(depth * len(distractors))
-    return " ".join([*distractors[:at], needle, *distractors[at:], CUE]), at
+    return joint.join([*distractors[:at], needle, *distractors[at:], cue]), at
 
 
 def spellings(tokenizer: Tokenizer, noun: str) -> set[int]:
@@ -243,12 +261,14 @@ def _control(
     distractors: Sequence[str],
     depth: float,
     length: int,
+    cue: str,
+    joint: str,
 ) -> tuple[str, list[int]]:
     """Puts a harmless sentence in the needle's place, so that the prompt keeps its length."""
     spelled = spellings(tokenizer, noun)
     unused = [s for s in pool.sentences if s not in distractors]
     for sentence in (*HARMLESS, *unused):
-        text, _ = _assemble(sentence, distractors, depth)
+        text, _ = _assemble(sentence, distractors, depth, cue, joint)
         if noun.casefold() in prompts_lib.words(sentence):
             continue
         tokens = prompts_lib.encode(tokenizer, text)

@@ -13,6 +13,7 @@ from polyattn_jax.studies.check import diagnosis, hybrid, verdict
 from polyattn_jax.studies.check.results import CheckSummary
 from polyattn_jax.studies.check.settings import CheckConfig
 from polyattn_jax.suites import read_jsonl
+from polyattn_jax.suites.needle_file import read_needles
 
 
 def inputs(config: CheckConfig) -> Opened:
@@ -26,6 +27,8 @@ def inputs(config: CheckConfig) -> Opened:
 def _check(config: CheckConfig, opened: Opened) -> None:
     """Reads all files but the weights; no model is loaded for a faulty one."""
     opened.complete()
+    if config.needle_words:
+        read_needles(config.needle_words)
     for task in config.tasks:
         if task.kind == "prompts":
             read_jsonl(task.source)

@@ -60,6 +60,8 @@ class CheckConfig(Settings):
       draws: number of random sets of each size that --hybrid tries.
       max_loss: nats per token that the loss on text may rise under --hybrid.
       haystack: text around the needle: essays, speeches, or a text file.
+      needle_words: file of words and frame of the needle, for another language or code
+        (`suites.needle_file`); by default 200 English nouns.
       seed: random seed of the prompts and of the bootstrap.
       mesh: numbers of devices along data, fsdp, tensor.
       batch_size: number of prompts in one forward pass.
@@ -88,6 +90,7 @@ class CheckConfig(Settings):
     draws: Annotated[int, Flag(), at_least(0)] = 3
     max_loss: Annotated[float, Flag(), at_least(0.0)] = 0.05
     haystack: Annotated[str, Flag(), _READS_HAYSTACK] = "essays"
+    needle_words: Annotated[str, Flag(), READS_FILE] = dataclasses.field(default="", metadata=LATER)
     seed: Annotated[int, Flag(), at_least(0)] = 0
     mesh: Annotated[tuple[int, ...], Flag()] = (1, 1, 1)
     batch_size: Annotated[int, Flag(), at_least(1)] = 1
@@ -123,7 +126,8 @@ class CheckConfig(Settings):
     def files(self) -> dict[str, str]:
         """Digests of the files that are read, but for those that are gone."""
         own = {f"--task={task.name}": task.source for task in self.tasks if task.kind == "prompts"}
-        return opening.files(self.audit) | file_inputs(own)
+        words = {"--needle_words": self.needle_words}
+        return opening.files(self.audit) | file_inputs(own | words)
 
     @property
     def audit(self) -> AuditConfig:

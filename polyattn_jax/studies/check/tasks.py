@@ -30,6 +30,7 @@ from polyattn_jax.audit.results import ConditionResult, VerdictName
 from polyattn_jax.recipes.row_maps import SOFTMAX, Calibrated, Recipe
 from polyattn_jax.suites import control, load_jsonl, named
 from polyattn_jax.suites.chat import in_chat
+from polyattn_jax.suites.needle_file import NeedleFile
 
 Kind = Literal["suite", "prompts", "choices"]
 # Short names of suites.
@@ -105,7 +106,13 @@ class Asked:
 
 
 def build(
-    audited: AuditedModel, tasks: tuple[Task, ...], *, length: int, n: int, chat: bool = False
+    audited: AuditedModel,
+    tasks: tuple[Task, ...],
+    *,
+    length: int,
+    n: int,
+    chat: bool = False,
+    words: NeedleFile | None = None,
 ) -> Asked:
     """The prompts of all tasks but multiple choice.
 
@@ -114,6 +121,7 @@ def build(
       tasks: tasks in their order.
       length: tokens of a prompt, where the task can have any number.
       n: prompts of each task.
+      words: words and frame of the task "needle"; None for the shipped ones.
       chat: whether they are messages in the model's chat template, which makes them longer.
 
     Raises:
@@ -146,6 +154,7 @@ def build(
                         n=named.available(task.source, n),
                         seed=config.seed,
                         max_length=longest,
+                        words=words,
                     )
             if chat:
                 suite = in_chat(suite, tokenizer, max_length=longest)

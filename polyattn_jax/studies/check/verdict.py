@@ -19,6 +19,7 @@ from polyattn_jax.studies.check import decisions, tasks
 from polyattn_jax.studies.check.numbers import row_findings, unsafe
 from polyattn_jax.studies.check.settings import CheckConfig
 from polyattn_jax.suites import induction
+from polyattn_jax.suites.needle_file import read_needles
 
 # The suite by whose rows heads are ranked.
 RANKING = "induction"
@@ -32,7 +33,12 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
     def suites(audited: AuditedModel) -> Suites:
         nonlocal asked
         asked = tasks.build(
-            audited, config.tasks, length=config.length, n=config.n, chat=config.chat
+            audited,
+            config.tasks,
+            length=config.length,
+            n=config.n,
+            chat=config.chat,
+            words=read_needles(config.needle_words) if config.needle_words else None,
         )
         controls = {tasks.control_key(key): suite for key, suite in asked.controls.items()}
         return asked.suites | controls | _others(audited, asked)
