@@ -66,13 +66,23 @@ def fused(attend: Any, implementation: str) -> Fused:
     Raises:
       UsageError: if no such kernel is registered for it.
     """
+    kernel_of(attend, implementation)
+    return Fused(as_pytree(attend), implementation)
+
+
+def kernel_of(attend: Any, implementation: str) -> FusedKernel:
+    """The kernel of that name that computes `attend`.
+
+    Raises:
+      UsageError: if no such kernel is registered for it.
+    """
     known = _kernels_of(attend)
     if implementation not in known:
         raise UsageError(
             f"fused attention: no kernel {implementation!r} for {attend}"
             f"{nearest(implementation, list(known))}"
         )
-    return Fused(as_pytree(attend), implementation)
+    return known[implementation]
 
 
 def _kernels_of(attend: Any) -> dict[str, FusedKernel]:
@@ -122,7 +132,7 @@ def attention(
                 f"attend: the fused kernel {attend.implementation!r} forms no scores, but "
                 "attn.scores or attn.pattern is edited or recorded; pass the attend unfused"
             )
-        kernel = _kernels_of(attend.attend)[attend.implementation]
+        kernel = kernel_of(attend.attend, attend.implementation)
         result = kernel(
             attend.attend, q_BTNH, k_BSKH, v_BSKH, visibility=visibility, scale=scale, cap=cap
         )

@@ -50,7 +50,7 @@ def open_adapted(folder: Path, open_base: Callable[[str], OpenedModel]) -> Opene
         files=(*base.files, folder / WEIGHTS),
         read_params=functools.partial(_read, folder, base),
         revision=None,
-        adapters=(*base.adapters, settings.of_update()),
+        others=(*base.others, settings.of_update()),
     )
 
 

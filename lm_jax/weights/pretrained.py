@@ -18,7 +18,6 @@ from lm_jax.model.sites import Reducer
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.identity import identify, weights_digest
-from lm_jax.weights.peft_settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +25,8 @@ class Pretrained:
     """A loaded model; `tokenizer` is None where the folder has none, `files` hold the weights.
 
     `revision` is the commit of a snapshot of the Hugging Face hub, None for any other source;
-    `adapters` are the settings of what was merged into the weights.
+    `others` is what else decides its forward pass, of which its identity is too (`identify`): the
+    settings of adapters that were merged in, and gates.
     """
 
     cfg: DecoderConfig
@@ -34,7 +34,7 @@ class Pretrained:
     tokenizer: Tokenizer | None
     files: tuple[Path, ...]
     revision: str | None = None
-    adapters: tuple[Settings, ...] = ()
+    others: tuple[Any, ...] = ()
 
     def __repr__(self) -> str:
         """Family and sizes, without the weights."""
@@ -76,7 +76,7 @@ class Pretrained:
     @functools.cached_property
     def identity(self) -> ModelIdentity:
         """Digests of weights, configuration, tokenizer and chat template; what a result is of."""
-        return identify(self.cfg, self.tokenizer, self.sha256, *self.adapters)
+        return identify(self.cfg, self.tokenizer, self.sha256, *self.others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class OpenedModel:
     """A model whose config and tokenizer are read and whose weights are not; `files` hold those.
 
     `read_params` takes the dtype and mesh of `load` and reads the parameters; `revision` and
-    `adapters` are as of `Pretrained`.
+    `others` are as of `Pretrained`.
     """
 
     cfg: DecoderConfig
@@ -92,7 +92,7 @@ class OpenedModel:
     files: tuple[Path, ...]
     read_params: Callable[..., dict[str, Any]]
     revision: str | None = None
-    adapters: tuple[Settings, ...] = ()
+    others: tuple[Any, ...] = ()
 
     def load(
         self, *, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None
@@ -103,10 +103,10 @@ class OpenedModel:
                 f"dtype = {jnp.dtype(dtype)} is not supported; give float32 or bfloat16"
             )
         params = self.read_params(dtype=dtype, mesh=mesh)
-        rest = self.tokenizer, self.files, self.revision, self.adapters
+        rest = self.tokenizer, self.files, self.revision, self.others
         return Pretrained(self.cfg, params, *rest)
 
     @functools.cached_property
     def identity(self) -> ModelIdentity:
         """The identity of `Pretrained`, from the files of the weights; no array is made."""
-        return identify(self.cfg, self.tokenizer, weights_digest(self.files), *self.adapters)
+        return identify(self.cfg, self.tokenizer, weights_digest(self.files), *self.others)

@@ -9,9 +9,12 @@ import numpy as np
 from iaj_kernels.row_map_attention.maps import RowMap
 from lm_jax.errors import BadInputError
 from lm_jax.parallel import sharding
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights.load import Pretrained, load_pretrained
+from lm_jax.weights import gates
+from lm_jax.weights.load import Pretrained, load_pretrained, open_pretrained, resolve
 from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.recipes.gates import GATES
 from polyattn_jax.recipes.row_maps import SOFTMAX, Map, parse_recipe
 
 
@@ -37,7 +40,14 @@ class AuditedModel:
 
     @property
     def fused(self) -> bool:
-        """Whether attention runs on `kernels`."""
+        """Whether attention runs on `kernels`, which know no gates."""
+        if GATES in self.model.params:
+            if self.config.attention == "kernels":
+                raise BadInputError(
+                    f"config.attention = 'kernels', but {self.config.model} has gates, which no "
+                    "kernel of row maps computes; set it to 'auto' or 'dense'"
+                )
+            return False
         if self.config.attention == "auto":
             known = all(isinstance(row_map, RowMap) for row_map in self.maps)
             return known and self.mesh is None and jax.default_backend() == "gpu"
@@ -70,5 +80,24 @@ def load(config: AuditConfig) -> AuditedModel:
     if config.mesh != (1, 1, 1):
         own = jax.local_devices()
         mesh = sharding.make_mesh(*config.mesh, devices=own)
-    model = load_pretrained(config.model, dtype=jnp.dtype(config.dtype), mesh=mesh)
-    return AuditedModel(model, mesh, config)
+    dtype = jnp.dtype(config.dtype)
+    if not gates.has_gates(config.model):
+        return AuditedModel(load_pretrained(config.model, dtype=dtype, mesh=mesh), mesh, config)
+    base = load_pretrained(config.model, dtype=dtype, mesh=mesh, without_gates=True)
+    folder = resolve(config.model)
+    own = gates.checked_gates(folder, gates.read_note(folder), base)
+    whole = dataclasses.replace(base, params=base.params | {GATES: own})
+    return AuditedModel(gates.with_gates(whole, own), mesh, config)
+
+
+def model_identity(source: str) -> ModelIdentity:
+    """The identity of a source, with its gates if it has some; its weights are not loaded.
+
+    Raises:
+      BadInputError, CorruptError: it cannot be read.
+    """
+    if not gates.has_gates(source):
+        return open_pretrained(source).identity
+    folder = resolve(source)
+    opened = open_pretrained(source, without_gates=True)
+    return gates.identity(opened, gates.checked_gates(folder, gates.read_note(folder), opened))

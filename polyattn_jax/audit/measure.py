@@ -15,12 +15,12 @@ import jax.numpy as jnp
 
 from lm_jax.model import attention as lm_attention
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.decoder import forward
 from lm_jax.model.precision import exact_jit
 from lm_jax.train.losses import Predictor, token_nll
 from polyattn_jax.recipes.calibrate import MassBelow, mass_below, mass_below_by_head
 from polyattn_jax.recipes.diagnostic import RowStats
 from polyattn_jax.recipes.fused import by_kernels
+from polyattn_jax.recipes.gates import forward
 from polyattn_jax.recipes.head_probe import HeadProbe
 from polyattn_jax.recipes.probe import DEGREES, DENSE, Probe
 from polyattn_jax.recipes.row_maps import Map

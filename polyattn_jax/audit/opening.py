@@ -20,7 +20,7 @@ from polyattn_jax.audit import (
     units,
 )
 from polyattn_jax.audit.audit_suites import build_suites
-from polyattn_jax.audit.audited_model import AuditedModel, load
+from polyattn_jax.audit.audited_model import AuditedModel, load, model_identity
 from polyattn_jax.audit.columns import columns
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.results import ConditionResult, TextLoss
@@ -80,7 +80,7 @@ def inputs(config: AuditConfig) -> Inputs:
     Raises:
       BadInputError: the model or a file is there and cannot be read.
     """
-    return identities({"model": config.model}) | files(config)
+    return identities({"model": config.model}, model_identity) | files(config)
 
 
 def files(config: AuditConfig) -> dict[str, str]:

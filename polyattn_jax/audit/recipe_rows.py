@@ -20,7 +20,6 @@ import numpy as np
 
 from lm_jax.model.attention import Fused, LayerAttend, PerLayer, fused, register_fused, softmax
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.decoder import forward
 from lm_jax.model.precision import exact_jit
 from lm_jax.statistics import Interval
 from polyattn_jax.audit import concentration
@@ -32,6 +31,7 @@ from polyattn_jax.audit.units import ResultStores, run_units
 from polyattn_jax.recipes import row_maps
 from polyattn_jax.recipes.diagnostic import row_stats
 from polyattn_jax.recipes.feature_maps import FeatureMap
+from polyattn_jax.recipes.gates import forward
 from polyattn_jax.recipes.probe import DENSE, head_output, relative_change, rows_at
 from polyattn_jax.recipes.row_maps import SOFTMAX, Map, Recipe
 from polyattn_jax.recipes.substitute import on_scores

@@ -139,9 +139,15 @@ def _global(attend: GlobalRowMap, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, 
 
 
 def _per_head(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
-    maps = tuple(with_inputs(m, q_BTNH, k_BSKH, scale) for m in attend.fn.maps)
-    bound = LayerAttend(PerHeadRowMap(maps), attend.data)
+    bound = LayerAttend(bound_to(attend.fn, q_BTNH, k_BSKH, scale), attend.data)
     return on_scores(bound, q_BTNH, k_BSKH, v_BSKH, visibility, scale, cap)
+
+
+def bound_to(
+    attend: PerHeadRowMap, q_BTNH: jax.Array, k_BSKH: jax.Array, scale: float
+) -> PerHeadRowMap:
+    """The same whose feature maps have these queries and keys."""
+    return PerHeadRowMap(tuple(with_inputs(m, q_BTNH, k_BSKH, scale) for m in attend.maps))
 
 
 def on_scores(

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from lm_jax import report
 from lm_jax.assets import published
-from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.errors import UsageError
 from lm_jax.inspect.run import Run
 from lm_jax.model.attention import PerLayer
 from lm_jax.model.config import DecoderConfig
@@ -33,10 +33,17 @@ from lm_jax.model.lora import LoraConfig
 from lm_jax.model.params import ParamTree
 from lm_jax.model.sites import Reducer
 from lm_jax.run.files import read_json, write_bytes, write_json
-from lm_jax.run.identity import ModelIdentity, difference
+from lm_jax.run.identity import ModelIdentity
 from lm_jax.weights import card as cards
 from lm_jax.weights import hub
-from lm_jax.weights.identity import config_digest
+from lm_jax.weights.gates import (
+    FORMAT,
+    StoredGates,
+    checked_gates,
+    gates_of,
+    identity,
+    read_note,
+)
 from lm_jax.weights.load import OpenedModel, Pretrained, load_pretrained, open_pretrained
 from lm_jax.weights.peft import save_peft
 from lm_jax.weights.safetensors import CONFIG
@@ -45,19 +52,11 @@ from sparse_jax.gates.attend import by_kernels, gated
 from sparse_jax.gates.open_edges import open_edges
 
 SPARSE = hub.GATES
-_FORMAT = 2
 
 
 @struct.dataclass
-class Gates:
-    """Parameters of the gates: `bias_LN` is added to their logits; the rest as in `gated`.
-
-    A pytree of the bias: models that differ in it alone share compiled functions.
-    """
-
-    bias_LN: Any
-    raw_gate: bool = struct.field(pytree_node=False, default=False)
-    renormalise: bool = struct.field(pytree_node=False, default=False)
+class Gates(StoredGates):
+    """Parameters of the gates, with the attend that computes them."""
 
     def attend(
         self,
@@ -110,7 +109,7 @@ class SparseModel:
     @property
     def identity(self) -> ModelIdentity:
         """The identity of the model with its gates."""
-        return _identity(self.base, self.gates)
+        return identity(self.base, self.gates)
 
     def with_params(self, params: Any) -> "SparseModel":
         """The same model with other weights, such as an argument of a compiled function."""
@@ -247,7 +246,7 @@ def _add_gates(folder: Path, model: Pretrained, gates: Gates, numbers: Mapping[s
     # Of the files, as they will be read.
     identity = open_pretrained(folder, without_gates=True).identity
     note = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "weights_sha256": identity.weights,
         "identity": identity.text,
         "family": model.cfg.family,
@@ -266,7 +265,9 @@ def replace_numbers(folder: str | os.PathLike[str], numbers: Mapping[str, Any]) 
       BadInputError, CorruptError: as `read_note`.
     """
     note, folder = read_note(folder) | {"numbers": dict(numbers)}, Path(folder)
-    write_bytes(folder / cards.CARD, card(note["family"], _gates(note), numbers).encode())
+    write_bytes(
+        folder / cards.CARD, card(note["family"], _as_gates(gates_of(note)), numbers).encode()
+    )
     write_json(folder / SPARSE, note)
 
 
@@ -312,21 +313,7 @@ def open_gates(folder: str | os.PathLike[str]) -> tuple[OpenedModel, Gates]:
 
 def _checked_gates(folder: Path, note: Mapping[str, Any], base: Pretrained | OpenedModel) -> Gates:
     """The gates of a folder, if they belong to its weights."""
-    gates, file = _gates(note), folder / SPARSE
-    wanted, shape = (base.cfg.num_layers, base.cfg.num_heads), gates.bias_LN.shape
-    if note["family"] != base.cfg.family or shape != wanted:
-        raise BadInputError(
-            f"{file} belongs to a model of family {note['family']} with (layers, heads) "
-            f"{shape}, but the weights in its folder to {base.cfg.family} with {wanted}; "
-            "copy the whole folder"
-        )
-    recorded = note.get("identity", note["weights_sha256"])
-    if change := difference(recorded, base.identity.text, where=file):
-        raise CorruptError(
-            f"{folder}: the model is not the one that {SPARSE} was written for ({change}); copy "
-            "the whole folder"
-        )
-    return gates
+    return _as_gates(checked_gates(folder, note, base))
 
 
 def open_identity(folder: str | Path) -> ModelIdentity:
@@ -337,39 +324,11 @@ def open_identity(folder: str | Path) -> ModelIdentity:
     """
     folder = published.resolve_model(folder)
     opened = open_pretrained(folder, without_gates=True)
-    return _identity(opened, _gates(read_note(folder)))
+    return identity(opened, gates_of(read_note(folder)))
 
 
-def _identity(base: Pretrained | OpenedModel, gates: Gates) -> ModelIdentity:
-    settings = [gates.bias_LN.tolist(), gates.raw_gate, gates.renormalise]
-    config = config_digest(base.cfg, *base.adapters, settings)
-    return dataclasses.replace(base.identity, config=config)
-
-
-def _gates(note: Mapping[str, Any]) -> Gates:
-    bias_LN = np.asarray(note["gate_bias"], np.float32)
-    return Gates(bias_LN, note["raw_gate"], note["renormalise"])
-
-
-def read_note(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Contents of the `sparse.json` of a sparse model, without its weights.
-
-    Raises:
-      BadInputError: the folder is no sparse model, or one of another version.
-      CorruptError: the file is damaged.
-    """
-    file = published.resolve_model(folder) / SPARSE
-    if not file.is_file():
-        raise BadInputError(
-            f"{folder} has no {SPARSE}, so it is no sparse model; run posttrain"
-            f"{published.hint(folder)}"
-        )
-    note = read_json(file)
-    if note.get("format") != _FORMAT:
-        raise BadInputError(
-            f"{file}: format {note.get('format')!r} is not {_FORMAT}; export it again"
-        )
-    return note
+def _as_gates(stored: StoredGates) -> Gates:
+    return Gates(stored.bias_LN, stored.raw_gate, stored.renormalise)
 
 
 def constant_gates(

@@ -21,8 +21,6 @@ from polyattn_jax.studies.check import decisions, tasks
 from polyattn_jax.suites import control
 
 WIDTH = 80
-# Of the label of a row.
-_LABEL = 34
 EXIT_CODES = {"preserve": EXIT_FINISHED, "no-go": EXIT_NO_GO, "undecided": EXIT_UNDECIDED}
 ENDS = "95 % interval"
 _MINUS = re.compile(r"(?<![\w.])-(?=\d)")
@@ -131,6 +129,12 @@ def _control(task: TaskResult, accuracy: statistics.Interval) -> Row:
     return _share(_CONTROL[task.control_answers], accuracy)
 
 
+def _short(name: str) -> str:
+    """The name of a task without the folder of its file."""
+    kind, colon, source = name.partition(":")
+    return f"{kind}:{Path(source).name}" if colon else name
+
+
 def _task_lines(result: CheckResult) -> list[str | Row]:
     """What each task shows, and those that cannot be asked."""
     lines: list[str | Row] = []
@@ -138,7 +142,7 @@ def _task_lines(result: CheckResult) -> list[str | Row]:
     for task in result.tasks:
         size = f", {task.tokens} tokens" if task.tokens else ""
         lines += [
-            (f"{task.name}{size}"[-_LABEL:], "right", ENDS, "prompts"),
+            (f"{_short(task.name)}{size}", "right", ENDS, "prompts"),
             _share("  softmax", task.softmax),
         ]
         # What the recipe does where softmax solves nothing is no finding of several.
@@ -174,10 +178,10 @@ def _task_lines(result: CheckResult) -> list[str | Row]:
 def _row_lines(result: CheckResult) -> list[str | Row]:
     """Unsafe rows under the recipe and under softmax, and where the two differ."""
     unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
-    whose = result.rows_of if len(result.tasks) > 1 else "dead or not"
+    whose = "first task" if len(result.tasks) > 1 else "dead or not"
     ranked_by = "S_2" if parse_recipe(result.recipe).degree is not None else name
     lines: list[str | Row] = [
-        (f"rows with {name} >= 1, {whose}"[:_LABEL], "share", ENDS, "prompts"),
+        (f"rows with {name} >= 1, {whose}", "share", ENDS, "prompts"),
         _share("  all heads", unsafe.recipe),
         _share("    dead, that is of no weight", unsafe.dead),
         _share("    softmax on the same rows", unsafe.softmax),
