@@ -97,6 +97,7 @@ def keep(
     folder = RESULTS / name
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(run / (summary if file == SUMMARY_FILE else file), folder / file)
     text = (
         f"title = {json.dumps(title, ensure_ascii=False)}\n\n[reproduce]\n"

@@ -6,14 +6,14 @@ where its numbers come from:
     <!-- [[[cog cog.out(kernel_times("bench_kernels/h200")) ]]] -->
 """
 
-from tools.page_blocks.circuits import circuits
+from tools.page_blocks.circuits import circuits, ratios_of_seeds
 from tools.page_blocks.concepts import findings, interventions, routing
 from tools.page_blocks.graphs import carriers
 from tools.page_blocks.kernels import kernel_checks, kernel_times
 from tools.page_blocks.ledger import ledger
 from tools.page_blocks.pairs import pair
 from tools.page_blocks.paper_tables import claims
-from tools.page_blocks.posttraining import kinds, posttraining
+from tools.page_blocks.posttraining import kinds, over_updates, posttraining
 from tools.page_blocks.robustness import comparisons, divergences
 from tools.page_blocks.sources import conditions
 from tools.page_blocks.timings import (
@@ -44,9 +44,11 @@ __all__ = [
     "kernel_times",
     "kinds",
     "ledger",
+    "over_updates",
     "pair",
     "paper_steps",
     "posttraining",
+    "ratios_of_seeds",
     "routing",
     "ten_epochs",
     "three_epochs",

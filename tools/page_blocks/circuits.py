@@ -1,5 +1,6 @@
 """Tables of circuits: sizes that explain a task, and ratios beside those of random orders."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from tools.page_blocks.sources import BRACKETS, interval, summary, table
@@ -30,6 +31,29 @@ def circuits(name: str, *, model: str, reference: str, scope: str = "prompt") ->
     ]
     heads = ("task", "components", "ranking", reference, model, f"{reference} : {model}")
     return table((*heads, "of random orders"), rows)
+
+
+def ratios_of_seeds(
+    names: Mapping[str, str], task: str, *, model: str = "sparse", scope: str = "prompt"
+) -> str:
+    """Ratios of the dense model's circuits to those of models of several seeds.
+
+    Args:
+      names: stored result by seed.
+      task: name of the task.
+      model: role of the model in every result.
+      scope: prompt, where each has a ranking of its own, or task, where it has one.
+    """
+    cells: dict[tuple[str, str], list[str]] = {}
+    for name in names.values():
+        for each in _ratios(name, model, "dense", scope):
+            if each["task"] == task:
+                ratio = interval(each["ratio"], ".2f") if each["ratio"] else "none"
+                random = f"{each['random']['estimate']:.2f}" if each["random"] else "none"
+                key = _COMPONENTS[each["component"]], each["ranking"]
+                cells.setdefault(key, []).append(f"{ratio}; random {random}")
+    heads = ("components", "ranking", *(f"seed {seed}" for seed in names))
+    return table(heads, [(*key, *row) for key, row in cells.items()])
 
 
 def fewer(name: str, component: str, *, scope: str = "prompt", ranking: str = "absolute") -> str:
