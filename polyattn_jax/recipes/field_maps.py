@@ -1,4 +1,4 @@
-"""Row maps of other papers that may replace softmax: softpick, entmax, polynomials, scaled softmax.
+"""Row maps of other papers that may replace softmax: windows, softpick, entmax, polynomials.
 
 With scores z, a bias b, u = z + b and n the number of keys that the query sees, a row of weights is
 
@@ -10,7 +10,11 @@ With scores z, a bias b, u = z + b and n the number of keys that the query sees,
     poly              u^p / sum |u|^p                   Kacham et al. 2024, arXiv:2310.01655: even p
     poly_over_length  u^p / n^alpha                     Saratchandran et al. 2024, arXiv:2410.18613
     taylor2           (1 + u + u^2 / 2) / sum           Arora et al. 2024, arXiv:2402.18668
+    window            softmax of the last w keys and    Xiao et al. 2023, arXiv:2309.17453
+                      the first few ("sinks")
 
+A window needs no training and keeps w keys and the sinks, whatever the length: what any other map
+is to beat. A query is the last key that its row sees; the first keys are those of the whole row.
 Sigmoid with a bias of -log n is `row_maps.ramapuram_sigmoid`. An odd p gives weights of both signs,
 so there is no share of mass on a key and S of such a row is not defined (`signed`). `kernels` knows
 none of these maps: they run on whole rows of scores.
@@ -25,20 +29,25 @@ import jax.numpy as jnp
 
 from iaj_kernels.attention.rows import over_sum, softmax
 
-Kind = Literal["softpick", "entmax15", "softmax_logn", "poly", "poly_over_length", "taylor2"]
+Kind = Literal[
+    "softpick", "entmax15", "softmax_logn", "poly", "poly_over_length", "taylor2", "window"
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class FieldMap:
     """One row map, called on scores as `iaj_kernels.row_map_attention.maps.RowMap` is; hashable.
 
-    `p` and `alpha` are read by the polynomials alone, `n0` by `softmax_logn`.
+    `p` and `alpha` are read by the polynomials alone, `n0` by `softmax_logn`, `w` and `sinks` by
+    `window`.
     """
 
     kind: Kind
     p: int = 1
     alpha: float = 0.0
     n0: float = 1024.0
+    w: int = 0
+    sinks: int = 0
 
     @property
     def signed(self) -> bool:
@@ -62,8 +71,8 @@ class FieldMap:
         is all zeros. A NaN score gives NaN.
 
         Args:
-          bias: b, a scalar or an array that broadcasts to `scores`; entmax and scaled softmax
-            do not depend on it.
+          bias: b, a scalar or an array that broadcasts to `scores`; entmax, scaled softmax and
+            windows do not depend on it.
         """
         scores = jnp.asarray(scores)
         dtype = jnp.promote_types(scores.dtype, jnp.float32)
@@ -91,8 +100,18 @@ class FieldMap:
             case "taylor2":
                 # 1 + u + u^2 / 2 without the cancellation near u = -1.
                 return over_sum(jnp.where(kept, ((1 + u) ** 2 + 1) / 2, 0))
+            case "window":
+                return softmax(jnp.where(_within(kept, self.w, self.sinks), z, -jnp.inf))
             case _:
                 raise ValueError(f"no row map of kind {self.kind!r}")
+
+
+def _within(kept: jax.Array, w: int, sinks: int) -> jax.Array:
+    """Which keys of a row are among its last `w` or its first `sinks`."""
+    S = kept.shape[-1]
+    key = jnp.arange(S).reshape((1,) * (kept.ndim - 1) + (S,))
+    query = S - 1 - jnp.argmax(kept[..., ::-1], axis=-1, keepdims=True)
+    return kept & ((query - key < w) | (key < sinks))
 
 
 def _softpick(u: jax.Array, kept: jax.Array) -> jax.Array:

@@ -12,6 +12,9 @@ normalised map divides by. A KV cache has 2 d numbers per token and KV head, and
 to a KV head as well, since it holds no query. The counts are exact. A layer with a sliding window
 needs no more cache than its window, so that there the comparison favours the state.
 
+A window (`window:w=,sinks=`) is no linear attention, but its cache has w + sinks tokens at any
+length, which is what is counted.
+
 A recipe that is a feature map itself (`feature_maps`) has as many features as that map, whatever
 the model does to its scores.
 
@@ -50,6 +53,7 @@ class LinearState:
       tensor_features: number of features of a key, without use of symmetry.
       state: numbers in the state of the symmetric features.
       cache_tokens: tokens from which on a KV cache has as many numbers.
+      window: tokens of the cache of a window with its sinks; null for any other recipe.
     """
 
     recipe: str
@@ -60,6 +64,7 @@ class LinearState:
     tensor_features: Count | None
     state: Count | None
     cache_tokens: Count | None
+    window: Count | None = None
 
 
 def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
@@ -74,6 +79,12 @@ def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
     if isinstance(recipe.map, FeatureMap):
         features = recipe.map.size(d)
         return _of_size(recipe, "", None, features, features, d)
+    if isinstance(recipe.map, FieldMap) and recipe.map.kind == "window":
+        tokens = recipe.map.w + recipe.map.sinks
+        reason = "an exponential is no polynomial"
+        return LinearState(
+            recipe.name, False, reason, None, None, None, 2 * d * tokens, tokens, tokens
+        )
     reason = _why_infinite(recipe.map)
     p, lower = _polynomial(recipe.map)
     if cfg.score_softcap is not None:
@@ -138,6 +149,8 @@ def _why_infinite(row_map: RowMap | FieldMap) -> str:
 
 def sentence(entry: LinearState) -> str:
     """The cost in words: whether a finite feature map exists, its size and the cache it equals."""
+    if entry.window is not None:
+        return f"none, but a KV cache of {entry.window:,} tokens at any length"
     size = f"as much memory as {entry.cache_tokens or 0:,} tokens of KV cache"
     if entry.degree is not None:
         size = (

@@ -150,6 +150,14 @@ def _taylor_recipe(b: Bias) -> Recipe:
     return Recipe(f"taylor2_b{_bias_name(b)}", f"taylor2:b={_text(b)}", FieldMap("taylor2"), b)
 
 
+def _window_recipe(w: float, sinks: float) -> Recipe:
+    row_map = FieldMap("window", w=_whole("window", w, "w"), sinks=_whole("window", sinks, "sinks"))
+    name, spec = f"window_w{row_map.w}", f"window:w={row_map.w}"
+    if row_map.sinks:
+        name, spec = f"{name}_sinks{row_map.sinks}", f"{spec},sinks={row_map.sinks}"
+    return Recipe(name, spec, row_map, 0.0)
+
+
 def _performer_recipe(m: float, seed: float) -> Recipe:
     for name, value in (("m", m), ("seed", seed)):
         if value != int(value):
@@ -161,12 +169,11 @@ def _performer_recipe(m: float, seed: float) -> Recipe:
     return Recipe(name, spec, row_map, 0.0)
 
 
-def _whole(kind: str, p: float) -> int:
-    if p != int(p):
-        raise UsageError(
-            f"recipe {kind}: p={_text(p)} must be a whole number, as scores may be negative"
-        )
-    return int(p)
+def _whole(kind: str, value: float, option: str = "p") -> int:
+    if value != int(value):
+        why = ", as scores may be negative" if option == "p" else ""
+        raise UsageError(f"recipe {kind}: {option}={_text(value)} must be a whole number{why}")
+    return int(value)
 
 
 def _bias_name(b: Bias) -> str:
@@ -213,6 +220,7 @@ _KINDS: dict[str, tuple[Callable[..., Recipe], dict[str, float | str | None]]] =
         {"p": None, "alpha": 0.5, "b": 0.0},
     ),  # 2410.18613
     "taylor2": (_taylor_recipe, {"b": 0.0}),  # arXiv:2402.18668
+    "window": (_window_recipe, {"w": None, "sinks": 0.0}),  # arXiv:2309.17453
     "elu1": (lambda: _ELU1, {}),  # arXiv:2006.16236
     "hedgehog": (lambda: _HEDGEHOG, {}),  # arXiv:2402.04347
     "performer": (_performer_recipe, {"m": 256.0, "seed": 0.0}),  # arXiv:2009.14794
@@ -224,10 +232,11 @@ def parse_recipe(text: str) -> Recipe:
 
     Kinds and options: `softmax`; `relu:p=,b=`; `sigmoid:b=`; `ramapuram:b=` (`-logn` by default);
     `relu_over_length:p=,alpha=,b=`; of `field_maps`, `softpick:b=`, `entmax15`, `softmax_logn:n0=`,
-    `poly:p=,b=`, `poly_over_length:p=,alpha=,b=` and `taylor2:b=`; of `feature_maps`, `elu1`,
-    `hedgehog` and `performer:m=,seed=`. b is a number or `auto` and 0 by default; p is positive,
-    that of `poly` whole. `auto_head` and `auto_layer` calibrate a bias of every head or layer, and
-    `b=FILE.json` reads one (`bias_tables`); the recipe's name has the file's without its folder.
+    `poly:p=,b=`, `poly_over_length:p=,alpha=,b=`, `taylor2:b=` and `window:w=,sinks=`; of
+    `feature_maps`, `elu1`, `hedgehog` and `performer:m=,seed=`. b is a number or `auto` and 0 by
+    default; p is positive, that of `poly` whole. `auto_head` and `auto_layer` calibrate a bias of
+    every head or layer, and `b=FILE.json` reads one (`bias_tables`); the recipe's name has the
+    file's without its folder.
 
     Raises:
       UsageError: naming what cannot be read and the nearest thing that can.
@@ -283,7 +292,8 @@ def _value(text: str, kind: str, key: str, value: str) -> float | str:
     number = _number(value)
     if number is None:
         number = math.nan
-    if not math.isfinite(number) or (key != "b" and number <= 0):
+    least_is_zero = key == "sinks" and number == 0
+    if not math.isfinite(number) or (key != "b" and number <= 0 and not least_is_zero):
         wanted = " or ".join(("a number" if key == "b" else "a positive number", *words))
         raise UsageError(f"recipe {text!r}: {key}={value} must be {wanted}")
     return number

@@ -1,19 +1,22 @@
 """Row maps against float64 oracles: values, gradients, masks, dead rows; recipes by name."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize, special
 
+import lm_jax
 from lm_jax.errors import UsageError
 from polyattn_jax import row_stats
 from polyattn_jax.audit.config import AuditConfig
-from polyattn_jax.recipes import row_maps
+from polyattn_jax.recipes import linear_state, row_maps
 from polyattn_jax.recipes.field_maps import FieldMap
 from polyattn_jax.recipes.fused import by_kernels
 from polyattn_jax.recipes.substitute import recipe as attend_of
-from tests import rounding
+from tests import rounding, tiny
 
 INF = np.inf
 
@@ -58,6 +61,12 @@ def taylor_oracle(z, b):
     return weight / weight.sum()
 
 
+def window_oracle(z, b):
+    """The last four keys and the first two of a row that ends with its query."""
+    place = np.arange(len(z))
+    return special.softmax(np.where((place < 2) | (place >= len(z) - 4), z, -np.inf))
+
+
 # Name: row map, float64 oracle on a row without masked keys.
 MAPS = {
     "softmax": (row_maps.softmax, lambda z, b: special.softmax(z)),
@@ -87,6 +96,7 @@ MAPS = {
         lambda z, b: (z + b) ** 3 / np.sqrt(len(z)),
     ),
     "taylor2": (FieldMap("taylor2"), taylor_oracle),
+    "window": (FieldMap("window", w=4, sinks=2), window_oracle),
 }
 everywhere = pytest.mark.parametrize("name", MAPS)
 # Sorting has no rounding rule: entmax has a bound of its own below.
@@ -149,7 +159,8 @@ def test_gradients_match_central_differences_of_the_oracle(name):
 def test_masked_keys_change_nothing_and_get_no_weight_and_no_gradient(name):
     row_map, _ = MAPS[name]
     z = rows(3.0, shape=(4, 12))
-    kept = np.array([0, 1, 4, 5, 9])
+    # A window reads places, so that only later keys may be masked.
+    kept = np.arange(5) if name == "window" else np.array([0, 1, 4, 5, 9])
     masked = jnp.where(np.isin(np.arange(12), kept), z, -INF)
     full = row_map(masked, 0.5)
     wanted = rounding.expected(row_map, z[:, kept], 0.5)
@@ -243,6 +254,39 @@ def test_s_of_a_row_is_that_of_its_weights(name):
     np.testing.assert_allclose(got, want, rtol=1e-9)
 
 
+@pytest.mark.parametrize(("w", "sinks"), [(3, 0), (1, 0), (3, 2), (50, 0)])
+def test_a_window_is_sliding_window_attention_and_its_sinks(w, sinks):
+    """Against the model that has the window itself, and a masked softmax with sinks."""
+    cfg, tokens_BT = tiny.DECODER, jnp.asarray(np.random.default_rng(0).integers(0, 40, (2, 12)))
+    params = jax.tree.map(lambda x: 3.0 * x, lm_jax.init_params(jax.random.key(1), cfg))
+    place = np.arange(12)
+    distance = place[:, None] - place
+    seen_TS = (distance < w) | (place < sinks)
+
+    def masked(scores_BNTS):
+        return lm_jax.softmax(jnp.where(seen_TS[None, None], scores_BNTS, -jnp.inf))
+
+    recipe = attend_of(f"window:w={w},sinks={sinks}")
+    got = lm_jax.forward(params, tokens_BT, cfg, attend=recipe).logits
+    wanted = [lm_jax.forward(params, tokens_BT, cfg, attend=masked).logits]
+    if not sinks:
+        windows = dataclasses.replace(cfg, windows=(w,) * cfg.num_layers)
+        wanted.append(lm_jax.forward(params, tokens_BT, windows).logits)
+    for each in wanted:
+        # The same numbers but for the order of sums over masked keys, which are zero.
+        apart = 64 * 2.0**-24 * np.abs(np.asarray(each)).max()
+        assert np.abs(np.asarray(got) - np.asarray(each)).max() <= apart
+
+
+def test_the_state_of_a_window_is_its_cache():
+    recipe = row_maps.parse_recipe("window:w=64,sinks=4")
+    assert (recipe.name, recipe.spec) == ("window_w64_sinks4", "window:w=64,sinks=4")
+    entry = linear_state.linear_state(recipe, 0.0, tiny.DECODER)
+    width = tiny.DECODER.head_dim
+    assert (entry.cache_tokens, entry.state) == (68, 68 * 2 * width)
+    assert linear_state.sentence(entry) == "none, but a KV cache of 68 tokens at any length"
+
+
 def test_s_of_signed_weights_is_refused():
     with pytest.raises(UsageError, match="S of a row is not defined for FieldMap"):
         row_stats(rows(1.0), row_map=FieldMap("poly", p=3))
@@ -307,6 +351,7 @@ def test_the_fourteen_recipes_of_table_2_in_order():
         *("softmax", "ramapuram", "relu:p=3,b=-1.5", "softpick:b=auto", "entmax15"),
         *("softmax_logn:n0=512", "poly:p=3,b=-1", "poly_over_length:p=3,b=auto", "taylor2:b=2"),
         *("elu1", "hedgehog", "performer", "performer:m=32,seed=2"),
+        *("window:w=64", "window:w=64,sinks=4"),
     ],
 )
 def test_specs_and_names_round_trip(spec):
@@ -336,6 +381,9 @@ def test_recipes_with_numbers():
         ("relu:p=4,p=2", "write p=<value> once"),
         ("poly:p=2.5", "p=2.5 must be a whole number"),
         ("performer:m=2.5", "m=2.5 must be a whole number"),
+        ("window:w=0", "w=0 must be a positive number"),
+        ("window:w=2,sinks=1.5", "sinks=1.5 must be a whole number$"),
+        ("window:sinks=4", "window needs w"),
         ("hedgehog:b=1", "hedgehog has no option 'b'; it has none"),
     ],
 )
