@@ -51,8 +51,9 @@ class HeadSet:
       kept: number of heads that keep softmax.
       seed: seed of the random heads that keep it; null for the heads that cost most.
       text: loss on the texts of the measurement.
-      needle: accuracy on the needle prompts.
-      accepted: whether both hold.
+      needle: accuracy on the first task, by default the needle.
+      accepted: whether the text and all tasks hold.
+      others: accuracy on further tasks, by name.
     """
 
     kept: Count
@@ -60,6 +61,12 @@ class HeadSet:
     text: TextLoss
     needle: ConditionResult
     accepted: bool
+    others: dict[str, ConditionResult] = dataclasses.field(default_factory=dict)
+
+    @property
+    def answers(self) -> tuple[ConditionResult, ...]:
+        """The results of all tasks in their order."""
+        return (self.needle, *self.others.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +83,11 @@ class HybridResult:
         windows of a document, which are not independent.
       singles: results of single heads, by layer and head.
       softmax: loss of softmax on the texts of the measurement.
-      softmax_needle: accuracy of softmax on the needle prompts.
+      softmax_needle: accuracy of softmax on the first task.
       frontier: ranked sets by the number of heads kept, each followed by the random ones.
       best: the accepted ranked set with the fewest softmax heads; null where none is.
+      tasks: names of the tasks in their order.
+      softmax_others: accuracy of softmax on further tasks, by name.
     """
 
     model: str
@@ -95,3 +104,5 @@ class HybridResult:
     softmax_needle: ConditionResult
     frontier: tuple[HeadSet, ...]
     best: HybridRecipe | None
+    tasks: tuple[str, ...] = ("needle",)
+    softmax_others: dict[str, ConditionResult] = dataclasses.field(default_factory=dict)

@@ -1,14 +1,19 @@
 """Which heads may go: the search for a hybrid of a recipe and softmax, `check --hybrid=FILE`.
 
+The tasks that a hybrid must keep are those of `--task`, the needle by default; a hybrid of a task
+that softmax does not solve is never accepted.
+
     iaj polyattn check --model=smollm2 --recipe=relu:p=2,b=auto --text=FILE --hybrid=heads.json
+    iaj polyattn check --model=smollm2 --recipe=window:w=64,sinks=4 --text=FILE --task=niah \\
+        --task=prompts:mine.jsonl --hybrid=heads.json
 
 1. Every other text of the user is for the search, the others for the measurement.
 2. Single heads: the recipe in one head alone, for each head, and the change of the loss on the
    texts of the search. It ranks the heads; the K that cost most keep softmax.
 3. Frontier: the recipe in all other heads, for each K, and in random sets of as many, on the other
-   texts and on the needle prompts.
+   texts and on the prompts of each task.
 4. A set is accepted where the whole 95 % interval of its change on text (Student's t over texts, 10
-   at least) is below `max_loss` nats per token and the verdict on the needle is "preserve". The one
+   at least) is below `max_loss` nats per token and the verdict on every task is "preserve". The one
    with the fewest softmax heads is saved.
 
 The accepted set is the best of those tried, so its own interval is a little too good; the texts
@@ -35,6 +40,7 @@ from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.audit.stages import Condition
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, replaced_heads
 from polyattn_jax.recipes.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
+from polyattn_jax.studies.check.asked import required
 from polyattn_jax.studies.check.settings import CheckConfig
 from polyattn_jax.suites import Suite
 
@@ -54,8 +60,12 @@ def search(config: CheckConfig, work: Work) -> HybridResult:
     """
     target = Path(config.hybrid)
     check_target(target, work.path / HEADS)
+
+    def suites(audited: AuditedModel) -> Suites:
+        return required(config, audited) | split(audit_suites.texts(audited))
+
     with open_audit(config.audit, work, suites) as opened:
-        found = _search(opened, config.search)
+        found = _search(opened, config)
     if found.best is not None:
         # The first tells a resumed search that the second is its own.
         write_json(work.path / HEADS, found.best)
@@ -83,13 +93,6 @@ def check_target(target: Path, own: Path) -> None:
         )
 
 
-def suites(audited: AuditedModel) -> Suites:
-    """The needle suite, and the two halves of the texts."""
-    probe = audited.config.probe
-    needles = {probe: audit_suites.build_suites(audited)[probe]}
-    return needles | split(audit_suites.texts(audited))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Conditions:
     """Maker of conditions with one recipe and bias, each stage with softmax first."""
@@ -105,8 +108,8 @@ class _Conditions:
         ]
 
 
-def _search(opened: OpenAudit, search: Search) -> HybridResult:
-    audited = opened.model
+def _search(opened: OpenAudit, own: CheckConfig) -> HybridResult:
+    audited, search = opened.model, own.search
     config, shape = audited.config, audited.shape
     recipe = parse_recipe(config.recipes[0])
     b_auto = opened.calibrate().bias if recipe.bias == "auto" else None
@@ -115,8 +118,14 @@ def _search(opened: OpenAudit, search: Search) -> HybridResult:
     singles, ranking = _rank_heads(opened, conditions)
     sets = head_sets_of(ranking, search)
     masks = {name: ~head_sets.mask(kept, shape) for name, (_, kept) in sets.items()}
-    tried = conditions(FRONTIER, masks)
-    text_of, needle_of = opened.text_losses(tried, MEASURED), opened.evaluate(tried, config.probe)
+    text_of = opened.text_losses(conditions(FRONTIER, masks), MEASURED)
+    keys = {task.name: task.key(own.length) for task in own.tasks}
+    by_task = {
+        name: opened.evaluate(conditions(f"{FRONTIER} {key}", masks), key)
+        for name, key in keys.items()
+    }
+    first, *others = by_task
+    needle_of = by_task[first]
     frontier = tuple(
         HeadSet(
             kept=len(kept),
@@ -124,7 +133,8 @@ def _search(opened: OpenAudit, search: Search) -> HybridResult:
             text=text_of[name],
             needle=needle_of[name],
             accepted=text_of[name].change.high < search.max_loss
-            and needle_of[name].verdict == "preserve",
+            and all(answers[name].verdict == "preserve" for answers in by_task.values()),
+            others={other: by_task[other][name] for other in others},
         )
         for name, (seed, kept) in sets.items()
     )
@@ -157,6 +167,8 @@ def _search(opened: OpenAudit, search: Search) -> HybridResult:
         softmax_needle=needle_of[SOFTMAX.name],
         frontier=frontier,
         best=best,
+        tasks=tuple(by_task),
+        softmax_others={other: by_task[other][SOFTMAX.name] for other in others},
     )
 
 

@@ -12,7 +12,7 @@ from lm_jax.report.markup import number
 from lm_jax.report.tables import interval_text, rate
 from polyattn_jax.audit import head_sets
 from polyattn_jax.audit.bias_tables import describe
-from polyattn_jax.audit.results import HeadSet, HybridResult, SingleHead
+from polyattn_jax.audit.results import ConditionResult, HeadSet, HybridResult, SingleHead
 from polyattn_jax.report.figures import banded
 from polyattn_jax.report.recipes import FEW_PROMPTS
 from polyattn_jax.studies.check.hybrid import HEADS
@@ -22,9 +22,9 @@ TERMS = {
     "change": "Loss under the recipe minus that under softmax, nats per token, on the texts that "
     "did not rank the heads.",
     "cost most": "The K heads whose replacement alone raises the loss most, on the other texts.",
-    "accepted": "The whole interval of the change is below the limit, and the verdict on the "
-    "needle is preserve. The best of the sets tried: its own interval is a little too good.",
-    "interval": "95 %: of a change, Student's t over texts; of the needle, Wilson's over prompts.",
+    "accepted": "The whole interval of the change is below the limit, and the verdict on every "
+    "task is preserve. The best of the sets tried: its own interval is a little too good.",
+    "interval": "95 %: of a change, Student's t over texts; of a task, Wilson's over prompts.",
 }
 
 
@@ -63,7 +63,8 @@ def _saved(result: HybridResult, target: Path, folder: Path) -> list[str]:
 def conclusion(result: HybridResult) -> str:
     """How many heads can have the recipe, in one sentence."""
     total = result.layers * result.heads
-    limit = f"{result.search.max_loss:g} nats per token on text and preserve the needle"
+    kept = "the needle" if result.tasks == ("needle",) else ", ".join(result.tasks)
+    limit = f"{result.search.max_loss:g} nats per token on text and preserve {kept}"
     if result.best is None:
         return f"No set of heads is shown to lose less than {limit} under {result.recipe}."
     return (
@@ -73,11 +74,20 @@ def conclusion(result: HybridResult) -> str:
 
 
 def _softmax(result: HybridResult) -> str:
-    base, needle = result.softmax, result.softmax_needle
-    return (
-        f"softmax: {base.loss.estimate:.3f} nats per token on {base.loss.n} texts, needle "
-        f"{head_sets.right(needle.accuracy)} of {needle.accuracy.n}.{_caution(result)}"
+    base = result.softmax
+    counts = ", ".join(
+        f"{name} {head_sets.right(own.accuracy)} of {own.accuracy.n}"
+        for name, own in zip(result.tasks, _of_softmax(result), strict=True)
     )
+    return (
+        f"softmax: {base.loss.estimate:.3f} nats per token on {base.loss.n} texts, {counts}."
+        f"{_caution(result)}"
+    )
+
+
+def _of_softmax(result: HybridResult) -> tuple[ConditionResult, ...]:
+    """The results of softmax on all tasks in their order."""
+    return (result.softmax_needle, *result.softmax_others.values())
 
 
 def _caution(result: HybridResult) -> str:
@@ -118,12 +128,24 @@ def _frontier(result: HybridResult) -> Section:
                 Column("Replaced", "d", lambda e: total - e.kept),
                 Column("Softmax in", value=_kept),
                 Column("Change, nats", value=lambda e: rate(e.text.change, spec="+.3f", scale=1.0)),
-                Column("Needle", value=lambda e: rate(e.needle.accuracy)),
-                Column("Verdict", value=lambda e: e.needle.verdict),
+                *(
+                    column
+                    for at, name in enumerate(result.tasks)
+                    for column in (
+                        Column(
+                            name.capitalize(), value=lambda e, at=at: rate(e.answers[at].accuracy)
+                        ),
+                        Column("Verdict", value=lambda e, at=at: e.answers[at].verdict),
+                    )
+                ),
                 Column("Accepted", value=lambda e: "yes" if e.accepted else "no"),
             ],
-            caption=f"On {result.softmax.loss.n} texts and {result.softmax_needle.accuracy.n} "
-            "needle prompts.",
+            caption=f"On {result.softmax.loss.n} texts and "
+            + ", ".join(
+                f"{own.accuracy.n} prompts of {name}"
+                for name, own in zip(result.tasks, _of_softmax(result), strict=True)
+            )
+            + ".",
         ),
     )
 
@@ -195,14 +217,18 @@ def format_hybrid(result: HybridResult) -> str:
             f"{total - entry.kept}",
             _kept(entry),
             interval_text(entry.text.change, "+.3f"),
-            f"{head_sets.right(entry.needle.accuracy)}",
-            entry.needle.verdict,
+            *(
+                cell
+                for own in entry.answers
+                for cell in (f"{head_sets.right(own.accuracy)}", own.verdict)
+            ),
         )
         for entry in result.frontier
     ]
-    heads = ("K", "replaced", "softmax in", "change, nats [95 %]", "needle", "verdict")
+    of_tasks = [head for name in result.tasks for head in (name, "verdict")]
+    heads = ("K", "replaced", "softmax in", "change, nats [95 %]", *of_tasks)
     lines = [*textwrap.wrap(conclusion(result), 80), "", *textwrap.wrap(head, 80), ""]
-    lines += [format_table(heads, rows, left=(2, 5)), ""]
+    lines += [format_table(heads, rows, left=(2, *range(5, len(heads), 2))), ""]
     text = "heads that cost most alone: " + ", ".join(
         f"{h.layer}.{h.head} {number(h.change.estimate, '+.3f')}" for h in _by_cost(result)[:10]
     )

@@ -16,10 +16,10 @@ from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.recipes.linear_state import linear_state
 from polyattn_jax.recipes.row_maps import SOFTMAX, Calibrated, Recipe, parse_recipe, resolve_bias
 from polyattn_jax.studies.check import decisions, tasks
+from polyattn_jax.studies.check.asked import asked as asked_of
 from polyattn_jax.studies.check.numbers import row_findings, unsafe
 from polyattn_jax.studies.check.settings import CheckConfig
 from polyattn_jax.suites import induction
-from polyattn_jax.suites.needle_file import read_needles
 
 # The suite by whose rows heads are ranked.
 RANKING = "induction"
@@ -32,14 +32,7 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
 
     def suites(audited: AuditedModel) -> Suites:
         nonlocal asked
-        asked = tasks.build(
-            audited,
-            config.tasks,
-            length=config.length,
-            n=config.n,
-            chat=config.chat,
-            words=read_needles(config.needle_words) if config.needle_words else None,
-        )
+        asked = asked_of(config, audited)
         controls = {tasks.control_key(key): suite for key, suite in asked.controls.items()}
         return asked.suites | controls | _others(audited, asked)
 

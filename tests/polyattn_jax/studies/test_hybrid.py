@@ -117,6 +117,25 @@ def test_a_set_is_accepted_by_students_interval_over_texts(searched):
         assert entry.text.change.high == pytest.approx(want.high, rel=1e-9)
 
 
+def test_a_set_must_keep_every_task(searched, run_check, texts_file, tmp_path):
+    """The tiny model finds needles and does no induction, so that no set is shown to keep it."""
+    (tmp_path / "both").mkdir()
+    flags = search_flags(texts_file, tmp_path / "both")
+    outcome = run_check(*flags, "--task=niah", "--task=induction")
+    assert outcome.code == 0, outcome.err
+    result = load_result(tmp_path / "both" / "run" / "summary.json", HybridResult)
+    _, alone, _, _ = searched
+    assert result.tasks == ("needle", "induction") and alone.tasks == ("needle",)
+    assert any(entry.accepted for entry in alone.frontier)
+    for entry, same in zip(result.frontier, alone.frontier, strict=True):
+        assert entry.needle == same.needle and entry.text == same.text
+        assert entry.others["induction"].verdict == "undecided" and not entry.accepted
+    assert result.best is None and not (tmp_path / "both" / "heads.json").exists()
+    assert "preserve needle, induction" in " ".join(outcome.out.split())
+    refused = run_check(*search_flags(texts_file, tmp_path), "--task=choices:arc_easy")
+    assert refused.code == 3 and "has no prompts with answers" in refused.err[0]
+
+
 def test_a_file_is_neither_lost_nor_replaced_nor_asked_for_too_late(
     run_check, texts_file, tmp_path, monkeypatch
 ):
