@@ -24,6 +24,7 @@ from polyattn_jax.audit import measure
 from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.stages import Condition, substitution
+from polyattn_jax.recipes.hybrid_recipe import replaced_heads
 
 SCORES = "choices"
 # The most tokens in a batch, of which all logits are held at once, for each device of its axes.
@@ -97,6 +98,8 @@ def open_scores(audited: AuditedModel, condition: Condition, folder: Path) -> Ro
         "bias": np.asarray(condition.bias, np.float64).tolist(),
         "kernels": audited.fused,
     }
+    if not condition.heads_LN.all():
+        settings["heads"] = replaced_heads(condition.heads_LN)
     return multiple_choice.open_cache(
         folder / SCORES, model=audited.model.identity.text, settings=settings
     )

@@ -242,12 +242,13 @@ def sweep_conditions(
     calibrated: Calibrated,
     stage: str = "sweep",
     chosen: Sequence[str] = (),
+    heads_LN: np.ndarray | None = None,
 ) -> list[Condition]:
-    """Softmax and recipes in all heads, with the biases of `resolve_bias`.
+    """Softmax and recipes, with the biases of `resolve_bias`.
 
-    The recipes are those `chosen`, or all of the config.
+    The recipes are those `chosen`, or all of the config; the heads those of a mask, or all.
     """
-    everywhere = np.ones(audited.shape, bool)
+    everywhere = np.ones(audited.shape, bool) if heads_LN is None else heads_LN
     recipes = [SOFTMAX, *(parse_recipe(text) for text in chosen or audited.config.recipes)]
     return [Condition(stage, r.name, r, resolve_bias(r, calibrated), everywhere) for r in recipes]
 

@@ -87,6 +87,9 @@ class CheckResult:
       refused: why the other tasks cannot be asked of this model.
       linear: what the recipe costs as linear attention.
       verdict: verdict of all tasks that decide: "preserve" if each of them is.
+      replaced: number of heads that have the recipe, those of a file of heads; null for all. Rows
+        are of all heads in any case.
+      of_heads: number of heads of the model; 0 in a file of an earlier version.
     """
 
     model: str
@@ -108,3 +111,5 @@ class CheckResult:
     verdict: VerdictName
     reason: str
     next: str
+    replaced: Count | None = None
+    of_heads: Count = 0

@@ -1,17 +1,21 @@
 """Settings of a check: the model, the recipe, the prompts, and which question is asked of them."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from lm_jax.errors import BadInputError
 from lm_jax.report import slug
 from lm_jax.run.config import LATER, config_hash, from_plain, to_plain
 from lm_jax.run.finished import file_inputs
+from lm_jax.run.results import load_result
 from lm_jax.run.settings import READ_AT_ONCE, READS_FILE, READS_MODEL, Bound, Flag, at_least
 from lm_jax.study import Settings
 from polyattn_jax.audit import opening
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.results import Search
+from polyattn_jax.recipes.hybrid_recipe import HybridRecipe
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.studies.check.tasks import Task, parse_task
 from polyattn_jax.suites.texts import READS_TEXT, SHORTEST
@@ -39,7 +43,7 @@ class CheckConfig(Settings):
 
     Attributes:
       model: Hugging Face folder, GGUF file, or name of an asset such as smollm2.
-      recipe: row map that is to replace softmax.
+      recipe: row map that is to replace softmax, or a file of heads that --hybrid saved.
       task: task that must keep its accuracy: needle, induction, mqar, copying, pass_key or another
         name of `suites.named`, prompts:FILE for a .jsonl file of your own, or choices:NAME for
         multiple choice such as arc_easy. The verdict is of all that softmax solves.
@@ -97,8 +101,14 @@ class CheckConfig(Settings):
     dtype: Annotated[Literal["float32", "bfloat16"], Flag()] = "float32"
 
     def problems(self) -> list[str]:
-        parse_recipe(self.recipe)
         problems = []
+        if not self.of_heads:
+            parse_recipe(self.recipe)
+        elif self.hybrid or self.diagnose:
+            problems.append(
+                f"--recipe={self.recipe} is a file of heads, which --hybrid and --diagnose do not "
+                "take; name a row map"
+            )
         keys = [task.key(self.length) for task in self.tasks]
         if len(set(keys)) < len(keys):
             names = ", ".join(task.name for task in self.tasks)
@@ -117,6 +127,20 @@ class CheckConfig(Settings):
         return problems
 
     @property
+    def of_heads(self) -> bool:
+        """Whether the recipe is a file of heads."""
+        return self.recipe.endswith(".json")
+
+    @functools.cached_property
+    def heads(self) -> HybridRecipe | None:
+        """The heads of that file; None for a recipe in all heads."""
+        if not self.of_heads:
+            return None
+        if not Path(self.recipe).is_file():
+            raise BadInputError(f"--recipe={self.recipe} is no file; name one that --hybrid saved")
+        return load_result(self.recipe, HybridRecipe)
+
+    @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks in their order, `prompts` last."""
         own = [f"prompts:{self.prompts}"] * bool(self.prompts)
@@ -127,12 +151,13 @@ class CheckConfig(Settings):
         """Digests of the files that are read, but for those that are gone."""
         own = {f"--task={task.name}": task.source for task in self.tasks if task.kind == "prompts"}
         words = {"--needle_words": self.needle_words}
+        words |= {"--recipe": self.recipe} if self.of_heads else {}
         return opening.files(self.audit) | file_inputs(own | words)
 
     @property
     def audit(self) -> AuditConfig:
         """The same as an audit of one recipe, without ablation; rows depend on it."""
-        recipe = parse_recipe(self.recipe).spec
+        recipe = parse_recipe(self.heads.recipe if self.heads else self.recipe).spec
         settings: dict[str, Any] = {name: getattr(self, name) for name in _OF_AUDIT} | {
             "niah_lengths": [self.length],
             "niah_n": self.n,

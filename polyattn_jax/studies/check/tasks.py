@@ -14,6 +14,8 @@ import math
 from pathlib import Path
 from typing import Literal, cast
 
+import numpy as np
+
 from lm_jax import statistics
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.evaluate import multiple_choice
@@ -226,12 +228,23 @@ def ask(
     recipe: Recipe,
     *,
     length: int,
+    heads_LN: np.ndarray | None = None,
 ) -> Answers:
-    """Asks or resumes one task with softmax and the recipe, and its control with softmax."""
+    """Asks or resumes one task with softmax and the recipe, and its control with softmax.
+
+    Args:
+      opened: the model, the prompts and the stores.
+      task: task of `asked`.
+      asked: prompts and controls.
+      calibrated: biases, as `resolve_bias` takes them.
+      recipe: the recipe.
+      length: tokens of a prompt, where the task can have any number.
+      heads_LN: heads that have the recipe; None for all.
+    """
     audited, key = opened.model, task.key(length)
     # The stage of an audit's needles has this name.
     stage = "sweep" if task.name == "needle" else key
-    conditions = stages.sweep_conditions(audited, calibrated, stage)
+    conditions = stages.sweep_conditions(audited, calibrated, stage, heads_LN=heads_LN)
     by_cell = opened.evaluate(conditions, key)
     accuracy = None
     if key in asked.controls:
@@ -259,12 +272,19 @@ def choose(
     recipe: Recipe,
     *,
     n: int,
+    heads_LN: np.ndarray | None = None,
 ) -> dict[str, Answers]:
-    """Asks or resumes the tasks of multiple choice; the answers by the name of the task."""
+    """Asks or resumes the tasks of multiple choice; the answers by the name of the task.
+
+    Args:
+      opened, calibrated, recipe, heads_LN: arguments of `ask`.
+      tasks: all tasks of the check.
+      n: questions of each.
+    """
     names = [task.source for task in tasks if task.kind == "choices"]
     if not names:
         return {}
-    conditions = stages.sweep_conditions(opened.model, calibrated, "choices")
+    conditions = stages.sweep_conditions(opened.model, calibrated, "choices", heads_LN=heads_LN)
     questions = multiple_choice.read_tasks(names, limit=n)
     results = choices.evaluate(opened.model, opened.folder, conditions, questions)
     tolerance = opened.model.config.tolerance

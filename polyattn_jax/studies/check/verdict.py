@@ -4,6 +4,8 @@ from collections.abc import Sequence
 import math
 from typing import Any
 
+import numpy as np
+
 from lm_jax.errors import BadInputError
 from lm_jax.study import Work
 from polyattn_jax.audit import audit_suites, bias_tables, recipe_rows, stages
@@ -13,6 +15,7 @@ from polyattn_jax.audit.columns import columns
 from polyattn_jax.audit.opening import OpenAudit, Suites, open_audit
 from polyattn_jax.audit.results import CheckResult, RowShares, SoftmaxComparison, TextResults
 from polyattn_jax.audit.results.provenance import read_provenance
+from polyattn_jax.recipes.hybrid_recipe import check_model
 from polyattn_jax.recipes.linear_state import linear_state
 from polyattn_jax.recipes.row_maps import SOFTMAX, Calibrated, Recipe, parse_recipe, resolve_bias
 from polyattn_jax.studies.check import decisions, tasks
@@ -38,12 +41,17 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
 
     with open_audit(config.audit, work, suites) as opened:
         audited, settings = opened.model, opened.model.config
-        recipe = parse_recipe(settings.recipes[0])
-        calibration = None
-        if recipe.bias == "auto" or (recipe.degree is not None and recipe.bias == 0.0):
-            calibration = opened.calibrate()
-        b_auto = calibration.bias if calibration else None
-        calibrated = opened.biases(settings.by_name, b_auto)
+        recipe, heads_LN = parse_recipe(settings.recipes[0]), None
+        calibration, b_auto = None, None
+        if config.heads is not None:
+            check_model(config.heads, audited.model, config.recipe)
+            heads_LN = config.heads.heads_LN
+            calibrated: Calibrated = {str(recipe.bias): np.asarray(config.heads.bias)}
+        else:
+            if recipe.bias == "auto" or (recipe.degree is not None and recipe.bias == 0.0):
+                calibration = opened.calibrate()
+            b_auto = calibration.bias if calibration else None
+            calibrated = opened.biases(settings.by_name, b_auto)
         bias = resolve_bias(recipe, calibrated)
         # The rows of the first task that has any explain the verdict.
         keys = {task: task.key(config.length) for task in config.tasks}
@@ -51,10 +59,10 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
         key = keys[probe] if probe else ""
         of_suite = _rows(opened, recipe, bias, b_auto, (key, TEXTS))
         safe, against = of_suite.get(key, (RowShares(), None))
-        answers = _answers(config, opened, asked, calibrated, recipe)
+        answers = _answers(config, opened, asked, calibrated, recipe, heads_LN)
         texts = None
         if settings.text:
-            conditions = stages.sweep_conditions(audited, calibrated, TEXTS)
+            conditions = stages.sweep_conditions(audited, calibrated, TEXTS, heads_LN=heads_LN)
             losses = opened.text_losses(conditions, TEXTS, one_document=settings.one_document)
             shares, change = of_suite[TEXTS]
             texts = TextResults(losses[SOFTMAX.name], losses[recipe.name], unsafe(shares), change)
@@ -91,6 +99,8 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
         verdict=decided.verdict,
         reason=decided.reason,
         next=decided.next,
+        replaced=None if heads_LN is None else int(heads_LN.sum()),
+        of_heads=math.prod(audited.shape),
     )
 
 
@@ -118,14 +128,21 @@ def _answers(
     asked: tasks.Asked,
     calibrated: Calibrated,
     recipe: Recipe,
+    heads_LN: np.ndarray | None,
 ) -> dict[str, tasks.Answers]:
     """The answers to all tasks that can be asked, in their order."""
-    chosen = tasks.choose(opened, config.tasks, calibrated, recipe, n=config.n)
+    chosen = tasks.choose(opened, config.tasks, calibrated, recipe, n=config.n, heads_LN=heads_LN)
     answers = {}
     for task in config.tasks:
         if task.key(config.length) in asked.suites:
             answers[task.name] = tasks.ask(
-                opened, task, asked, calibrated, recipe, length=config.length
+                opened,
+                task,
+                asked,
+                calibrated,
+                recipe,
+                length=config.length,
+                heads_LN=heads_LN,
             )
         elif task.name in chosen:
             answers[task.name] = chosen[task.name]

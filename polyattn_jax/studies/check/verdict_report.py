@@ -54,13 +54,20 @@ def build(result: CheckResult) -> Report:
 
 def answer(result: CheckResult) -> str:
     """Whether the recipe may replace softmax in the model, and why."""
-    what = f"replace softmax in {Path(result.model).name}"
+    what = f"replace softmax in {_heads(result)}{Path(result.model).name}"
     match result.verdict:
         case "preserve":
             return f"{result.recipe} may {what}: {result.reason}."
         case "no-go":
             return f"{result.recipe} may not {what}: {result.reason}."
     return f"Whether {result.recipe} may {what} is undecided: {result.reason}."
+
+
+def _heads(result: CheckResult) -> str:
+    """Which heads have the recipe, if not all of them."""
+    if result.replaced is None:
+        return ""
+    return f"{result.replaced} of {result.of_heads} heads of "
 
 
 def _drawn(lines: Sequence[str | Row]) -> Iterator[str | Markup]:
@@ -83,7 +90,7 @@ def _drawn(lines: Sequence[str | Row]) -> Iterator[str | Markup]:
 
 def format_result(result: CheckResult) -> str:
     """The result of a check as plain text of at most 80 columns."""
-    head = f"{result.recipe} in every head of {result.model}"
+    head = f"{result.recipe} in {_heads(result) or 'every head of '}{result.model}"
     lines: list[str | Row] = [
         *textwrap.wrap(answer(result), WIDTH),
         "",

@@ -14,7 +14,7 @@ from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.run.results import load_result
 import polyattn_jax
 from polyattn_jax.audit import opening
-from polyattn_jax.audit.results import HybridResult
+from polyattn_jax.audit.results import CheckResult, HybridResult
 from polyattn_jax.recipes.row_maps import parse_recipe
 from tests.polyattn_jax.conftest import PROSE
 from tests.tiny import edit_json
@@ -115,6 +115,40 @@ def test_a_set_is_accepted_by_students_interval_over_texts(searched):
         # All texts have as many tokens.
         assert entry.text.change.low == pytest.approx(want.low, rel=1e-9)
         assert entry.text.change.high == pytest.approx(want.high, rel=1e-9)
+
+
+def test_saved_heads_are_judged_by_the_rule_of_a_recipe(searched, run_check, texts_file, tmp_path):
+    """The same answers and losses as in the search, where the set was one of many."""
+    _, found, _, file = searched
+    (best,) = (
+        e for e in found.frontier if e.seed is None and e.kept == 12 - len(found.best.replaced)
+    )
+    flags = [f"--recipe={file}", f"--n={PROMPTS}", f"--text={texts_file}"]
+    outcome = run_check(*flags, f"--workdir={tmp_path / 'run'}")
+    result = load_result(tmp_path / "run" / "summary.json", CheckResult)
+    (needle,) = result.tasks
+    assert (needle.recipe, needle.lost) == (best.needle.accuracy, best.needle.lost)
+    assert (result.replaced, result.of_heads) == (len(found.best.replaced), L * N)
+    assert outcome.code == {"preserve": 0, "no-go": 10, "undecided": 11}[best.needle.verdict]
+    assert f"{result.replaced} of {L * N} heads of tiny" in " ".join(outcome.out.split())
+    # Its loss is of all texts, that of the search of every other one.
+    answers = pq.read_table(tmp_path / "run" / "answers").to_pylist()
+    assert {row["heads"] for row in answers if row["cell"] == "relu_p4_b0"} == {result.replaced}
+
+
+def test_saved_heads_of_another_model_or_in_another_question_are_refused(
+    searched, run_check, tiny, tmp_path
+):
+    _, _, _, file = searched
+    other = tmp_path / "other"
+    shutil.copytree(tiny, other)
+    edit_json(other / "config.json", rms_norm_eps=1e-3)
+    outcome = run_check(f"--recipe={file}", "--n=2", model=other)
+    assert outcome.code == 3 and "the heads were found on" in outcome.err[0]
+    outcome = run_check(f"--recipe={file}", "--hybrid=new.json", "--text=essays")
+    assert outcome.code == 2 and "which --hybrid and --diagnose do not take" in outcome.err[0]
+    outcome = run_check("--recipe=no/such.json")
+    assert outcome.code == 3 and "no/such.json" in outcome.err[0]
 
 
 def test_a_set_must_keep_every_task(searched, run_check, texts_file, tmp_path):
