@@ -120,9 +120,8 @@ def test_a_set_is_accepted_by_students_interval_over_texts(searched):
 def test_saved_heads_are_judged_by_the_rule_of_a_recipe(searched, run_check, texts_file, tmp_path):
     """The same answers and losses as in the search, where the set was one of many."""
     _, found, _, file = searched
-    (best,) = (
-        e for e in found.frontier if e.seed is None and e.kept == 12 - len(found.best.replaced)
-    )
+    kept = L * N - len(found.best.replaced)
+    (best,) = (each for each in found.frontier if (each.seed, each.kept) == (None, kept))
     flags = [f"--recipe={file}", f"--n={PROMPTS}", f"--text={texts_file}"]
     outcome = run_check(*flags, f"--workdir={tmp_path / 'run'}")
     result = load_result(tmp_path / "run" / "summary.json", CheckResult)
