@@ -17,6 +17,8 @@ _WITHOUT_EFFECT = (
     *("task_type", "inference_mode", "lora_dropout", "auto_mapping", "peft_version"),
     *("fan_in_fan_out", "layers_pattern", "megatron_core", "qalora_group_size", "runtime_config"),
 )
+# What adapters are over and how they began, which are no part of their update.
+_OF_THE_BEGINNING = ("base_model_name_or_path", "revision", "init_lora_weights")
 # Other ways to begin change the base as well.
 _FRESH = (True, False, "gaussian", "orthogonal", "eva")
 
@@ -44,22 +46,21 @@ class Settings:
         """What multiplies B A where no pattern says otherwise: alpha / r, of rsLoRA / sqrt(r)."""
         return self._strength(self.r, self.lora_alpha)
 
-    def of_update(self) -> "Settings":
-        """What is equal for equal updates: neither base nor beginning, and lists in one order."""
-        ordered = {
-            name: sorted(value)
-            for name in ("target_modules", "exclude_modules", "layers_to_transform")
-            if isinstance(value := getattr(self, name), list)
-        }
-        return dataclasses.replace(
-            self,
-            base_model_name_or_path=None,
-            revision=None,
-            init_lora_weights=True,
-            rank_pattern=self.rank_pattern or None,
-            alpha_pattern=self.alpha_pattern or None,
-            **ordered,
-        )
+    def of_update(self) -> dict[str, Any]:
+        """Plain data that is equal for equal updates: neither base nor beginning nor defaults.
+
+        Lists are in one order; of patterns the first that fits counts, so that theirs is kept.
+        """
+        plain: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Mapping):
+                value = [[pattern, each] for pattern, each in value.items()] or None
+            elif isinstance(value, list):
+                value = sorted(value)
+            if field.name not in _OF_THE_BEGINNING and value != field.default:
+                plain[field.name] = value
+        return plain
 
     def _strength(self, rank: int, alpha: float) -> float:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)

@@ -121,7 +121,7 @@ def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
         return stored
     config, cfg = audited.config, audited.model.cfg
     shape = audited.shape
-    texts_UT, _ = model_calibration.calibration_tokens(audited)
+    texts_UT, *_ = model_calibration.calibration_tokens(audited)
     texts_UT = texts_UT[:, : config.calibrated_at]
     sets = shape if level == "head" else (cfg.num_layers, 1)
     name, quiet = f"calibrate b by {level}", not processes.is_first()

@@ -45,7 +45,7 @@ def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
         check_source(path, stored, audited)
         return stored
     c = audited.config
-    texts_UT, lengths = calibration_tokens(audited)
+    texts_UT, lengths, documents = calibration_tokens(audited)
     ways = 1 if audited.mesh is None else audited.mesh.shape["data"] * audited.mesh.shape["fsdp"]
     texts, count = len(texts_UT), jax.process_count()
     # Devices of the batch axes get a text each; where texts run out, a repeat that is not counted.
@@ -89,7 +89,11 @@ def calibrated(audited: AuditedModel, folder: Path) -> calibrate.Calibration:
             seed=c.seed,
         )
     result = dataclasses.replace(
-        result, model_sha256=audited.model.identity.text, dtype=c.dtype, text=text_sha256(c)
+        result,
+        model_sha256=audited.model.identity.text,
+        dtype=c.dtype,
+        text=text_sha256(c),
+        documents=documents,
     )
     processes.on_first(lambda: write_json(path, result))
     return result
@@ -121,8 +125,10 @@ def text_sha256(config: AuditConfig) -> str:
     return read_texts(config.calibration_text)[1] if config.calibration_text else ""
 
 
-def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ...]]:
-    """The texts as tokens `[U, T]`, and the lengths at which b_auto is read.
+def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ...], int]:
+    """The texts as tokens `[U, T]`, the lengths at which b_auto is read, and the texts they are of.
+
+    The last is 0 where each is a text of its own.
 
     The lengths are that of the calibration, an eighth, a quarter and a half of it, and those of the
     other suites that fit texts and context.
@@ -139,13 +145,15 @@ def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ..
         )
     texts = read_texts(c.calibration_text)[0] if c.calibration_text else calibration_texts()
     ids = pieces(list(texts.values()), audited.tokenizer, c.calibrated_at)
+    whole = audited.tokenizer.encode(next(iter(texts.values())))
+    documents = 0 if ids[0] == list(whole) else len(texts)
     shortest = min(map(len, ids))
     audited_lengths = [*c.niah_lengths]
     audited_lengths += [c.induction_length] if c.induction_n else []
     audited_lengths += [c.mqar_length] if c.mqar_n else []
     wanted = {c.calibrated_at // part for part in (1, 2, 4, 8)} | set(audited_lengths)
     lengths = tuple(sorted(n for n in wanted if 1 < n <= min(shortest, longest)))
-    return np.array([one[: lengths[-1]] for one in ids], np.int32), lengths
+    return np.array([one[: lengths[-1]] for one in ids], np.int32), lengths, documents
 
 
 def pieces(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> list[list[int]]:

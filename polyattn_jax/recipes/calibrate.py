@@ -88,6 +88,8 @@ class Calibration:
       model_sha256: identity of the model (`ModelIdentity.text`); empty where not recorded, as is
         `dtype`, the dtype of its weights.
       text: digest of a text of the user; empty for the shipped ones.
+      documents: number of texts that they are pieces of; 0 where each is a text of its own. Pieces
+        of one text are not independent, and the interval over them is too narrow.
     """
 
     bias: float
@@ -104,6 +106,7 @@ class Calibration:
     model_sha256: str = ""
     dtype: str = ""
     text: str = ""
+    documents: int = 0
 
 
 def mass_below(

@@ -1,8 +1,9 @@
 """Gates of a sparse model around any attend of this package.
 
 A model that was post-trained to sparse attention is audited with its gates: whatever map takes the
-place of softmax, the weight of a closed edge is then zero. Statistics of score rows are of all
-visible keys, as those of a model without gates.
+place of softmax, the weight of a closed edge is then zero. What is reported of rows (S, the change
+of a head's output, features of patterns, dead rows) is of the map itself, as if all edges were
+open, though of the scores that the model has with its gates.
 """
 
 import dataclasses
@@ -26,8 +27,9 @@ from lm_jax.model.attention import (
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output
 from lm_jax.weights.gates import StoredGates
+from polyattn_jax.recipes.feature_maps import with_inputs
 from polyattn_jax.recipes.probe import DENSE
-from polyattn_jax.recipes.substitute import PerHeadRowMap, bound_to, on_scores
+from polyattn_jax.recipes.substitute import GlobalRowMap, PerHeadRowMap, bound_to, on_scores
 
 # Where the parameters of a model hold its gates.
 GATES = "gates"
@@ -39,7 +41,7 @@ class Gated:
 
     Attributes:
       factor: what turns a score into that of its gate: 1, or of a raw gate one over the scale.
-      renormalise: whether open edges share the weight of all.
+      renormalise: whether the weights of the open edges are divided by their sum.
     """
 
     factor: float
@@ -114,6 +116,10 @@ def _dense(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, ca
     around = {"visibility": visibility, "scale": scale, "cap": cap}
     if isinstance(inner, LayerAttend) and isinstance(inner.fn, PerHeadRowMap):
         own = LayerAttend(bound_to(inner.fn, q_BTNH, k_BSKH, scale), inner.data)
+        bound = LayerAttend(attend.fn, attend.data | {"attend": own})
+        return on_scores(bound, *rest, visibility, scale, cap)
+    if isinstance(inner, GlobalRowMap):
+        own = dataclasses.replace(inner, map=with_inputs(inner.map, q_BTNH, k_BSKH, scale))
         bound = LayerAttend(attend.fn, attend.data | {"attend": own})
         return on_scores(bound, *rest, visibility, scale, cap)
     # Any other reports on softmax, which it leaves in place.

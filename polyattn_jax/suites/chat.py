@@ -9,6 +9,8 @@ answer. Nothing in a prompt is ever a control token (`lm_jax.evaluate.framing.fr
 
 import re
 
+from absl import logging
+
 from lm_jax.errors import BadInputError
 from lm_jax.evaluate.framing import frame
 from lm_jax.text.tokenizer import Tokenizer
@@ -16,7 +18,7 @@ from polyattn_jax.suites import prompts as prompts_lib
 from polyattn_jax.suites.prompts import Prompt, Suite
 
 # What ends a sentence, with the space after it.
-_END = re.compile(r"[.!?:]\s+|\n")
+_END = re.compile(r"[.!?:]\s+|[。！？]\s*|\n")
 
 
 def in_chat(suite: Suite, tokenizer: Tokenizer, *, max_length: int | None = None) -> Suite:
@@ -40,7 +42,14 @@ def in_chat(suite: Suite, tokenizer: Tokenizer, *, max_length: int | None = None
     plant = suite.manifest["audit"]["plant"]
     prompts = [_message(prompt, tokenizer) for prompt in suite.prompts]
     if plant != "none":
-        prompts = [each for each in prompts if each.answer_position is not None]
+        whole, prompts = prompts, [each for each in prompts if each.answer_position is not None]
+        if left_out := len(whole) - len(prompts):
+            logging.warning(
+                "suite %r: %d of %d prompts are left out, whose answer stands twice in the chat",
+                suite.name,
+                left_out,
+                len(whole),
+            )
     return prompts_lib.make_suite(
         suite.name,
         prompts,
@@ -55,7 +64,7 @@ def unfinished(text: str) -> str:
     """The unfinished sentence at the end of a text; empty if the text ends with a whole one."""
     ends = [match.end() for match in _END.finditer(text)]
     last = text[ends[-1] if ends else 0 :].strip()
-    return "" if last[-1:] in (".", "!", "?", "") else last
+    return "" if last[-1:] in (".", "!", "?", "。", "！", "？", "") else last
 
 
 def _message(prompt: Prompt, tokenizer: Tokenizer) -> Prompt:

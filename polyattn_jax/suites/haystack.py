@@ -29,13 +29,19 @@ POOL = 4000
 _ATTEMPTS = 50
 
 # Texts that lost their line breaks glue a sentence to the next: "... a cog.The five ...".
-_BOUNDARY = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|(?<=[a-z][.!?])(?=[A-Z])")
+# The next letter is to be a capital of any alphabet.
+_BOUNDARY = re.compile(r"(?<=[.!?])\s+(?=\S)|(?<=[a-z][.!?])(?=[A-Z])")
 _UNUSABLE = re.compile(r"[\"“”„«»()\[\]{}<>*_|\\]|https?:|secret", re.IGNORECASE)
 
 
 def sentences(text: str) -> list[str]:
     """Splits a text after . ! or ? before a capital letter and collapses white space."""
-    return [part for part in _BOUNDARY.split(" ".join(text.split())) if part]
+    text, parts, start = " ".join(text.split()), [], 0
+    for match in _BOUNDARY.finditer(text):
+        if text[match.end()].isupper():
+            parts.append(text[start : match.start()])
+            start = match.end()
+    return [part for part in (*parts, text[start:]) if part]
 
 
 def usable(sentence: str) -> bool:
@@ -89,7 +95,7 @@ def pool(
       tokenizer: the model's own.
       seed: random seed of the sample of a larger text.
       lines: whether to take whole lines, of any form but empty ones, in place of sentences.
-      free_of: text that no line has.
+      free_of: text that no sentence or line has.
 
     Raises:
       BadInputError: if nothing usable is left.
@@ -98,16 +104,18 @@ def pool(
     if lines:
         parts = itertools.chain.from_iterable(text.splitlines() for text in texts)
         whole = (part.rstrip() for part in parts)
-        kept = list(dict.fromkeys(part for part in whole if part and free_of not in part))
+        kept = list(dict.fromkeys(filter(None, whole)))
     else:
         parts = itertools.chain.from_iterable(map(sentences, texts))
         kept = list(dict.fromkeys(filter(usable, parts)))
+    kept = [part for part in kept if not free_of or free_of not in part]
     if not kept and lines:
         raise BadInputError("haystack has no line; give a text file with some")
     if not kept:
         raise BadInputError(
-            f"haystack has no usable sentence: give English prose with sentences of {WORDS[0]} to "
-            f"{WORDS[1]} words, without quotes or brackets"
+            f"haystack has no usable sentence: give prose with sentences of {WORDS[0]} to "
+            f"{WORDS[1]} words that begin with a capital letter, without quotes or brackets; or "
+            "take its lines (suites.needle_file)"
         )
     if len(kept) > POOL:
         chosen = np.random.RandomState(seed).permutation(len(kept))[:POOL]

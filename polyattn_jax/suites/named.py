@@ -110,7 +110,12 @@ def build(
 
 def available(name: str, n: int) -> int:
     """How many prompts a suite has where `n` are asked for: `copying` has one of each opening."""
-    return min(n, openings.COUNT) if name == "copying" else n
+    return min(n, most(name) or n)
+
+
+def most(name: str) -> int | None:
+    """The most prompts that a suite has; None where there is no end."""
+    return openings.COUNT if name == "copying" else None
 
 
 def key(name: str, length: int) -> str:

@@ -90,6 +90,7 @@ class CheckResult:
       replaced: number of heads that have the recipe, those of a file of heads; null for all. Rows
         are of all heads in any case.
       of_heads: number of heads of the model; 0 in a file of an earlier version.
+      gated: whether the model has gates; what is reported of rows is then as if all were open.
     """
 
     model: str
@@ -113,3 +114,4 @@ class CheckResult:
     next: str
     replaced: Count | None = None
     of_heads: Count = 0
+    gated: bool = False

@@ -2,7 +2,6 @@
 
 from lm_jax.errors import BadInputError
 from polyattn_jax.audit.audited_model import AuditedModel
-from polyattn_jax.audit.opening import Suites
 from polyattn_jax.studies.check import tasks
 from polyattn_jax.studies.check.settings import CheckConfig
 from polyattn_jax.suites.needle_file import read_needles
@@ -24,8 +23,8 @@ def asked(config: CheckConfig, audited: AuditedModel) -> tasks.Asked:
     )
 
 
-def required(config: CheckConfig, audited: AuditedModel) -> Suites:
-    """The prompts of all tasks by key, each of which must have some.
+def required(config: CheckConfig, audited: AuditedModel) -> tasks.Asked:
+    """The prompts of all tasks, each of which must have some.
 
     Raises:
       BadInputError: a task cannot be asked of this model, or is multiple choice.
@@ -38,4 +37,4 @@ def required(config: CheckConfig, audited: AuditedModel) -> Suites:
     if found.refused:
         name, why = next(iter(found.refused.items()))
         raise BadInputError(f"--task={name} cannot be asked of this model: {why}")
-    return found.suites
+    return found

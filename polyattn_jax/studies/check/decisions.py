@@ -1,9 +1,10 @@
 """The verdict on a recipe by several tasks.
 
-A task that softmax is not shown to solve decides nothing. Of the others, one "no-go" is a no-go of
-the recipe, and it preserves if it preserves in each of them, which needs no correction for their
-number: every task must pass a test of its own (Berger 1982, intersection-union). The p of a loss
-beside each is corrected by Holm for the tasks that decide.
+A task that softmax is not shown to solve decides nothing. Of the others, a "no-go" is one of the
+recipe if the McNemar test of the task still finds a change after Holm's correction for all tasks
+that decide; of several tasks one is easily lost by chance. The recipe preserves if it preserves in
+each of them, which needs no correction for their number: every task must pass a test of its own
+(Berger 1982, intersection-union).
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +14,11 @@ from typing import NamedTuple
 from lm_jax import statistics
 from polyattn_jax.audit import decision
 from polyattn_jax.audit.results import RowShares, TaskResult, VerdictName
-from polyattn_jax.studies.check.tasks import GUESSED, Answers
+from polyattn_jax.studies.check.tasks import Answers
 
 UNDECIDABLE = "undecidable"
+# Of the tests of all tasks together.
+LEVEL = 0.95
 
 
 class Overall(NamedTuple):
@@ -39,9 +42,6 @@ def task_result(
       tolerance: accuracy that may be lost, as a rate.
     """
     softmax, recipe, unsolved = own.softmax, own.recipe, own.unsolved
-    floor = decision.SOLVED
-    if own.answers == GUESSED and own.control is not None:
-        floor = own.control.estimate
     decided = decision.explain(
         recipe,
         softmax,
@@ -50,8 +50,14 @@ def task_result(
         tolerance=tolerance,
         ablated=False,
         unmet=(unsolved,) if unsolved else (),
-        floor=floor,
+        floor=own.floor,
     )
+    following = decided.next
+    if own.most is not None and own.most < decided.least_prompts and recipe.verdict == "undecided":
+        following = (
+            f"leave the task out: it has {own.most} prompts, and preserve takes "
+            f"{decided.least_prompts}"
+        )
     return TaskResult(
         name=name,
         tokens=own.tokens,
@@ -69,7 +75,7 @@ def task_result(
         dead_rows_per_prompt=recipe.dead_rows_per_prompt,
         verdict=UNDECIDABLE if unsolved else recipe.verdict,
         reason=decided.reason,
-        next=decided.next,
+        next=following,
     )
 
 
@@ -101,12 +107,19 @@ def overall(results: Sequence[TaskResult], refused: dict[str, str], *, tolerance
         name: VerdictName = "undecided" if only.verdict == UNDECIDABLE else only.verdict
         return Overall(name, only.reason, only.next)
     deciding = [each for each in results if each.verdict != UNDECIDABLE]
-    no_go = [each for each in deciding if each.verdict == "no-go"]
-    open_ones = [each for each in deciding if each.verdict == "undecided"]
+    lost = [each for each in deciding if each.verdict == "no-go"]
+    no_go = [each for each in lost if each.p_holm <= 1 - LEVEL]
+    open_ones = [each for each in deciding if each not in no_go and each.verdict != "preserve"]
     if no_go:
         return Overall("no-go", _reasons(no_go), no_go[0].next)
     if open_ones:
-        return Overall("undecided", _reasons(open_ones), open_ones[0].next)
+        reasons = [_reasons(each for each in open_ones if each not in lost)]
+        if lost:
+            names = ", ".join(each.name for each in lost)
+            reasons.append(f"{names}: a loss that Holm's correction for all tasks leaves open")
+        return Overall("undecided", "; ".join(filter(None, reasons)), open_ones[0].next)
+    if not deciding and any(decision.solves(each.could_decide, each.softmax.n) for each in results):
+        return Overall("undecided", _reasons(results), results[0].next)
     if not deciding:
         counts = ", ".join(
             f"{each.name} ({each.could_decide} of {each.softmax.n} right)" for each in results

@@ -40,6 +40,7 @@ from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.audit.stages import Condition
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, replaced_heads
 from polyattn_jax.recipes.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
+from polyattn_jax.studies.check import tasks
 from polyattn_jax.studies.check.asked import required
 from polyattn_jax.studies.check.settings import CheckConfig
 from polyattn_jax.suites import Suite
@@ -61,11 +62,15 @@ def search(config: CheckConfig, work: Work) -> HybridResult:
     target = Path(config.hybrid)
     check_target(target, work.path / HEADS)
 
+    asked = tasks.Asked({}, {}, {})
+
     def suites(audited: AuditedModel) -> Suites:
-        return required(config, audited) | split(audit_suites.texts(audited))
+        nonlocal asked
+        asked = required(config, audited)
+        return asked.with_controls | split(audit_suites.texts(audited))
 
     with open_audit(config.audit, work, suites) as opened:
-        found = _search(opened, config)
+        found = _search(opened, config, asked)
     if found.best is not None:
         # The first tells a resumed search that the second is its own.
         write_json(work.path / HEADS, found.best)
@@ -108,7 +113,7 @@ class _Conditions:
         ]
 
 
-def _search(opened: OpenAudit, own: CheckConfig) -> HybridResult:
+def _search(opened: OpenAudit, own: CheckConfig, asked: tasks.Asked) -> HybridResult:
     audited, search = opened.model, own.search
     config, shape = audited.config, audited.shape
     recipe = parse_recipe(config.recipes[0])
@@ -124,6 +129,18 @@ def _search(opened: OpenAudit, own: CheckConfig) -> HybridResult:
         name: opened.evaluate(conditions(f"{FRONTIER} {key}", masks), key)
         for name, key in keys.items()
     }
+    solved = [
+        not tasks.answers_of(
+            opened,
+            task,
+            asked,
+            calibrated,
+            by_task[task.name][SOFTMAX.name],
+            by_task[task.name][SOFTMAX.name],
+            length=own.length,
+        ).unsolved
+        for task in own.tasks
+    ]
     first, *others = by_task
     needle_of = by_task[first]
     frontier = tuple(
@@ -133,6 +150,7 @@ def _search(opened: OpenAudit, own: CheckConfig) -> HybridResult:
             text=text_of[name],
             needle=needle_of[name],
             accepted=text_of[name].change.high < search.max_loss
+            and all(solved)
             and all(answers[name].verdict == "preserve" for answers in by_task.values()),
             others={other: by_task[other][name] for other in others},
         )

@@ -4,11 +4,13 @@
     prompts:FILE                                         prompts of the user (`suites.load_jsonl`)
     choices:NAME                                         multiple choice, such as choices:arc_easy
 
-A task decides if softmax solves it: with an accuracy of one half or more, and a higher one than in
-its control (`suites.control`); of multiple choice, with a higher one than by guessing. Any other is
-undecidable: keeping its accuracy would say nothing.
+A task decides if softmax solves it: with an accuracy of one half or more, a higher one than in its
+control (`suites.control`), and a higher one than whoever always gives the most frequent answer; of
+multiple choice, with an accuracy that is further above guessing than a recipe may lose. Any other
+is undecidable: keeping its accuracy would say nothing.
 """
 
+from collections import Counter
 import dataclasses
 import math
 from pathlib import Path
@@ -106,6 +108,11 @@ class Asked:
     controls: Suites
     refused: dict[str, str]
 
+    @property
+    def with_controls(self) -> Suites:
+        """Prompts and controls by their names in the tables of a check."""
+        return self.suites | {control_key(key): suite for key, suite in self.controls.items()}
+
 
 def build(
     audited: AuditedModel,
@@ -181,6 +188,9 @@ class Answers:
       control: accuracy of softmax in the control, or of guessing; None without one.
       answers: what the control asks for (`suites.control.kind`), or "guessed".
       tokens: tokens of the longest prompt; 0 of multiple choice.
+      most_frequent: share of the prompts that have the most frequent answer; 0 of multiple choice.
+      floor: accuracy that softmax must be shown to have.
+      most: the most prompts that the task has, if it has no more.
     """
 
     softmax: ConditionResult
@@ -188,21 +198,33 @@ class Answers:
     control: Interval | None
     answers: str
     tokens: int
+    most_frequent: float = 0.0
+    floor: float = decision.SOLVED
+    most: int | None = None
 
     @property
     def unsolved(self) -> str:
         """Why softmax is not shown to solve the task; empty if it is."""
         own, other = self.softmax.accuracy, self.control
         right, n = _right(own), own.n
-        if other is None:
-            return "all of its prompts have the same answer, so that no control tells what is read"
         counted = f"softmax is right in {right} of {n} prompts"
         if self.answers == GUESSED:
-            if own.low <= other.estimate:
-                return f"{counted}, which is not shown to be more than by guessing"
+            if not decision.solves(right, n, floor=self.floor):
+                return (
+                    f"{counted}, which is not shown to be further above guessing than a recipe "
+                    "may lose"
+                )
             return ""
+        if other is None:
+            return (
+                "no prompt has another answer of as many tokens to be asked for, so that no "
+                "control tells what is read"
+            )
         if not decision.solves(right, n):
             return f"{counted}, which does not show that it solves the task"
+        if self.most_frequent >= own.low:
+            share = f"{100 * self.most_frequent:.0f} %"
+            return f"{counted}, and whoever always gives the most frequent answer in {share}"
         if other.high >= own.low:
             found = f"{_right(other)} of {other.n}"
             return f"{counted}, and gives {found} answers that are {_WITHOUT[self.answers]}"
@@ -246,17 +268,43 @@ def ask(
     stage = "sweep" if task.name == "needle" else key
     conditions = stages.sweep_conditions(audited, calibrated, stage, heads_LN=heads_LN)
     by_cell = opened.evaluate(conditions, key)
+    return answers_of(
+        opened, task, asked, calibrated, by_cell[SOFTMAX.name], by_cell[recipe.name], length=length
+    )
+
+
+def answers_of(
+    opened: OpenAudit,
+    task: Task,
+    asked: Asked,
+    calibrated: Calibrated,
+    softmax: ConditionResult,
+    recipe: ConditionResult,
+    *,
+    length: int,
+) -> Answers:
+    """Answers to one task with its control, which softmax is asked for, or was.
+
+    Args:
+      opened, task, asked, calibrated, length: arguments of `ask`.
+      softmax, recipe: results on the prompts of the task.
+    """
+    audited, key = opened.model, task.key(length)
     accuracy = None
     if key in asked.controls:
         of_control = stages.sweep_conditions(audited, calibrated, f"control of {key}")[:1]
         own = opened.evaluate(of_control, control_key(key))
         accuracy = own[SOFTMAX.name].accuracy
+    suite = asked.suites[key]
+    counts = Counter(prompt.target for prompt in suite.prompts)
     return Answers(
-        softmax=by_cell[SOFTMAX.name],
-        recipe=by_cell[recipe.name],
+        softmax=softmax,
+        recipe=recipe,
         control=accuracy,
-        answers=control.kind(asked.suites[key]),
-        tokens=max(len(prompt.tokens) for prompt in asked.suites[key].prompts),
+        answers=control.kind(suite),
+        tokens=max(len(prompt.tokens) for prompt in suite.prompts),
+        most_frequent=max(counts.values()) / len(suite.prompts),
+        most=named.most(task.source) if task.kind == "suite" else None,
     )
 
 
@@ -300,6 +348,8 @@ def _chosen(
     """The answers to one task of multiple choice, by the log-likelihood of whole choices."""
     metric = task.metrics["acc"]
     before = metric.accuracy[SOFTMAX.name]
+    # A recipe that guesses must lose more than the tolerance.
+    floor = task.chance + tolerance
     results = {}
     for condition in conditions:
         accuracy = metric.accuracy[condition.name]
@@ -308,7 +358,7 @@ def _chosen(
         lost, won = (0, 0) if paired is None else (paired.lost, paired.gained)
         p_value = 1.0 if paired is None else paired.p_value
         name: VerdictName = "undecided"
-        if before.low > task.chance:
+        if decision.solves(_right(before), task.n, floor=floor):
             name = decision.of_change(
                 change, lost=lost, won=won, p_value=p_value, tolerance=tolerance
             )
@@ -328,4 +378,4 @@ def _chosen(
             dead_rows_per_prompt=math.nan,
         )
     chance = statistics.Interval(task.chance, task.chance, task.chance, task.n)
-    return Answers(results[SOFTMAX.name], results[recipe.name], chance, GUESSED, 0)
+    return Answers(results[SOFTMAX.name], results[recipe.name], chance, GUESSED, 0, floor=floor)

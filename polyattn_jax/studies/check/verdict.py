@@ -15,6 +15,7 @@ from polyattn_jax.audit.columns import columns
 from polyattn_jax.audit.opening import OpenAudit, Suites, open_audit
 from polyattn_jax.audit.results import CheckResult, RowShares, SoftmaxComparison, TextResults
 from polyattn_jax.audit.results.provenance import read_provenance
+from polyattn_jax.recipes.gates import GATES
 from polyattn_jax.recipes.hybrid_recipe import check_model
 from polyattn_jax.recipes.linear_state import linear_state
 from polyattn_jax.recipes.row_maps import SOFTMAX, Calibrated, Recipe, parse_recipe, resolve_bias
@@ -36,8 +37,7 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
     def suites(audited: AuditedModel) -> Suites:
         nonlocal asked
         asked = asked_of(config, audited)
-        controls = {tasks.control_key(key): suite for key, suite in asked.controls.items()}
-        return asked.suites | controls | _others(audited, asked)
+        return asked.with_controls | _others(audited, asked)
 
     with open_audit(config.audit, work, suites) as opened:
         audited, settings = opened.model, opened.model.config
@@ -101,6 +101,7 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
         next=decided.next,
         replaced=None if heads_LN is None else int(heads_LN.sum()),
         of_heads=math.prod(audited.shape),
+        gated=GATES in audited.model.params,
     )
 
 

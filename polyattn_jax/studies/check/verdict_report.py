@@ -115,6 +115,12 @@ def format_result(result: CheckResult) -> str:
 
 
 def _measured_lines(result: CheckResult) -> list[str | Row]:
+    if result.measured and result.gated:
+        text = (
+            "The model has gates, which all answers are given with. What follows of rows is of the "
+            "recipe and of softmax themselves, as if all edges were open."
+        )
+        return [*textwrap.wrap(text, WIDTH), *_row_lines(result)]
     if result.measured:
         return _row_lines(result)
     text = (
@@ -185,7 +191,8 @@ def _task_lines(result: CheckResult) -> list[str | Row]:
 def _row_lines(result: CheckResult) -> list[str | Row]:
     """Unsafe rows under the recipe and under softmax, and where the two differ."""
     unsafe, against, name = result.unsafe, result.against_softmax, _statistic(result)
-    whose = "first task" if len(result.tasks) > 1 else "dead or not"
+    several = len(result.tasks) > 1
+    whose = f"of {result.rows_of.partition(':')[0]}" if several else "dead or not"
     ranked_by = "S_2" if parse_recipe(result.recipe).degree is not None else name
     lines: list[str | Row] = [
         (f"rows with {name} >= 1, {whose}", "share", ENDS, "prompts"),
@@ -224,6 +231,10 @@ def _bias_lines(result: CheckResult) -> list[str | Row]:
     bias, _, ends = findings.b_auto(calibration).partition(" ")
     ends = ends.strip("[]").replace(", ", " to ")
     lines: list[str | Row] = [("b_auto", bias, ends, f"{calibration.texts} texts")]
+    if calibration.documents:
+        plural = "s" * (calibration.documents != 1)
+        lines[0] = ("b_auto", bias, ends, f"{calibration.texts} pieces")
+        lines.append(f"  of {calibration.documents} text{plural}: the interval is too narrow")
     text = f"b_auto is {findings.b_auto_by_length(calibration)}"
     return [*lines, *textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")]
 

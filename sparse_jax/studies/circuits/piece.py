@@ -269,7 +269,8 @@ class Measurement:
             ("drawn", self._ranks(kind, "random", "prompt", "0")),
         ):
             curve = kind.curve(ranks, ablation, np.array([size]))
-            labels = {"ablation": ablation, "ranking": ranking, "scope": "task"}
+            scope = "prompt" if ranking == "drawn" else "task"
+            labels = {"ablation": ablation, "ranking": ranking, "scope": scope}
             tables.append(
                 self._rows(curve.metric_KB, axes, quantity="curve", component=kind.name, **labels)
             )

@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pyarrow as pa
 
-from lm_jax.report import Column, Section, section, table_of
+from lm_jax.report import Cell, Column, Section, cell, section, table_of
 from lm_jax.report.prose import Prose
 from lm_jax.report.tables import interval_text
 from sparse_jax.circuits.discover import Curve
@@ -33,8 +33,8 @@ def pruned_circuits(
     """
     if not config.pruned:
         return
-    about = {"component": _EDGES, "ablation": config.ablations[0], "scope": "task"}
-    whole = read_curve(table, **about, ranking="signed")
+    about = {"component": _EDGES, "ablation": config.ablations[0]}
+    whole = read_curve(table, **about, ranking="signed", scope="task")
     for size in config.pruned:
         explained = {}
         for ranking in RANKINGS:
@@ -51,6 +51,7 @@ class _Row:
 
     task: str
     model: str
+    solved: bool
     edges: int
     own: PrunedCircuit
 
@@ -58,13 +59,13 @@ class _Row:
 def pruned(summary: CircuitSummary) -> Section:
     """Circuits of edge pruning beside those of the same size by attribution and at random."""
     rows = [
-        _Row(result.task, result.model, result.components[_EDGES], own)
+        _Row(result.task, result.model, result.solved, result.components[_EDGES], own)
         for result in summary.results
         for own in result.pruned
     ]
     columns = [
         Column("Task", value=lambda each: each.task),
-        Column("Model", value=lambda each: each.model),
+        Column("Model", value=_model),
         Column("Edges", value=lambda each: each.own.size),
         Column("Of", value=lambda each: each.edges),
         *(
@@ -84,6 +85,11 @@ def pruned(summary: CircuitSummary) -> Section:
             f"({summary.config.ablations[0]} ablation), with intervals over prompts.",
         ),
     )
+
+
+def _model(row: _Row) -> Cell:
+    """The model, marked where it does not solve the task, of which no circuit has a meaning."""
+    return cell(row.model) if row.solved else cell(row.model, tone="bad", note="not solved")
 
 
 def _explained(circuit: PrunedCircuit, ranking: str) -> str:

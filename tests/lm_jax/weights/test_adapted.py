@@ -62,7 +62,14 @@ def test_its_identity_is_of_the_settings_that_decide_the_update(folder):
     modules = json.loads((folder / peft_settings.CONFIG).read_text())["target_modules"]
     rewrite(folder, target_modules=modules[::-1], alpha_pattern={}, task_type=None)
     assert open_pretrained(folder).identity == first
-    rewrite(folder, lora_alpha=33.0)
+    # Names of modules with dots, of which the first pattern that fits counts.
+    patterns = {"self_attn.q_proj": 8, "[qk]_proj": 32}
+    digests = set()
+    for items in (patterns.items(), list(patterns.items())[::-1]):
+        rewrite(folder, alpha_pattern=dict(items))
+        digests.add(open_pretrained(folder).identity.config)
+    assert len(digests) == 2 and first.config not in digests
+    rewrite(folder, alpha_pattern={}, lora_alpha=33.0)
     opened, loaded = open_pretrained(folder), lm_jax.load_pretrained(folder)
     assert opened.identity == loaded.identity != first
     assert opened.identity.weights == first.weights

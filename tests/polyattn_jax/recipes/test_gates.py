@@ -14,9 +14,9 @@ from lm_jax.weights.gates import StoredGates
 from polyattn_jax.audit import measure, recipe_rows
 from polyattn_jax.audit.audited_model import load, model_identity
 from polyattn_jax.audit.config import AuditConfig
-from polyattn_jax.recipes.gates import GATES, gated
+from polyattn_jax.recipes.gates import GATES, forward, gated
 from polyattn_jax.recipes.row_maps import SOFTMAX, parse_recipe
-from polyattn_jax.recipes.substitute import substitute
+from polyattn_jax.recipes.substitute import recipe, substitute
 from sparse_jax.circuits.source_model import open_identity
 from sparse_jax.gates import model as sparse_model
 from tests import tiny
@@ -75,6 +75,15 @@ def test_gates_that_are_all_open_change_nothing_and_closed_ones_leave_nothing(in
     mixer = blocks["mixer"] | {"o": jnp.zeros_like(blocks["mixer"]["o"])}
     silent = plain | {"blocks": blocks | {"mixer": mixer}}
     assert apart(np.asarray(logits(closed, index)), np.asarray(logits(silent, index)))
+
+
+@pytest.mark.parametrize("text", ["relu:p=2,b=0.5", "elu1", "hedgehog"])
+def test_a_recipe_everywhere_is_that_recipe_in_all_heads(text):
+    params, _, _ = models()
+    cfg, maps = tiny.DECODER, (parse_recipe(text).map,)
+    got = forward(params, jnp.asarray(TOKENS), cfg, attend=recipe(text)).logits
+    wanted = logits(params, 0, maps=maps)
+    assert apart(np.asarray(got), np.asarray(wanted))
 
 
 def test_a_map_has_no_weight_on_closed_edges():

@@ -220,7 +220,7 @@ def test_prompts_that_all_have_one_answer_decide_nothing(run_check, tmp_path):
     path.write_text("\n".join(map(json.dumps, rows)))
     outcome = run_check(f"--recipe={HOPELESS}", f"--task=prompts:{path}")
     assert outcome.code == 11
-    assert "all of its prompts have the same answer" in " ".join(outcome.out.split())
+    assert "no prompt has another answer of as many tokens" in " ".join(outcome.out.split())
 
 
 def test_without_a_work_folder_the_check_has_one_of_its_settings(

@@ -32,6 +32,8 @@ def tokenizer():
         ("The capital of France is", "The capital of France is"),
         ("What is the capital of France?", ""),
         ("Name it.\n", ""),
+        ("彼らは歌う。秘密の言葉は", "秘密の言葉は"),
+        ("秘密の言葉は何ですか？", ""),
     ],
 )
 def test_the_assistant_begins_with_an_unfinished_sentence(text, begun):
