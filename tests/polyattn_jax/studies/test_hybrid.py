@@ -150,6 +150,27 @@ def test_saved_heads_of_another_model_or_in_another_question_are_refused(
     assert outcome.code == 3 and "no/such.json" in outcome.err[0]
 
 
+def test_a_task_that_tells_nothing_of_what_is_read_accepts_no_set(
+    searched, run_check, texts_file, tmp_path
+):
+    """Every prompt has the same answer: softmax and the recipe give it, and no set is accepted."""
+    words = [f"{a} {b}" for a in PROSE[:9] for b in PROSE[9:18]]
+    rows = [
+        {"id": each, "prompt": f"The secret word is apple. {each}. The secret word is"}
+        | {"answer": " apple"}
+        for each in words
+    ]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    (tmp_path / "same").mkdir()
+    flags = search_flags(texts_file, tmp_path / "same")
+    outcome = run_check(*flags, f"--task=prompts:{path}")
+    assert outcome.code == 0, outcome.err
+    result = load_result(tmp_path / "same" / "run" / "summary.json", HybridResult)
+    assert "preserve" in {entry.needle.verdict for entry in result.frontier}
+    assert not any(entry.accepted for entry in result.frontier) and result.best is None
+
+
 def test_a_set_must_keep_every_task(searched, run_check, texts_file, tmp_path):
     """The tiny model finds needles and does no induction, so that no set is shown to keep it."""
     (tmp_path / "both").mkdir()
