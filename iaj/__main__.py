@@ -41,7 +41,7 @@ def _run(words: tuple[str, ...], rest: Sequence[str]) -> int:
     try:
         if "--help" not in rest and (refused := _refused_early(words, rest)):
             return refused
-        if words[0] == "sparse":
+        if words[0] in ("sparse", "polyattn"):
             # They may name a run of another library, which they do not import.
             from iaj import run_readers
 

@@ -26,7 +26,8 @@ class Pretrained:
 
     `revision` is the commit of a snapshot of the Hugging Face hub, None for any other source;
     `others` is what else decides its forward pass, of which its identity is too (`identify`): the
-    settings of adapters that were merged in, and gates.
+    settings of adapters that were merged in, and gates. `of_run` is the identity of a trained run,
+    which has no such files.
     """
 
     cfg: DecoderConfig
@@ -35,6 +36,7 @@ class Pretrained:
     files: tuple[Path, ...]
     revision: str | None = None
     others: tuple[Any, ...] = ()
+    of_run: ModelIdentity | None = None
 
     def __repr__(self) -> str:
         """Family and sizes, without the weights."""
@@ -76,7 +78,7 @@ class Pretrained:
     @functools.cached_property
     def identity(self) -> ModelIdentity:
         """Digests of weights, configuration, tokenizer and chat template; what a result is of."""
-        return identify(self.cfg, self.tokenizer, self.sha256, *self.others)
+        return self.of_run or identify(self.cfg, self.tokenizer, self.sha256, *self.others)
 
 
 @dataclasses.dataclass(frozen=True)

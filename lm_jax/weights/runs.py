@@ -14,12 +14,14 @@ from typing import Any, Protocol
 
 import jax
 
+from lm_jax.errors import BadInputError
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.mixers import Mixer
+from lm_jax.model.mixers import AttentionMixer, Mixer
 from lm_jax.run.files import read_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.workdir import CONFIG_FILE
 from lm_jax.text.tokenizer import Tokenizer
+from lm_jax.weights.pretrained import Pretrained
 
 
 class TrainedRun(Protocol):
@@ -84,6 +86,27 @@ def is_run(source: str | os.PathLike[str]) -> bool:
     return (run / CONFIG_FILE).is_file() and any(
         (each / _CHECKPOINTS).is_dir() and _SEED.fullmatch(each.name) for each in run.glob("seed_*")
     )
+
+
+def softmax_run(
+    source: str | os.PathLike[str], *, dtype: Any, mesh: jax.sharding.Mesh | None = None
+) -> Pretrained | None:
+    """The model of a run with softmax attention, as a pretrained one; None as of `read_run`.
+
+    Raises:
+      BadInputError: it has another mixer, and as `read_run`.
+      CorruptError: as `read_run`.
+    """
+    run = read_run(source, mesh)
+    if run is None:
+        return None
+    if not isinstance(run.mixer, AttentionMixer):
+        raise BadInputError(
+            f"{source} is a run with the mixer {type(run.mixer).__name__}; name one with softmax "
+            "attention, such as llama_small"
+        )
+    params = jax.tree.map(lambda x: x.astype(dtype), run.params)
+    return Pretrained(run.cfg, params, run.tokenizer, (), of_run=run.identity)
 
 
 def read_run(

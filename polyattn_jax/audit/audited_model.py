@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from iaj_kernels.row_map_attention.maps import RowMap
+from lm_jax.assets import published
 from lm_jax.errors import BadInputError
 from lm_jax.parallel import sharding
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights import gates
+from lm_jax.weights import gates, runs
 from lm_jax.weights.load import Pretrained, load_pretrained, open_pretrained, resolve
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.recipes.gates import GATES
@@ -81,6 +82,8 @@ def load(config: AuditConfig) -> AuditedModel:
         own = jax.local_devices()
         mesh = sharding.make_mesh(*config.mesh, devices=own)
     dtype = jnp.dtype(config.dtype)
+    if run := runs.softmax_run(published.resolve_model(config.model), dtype=dtype, mesh=mesh):
+        return AuditedModel(run, mesh, config)
     if not gates.has_gates(config.model):
         return AuditedModel(load_pretrained(config.model, dtype=dtype, mesh=mesh), mesh, config)
     base = load_pretrained(config.model, dtype=dtype, mesh=mesh, without_gates=True)
@@ -96,6 +99,8 @@ def model_identity(source: str) -> ModelIdentity:
     Raises:
       BadInputError, CorruptError: it cannot be read.
     """
+    if run := runs.read_run(published.resolve_model(source)):
+        return run.identity
     if not gates.has_gates(source):
         return open_pretrained(source).identity
     folder = resolve(source)

@@ -221,7 +221,6 @@ def build(
         or any failure of the audit.
     """
     size = Size(pad, "sentences", length)
-    prompts_lib.start_tokens(tokenizer)  # refuses a tokenizer that ends texts with a token
     pool = haystack_lib.pool(haystack, tokenizer, seed)
     prompts = []
     for index in range(n):

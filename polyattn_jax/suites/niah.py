@@ -158,7 +158,6 @@ def niah(
         raise UsageError("haystack= is missing: pass a text or sentences, or pad=0 for none")
     if queries < 1:
         raise UsageError(f"queries={queries} reads nothing: give at least 1")
-    prompts_lib.start_tokens(tokenizer)  # refuses a tokenizer that ends texts with a token
     nouns = list(shipped_nouns() if nouns is None else nouns)
     ids_of = needle_words(tokenizer, nouns, cue=cue, end=end)
     several = len(next(iter(ids_of.values()))) > 1

@@ -156,21 +156,18 @@ def sha256_lines(lines: Sequence[str]) -> str:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, start: bool = True) -> list[int]:
-    """The tokens of a text whose special tokens are plain text, with the start token if any."""
-    return tokenizer.encode(text, add_special_tokens=start, split_special_tokens=True)
+    """The tokens of a text whose special tokens are plain text, with the start token if any.
+
+    What a tokenizer puts after a text is left off, since a prompt goes on.
+    """
+    ids = tokenizer.encode(text, add_special_tokens=start, split_special_tokens=True)
+    _, end = added_tokens(tokenizer) if start else ((), ())
+    return ids[: len(ids) - len(end)]
 
 
 def start_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
     """Returns what the tokenizer's own default puts before a text: one start token, or nothing."""
-    if isinstance(vocabulary, int):
-        return ()
-    start, end = added_tokens(vocabulary)
-    if end:
-        raise BadInputError(
-            "the tokenizer adds tokens after a text, so no token could be predicted from its end: "
-            "use a tokenizer whose default adds a start token only"
-        )
-    return start
+    return () if isinstance(vocabulary, int) else added_tokens(vocabulary)[0]
 
 
 def ordinary_tokens(vocabulary: Vocabulary, common: int | None = None) -> np.ndarray:

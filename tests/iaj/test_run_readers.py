@@ -3,14 +3,19 @@
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from iaj import __main__ as main
 from iaj import commands, run_readers
+import lm_jax
+from lm_jax.errors import BadInputError
 from lm_jax.study import frame
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.weights import runs
+from polyattn_jax.audit.audited_model import load, model_identity
+from polyattn_jax.audit.config import AuditConfig
 import protot_jax
 from protot_jax.studies.attribution import prompt_tokens
 from sparse_jax import graphs, transcoders
@@ -46,14 +51,30 @@ def test_runs_are_no_models_where_no_library_is_registered(run, monkeypatch):
     assert runs.read_run(run) is None
 
 
-def test_commands_of_the_sparse_library_can_read_runs(monkeypatch):
+def test_commands_of_the_other_libraries_can_read_runs(monkeypatch):
     monkeypatch.setattr(runs, "_READERS", {})
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(commands, "run", lambda module: 0)
     main._run(("protot", "concepts"), [])
     assert not runs._READERS
-    main._run(("sparse", "transcoder"), [])
-    assert list(runs._READERS) == ["protot_jax"]
+    for words in (("sparse", "transcoder"), ("polyattn", "check")):
+        monkeypatch.setattr(runs, "_READERS", {})
+        main._run(words, [])
+        assert list(runs._READERS) == ["protot_jax"]
+
+
+def test_a_run_with_softmax_is_audited_like_a_pretrained_model(registered):
+    config = AuditConfig(model="llama_small", dtype="float32")
+    audited = load(config)
+    assert audited.model.identity == model_identity("llama_small")
+    assert audited.model.identity == protot_jax.load_run("llama_small").identity
+    own = protot_jax.load_run("llama_small")
+    tokens_BT = jnp.asarray([[5, 6, 7, 8]])
+    wanted = lm_jax.forward(own.params, tokens_BT, own.cfg, mixer=own.mixer).logits
+    got = lm_jax.forward(audited.model.params, tokens_BT, audited.model.cfg).logits
+    np.testing.assert_array_equal(got, wanted)
+    with pytest.raises(BadInputError, match="name one with softmax attention, such as llama_small"):
+        load(AuditConfig(model="protot_small"))
 
 
 @pytest.mark.long

@@ -78,3 +78,14 @@ def test_needles_of_a_tokenizer_of_bytes_are_words_of_as_many_tokens():
     for prompt, left_out in zip(suite.prompts, absent.prompts, strict=True):
         assert whole(left_out) == whole(prompt)
         assert not starts_of(left_out.tokens[:-4], whole(prompt))
+
+
+@pytest.mark.parametrize("name", ["needle", "decoys", "induction", "mqar"])
+def test_what_a_tokenizer_puts_after_a_text_is_no_part_of_a_prompt(name):
+    options = {"haystack": " ".join(HAYSTACK), "length": 60, "n": 5, "seed": 0, "max_length": 64}
+    plain, ending = (
+        named.build(name, WordTokenizer(VOCABULARY, start=True, end=end), **options)
+        for end in (False, True)
+    )
+    assert [prompt.tokens for prompt in ending.prompts] == [p.tokens for p in plain.prompts]
+    assert all(prompt.tokens[0] == 1 and 2 not in prompt.tokens for prompt in ending.prompts)
