@@ -82,7 +82,7 @@ def checked_gates(
     Args:
       folder: the folder.
       note: contents of its `sparse.json`.
-      base: its weights.
+      base: weights of the folder.
 
     Raises:
       BadInputError: they are of another family or shape.

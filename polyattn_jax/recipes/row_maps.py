@@ -227,6 +227,11 @@ _KINDS: dict[str, tuple[Callable[..., Recipe], dict[str, float | str | None]]] =
 }
 
 
+def names_map(text: str) -> bool:
+    """Whether a text begins as a recipe does, right or not in its options."""
+    return text in RECIPES or text.partition(":")[0].strip() in _KINDS
+
+
 def parse_recipe(text: str) -> Recipe:
     """Reads a recipe: a name of `RECIPES`, or `kind:option=value,...`.
 

@@ -108,7 +108,7 @@ def answered(
     """A prompt that is asked for an answer of one token or several.
 
     Args:
-      name: its id.
+      name: id of the prompt.
       tokens: the prompt, without the answer.
       answer: the answer, all of whose tokens but the last are forced.
       text: the prompt before tokenisation; None for random tokens.

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from iaj import convert
+from iaj import convert, run_readers
 import lm_jax
 from lm_jax.errors import BadInputError
 from lm_jax.evaluate import judge
@@ -15,6 +15,7 @@ from lm_jax.weights import hub, runs
 from lm_jax.weights.load import open_pretrained
 from polyattn_jax.audit import audited_model
 from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.recipes import gates
 import sparse_jax
 from sparse_jax.circuits.source_model import SourceModel
 from sparse_jax.studies.circuits.inputs import open_model
@@ -35,7 +36,6 @@ WAYS = {
     "load_pretrained": lm_jax.load_pretrained,
     "open_pretrained": open_pretrained,
     "convert": lambda source: convert.convert(source, Path(source).parent / "converted"),
-    "audit": lambda source: audited_model.load(AuditConfig(model=str(source))),
     "judge": lambda source: judge.check_judge(f"local:{source}"),
     "posttrain": lambda source: task.open_model(PosttrainConfig(model=str(source))),
 }
@@ -54,6 +54,17 @@ def test_an_exported_run_is_refused_by_what_reads_it(way, name):
         WAYS[way](MODELS / name)
 
 
+def test_an_audit_reads_no_run_but_one_with_softmax_that_its_reader_gives(monkeypatch):
+    monkeypatch.setattr(runs, "_READERS", {})
+    for name in ("llama_small", "mamba_small"):
+        with pytest.raises(BadInputError, match=r"export of iaj protot.* protot_jax\.load_run"):
+            audited_model.load(AuditConfig(model=str(MODELS / name)))
+    run_readers.register_all()
+    assert audited_model.load(AuditConfig(model=str(MODELS / "llama_small"))).model.of_run
+    with pytest.raises(BadInputError, match="name one with softmax attention, such as llama_small"):
+        audited_model.load(AuditConfig(model=str(MODELS / "mamba_small")))
+
+
 def test_commands_that_take_sparse_models_apply_their_gates(gated):
     tokens = np.arange(12)[None] % 20
     own = sparse_jax.load(gated)
@@ -67,6 +78,9 @@ def test_commands_that_take_sparse_models_apply_their_gates(gated):
     ):
         assert model.gates is not None
         np.testing.assert_allclose(model.forward(tokens, valid).logits, wanted, atol=1e-4)
+    audited = audited_model.load(AuditConfig(model=str(gated))).model
+    logits = gates.forward(audited.params, tokens, audited.cfg).logits
+    np.testing.assert_allclose(logits, wanted, atol=1e-4)
 
 
 def test_a_caller_that_applies_the_gates_gets_the_weights(gated):

@@ -34,7 +34,8 @@ class SingleHead:
 
     Attributes:
       change: change of the loss on the texts of the search, nats per token.
-      rank: 0 for the head that costs most.
+      rank: 0 for the head that costs most. Heads that are replaced together have one change and
+        one rank.
     """
 
     layer: Count
@@ -54,6 +55,7 @@ class HeadSet:
       needle: accuracy on the first task, by default the needle.
       accepted: whether the text and all tasks hold.
       others: accuracy on further tasks, by name.
+      freed: number of key heads that no softmax head reads, whose cache goes.
     """
 
     kept: Count
@@ -62,6 +64,7 @@ class HeadSet:
     needle: ConditionResult
     accepted: bool
     others: dict[str, ConditionResult] = dataclasses.field(default_factory=dict)
+    freed: Count = 0
 
     @property
     def answers(self) -> tuple[ConditionResult, ...]:
@@ -88,6 +91,7 @@ class HybridResult:
       best: the accepted ranked set with the fewest softmax heads; null where none is.
       tasks: names of the tasks in their order.
       softmax_others: accuracy of softmax on further tasks, by name.
+      kv_heads: number of key heads of the model; 0 in a file of an earlier version.
     """
 
     model: str
@@ -106,3 +110,4 @@ class HybridResult:
     best: HybridRecipe | None
     tasks: tuple[str, ...] = ("needle",)
     softmax_others: dict[str, ConditionResult] = dataclasses.field(default_factory=dict)
+    kv_heads: Count = 0

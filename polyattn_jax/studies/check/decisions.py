@@ -36,7 +36,7 @@ def task_result(
 
     Args:
       name: the task as `--task` takes it.
-      own: its answers.
+      own: answers to the task.
       safe: shares of safe rows.
       unmeasured: why a share of safe rows is None.
       tolerance: accuracy that may be lost, as a rate.

@@ -9,7 +9,9 @@ that softmax does not solve is never accepted.
 
 1. Every other text of the user is for the search, the others for the measurement.
 2. Single heads: the recipe in one head alone, for each head, and the change of the loss on the
-   texts of the search. It ranks the heads; the K that cost most keep softmax.
+   texts of the search. It ranks the heads; the K that cost most keep softmax. With `--by=kv_head`
+   it is in all heads that read one key head, whose cache goes only with all of them; with
+   `--by=layer` in all heads of a layer.
 3. Frontier: the recipe in all other heads, for each K, and in random sets of as many, on the other
    texts and on the prompts of each task.
 4. A set is accepted where the whole 95 % interval of its change on text (Student's t over texts, 10
@@ -29,6 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from lm_jax.errors import BadInputError
+from lm_jax.model.config import DecoderConfig
 from lm_jax.run.files import write_json
 from lm_jax.study import Work
 from polyattn_jax.audit import audit_suites, bias_tables, decision, head_sets
@@ -120,8 +123,9 @@ def _search(opened: OpenAudit, own: CheckConfig, asked: tasks.Asked) -> HybridRe
     b_auto = opened.calibrate().bias if recipe.bias == "auto" else None
     calibrated = opened.biases(config.by_name, b_auto)
     conditions = _Conditions(recipe, resolve_bias(recipe, calibrated), shape)
-    singles, ranking = _rank_heads(opened, conditions)
-    sets = head_sets_of(ranking, search)
+    groups = groups_of(audited.model.cfg, own.by)
+    singles, ranking = _rank_heads(opened, conditions, groups)
+    sets = head_sets_of(groups[ranking], search)
     masks = {name: ~head_sets.mask(kept, shape) for name, (_, kept) in sets.items()}
     text_of = opened.text_losses(conditions(FRONTIER, masks), MEASURED)
     keys = {task.name: task.key(own.length) for task in own.tasks}
@@ -153,6 +157,7 @@ def _search(opened: OpenAudit, own: CheckConfig, asked: tasks.Asked) -> HybridRe
             and all(solved)
             and all(answers[name].verdict == "preserve" for answers in by_task.values()),
             others={other: by_task[other][name] for other in others},
+            freed=freed(masks[name], audited.model.cfg),
         )
         for name, (seed, kept) in sets.items()
     )
@@ -187,15 +192,32 @@ def _search(opened: OpenAudit, own: CheckConfig, asked: tasks.Asked) -> HybridRe
         best=best,
         tasks=tuple(by_task),
         softmax_others={other: by_task[other][SOFTMAX.name] for other in others},
+        kv_heads=shape[0] * audited.model.cfg.num_kv_heads,
     )
 
 
+def groups_of(cfg: DecoderConfig, by: str) -> np.ndarray:
+    """Flat numbers of the heads that are replaced together, one row for each group.
+
+    Args:
+      cfg: the model.
+      by: "head", "kv_head" for the heads that share a key head, or "layer".
+    """
+    together = {"head": 1, "kv_head": cfg.num_heads // cfg.num_kv_heads, "layer": cfg.num_heads}
+    return np.arange(cfg.num_layers * cfg.num_heads).reshape(-1, together[by])
+
+
+def freed(heads_LN: np.ndarray, cfg: DecoderConfig) -> int:
+    """Number of key heads that no softmax head reads, of a mask of replaced heads."""
+    return int(heads_LN.reshape(cfg.num_layers, cfg.num_kv_heads, -1).all(-1).sum())
+
+
 def _rank_heads(
-    opened: OpenAudit, conditions: _Conditions
+    opened: OpenAudit, conditions: _Conditions, groups: np.ndarray
 ) -> tuple[tuple[SingleHead, ...], np.ndarray]:
-    """What each head costs alone on the texts of the search, and the heads by that, most first."""
+    """What each group costs alone on the texts of the search; the groups by that, most first."""
     shape = conditions.shape
-    single = {f"{i}": head_sets.mask(np.array([i]), shape) for i in range(shape[0] * shape[1])}
+    single = {f"{own[0]}": head_sets.mask(own, shape) for own in groups}
     alone = conditions(head_sets.SINGLE, single)
     losses = opened.text_losses(alone, SEARCH)
     change = np.array([losses[name].change.estimate for name in single])
@@ -204,8 +226,9 @@ def _rank_heads(
     rank = np.empty(len(ranking), int)
     rank[ranking] = np.arange(len(ranking))
     singles = tuple(
-        SingleHead(i // shape[1], i % shape[1], losses[name].change, int(rank[i]))
-        for i, name in enumerate(single)
+        SingleHead(i // shape[1], i % shape[1], losses[f"{own[0]}"].change, int(rank[at]))
+        for at, own in enumerate(groups)
+        for i in own.tolist()
     )
     return singles, ranking
 
@@ -226,13 +249,22 @@ def split(texts: Suite) -> dict[str, Suite]:
     return {name: dataclasses.replace(texts, name=TEXTS, prompts=p) for name, p in halves.items()}
 
 
-def head_sets_of(ranking: np.ndarray, search: Search) -> Sets:
-    """The heads that keep softmax, by cell, with the seed of random ones; fewest first."""
+def head_sets_of(ranked: np.ndarray, search: Search) -> Sets:
+    """The heads that keep softmax, by cell, with the seed of random ones; fewest first.
+
+    Args:
+      ranked: flat numbers of the heads by group, those of the group that costs most first.
+      search: sizes and draws.
+    """
     results: Sets = {}
-    for size in sorted({round(share * len(ranking) / 100) for share in search.keep}):
-        results[f"but-{size}"] = None, ranking[:size]
+    in_order = np.sort(ranked[:, 0])
+    rows = {first: row for row, first in enumerate(ranked[:, 0].tolist())}
+    for size in sorted({round(share * len(ranked) / 100) for share in search.keep}):
+        heads = size * ranked.shape[1]
+        results[f"but-{heads}"] = None, ranked[:size].ravel()
         # Without a head to keep there is one set.
         for seed in range(search.draws if size else 0):
-            drawn = np.random.RandomState(seed).permutation(len(ranking))[:size]
-            results[f"but-random-{size}-{seed}"] = seed, drawn
+            drawn = np.random.RandomState(seed).permutation(len(ranked))[:size]
+            kept = [ranked[rows[first]] for first in in_order[drawn].tolist()]
+            results[f"but-random-{heads}-{seed}"] = seed, np.concatenate(kept)
     return results

@@ -22,6 +22,7 @@ TERMS = {
     "change": "Loss under the recipe minus that under softmax, nats per token, on the texts that "
     "did not rank the heads.",
     "cost most": "The K heads whose replacement alone raises the loss most, on the other texts.",
+    "key heads freed": "Key heads that no softmax head reads any more, whose cache goes.",
     "accepted": "The whole interval of the change is below the limit, and the verdict on every "
     "task is preserve. The best of the sets tried: its own interval is a little too good.",
     "interval": "95 %: of a change, Student's t over texts; of a task, Wilson's over prompts.",
@@ -67,10 +68,15 @@ def conclusion(result: HybridResult) -> str:
     limit = f"{result.search.max_loss:g} nats per token on text and preserve {kept}"
     if result.best is None:
         return f"No set of heads is shown to lose less than {limit} under {result.recipe}."
-    return (
+    text = (
         f"{len(result.best.replaced)} of {total} heads can have {result.recipe} (b = "
         f"{describe(result.bias)}): they lose less than {limit}."
     )
+    if not result.kv_heads:
+        return text
+    kept = total - len(result.best.replaced)
+    (best,) = (each for each in result.frontier if (each.seed, each.kept) == (None, kept))
+    return f"{text} The cache of {best.freed} of {result.kv_heads} key heads goes."
 
 
 def _softmax(result: HybridResult) -> str:
@@ -126,6 +132,7 @@ def _frontier(result: HybridResult) -> Section:
             [
                 Column("K", "d", lambda e: e.kept),
                 Column("Replaced", "d", lambda e: total - e.kept),
+                *[Column("Key heads freed", "d", lambda e: e.freed)] * bool(result.kv_heads),
                 Column("Softmax in", value=_kept),
                 Column("Change, nats", value=lambda e: rate(e.text.change, spec="+.3f", scale=1.0)),
                 *(

@@ -16,7 +16,7 @@ from polyattn_jax.audit import opening
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.results import Search
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe
-from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.recipes.row_maps import names_map, parse_recipe
 from polyattn_jax.studies.check.tasks import Task, parse_task
 from polyattn_jax.suites.texts import READS_TEXT, SHORTEST
 
@@ -61,6 +61,7 @@ class CheckConfig(Settings):
       diagnose: diagnose the rows of --text in one forward pass, and stop.
       hybrid: search the heads that may have the recipe, and save them to this new .json file.
       keep: percent of all heads that keep softmax, of the sets that --hybrid tries.
+      by: what --hybrid replaces together: each head, all heads that read one key head, or a layer.
       draws: number of random sets of each size that --hybrid tries.
       max_loss: nats per token that the loss on text may rise under --hybrid.
       haystack: text around the needle: essays, speeches, or a text file.
@@ -91,6 +92,9 @@ class CheckConfig(Settings):
     diagnose: Annotated[bool, Flag()] = False
     hybrid: Annotated[str, Flag()] = ""
     keep: Annotated[tuple[float, ...], Flag(), SHARES] = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
+    by: Annotated[Literal["head", "kv_head", "layer"], Flag()] = dataclasses.field(
+        default="head", metadata=LATER
+    )
     draws: Annotated[int, Flag(), at_least(0)] = 3
     max_loss: Annotated[float, Flag(), at_least(0.0)] = 0.05
     haystack: Annotated[str, Flag(), _READS_HAYSTACK] = "essays"
@@ -129,7 +133,7 @@ class CheckConfig(Settings):
     @property
     def of_heads(self) -> bool:
         """Whether the recipe is a file of heads."""
-        return self.recipe.endswith(".json")
+        return self.recipe.endswith(".json") and not names_map(self.recipe)
 
     @functools.cached_property
     def heads(self) -> HybridRecipe | None:

@@ -74,7 +74,7 @@ def parse_task(text: str) -> Task:
     """The task that `--task` names.
 
     Raises:
-      UsageError: there is none of that name.
+      UsageError: the name of no task.
     """
     kind, colon, source = text.partition(":")
     if not colon:
@@ -100,7 +100,7 @@ class Asked:
 
     Attributes:
       suites: prompts by key.
-      controls: their controls by key; none where all prompts have the same answer.
+      controls: control prompts by key; none where no prompt has another answer to be asked for.
       refused: reason by the name of a task that this model cannot be asked.
     """
 

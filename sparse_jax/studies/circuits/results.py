@@ -200,8 +200,8 @@ class PrunedCircuit:
       ablation: what replaces the other edges.
       size: number of edges, the same for all three.
       pruned: explained effect of the circuit that edge pruning found for the task.
-      attributed: that of the edges of highest signed attribution, of the task.
-      drawn: that of edges in random order.
+      attributed: explained effect of the edges of highest signed attribution, of the task.
+      drawn: explained effect of edges in random order.
     """
 
     ablation: str

@@ -16,6 +16,8 @@ import polyattn_jax
 from polyattn_jax.audit import opening
 from polyattn_jax.audit.results import CheckResult, HybridResult
 from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.studies.check.hybrid import freed, groups_of
+from tests import tiny as tiny_model
 from tests.polyattn_jax.conftest import PROSE
 from tests.tiny import edit_json
 
@@ -169,6 +171,36 @@ def test_a_task_that_tells_nothing_of_what_is_read_accepts_no_set(
     result = load_result(tmp_path / "same" / "run" / "summary.json", HybridResult)
     assert "preserve" in {entry.needle.verdict for entry in result.frontier}
     assert not any(entry.accepted for entry in result.frontier) and result.best is None
+
+
+@pytest.mark.parametrize(("by", "together"), [("kv_head", 2), ("layer", 4)])
+def test_heads_that_share_a_key_head_or_a_layer_go_together(
+    run_check, texts_file, tmp_path, by, together
+):
+    outcome = run_check(*search_flags(texts_file, tmp_path), f"--by={by}")
+    assert outcome.code == 0, outcome.err
+    result = load_result(tmp_path / "run" / "summary.json", HybridResult)
+    by_head = {(each.layer, each.head): each for each in result.singles}
+    assert len(by_head) == L * N
+    for (layer, head), each in by_head.items():
+        first = by_head[layer, head - head % together]
+        assert (each.rank, each.change) == (first.rank, first.change)
+    assert {each.rank for each in result.singles} == set(range(L * N // together))
+    for entry in result.frontier:
+        assert entry.kept % together == 0
+        # Two query heads read each key head.
+        assert entry.freed == (L * N - entry.kept) // 2
+    assert result.kv_heads == L * N // 2
+    (best,) = (e for e in result.frontier if e.seed is None and e.kept == 0)
+    assert "key heads goes" in " ".join(outcome.out.split()) and best.freed == result.kv_heads
+
+
+def test_the_cache_of_a_key_head_goes_with_all_its_query_heads():
+    cfg = tiny_model.decoder(num_layers=2, num_heads=4, num_kv_heads=2)
+    mask_LN = np.array([[True, True, False, True], [False, False, True, True]])
+    assert freed(mask_LN, cfg) == 2
+    assert groups_of(cfg, "kv_head").tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert groups_of(cfg, "layer").tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_a_set_must_keep_every_task(searched, run_check, texts_file, tmp_path):
