@@ -234,7 +234,7 @@ def bias_limits(audited: AuditedModel) -> tuple[float, float]:
     Scores that are off by e at most move the mass below t to that below t +- e, and each weight by
     less than e^2e; the budget is met by a mass that is off by as much.
     """
-    texts_UT, lengths = model_calibration.calibration_tokens(audited)
+    texts_UT, lengths, _ = model_calibration.calibration_tokens(audited)
     at = audited.config.calibrated_at
     assert lengths[-1] == at
 
