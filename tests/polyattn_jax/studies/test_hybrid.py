@@ -21,6 +21,9 @@ from tests import tiny as tiny_model
 from tests.polyattn_jax.conftest import PROSE
 from tests.tiny import edit_json
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 L, N = 3, 4
 PROMPTS = 73
 

@@ -19,6 +19,9 @@ from sparse_jax.studies.posttrain.report_text import format_rounding
 from sparse_jax.studies.posttrain.results import RunResult
 from tests.sparse_jax.small_runs import command, run_folder, settings
 
+# Run by `make test-all`.
+pytestmark = pytest.mark.long
+
 U = 2.0**-24
 
 
