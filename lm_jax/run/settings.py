@@ -154,6 +154,15 @@ def different(each: Bound) -> Bound:
     return Bound(f"one or more different values, each {each.phrase}", holds)
 
 
+def none_or(bound: Bound, phrase: str = "") -> Bound:
+    """The empty tuple, or tuples as told; `phrase` says it in other words than "none or"."""
+    return dataclasses.replace(
+        bound,
+        phrase=phrase or f"none or {bound.phrase}",
+        holds=lambda values: values == () or bound.holds(values),
+    )
+
+
 def names(known: Collection[str]) -> Bound:
     """Tuples of one or more different names out of the known ones."""
 

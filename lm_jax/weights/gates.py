@@ -22,7 +22,7 @@ from lm_jax.weights import hub
 from lm_jax.weights.pretrained import OpenedModel, Pretrained
 
 FORMAT = 2
-Model = TypeVar("Model", Pretrained, OpenedModel)
+Model = TypeVar("Model", bound=Pretrained | OpenedModel)
 
 
 @struct.dataclass
@@ -107,8 +107,6 @@ def checked_gates(
 
 def identity(base: Pretrained | OpenedModel, gates: StoredGates) -> ModelIdentity:
     """The identity of a model with gates."""
-    if isinstance(base, Pretrained):
-        return with_gates(base, gates).identity
     return with_gates(base, gates).identity
 
 

@@ -12,6 +12,9 @@ from polyattn_jax.audit.results.rows import RowShares, SoftmaxComparison
 from polyattn_jax.recipes.calibrate import Calibration
 from polyattn_jax.recipes.linear_state import LinearState
 
+# Fields of a task that the needle's numbers and a `ConditionResult` have by the same names.
+_SAME = ("delta", "p_value", "lost", "won", "dead_rows_per_prompt", "verdict")
+
 
 @dataclasses.dataclass(frozen=True)
 class PromptResults:
@@ -85,49 +88,27 @@ class EarlierCheck:
 
     @property
     def _needle(self) -> TaskResult:
-        return TaskResult(
-            name="needle",
-            tokens=self.length,
-            softmax=self.softmax,
-            recipe=self.substituted,
-            delta=self.delta,
-            p_value=self.p_value,
-            p_holm=self.p_value,
-            lost=self.lost,
-            won=self.won,
-            control=None,
-            control_answers="",
-            could_decide=self.could_decide,
-            least_prompts=self.least_prompts,
-            dead_rows_per_prompt=self.dead_rows_per_prompt,
-            verdict=self.verdict,
-            reason=self.reason,
-            next=self.next,
-        )
+        same = {name: getattr(self, name) for name in _SAME}
+        rest = {name: getattr(self, name) for name in ("could_decide", "reason", "next")}
+        accuracies = {"softmax": self.softmax, "recipe": self.substituted}
+        return self._task("needle", self.length, **accuracies, **same, **rest)
 
     @property
     def _prompts(self) -> tuple[TaskResult, ...]:
         if self.prompts is None:
             return ()
-        before, own = self.prompts.softmax, self.prompts.recipe
-        return (
-            TaskResult(
-                name="prompts",
-                tokens=0,
-                softmax=before.accuracy,
-                recipe=own.accuracy,
-                delta=own.delta,
-                p_value=own.p_value,
-                p_holm=own.p_value,
-                lost=own.lost,
-                won=own.won,
-                control=None,
-                control_answers="",
-                could_decide=round(before.accuracy.estimate * before.accuracy.n),
-                least_prompts=self.least_prompts,
-                dead_rows_per_prompt=own.dead_rows_per_prompt,
-                verdict=own.verdict,
-                reason="",
-                next="",
-            ),
+        before, own = self.prompts.softmax.accuracy, self.prompts.recipe
+        same = {name: getattr(own, name) for name in _SAME}
+        rest = {"could_decide": round(before.estimate * before.n), "reason": "", "next": ""}
+        return (self._task("prompts", 0, softmax=before, recipe=own.accuracy, **same, **rest),)
+
+    def _task(self, name: str, tokens: int, **numbers: Any) -> TaskResult:
+        return TaskResult(
+            name=name,
+            tokens=tokens,
+            p_holm=numbers["p_value"],
+            control=None,
+            control_answers="",
+            least_prompts=self.least_prompts,
+            **numbers,
         )

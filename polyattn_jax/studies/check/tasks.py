@@ -18,7 +18,6 @@ from typing import Literal, cast
 
 import numpy as np
 
-from lm_jax import statistics
 from lm_jax.errors import BadInputError, UsageError, nearest
 from lm_jax.evaluate import multiple_choice
 from lm_jax.evaluate.multiple_choice import TASKS
@@ -29,6 +28,7 @@ from polyattn_jax.audit import decision, stages
 from polyattn_jax.audit import multiple_choice as choices
 from polyattn_jax.audit.audit_suites import haystack, naming
 from polyattn_jax.audit.audited_model import AuditedModel
+from polyattn_jax.audit.head_sets import right
 from polyattn_jax.audit.opening import OpenAudit, Suites
 from polyattn_jax.audit.results import ConditionResult, VerdictName
 from polyattn_jax.recipes.row_maps import SOFTMAX, Calibrated, Recipe
@@ -206,10 +206,10 @@ class Answers:
     def unsolved(self) -> str:
         """Why softmax is not shown to solve the task; empty if it is."""
         own, other = self.softmax.accuracy, self.control
-        right, n = _right(own), own.n
-        counted = f"softmax is right in {right} of {n} prompts"
+        correct, n = right(own), own.n
+        counted = f"softmax is right in {correct} of {n} prompts"
         if self.answers == GUESSED:
-            if not decision.solves(right, n, floor=self.floor):
+            if not decision.solves(correct, n, floor=self.floor):
                 return (
                     f"{counted}, which is not shown to be further above guessing than a recipe "
                     "may lose"
@@ -220,13 +220,13 @@ class Answers:
                 "no prompt has another answer of as many tokens to be asked for, so that no "
                 "control tells what is read"
             )
-        if not decision.solves(right, n):
+        if not decision.solves(correct, n):
             return f"{counted}, which does not show that it solves the task"
         if self.most_frequent >= own.low:
             share = f"{100 * self.most_frequent:.0f} %"
             return f"{counted}, and whoever always gives the most frequent answer in {share}"
         if other.high >= own.low:
-            found = f"{_right(other)} of {other.n}"
+            found = f"{right(other)} of {other.n}"
             return f"{counted}, and gives {found} answers that are {_WITHOUT[self.answers]}"
         return ""
 
@@ -236,10 +236,6 @@ _WITHOUT = {
     control.LEFT_OUT: "left out of the prompt",
     control.OTHERS: "those to other prompts",
 }
-
-
-def _right(accuracy: Interval) -> int:
-    return round(accuracy.estimate * accuracy.n)
 
 
 def ask(
@@ -358,7 +354,7 @@ def _chosen(
         lost, won = (0, 0) if paired is None else (paired.lost, paired.gained)
         p_value = 1.0 if paired is None else paired.p_value
         name: VerdictName = "undecided"
-        if decision.solves(_right(before), task.n, floor=floor):
+        if decision.solves(right(before), task.n, floor=floor):
             name = decision.of_change(
                 change, lost=lost, won=won, p_value=p_value, tolerance=tolerance
             )
@@ -377,5 +373,5 @@ def _chosen(
             median_rank=math.nan,
             dead_rows_per_prompt=math.nan,
         )
-    chance = statistics.Interval(task.chance, task.chance, task.chance, task.n)
+    chance = Interval(task.chance, task.chance, task.chance, task.n)
     return Answers(results[SOFTMAX.name], results[recipe.name], chance, GUESSED, 0, floor=floor)

@@ -19,6 +19,7 @@ from lm_jax.run.settings import (
     between,
     different,
     names,
+    none_or,
 )
 from lm_jax.study import Settings
 from sparse_jax.circuits.ablation import EDGE_ABLATIONS, Ablation
@@ -31,19 +32,8 @@ from sparse_jax.studies.pair.folders import model_folders, text_files
 
 COMPONENTS = ("heads", "token_edges", "component_edges")
 ROLES = ("dense", "control", "sparse")
-_OF_PLACES = names(PLACES)
-SOME_PLACES = dataclasses.replace(
-    _OF_PLACES,
-    phrase=f"none or more different names out of {', '.join(PLACES)}",
-    holds=lambda values: values == () or _OF_PLACES.holds(values),
-)
-
-_OF_SIZES = different(at_least(1))
-SOME_SIZES = dataclasses.replace(
-    _OF_SIZES,
-    phrase=f"none or {_OF_SIZES.phrase}",
-    holds=lambda values: values == () or _OF_SIZES.holds(values),
-)
+SOME_PLACES = none_or(names(PLACES), f"none or more different names out of {', '.join(PLACES)}")
+SOME_SIZES = none_or(different(at_least(1)))
 
 
 def _read_pair(folder: str) -> dict[str, str | tuple[str, ...]]:
