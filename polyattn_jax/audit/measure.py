@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from lm_jax.model import attention as lm_attention
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.precision import exact_jit
-from lm_jax.train.losses import Predictor, token_nll
+from lm_jax.train.losses import Predictor, token_divergence, token_nll
 from polyattn_jax.recipes.calibrate import MassBelow, mass_below, mass_below_by_head
 from polyattn_jax.recipes.diagnostic import RowStats
 from polyattn_jax.recipes.fused import by_kernels
@@ -217,6 +217,45 @@ def text_losses(
         "loss": jnp.where(predicted_BT, nll_BT, 0.0).sum(-1) / (lengths_B - 1),
         "dead_rows": out.aux["dead_rows_B"].sum(0).astype(jnp.int32),
     }
+
+
+@functools.partial(exact_jit, static_argnames="cfg")
+def hidden(params: Any, tokens_BT: jax.Array, lengths_B: jax.Array, *, cfg: DecoderConfig):
+    """The last hidden states of each text with softmax, `[B, T, D]`."""
+    valid_BT = jnp.arange(tokens_BT.shape[1])[None, :] < lengths_B[:, None]
+    return forward(params, tokens_BT, cfg, valid_BT=valid_BT).hidden
+
+
+@functools.partial(exact_jit, static_argnames=("cfg", "maps", "fused"))
+def divergences(
+    params: Any,
+    tokens_BT: jax.Array,
+    lengths_B: jax.Array,
+    hidden_BTD: jax.Array,
+    index: jax.Array,
+    bias: jax.Array,
+    heads_LN: jax.Array,
+    *,
+    cfg: DecoderConfig,
+    maps: tuple[Map, ...],
+    fused: bool = False,
+) -> dict[str, jax.Array]:
+    """KL of the next token from softmax to `maps[index]` in the heads of the mask.
+
+    Args:
+      params, tokens_BT, lengths_B, index, bias, heads_LN, cfg, maps, fused: arguments of
+        `text_losses`.
+      hidden_BTD: result of `hidden`.
+
+    Returns, per text: `divergence`, KL(softmax || substituted), nats, the mean over its tokens.
+    """
+    valid_BT = jnp.arange(tokens_BT.shape[1])[None, :] < lengths_B[:, None]
+    attend = substitute(maps, index, bias, heads_LN, valid_BT)
+    if fused:
+        attend = by_kernels(attend)
+    out = forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT)
+    kl_BT = token_divergence(Predictor(out.hidden, params), Predictor(hidden_BTD, params), cfg)
+    return {"divergence": jnp.where(valid_BT, kl_BT, 0.0).sum(-1) / lengths_B}
 
 
 @functools.partial(exact_jit, static_argnames=("cfg", "maps", "fused"))

@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lm_jax.run.config import canonical_json, config_hash
 from lm_jax.run.finished import Inputs, file_inputs
 from lm_jax.study import Opened, Work
@@ -21,7 +23,7 @@ from polyattn_jax.audit import (
 )
 from polyattn_jax.audit.audit_suites import build_suites
 from polyattn_jax.audit.audited_model import AuditedModel, load, model_identity
-from polyattn_jax.audit.columns import columns
+from polyattn_jax.audit.columns import columns, where
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.results import ConditionResult, TextLoss
 from polyattn_jax.audit.stages import Condition
@@ -65,6 +67,16 @@ class OpenAudit:
         losses, stage = columns(self.stores.text_losses.read()), conditions[0].stage
         results = summary.text_losses(losses, stage, one_document=one_document)
         return {result.cell: result for result in results}
+
+    def divergences(self, conditions: Sequence[Condition], suite: str) -> dict[str, float]:
+        """Measures or resumes the KL from softmax on texts; the mean of the stage by condition."""
+        stages.divergences(self.model, self.stores, conditions, self.suites[suite])
+        rows = where(columns(self.stores.divergences.read()), stage=conditions[0].stage)
+        return {
+            cell: float(np.average(own["divergence"], weights=own["length"]))
+            for cell in dict.fromkeys(rows["cell"].tolist())
+            for own in [where(rows, cell=cell)]
+        }
 
 
 def opened(config: AuditConfig) -> Opened:

@@ -76,6 +76,7 @@ def _dense(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, ca
     of_softmax = {
         "target": target_BNQ,
         "s_softmax": row_stats(scores_BNQS, row_map=row_maps.softmax).s_p[..., 0],
+        "sharpness": sharpness(scores_BNQS),
     }
     reports = []
     for row_map, bias_N in zip(attend.fn.maps, attend.data["bias_RN"], strict=True):
@@ -84,9 +85,15 @@ def _dense(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, ca
             own_BNQS = row_map.scores(q_BQNH, k_BSKH, scale)
             own_BNQS = jnp.where(scores_BNQS == -jnp.inf, -jnp.inf, own_BNQS)
             row_map = row_maps.softmax
+        after_BNQH = head_output(row_map(own_BNQS, bias_N11), v_BSKH)
+        change_BNQ = relative_change(after_BNQH, before_BNQH)
+        signed = getattr(row_map, "signed", False)
+        if signed:
+            row_map = row_maps.softmax
         weights = {"row_map": row_map} if row_map.degree is None else {"degrees": (row_map.degree,)}
         stats = row_stats(own_BNQS, bias=bias_N11, target=target_BNQ, **weights)
-        after_BNQH = head_output(row_map(own_BNQS, bias_N11), v_BSKH)
+        # Weights of both signs have no S.
+        s_BNQ = jnp.full_like(change_BNQ, jnp.nan) if signed else stats.s_p[..., 0]
         reports.append(
             of_softmax
             | {
@@ -94,14 +101,23 @@ def _dense(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, ca
                 "argmax": stats.argmax,
                 "margin": stats.margin,
                 "active": stats.active,
-                "s_own": stats.s_p[..., 0],
-                "change": relative_change(after_BNQH, before_BNQH),
+                "s_own": s_BNQ,
+                "change": change_BNQ,
             }
         )
     return z_BTNH, jax.tree.map(lambda *leaves: jnp.stack(leaves), *reports)
 
 
 register_fused(RecipeRows, DENSE, _dense)
+
+
+def sharpness(scores_BNQS: jax.Array) -> jax.Array:
+    """1 - H / log n of each row, H the entropy of its softmax over n keys; 1 where n is 1."""
+    kept = scores_BNQS != -jnp.inf
+    pattern = softmax(scores_BNQS)
+    entropy = -jnp.where(pattern > 0, pattern * jnp.log(jnp.where(pattern > 0, pattern, 1)), 0)
+    most = jnp.log(jnp.maximum(kept.sum(-1), 1).astype(entropy.dtype))
+    return 1 - jnp.where(most > 0, entropy.sum(-1) / jnp.where(most > 0, most, 1), 0)
 
 
 @functools.partial(exact_jit, static_argnames=("cfg", "maps"))
@@ -152,7 +168,9 @@ def diagnose(
 
 def _columns(suite, recipes, batch, windows, reports) -> dict[str, np.ndarray]:
     # Recipes first, so that the rows of one stay together.
-    reports = {name: np.asarray(x).swapaxes(0, 1) for name, x in reports.items()}
+    reports = {
+        name: np.asarray(x).swapaxes(0, 1) for name, x in reports.items() if name != "sharpness"
+    }
     shape = reports["s_own"].shape
     recipe, layer, b, head, q = np.meshgrid(*(np.arange(size) for size in shape), indexing="ij")
     wanted = batch.valid_B[b]

@@ -101,6 +101,21 @@ TEXT_LOSSES = pa.schema(
     ]
 )
 
+# Of rankings (`ranking`): KL of the next token from softmax, nats, the mean over a text.
+DIVERGENCES = pa.schema(
+    [
+        ("stage", pa.string()),
+        ("cell", pa.string()),
+        ("recipe", pa.string()),
+        ("bias", pa.float32()),
+        ("heads", pa.int32()),
+        ("suite", pa.string()),
+        ("length", pa.int32()),
+        ("prompt", pa.string()),
+        ("divergence", pa.float32()),
+    ]
+)
+
 # Of recipes that have an S of their own (`recipe_rows`).
 RECIPE_ROWS = pa.schema(
     [

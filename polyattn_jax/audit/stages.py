@@ -203,6 +203,28 @@ def text_losses(
     run_units(audited, stores.text_losses, stage, dict.fromkeys(by_name, suite), work)
 
 
+def divergences(
+    audited: AuditedModel, stores: ResultStores, conditions: Sequence[Condition], suite: Suite
+) -> None:
+    """KL of the next token from softmax to every condition of one stage, of every text."""
+    by_name = {f"{condition.stage}/{condition.name}": condition for condition in conditions}
+    of_softmax: dict[tuple[str, ...], jax.Array] = {}
+
+    def work(key: str, batch: Batch) -> dict[str, np.ndarray]:
+        condition = by_name[key]
+        arrays = audited.put(batch.tokens_BT, batch.lengths_B)
+        params, cfg = audited.model.params, audited.model.cfg
+        if batch.ids not in of_softmax:
+            of_softmax[batch.ids] = measure.hidden(params, *arrays, cfg=cfg)
+        measured = measure.divergences(
+            params, *arrays, of_softmax[batch.ids], **substitution(audited, condition)
+        )
+        return condition_columns(condition, suite.name, batch, measured)
+
+    stage = f"{conditions[0].stage}, KL"
+    run_units(audited, stores.divergences, stage, dict.fromkeys(by_name, suite), work)
+
+
 def substitution(audited: AuditedModel, condition: Condition) -> dict[str, Any]:
     """The arguments of `measure` that put a condition's map into its heads."""
     maps = audited.maps

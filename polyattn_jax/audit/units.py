@@ -17,6 +17,7 @@ from lm_jax.run.units import measure_units
 from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.schema import (
     ANSWERS,
+    DIVERGENCES,
     FEATURES,
     LOSSES,
     RECIPE_ROWS,
@@ -37,6 +38,7 @@ class ResultStores:
     losses: RowStore
     features: RowStore
     text_losses: RowStore
+    divergences: RowStore
     suite_answers: RowStore
     recipe_rows: RowStore
 
@@ -52,6 +54,7 @@ def open_stores(
         "losses": LOSSES,
         "features": FEATURES,
         "text_losses": TEXT_LOSSES,
+        "divergences": DIVERGENCES,
         "suite_answers": SUITE_ANSWERS,
         "recipe_rows": RECIPE_ROWS,
     }

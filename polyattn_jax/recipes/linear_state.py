@@ -99,6 +99,36 @@ def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
     return _of_size(recipe, reason, p, features, tensor, d)
 
 
+def state_numbers(
+    recipe: Recipe, bias: Any, heads_LN: np.ndarray, cfg: DecoderConfig, length: int
+) -> int:
+    """Numbers that a model keeps for one sequence, with a recipe in some of its heads.
+
+    A key head whose query heads all have the recipe keeps the recipe's state, one that a softmax
+    head reads its cache, and with replaced heads beside it both. A recipe whose state grows with
+    the text (`LinearState.finite`) needs the cache as well. A window keeps no more than there is.
+
+    Args:
+      recipe, bias: arguments of `linear_state`.
+      heads_LN: heads that have the recipe.
+      cfg: the model.
+      length: number of tokens of the sequence.
+    """
+    entry = linear_state(recipe, bias, cfg)
+    heads_LKG = heads_LN.reshape(cfg.num_layers, cfg.num_kv_heads, -1)
+    every_LK, some_LK = heads_LKG.all(-1), heads_LKG.any(-1)
+    d = max(stack.cfg.head_dim for stack in cfg.stacks)
+    windows = [min(window or length, length) for window in cfg.layer_windows]
+    cache_LK = 2 * d * np.broadcast_to(np.array(windows)[:, None], every_LK.shape)
+    if entry.window is not None and not entry.finite:
+        state_LK = np.minimum(2 * d * entry.window, cache_LK)
+        # A softmax head beside it has those keys in its own cache.
+        return int(np.where(every_LK, state_LK, cache_LK).sum())
+    if not entry.finite:
+        return int(cache_LK.sum())
+    return int((np.where(every_LK, 0, cache_LK) + np.where(some_LK, entry.state or 0, 0)).sum())
+
+
 def _of_size(
     recipe: Recipe, reason: str, degree: int | None, features: int, tensor: int, d: int
 ) -> LinearState:

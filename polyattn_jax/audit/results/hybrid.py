@@ -1,9 +1,11 @@
 """The settings and the summary of the search for heads that may have a recipe."""
 
 import dataclasses
+import math
+import operator
 
 from lm_jax.errors import UsageError
-from lm_jax.run.results import Count
+from lm_jax.run.results import Count, Real
 from polyattn_jax.audit.results.conditions import ConditionResult, LossInterval, TextLoss
 from polyattn_jax.audit.results.provenance import Provenance
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe
@@ -17,11 +19,15 @@ class Search:
       keep: percent of all heads that keep softmax.
       draws: random sets of each size.
       max_loss: nats per token that the loss on text may rise.
+      rank: statistic that ranks the heads (`audit.ranking`).
+      max_state: percent of the bytes of softmax's cache that a set may keep.
     """
 
     keep: tuple[float, ...]
     draws: int
     max_loss: float
+    rank: str = "text"
+    max_state: float = 100.0
 
     def __post_init__(self) -> None:
         if not self.keep or not all(0 <= share < 100 for share in self.keep):
@@ -33,15 +39,25 @@ class SingleHead:
     """The recipe in one head alone.
 
     Attributes:
-      change: change of the loss on the texts of the search, nats per token.
+      change: change of the loss on the texts of the search, nats per token; null where another
+        statistic ranks.
       rank: 0 for the head that costs most. Heads that are replaced together have one change and
         one rank.
+      cost: what ranks the head, infinite where it is not finite.
     """
 
     layer: Count
     head: Count
-    change: LossInterval
+    change: LossInterval | None
     rank: Count
+    cost: Real | None = None
+
+    @property
+    def value(self) -> float:
+        """The cost, which an earlier version has as the change alone."""
+        if self.change is not None:
+            return self.change.estimate
+        return math.inf if self.cost is None else self.cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +72,7 @@ class HeadSet:
       accepted: whether the text and all tasks hold.
       others: accuracy on further tasks, by name.
       freed: number of key heads that no softmax head reads, whose cache goes.
+      state: bytes that a prompt keeps in decoding; 0 in a summary of an earlier version.
     """
 
     kept: Count
@@ -65,6 +82,7 @@ class HeadSet:
     accepted: bool
     others: dict[str, ConditionResult] = dataclasses.field(default_factory=dict)
     freed: Count = 0
+    state: Count = 0
 
     @property
     def answers(self) -> tuple[ConditionResult, ...]:
@@ -92,6 +110,7 @@ class HybridResult:
       tasks: names of the tasks in their order.
       softmax_others: accuracy of softmax on further tasks, by name.
       kv_heads: number of key heads of the model; 0 in a file of an earlier version.
+      softmax_state: bytes that a prompt keeps with softmax; 0 likewise.
     """
 
     model: str
@@ -111,3 +130,25 @@ class HybridResult:
     tasks: tuple[str, ...] = ("needle",)
     softmax_others: dict[str, ConditionResult] = dataclasses.field(default_factory=dict)
     kv_heads: Count = 0
+    softmax_state: Count = 0
+
+    @property
+    def front(self) -> tuple[HeadSet, ...]:
+        """The sets that no other one betters: the Pareto front of state, loss and tasks.
+
+        A set is bettered by one that is no worse in the bytes of its state, its loss on text and
+        its accuracy in every task, and better in one of them, by their estimates.
+        """
+
+        def goods(entry: HeadSet) -> tuple[float, ...]:
+            accuracies = (own.accuracy.estimate for own in entry.answers)
+            return (-float(entry.state), -entry.text.change.estimate, *accuracies)
+
+        def bettered(one: HeadSet) -> bool:
+            own = goods(one)
+            return any(
+                other != own and all(map(operator.ge, other, own))
+                for other in map(goods, self.frontier)
+            )
+
+        return tuple(entry for entry in self.frontier if not bettered(entry))

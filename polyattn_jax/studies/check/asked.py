@@ -1,7 +1,10 @@
 """The prompts that the settings of a check ask for."""
 
+import dataclasses
+
 from lm_jax.errors import BadInputError
 from polyattn_jax.audit.audited_model import AuditedModel
+from polyattn_jax.audit.opening import Suites
 from polyattn_jax.studies.check import tasks
 from polyattn_jax.studies.check.settings import CheckConfig
 from polyattn_jax.suites.needle_file import read_needles
@@ -38,3 +41,34 @@ def required(config: CheckConfig, audited: AuditedModel) -> tasks.Asked:
         name, why = next(iter(found.refused.items()))
         raise BadInputError(f"--task={name} cannot be asked of this model: {why}")
     return found
+
+
+# The most prompts of a task that rank heads.
+MOST_RANKING = 24
+
+
+def held_for_ranking(found: tasks.Asked) -> tuple[tasks.Asked, Suites]:
+    """The prompts without those that rank heads, and the latter, by `ranking_key`.
+
+    These are the last third of each task, 24 at most.
+
+    Raises:
+      BadInputError: a task has fewer than three prompts.
+    """
+    suites, ranking = {}, {}
+    for key, suite in found.suites.items():
+        count = min(len(suite.prompts) // 3, MOST_RANKING)
+        if not count:
+            raise BadInputError(
+                f"--rank=task: {suite.name} has {len(suite.prompts)} prompts, a third of which are "
+                "to rank the heads; give three or more"
+            )
+        parts = {key: suite.prompts[:-count], ranking_key(key): suite.prompts[-count:]}
+        cut = {name: dataclasses.replace(suite, prompts=part) for name, part in parts.items()}
+        suites[key], ranking[ranking_key(key)] = cut.values()
+    return dataclasses.replace(found, suites=suites), ranking
+
+
+def ranking_key(key: str) -> str:
+    """The name of the prompts of a task that rank heads in the tables of a check."""
+    return f"{key}_ranking"

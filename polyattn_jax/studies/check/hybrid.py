@@ -8,15 +8,17 @@ that softmax does not solve is never accepted.
         --task=prompts:mine.jsonl --hybrid=heads.json
 
 1. Every other text of the user is for the search, the others for the measurement.
-2. Single heads: the recipe in one head alone, for each head, and the change of the loss on the
-   texts of the search. It ranks the heads; the K that cost most keep softmax. With `--by=kv_head`
-   it is in all heads that read one key head, whose cache goes only with all of them; with
-   `--by=layer` in all heads of a layer.
+2. Ranking: what it costs to replace one head, by `--rank` (`audit.ranking`); by default the change
+   of the loss on the texts of the search with the recipe in this head alone. The K that cost most
+   keep softmax. With `--by=kv_head` all heads that read one key head go together, whose cache goes
+   only with all of them; with `--by=layer` all heads of a layer. `--rank=task` ranks by prompts of
+   the tasks that are held back for it.
 3. Frontier: the recipe in all other heads, for each K, and in random sets of as many, on the other
    texts and on the prompts of each task.
 4. A set is accepted where the whole 95 % interval of its change on text (Student's t over texts, 10
-   at least) is below `max_loss` nats per token and the verdict on every task is "preserve". The one
-   with the fewest softmax heads is saved.
+   at least) is below `max_loss` nats per token, the verdict on every task is "preserve", and its
+   state has at most `max_state` percent of the bytes of softmax's cache. The one with the fewest
+   softmax heads is saved.
 
 The accepted set is the best of those tried, so its own interval is a little too good; the texts
 that ranked the heads are not among those that it is measured on. Windows of one document that
@@ -27,24 +29,27 @@ from collections.abc import Mapping
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.run.files import write_json
 from lm_jax.study import Work
-from polyattn_jax.audit import audit_suites, bias_tables, decision, head_sets
+from polyattn_jax.audit import audit_suites, bias_tables, decision, head_sets, ranking
 from polyattn_jax.audit.audit_suites import TEXTS
 from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.opening import OpenAudit, Suites, open_audit
 from polyattn_jax.audit.results import HeadSet, HybridResult, Search, SingleHead
 from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.audit.stages import Condition
+from polyattn_jax.recipes import linear_state
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, replaced_heads
 from polyattn_jax.recipes.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
 from polyattn_jax.studies.check import tasks
-from polyattn_jax.studies.check.asked import required
+from polyattn_jax.studies.check.asked import held_for_ranking, ranking_key, required
 from polyattn_jax.studies.check.settings import CheckConfig
 from polyattn_jax.suites import Suite
 
@@ -69,8 +74,10 @@ def search(config: CheckConfig, work: Work) -> HybridResult:
 
     def suites(audited: AuditedModel) -> Suites:
         nonlocal asked
-        asked = required(config, audited)
-        return asked.with_controls | split(audit_suites.texts(audited))
+        asked, of_ranking = required(config, audited), {}
+        if config.rank == "task":
+            asked, of_ranking = held_for_ranking(asked)
+        return asked.with_controls | of_ranking | split(audit_suites.texts(audited))
 
     with open_audit(config.audit, work, suites) as opened:
         found = _search(opened, config, asked)
@@ -118,14 +125,14 @@ class _Conditions:
 
 def _search(opened: OpenAudit, own: CheckConfig, asked: tasks.Asked) -> HybridResult:
     audited, search = opened.model, own.search
-    config, shape = audited.config, audited.shape
+    config, shape, cfg = audited.config, audited.shape, audited.model.cfg
     recipe = parse_recipe(config.recipes[0])
     b_auto = opened.calibrate().bias if recipe.bias == "auto" else None
     calibrated = opened.biases(config.by_name, b_auto)
     conditions = _Conditions(recipe, resolve_bias(recipe, calibrated), shape)
-    groups = groups_of(audited.model.cfg, own.by)
-    singles, ranking = _rank_heads(opened, conditions, groups)
-    sets = head_sets_of(groups[ranking], search)
+    groups = groups_of(cfg, own.by)
+    singles, ranked = _rank_heads(opened, own, recipe, conditions.bias, groups)
+    sets = head_sets_of(groups[ranked], search)
     masks = {name: ~head_sets.mask(kept, shape) for name, (_, kept) in sets.items()}
     text_of = opened.text_losses(conditions(FRONTIER, masks), MEASURED)
     keys = {task.name: task.key(own.length) for task in own.tasks}
@@ -145,6 +152,12 @@ def _search(opened: OpenAudit, own: CheckConfig, asked: tasks.Asked) -> HybridRe
         ).unsolved
         for task in own.tasks
     ]
+    bytes_of = {
+        name: linear_state.state_numbers(recipe, conditions.bias, mask, cfg, own.length)
+        * jnp.dtype(own.dtype).itemsize
+        for name, mask in {SOFTMAX.name: np.zeros(shape, bool), **masks}.items()
+    }
+    most = search.max_state / 100 * bytes_of[SOFTMAX.name]
     first, *others = by_task
     needle_of = by_task[first]
     frontier = tuple(
@@ -155,9 +168,11 @@ def _search(opened: OpenAudit, own: CheckConfig, asked: tasks.Asked) -> HybridRe
             needle=needle_of[name],
             accepted=text_of[name].change.high < search.max_loss
             and all(solved)
+            and bytes_of[name] <= most
             and all(answers[name].verdict == "preserve" for answers in by_task.values()),
             others={other: by_task[other][name] for other in others},
-            freed=freed(masks[name], audited.model.cfg),
+            freed=freed(masks[name], cfg),
+            state=bytes_of[name],
         )
         for name, (seed, kept) in sets.items()
     )
@@ -192,7 +207,8 @@ def _search(opened: OpenAudit, own: CheckConfig, asked: tasks.Asked) -> HybridRe
         best=best,
         tasks=tuple(by_task),
         softmax_others={other: by_task[other][SOFTMAX.name] for other in others},
-        kv_heads=shape[0] * audited.model.cfg.num_kv_heads,
+        kv_heads=shape[0] * cfg.num_kv_heads,
+        softmax_state=bytes_of[SOFTMAX.name],
     )
 
 
@@ -213,24 +229,33 @@ def freed(heads_LN: np.ndarray, cfg: DecoderConfig) -> int:
 
 
 def _rank_heads(
-    opened: OpenAudit, conditions: _Conditions, groups: np.ndarray
+    opened: OpenAudit, own: CheckConfig, recipe: Recipe, bias: Any, groups: np.ndarray
 ) -> tuple[tuple[SingleHead, ...], np.ndarray]:
-    """What each group costs alone on the texts of the search; the groups by that, most first."""
-    shape = conditions.shape
-    single = {f"{own[0]}": head_sets.mask(own, shape) for own in groups}
-    alone = conditions(head_sets.SINGLE, single)
-    losses = opened.text_losses(alone, SEARCH)
-    change = np.array([losses[name].change.estimate for name in single])
-    # Ties, and what is not finite, by layer and head; the latter cost most.
-    ranking = np.argsort(-np.nan_to_num(change, nan=np.inf), kind="stable")
-    rank = np.empty(len(ranking), int)
-    rank[ranking] = np.arange(len(ranking))
-    singles = tuple(
-        SingleHead(i // shape[1], i % shape[1], losses[f"{own[0]}"].change, int(rank[at]))
-        for at, own in enumerate(groups)
-        for i in own.tolist()
+    """What each group costs; the groups by that, most first."""
+    if own.rank == "text":
+        changes = ranking.text_changes(opened, recipe, bias, groups, SEARCH)
+    else:
+        changes = [None] * len(groups)
+    cost_G = ranking.costs(
+        own.rank,
+        opened,
+        recipe,
+        bias,
+        groups,
+        texts=SEARCH,
+        prompts=[ranking_key(task.key(own.length)) for task in own.tasks],
+        seed=own.seed,
     )
-    return singles, ranking
+    ranked = ranking.order(cost_G)
+    rank_of = np.empty(len(ranked), int)
+    rank_of[ranked] = np.arange(len(ranked))
+    heads = opened.model.shape[1]
+    singles = tuple(
+        SingleHead(i // heads, i % heads, changes[at], int(rank_of[at]), float(cost_G[at]))
+        for at, group in enumerate(groups)
+        for i in group.tolist()
+    )
+    return singles, ranked
 
 
 def split(texts: Suite) -> dict[str, Suite]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 import textwrap
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from lm_jax.console.terminal import format_table
 from lm_jax.report import Column, Report, Section, Series, section, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.tables import interval_text, rate
-from polyattn_jax.audit import head_sets
+from polyattn_jax.audit import head_sets, ranking
 from polyattn_jax.audit.bias_tables import describe
 from polyattn_jax.audit.results import ConditionResult, HeadSet, HybridResult, SingleHead
 from polyattn_jax.report.figures import banded
@@ -21,7 +22,11 @@ TERMS = {
     "K": "Number of heads that keep softmax; all others have the recipe.",
     "change": "Loss under the recipe minus that under softmax, nats per token, on the texts that "
     "did not rank the heads.",
-    "cost most": "The K heads whose replacement alone raises the loss most, on the other texts.",
+    "cost most": "The K heads of highest cost, by the statistic that the search ranks by: by "
+    "default the rise of the loss on the other texts with the recipe in one head alone.",
+    "state": "Bytes that a prompt keeps in decoding, of softmax's cache and of the recipe's state.",
+    "front": "No other set tried is as good in state, loss and every task, and better in one "
+    "(the Pareto front, by estimates).",
     "key heads freed": "Key heads that no softmax head reads any more, whose cache goes.",
     "accepted": "The whole interval of the change is below the limit, and the verdict on every "
     "task is preserve. The best of the sets tried: its own interval is a little too good.",
@@ -76,7 +81,11 @@ def conclusion(result: HybridResult) -> str:
         return text
     kept = total - len(result.best.replaced)
     (best,) = (each for each in result.frontier if (each.seed, each.kept) == (None, kept))
-    return f"{text} The cache of {best.freed} of {result.kv_heads} key heads goes."
+    text += f" The cache of {best.freed} of {result.kv_heads} key heads goes"
+    if not result.softmax_state:
+        return f"{text}."
+    share = 100 * best.state / result.softmax_state
+    return f"{text}; {share:.0f} % of the bytes of softmax's cache are left."
 
 
 def _softmax(result: HybridResult) -> str:
@@ -117,6 +126,7 @@ def _frontier(result: HybridResult) -> Section:
     lines = [_series("softmax in the heads that cost most", ranked)]
     lines += [_series(f"in random heads, {seed}", own) for seed, own in enumerate(draws) if own]
     total = result.layers * result.heads
+    front, with_state = result.front, result.softmax_state > 0
     return section(
         "Frontier",
         report.curves(
@@ -133,6 +143,7 @@ def _frontier(result: HybridResult) -> Section:
                 Column("K", "d", lambda e: e.kept),
                 Column("Replaced", "d", lambda e: total - e.kept),
                 *[Column("Key heads freed", "d", lambda e: e.freed)] * bool(result.kv_heads),
+                *[Column("State, kB", ",.0f", lambda e: e.state / 1000)] * with_state,
                 Column("Softmax in", value=_kept),
                 Column("Change, nats", value=lambda e: rate(e.text.change, spec="+.3f", scale=1.0)),
                 *(
@@ -145,6 +156,7 @@ def _frontier(result: HybridResult) -> Section:
                         Column("Verdict", value=lambda e, at=at: e.answers[at].verdict),
                     )
                 ),
+                *[Column("Front", value=lambda e: "yes" if e in front else "no")] * with_state,
                 Column("Accepted", value=lambda e: "yes" if e.accepted else "no"),
             ],
             caption=f"On {result.softmax.loss.n} texts and "
@@ -169,21 +181,23 @@ def _series(label: str, entries: list[HeadSet]) -> Series:
 
 def _heads(result: HybridResult) -> Section:
     cost_LN = np.zeros((result.layers, result.heads))
+    rank = result.search.rank
+    words, of = ranking.WORDS[rank], _ranked_on(result)
     replaced = set(result.best.replaced) if result.best else set()
     titles = [[""] * result.heads for _ in range(result.layers)]
     for head in result.singles:
-        cost_LN[head.layer, head.head] = head.change.estimate
+        cost_LN[head.layer, head.head] = head.value
         place = "recipe" if (head.layer, head.head) in replaced else "softmax"
         titles[head.layer][head.head] = place if replaced else f"rank {head.rank + 1}"
     return section(
         "Single heads",
         report.heat_map(
             cost_LN,
-            caption="Change of the loss with the recipe in one head alone.",
+            caption=f"Cost of each head: {words}.",
             x_label="head",
             y_label="layer",
-            value_label="change of the loss, nats per token",
-            scale="diverging",
+            value_label=words,
+            scale="diverging" if rank in ("text", "task") else "sequential",
             titles=titles,
             n=result.search_texts,
         ),
@@ -193,17 +207,30 @@ def _heads(result: HybridResult) -> Section:
                 _by_cost(result),
                 [
                     Column("Head", value=lambda h: f"{h.layer}.{h.head}"),
-                    Column("Change, nats", value=lambda h: rate(h.change, spec="+.4f", scale=1.0)),
+                    Column("Cost", value=_cost),
                     Column(
                         "In the saved set",
                         value=lambda h: titles[h.layer][h.head] if replaced else None,
                     ),
                 ],
-                caption=f"The recipe in one head alone, on {result.search_texts} texts; "
-                "layer.head.",
+                caption=f"Cost of each head, {words}, on {of}; layer.head.",
             ),
         ),
     )
+
+
+def _cost(head: SingleHead) -> Any:
+    """The cost of a head, with its interval where there is one."""
+    if head.change is None:
+        return number(head.value, "+.4f")
+    return rate(head.change, spec="+.4f", scale=1.0)
+
+
+def _ranked_on(result: HybridResult) -> str:
+    """What the heads were ranked on."""
+    if result.search.rank == "task":
+        return "prompts that were held back"
+    return f"{result.search_texts} other texts"
 
 
 def _by_cost(result: HybridResult) -> list[SingleHead]:
@@ -222,6 +249,7 @@ def format_hybrid(result: HybridResult) -> str:
         (
             f"{entry.kept}",
             f"{total - entry.kept}",
+            *[f"{entry.state / 1000:,.0f}"] * bool(result.softmax_state),
             _kept(entry),
             interval_text(entry.text.change, "+.3f"),
             *(
@@ -233,13 +261,16 @@ def format_hybrid(result: HybridResult) -> str:
         for entry in result.frontier
     ]
     of_tasks = [head for name in result.tasks for head in (name, "verdict")]
-    heads = ("K", "replaced", "softmax in", "change, nats [95 %]", *of_tasks)
+    state = ["state, kB"] * bool(result.softmax_state)
+    heads = ("K", "replaced", *state, "softmax in", "change, nats [95 %]", *of_tasks)
     lines = [*textwrap.wrap(conclusion(result), 80), "", *textwrap.wrap(head, 80), ""]
-    lines += [format_table(heads, rows, left=(2, *range(5, len(heads), 2))), ""]
-    text = "heads that cost most alone: " + ", ".join(
-        f"{h.layer}.{h.head} {number(h.change.estimate, '+.3f')}" for h in _by_cost(result)[:10]
+    at = 2 + len(state)
+    lines += [format_table(heads, rows, left=(at, *range(at + 3, len(heads), 2))), ""]
+    text = "heads that cost most: " + ", ".join(
+        f"{h.layer}.{h.head} {number(h.value, '+.3f')}" for h in _by_cost(result)[:10]
     )
-    lines += textwrap.wrap(f"{text} (layer.head, nats, {result.search_texts} other texts)", 80)
+    words = ranking.WORDS[result.search.rank]
+    lines += textwrap.wrap(f"{text} (layer.head; {words}; {_ranked_on(result)})", 80)
     if result.best is None:
         return "\n".join(lines)
     lines += ["", "Replaced:"]

@@ -12,8 +12,9 @@ from lm_jax.run.finished import file_inputs
 from lm_jax.run.results import load_result
 from lm_jax.run.settings import READ_AT_ONCE, READS_FILE, READS_MODEL, Bound, Flag, at_least
 from lm_jax.study import Settings
-from polyattn_jax.audit import opening
+from polyattn_jax.audit import opening, ranking
 from polyattn_jax.audit.config import AuditConfig
+from polyattn_jax.audit.ranking import Statistic
 from polyattn_jax.audit.results import Search
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe
 from polyattn_jax.recipes.row_maps import names_map, parse_recipe
@@ -64,6 +65,9 @@ class CheckConfig(Settings):
       by: what --hybrid replaces together: each head, all heads that read one key head, or a layer.
       draws: number of random sets of each size that --hybrid tries.
       max_loss: nats per token that the loss on text may rise under --hybrid.
+      rank: statistic by which --hybrid ranks the heads: text, task, kl, unsafe, s, output, entropy
+        or random (`audit.ranking`).
+      max_state: percent of softmax's cache, in bytes, that a set of --hybrid may keep at --length.
       haystack: text around the needle: essays, speeches, or a text file.
       needle_words: file of words and frame of the needle, for another language or code
         (`suites.needle_file`); by default 200 English nouns.
@@ -97,6 +101,10 @@ class CheckConfig(Settings):
     )
     draws: Annotated[int, Flag(), at_least(0)] = 3
     max_loss: Annotated[float, Flag(), at_least(0.0)] = 0.05
+    rank: Annotated[Statistic, Flag()] = dataclasses.field(default="text", metadata=LATER)
+    max_state: Annotated[float, Flag(), at_least(0.0)] = dataclasses.field(
+        default=100.0, metadata=LATER
+    )
     haystack: Annotated[str, Flag(), _READS_HAYSTACK] = "essays"
     needle_words: Annotated[str, Flag(), READS_FILE] = dataclasses.field(default="", metadata=LATER)
     seed: Annotated[int, Flag(), at_least(0)] = 0
@@ -128,6 +136,8 @@ class CheckConfig(Settings):
             problems.append("--diagnose reads the rows of texts; name a file, --text=FILE")
         if self.hybrid and not self.text:
             problems.append("--hybrid measures the loss on texts; name a file, --text=FILE")
+        if self.hybrid and not self.of_heads:
+            ranking.check_statistic(self.rank, parse_recipe(self.recipe))
         return problems
 
     @property
@@ -179,7 +189,7 @@ class CheckConfig(Settings):
     @property
     def search(self) -> Search:
         """The sets of heads that `--hybrid` tries."""
-        return Search(self.keep, self.draws, self.max_loss)
+        return Search(self.keep, self.draws, self.max_loss, self.rank, self.max_state)
 
     def default_folder(self) -> Path:
         named = slug(f"{Path(self.model).name[-40:]}-{self.recipe[-30:]}")

@@ -6,9 +6,10 @@ from fractions import Fraction
 import itertools
 import math
 
+import numpy as np
 import pytest
 
-from polyattn_jax.recipes.linear_state import linear_state, sentence
+from polyattn_jax.recipes.linear_state import linear_state, sentence, state_numbers
 from polyattn_jax.recipes.row_maps import RECIPES, parse_recipe, resolve_bias
 from tests import tiny
 from tests.polyattn_jax.conftest import ROOT
@@ -121,3 +122,23 @@ def test_the_documentation_has_the_counts_of_heads_of_width_64():
         f"degree 2 has {second.features:,} features and is as large as {second.cache_tokens:,} "
         f"tokens, degree 4 {fourth.features:,} and {fourth.cache_tokens:,}"
     ) in words
+
+
+def test_a_sequence_keeps_the_cache_of_softmax_heads_and_the_state_of_replaced_ones():
+    """Two layers of two key heads with two query heads each, of width 8, in 100 tokens."""
+    cfg = tiny.decoder(num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
+    # A whole key head, half of one; none, all.
+    heads_LN = np.array([[1, 1, 1, 0], [0, 0, 1, 1]], bool)
+    cache = 2 * 8 * 100
+    features = 8 * 9
+
+    def kept(text, length=100):
+        return state_numbers(parse_recipe(text), 0.0, heads_LN, cfg, length)
+
+    assert kept("elu1") == 2 * cache + 3 * features
+    # A window beside a softmax head reads that one's cache.
+    assert kept("window:w=30,sinks=2") == 2 * cache + 2 * 2 * 8 * 32
+    assert kept("window:w=300") == 4 * cache
+    # No finite feature map: the whole cache stays.
+    assert kept("relu:p=2") == 4 * cache
+    assert kept("window:w=30", 20) == 4 * cache * 20 // 100

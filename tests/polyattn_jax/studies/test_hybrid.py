@@ -300,3 +300,60 @@ def test_heads_run_in_the_model_that_they_were_found_on_alone(searched, tiny, tm
     old.write_text(json.dumps(held | {"model_sha256": "0" * 64}))
     with pytest.raises(BadInputError, match="with weights 000000000000, not"):
         polyattn_jax.load_recipe(old, model)
+
+
+def test_heads_are_ranked_by_prompts_that_measure_nothing(run_check, texts_file, tmp_path):
+    flags = search_flags(texts_file, tmp_path)
+    outcome = run_check(*flags, "--rank=task", "--n=90")
+    assert outcome.code == 0, outcome.err
+    result = load_result(tmp_path / "run" / "summary.json", HybridResult)
+    rows = pq.read_table(tmp_path / "run" / "answers").to_pylist()
+    (ranking,) = {row["suite"] for row in rows if row["stage"].startswith("single heads")}
+    by_suite = {}
+    for row in rows:
+        by_suite.setdefault(row["suite"], set()).add(row["prompt"])
+    asked = by_suite[ranking.removesuffix("_ranking")]
+    # A third of the prompts, 24 at most.
+    assert len(by_suite[ranking]) == 24 and len(asked) == 66 and not by_suite[ranking] & asked
+    loss = {}
+    for row in rows:
+        if row["suite"] == ranking:
+            loss.setdefault(row["cell"], []).append(row["loss"])
+    for head in result.singles:
+        own = np.mean(loss[f"{head.layer * N + head.head}"]) - np.mean(loss["softmax"])
+        assert head.change is None and head.cost == pytest.approx(own, abs=1e-6)
+    assert "prompts that were held back" in " ".join(outcome.out.split())
+
+
+def test_a_set_is_accepted_within_the_bytes_that_it_may_keep(run_check, texts_file, tmp_path):
+    def search(recipe, folder, most):
+        flags = [f for f in search_flags(texts_file, folder) if not f.startswith("--recipe=")]
+        own = [f"--recipe={recipe}", f"--max_state={most}", "--by=layer", "--length=64"]
+        return run_check(*flags, *own)
+
+    outcome = search("window:w=60,sinks=4", tmp_path, 40)
+    assert outcome.code == 0, outcome.err
+    result = load_result(tmp_path / "run" / "summary.json", HybridResult)
+    # 2 numbers of float32, of 64 tokens, of each width and key head of each layer.
+    of_layer = 2 * 4 * 64 * 16 * result.kv_heads // L
+    assert result.softmax_state == L * of_layer
+    # A window of the whole prompt frees nothing.
+    assert [entry.state for entry in result.frontier] == [L * of_layer] * 3
+    assert result.best is None and not any(entry.accepted for entry in result.frontier)
+    (tmp_path / "small").mkdir()
+    outcome = search("elu1", tmp_path / "small", 60)
+    result = load_result(tmp_path / "small" / "run" / "summary.json", HybridResult)
+    # Two layers keep their cache, a replaced key head has 16 features of 17 numbers.
+    small = 4 * 16 * 17 * result.kv_heads // L
+    assert {entry.kept: entry.state for entry in result.frontier} == {
+        0: L * small,
+        2 * N: 2 * of_layer + small,
+    }
+    for entry in result.front:
+        assert not any(
+            other.state <= entry.state
+            and other.text.change.estimate < entry.text.change.estimate
+            and other.needle.accuracy.estimate >= entry.needle.accuracy.estimate
+            for other in result.frontier
+        )
+    assert result.front and outcome.code == 0
