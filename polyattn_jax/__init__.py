@@ -19,7 +19,7 @@ from polyattn_jax.recipes.diagnostic import RowStats, required_degree, row_stats
 from polyattn_jax.recipes.hybrid_recipe import load_recipe
 from polyattn_jax.recipes.row_maps import RECIPES, parse_recipe
 from polyattn_jax.recipes.substitute import recipe, substitute
-from polyattn_jax.studies.distill.trained import TrainedHeads, load_trained
+from polyattn_jax.recipes.trained_heads import TrainedHeads, load_trained
 
 keep_names(
     "polyattn_jax",
@@ -41,6 +41,8 @@ keep_names(
         "suite_results": "audit.results.suites",
         "matched": "studies.audit.matched",
         "audit.matched": "studies.audit.matched",
+        "distill.trained": "recipes.trained_heads",
+        "studies.distill.trained": "recipes.trained_heads",
         **{
             f"{earlier}{module}": f"studies.paper{now}"
             for earlier in ("paper_study", "studies.paper_study")

@@ -13,22 +13,24 @@ from lm_jax.model.params import ParamTree
 from lm_jax.model.precision import exact_jit
 from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
+from lm_jax.train import losses
 from lm_jax.train.evaluate import stop_between
 from lm_jax.train.objective import nll
-from polyattn_jax.studies.distill.matching import HYBRID, MATCHED, HeadMatching
-from polyattn_jax.studies.distill.results import LOSSES, ROWS
+from polyattn_jax.recipes.trained_attention import HYBRID, MATCHED
+from polyattn_jax.recipes.trained_heads import ReplacedHeads
+from polyattn_jax.studies.distill.results import LOGITS, LOSSES, ROWS
 from polyattn_jax.studies.distill.task import Task
 
 # Queries of a window whose rows are read.
 QUERIES = 16
 
 
-def measure(task: Task, objective: HeadMatching, params: ParamTree) -> dict[str, np.ndarray]:
+def measure(task: Task, objective: ReplacedHeads, params: ParamTree) -> dict[str, np.ndarray]:
     """Errors, S and losses of every held-out window, with these parameters.
 
-    Returns arrays whose first axis is the window: `document`, `tokens`, `softmax` and `hybrid`
-    (sums in nats), `error`, `energy` `[W, L, N]`, `s`, `s_softmax` `[W, L, N, Q]`, and `read`
-    `[W, Q]`, false where a query is padding.
+    Returns arrays whose first axis is the window: `document`, `tokens`, `softmax`, `hybrid` and
+    `divergence` (sums in nats, the last of KL(softmax || hybrid)), `error`, `energy` `[W, L, N]`,
+    `s`, `s_softmax` `[W, L, N, Q]`, and `read` `[W, Q]`, false where a query is padding.
 
     Raises:
       StoppedError: a stop was requested.
@@ -55,7 +57,7 @@ def measure(task: Task, objective: HeadMatching, params: ParamTree) -> dict[str,
 
 
 def _of_windows(
-    objective: HeadMatching,
+    objective: ReplacedHeads,
     queries: tuple[int, ...],
     params: ParamTree,
     frozen: ParamTree,
@@ -73,8 +75,11 @@ def _of_windows(
             ("s_softmax", "s_softmax_BNQ"),
         )
     }
+    model, teacher = (losses.Predictor(output.hidden, frozen) for output in (hybrid, matched))
+    kl_BT = losses.token_divergence(model, teacher, objective.cfg)
     return {
         "tokens": batch.loss_mask_BT.sum(1),
+        "divergence": jnp.where(batch.loss_mask_BT, kl_BT, 0.0).sum(1),
         "softmax": nll(matched, frozen, objective.cfg, batch),
         "hybrid": nll(hybrid, frozen, objective.cfg, batch),
         "read": batch.input_mask_BT[:, np.array(queries)],
@@ -83,7 +88,7 @@ def _of_windows(
 
 
 def head_table(
-    objective: HeadMatching, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
+    objective: ReplacedHeads, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
 ) -> pa.Table:
     """One row per head (`results.ROWS`)."""
     heads_LN = objective.heads_LN
@@ -120,3 +125,11 @@ def loss_table(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
     columns = {name: before[name] for name in ("document", "tokens", "softmax")}
     columns |= {"before": before["hybrid"], "after": after["hybrid"]}
     return pa.table({name: pa.array(columns[name]) for name in LOSSES.names}).cast(LOSSES)
+
+
+def logit_table(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> pa.Table:
+    """One row per window, after the first stage and after the second (`results.LOGITS`)."""
+    columns = {name: first[name] for name in ("document", "tokens", "softmax")}
+    for stage, measured in (("first", first), ("second", second)):
+        columns |= {stage: measured["hybrid"], f"divergence_{stage}": measured["divergence"]}
+    return pa.table({name: pa.array(columns[name]) for name in LOGITS.names}).cast(LOGITS)

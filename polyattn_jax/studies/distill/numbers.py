@@ -1,6 +1,6 @@
 """The content of a distillation's summary.json."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from pathlib import Path
@@ -17,10 +17,16 @@ from lm_jax.statistics import Interval
 from lm_jax.train.metrics import METRICS
 from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.recipes.row_maps import parse_recipe
-from polyattn_jax.studies.distill.matching import HeadMatching
-from polyattn_jax.studies.distill.results import LOSSES, DistillSummary, HeadRepair
+from polyattn_jax.studies.distill.matching import HeadMatching, LogitMatching
+from polyattn_jax.studies.distill.results import (
+    LOGITS,
+    LOSSES,
+    DistillSummary,
+    HeadRepair,
+    LogitStage,
+)
 from polyattn_jax.studies.distill.settings import DistillConfig
-from polyattn_jax.studies.distill.task import TRAIN, Task
+from polyattn_jax.studies.distill.task import TRAIN, TRAIN_LOGITS, Task
 
 
 def summarise(
@@ -34,12 +40,7 @@ def summarise(
     config, (before, after), (heads, losses) = task.config, measured, tables
     hybrid = task.hybrid
     documents, c = before["document"], {name: losses[name].to_numpy() for name in LOSSES.names}
-    ratio = functools.partial(
-        statistics.clustered_ratio,
-        clusters=documents,
-        resamples=config.resamples,
-        seed=config.seed,
-    )
+    ratio = _ratio(config, documents)
     mask = objective.heads_LN
     errors = [m["error"][:, mask].sum(1, dtype=np.float64) for m in (before, after)]
     energy = before["energy"][:, mask].sum(1, dtype=np.float64)
@@ -62,7 +63,7 @@ def summarise(
         heads=objective.cfg.num_heads,
         replaced=len(by_head),
         steps=config.steps,
-        trained_tokens=int(pc.sum(pq.read_table(folder / TRAIN / METRICS)["tokens"]).as_py()),
+        trained_tokens=_trained_tokens(folder / TRAIN),
         windows=len(documents),
         documents=len(set(documents.tolist())),
         tokens=int(c["tokens"].sum()),
@@ -78,6 +79,38 @@ def summarise(
         after_rank=rank([head.error_after for head in by_head]),
         by_head=by_head,
     )
+
+
+def summarise_logits(
+    task: Task, objective: LogitMatching, windows: pa.Table, folder: Path
+) -> LogitStage:
+    """What the second stage changes, from the rows of `results.LOGITS`."""
+    c = {name: windows[name].to_numpy() for name in LOGITS.names}
+    per_token = functools.partial(_ratio(task.config, c["document"]), below=c["tokens"])
+    return LogitStage(
+        targets=objective.adapters.targets,
+        parameters=params_lib.count(objective.spec),
+        steps=task.config.logit_steps,
+        trained_tokens=_trained_tokens(folder / TRAIN_LOGITS),
+        divergence_before=per_token(c["divergence_first"]),
+        divergence_after=per_token(c["divergence_second"]),
+        divergence_change=per_token(c["divergence_second"] - c["divergence_first"]),
+        after=per_token(c["second"] - c["softmax"]),
+        change=per_token(c["second"] - c["first"]),
+    )
+
+
+def _ratio(config: DistillConfig, documents: np.ndarray) -> Callable[..., Interval]:
+    return functools.partial(
+        statistics.clustered_ratio,
+        clusters=documents,
+        resamples=config.resamples,
+        seed=config.seed,
+    )
+
+
+def _trained_tokens(folder: Path) -> int:
+    return int(pc.sum(pq.read_table(folder / METRICS)["tokens"]).as_py())
 
 
 def rank_correlation(

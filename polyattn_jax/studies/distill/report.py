@@ -10,7 +10,7 @@ from lm_jax.report.markup import Markup, number
 from lm_jax.report.tables import interval_text, rate
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.bias_tables import describe
-from polyattn_jax.studies.distill.results import DistillSummary
+from polyattn_jax.studies.distill.results import DistillSummary, LogitStage
 from polyattn_jax.studies.distill.settings import DistillConfig
 
 QUESTION = "Does the safe share predict what training repairs?"
@@ -21,6 +21,8 @@ TERMS = {
     "softmax, z' under the recipe, both on the residual stream of the frozen model.",
     "safe share": "Share of rows in which the recipe gives the key that softmax prefers more than "
     "all other keys together, S < 1.",
+    "divergence": "KL(softmax || hybrid) of the next token, mean over tokens, in nats: what the "
+    "second stage trains.",
     "repaired": "Share of the error before training that training removes.",
     "interval": "95 %, from resampling documents; of a rank correlation, from resampling heads. "
     "Of one training.",
@@ -34,6 +36,7 @@ def build(config: DistillConfig, summary: DistillSummary, folder: Path) -> Repor
         f"Trained heads: {Path(summary.model).name}, {summary.recipe}",
         lambda: [
             section("Output and loss", _numbers(summary)),
+            *([_logits(summary, summary.logits)] if summary.logits else []),
             _prediction(summary),
             _heads(summary),
             section("Terms", report.key_values(TERMS)),
@@ -52,7 +55,19 @@ def conclusion(summary: DistillSummary) -> str:
         f"{describe(summary.bias)}) take the error of their output from "
         f"{summary.error_before.estimate:.3g} to {summary.error_after.estimate:.3g}, and the loss "
         f"over softmax from {before} to {after} nats "
-        "per token (one run)."
+        f"per token (one run).{_second(summary.logits)}"
+    )
+
+
+def _second(stage: LogitStage | None) -> str:
+    if stage is None:
+        return ""
+    ends = (stage.divergence_before, stage.divergence_after)
+    divergence = " to ".join(number(each.estimate) for each in ends)
+    return (
+        f" {stage.steps:,} updates on the model's distribution of the next token then take the "
+        f"divergence from it from {divergence} nats, and the loss over softmax to "
+        f"{number(stage.after.estimate)}."
     )
 
 
@@ -93,6 +108,30 @@ def _numbers(summary: DistillSummary) -> Markup:
         f"{summary.trained_tokens:,} tokens, {summary.parameters:,} parameters."
     )
     return table(heads, lines, caption=caption)
+
+
+def _logits(summary: DistillSummary, stage: LogitStage) -> Section:
+    loss, divergence = {"spec": "+.3f", "scale": 1.0}, {"spec": ".3g", "scale": 1.0}
+    lines = [
+        [
+            "divergence, nats per token",
+            rate(stage.divergence_before, **divergence),
+            rate(stage.divergence_after, **divergence),
+            rate(stage.divergence_change, spec="+.3g", scale=1.0),
+        ],
+        [
+            "loss over softmax, nats per token",
+            rate(summary.after, **loss),
+            rate(stage.after, **loss),
+            rate(stage.change, **loss),
+        ],
+    ]
+    caption = (
+        f"{stage.steps:,} updates of {stage.parameters:,} parameters on {stage.trained_tokens:,} "
+        f"tokens; adapters of {', '.join(stage.targets)}."
+    )
+    heads = ["", "After the heads", "After the logits", "Change"]
+    return section("Second stage: logits", table(heads, lines, caption=caption))
 
 
 def _prediction(summary: DistillSummary) -> Section:
@@ -166,6 +205,14 @@ def format_summary(summary: DistillSummary) -> str:
         ("  after", *ends(summary.after, "+.3f")),
         ("  change (paired)", *ends(summary.change, "+.3f")),
     ]
+    if stage := summary.logits:
+        rows += [
+            ("  after the second stage", *ends(stage.after, "+.3f")),
+            ("  change (paired)", *ends(stage.change, "+.3f")),
+            ("divergence before that stage", *ends(stage.divergence_before, ".3g")),
+            ("  after", *ends(stage.divergence_after, ".3g")),
+            ("  change (paired)", *ends(stage.divergence_change, "+.3g")),
+        ]
     for name, rank in _ranks(summary).items():
         estimate, interval = ends(rank, "+.2f") if rank else ("none", "")
         rows.append((f"safe share and {name}", estimate, interval))

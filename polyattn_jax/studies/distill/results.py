@@ -34,6 +34,18 @@ LOSSES = pa.schema(
         ("after", pa.float64()),
     ]
 )
+# The same after the first stage and after the second; divergences are KL(softmax || hybrid).
+LOGITS = pa.schema(
+    [
+        ("document", pa.int64()),
+        ("tokens", pa.int64()),
+        ("softmax", pa.float64()),
+        ("first", pa.float64()),
+        ("second", pa.float64()),
+        ("divergence_first", pa.float64()),
+        ("divergence_second", pa.float64()),
+    ]
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +78,39 @@ class HeadRepair:
 
 
 @dataclasses.dataclass(frozen=True)
+class LogitStage:
+    """What the second stage changes, on the windows of the first.
+
+    Attributes:
+      targets: weights that have adapters.
+      parameters: number of trained numbers, with those of the first stage.
+      steps: updates.
+      trained_tokens: tokens predicted in this stage.
+      divergence_before, divergence_after: mean KL(softmax || hybrid) of the next token, in nats,
+        before and after this stage.
+      divergence_change: difference, after less before, paired.
+      after: loss of the hybrid less that of softmax, nats per token, paired; before this stage it
+        is that after the first.
+      change: loss after less before this stage, paired.
+    """
+
+    targets: tuple[str, ...]
+    parameters: Count
+    steps: Count
+    trained_tokens: Count
+    divergence_before: Interval
+    divergence_after: Interval
+    divergence_change: Interval
+    after: Interval
+    change: Interval
+
+
+@dataclasses.dataclass(frozen=True)
 class DistillSummary:
     """Replaced heads before and after a training, on text that it did not see.
 
-    Intervals of losses and errors resample documents, those of rank correlations heads; they are of
-    one training.
+    All but `logits` is of the first stage, on the outputs of heads. Intervals of losses and errors
+    resample documents, those of rank correlations heads; they are of one training.
 
     Attributes:
       recipe: spec of the recipe.
@@ -95,6 +135,7 @@ class DistillSummary:
         their safe share before training with the error before, with the share of it that training
         removes, and with the error after; null where one of the two is the same in all heads.
       by_head: the replaced heads.
+      logits: the second stage; null without one.
     """
 
     model: str
@@ -123,3 +164,4 @@ class DistillSummary:
     repair_rank: Interval | None
     after_rank: Interval | None
     by_head: tuple[HeadRepair, ...]
+    logits: LogitStage | None = None

@@ -5,17 +5,22 @@ Besides what every study has, the work folder holds
     data/             the prepared corpus
     calibration.json  b_auto, where the recipe asks for it (`bias_tables` for one of each head)
     train/            checkpoints, metrics.parquet, evaluations.parquet (`lm_jax.train.loop`)
-    rows.parquet      one row per head (`results.ROWS`)
-    losses.parquet    one row per window (`results.LOSSES`)
-    trained/          the trained heads, as `polyattn_jax.load_trained` reads them
+    train_logits/     the same of the second stage, if there is one
+    rows.parquet      one row per head, before and after the first stage (`results.ROWS`)
+    losses.parquet    one row per window, before and after the first stage (`results.LOSSES`)
+    logits.parquet    one row per window, after either stage (`results.LOGITS`)
+    trained/          what the last stage left, as `polyattn_jax.load_trained` reads it
 """
 
+import dataclasses
 from pathlib import Path
 import shutil
+from typing import Any
 
 import jax
 
 from lm_jax.model import params as params_lib
+from lm_jax.model.params import ParamTree
 from lm_jax.run.finished import Inputs, file_inputs
 from lm_jax.run.tables import write_table
 from lm_jax.study import Work
@@ -27,13 +32,21 @@ from lm_jax.weights.load import identities
 from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe
 from polyattn_jax.recipes.row_maps import parse_recipe
-from polyattn_jax.studies.distill.matching import HeadMatching
-from polyattn_jax.studies.distill.measure import head_table, loss_table, measure
-from polyattn_jax.studies.distill.numbers import summarise
+from polyattn_jax.recipes.trained_heads import TrainedHeads, save_trained
+from polyattn_jax.studies.distill.matching import HeadMatching, LogitMatching, Matching
+from polyattn_jax.studies.distill.measure import head_table, logit_table, loss_table, measure
+from polyattn_jax.studies.distill.numbers import summarise, summarise_logits
 from polyattn_jax.studies.distill.results import DistillSummary
 from polyattn_jax.studies.distill.settings import DistillConfig
-from polyattn_jax.studies.distill.task import TRAIN, Task, objective_of, open_task
-from polyattn_jax.studies.distill.trained import TrainedHeads, save_trained
+from polyattn_jax.studies.distill.task import (
+    TRAIN,
+    TRAIN_LOGITS,
+    Onward,
+    Task,
+    logits_of,
+    objective_of,
+    open_task,
+)
 
 TRAINED = "trained"
 
@@ -49,24 +62,41 @@ def inputs(config: DistillConfig) -> Inputs:
 
 def train_heads(task: Task, objective: HeadMatching, folder: Path) -> TrainResult:
     """Trains to the last step, from the last checkpoint in `folder`."""
+    return _train(task, folder, objective=objective, config=task.config.train, batches=task.batches)
+
+
+def train_logits(
+    task: Task, objective: LogitMatching, first: ParamTree, folder: Path
+) -> TrainResult:
+    """The second stage, from the parameters of the first or the last checkpoint in `folder`.
+
+    It reads the text that follows the first stage's.
+    """
     config = task.config
-    return train(
+    return _train(
+        task,
         folder,
-        TrainRun(
-            objective=objective,
-            config=config.train,
-            batches=task.batches,
-            validation=task.validation,
-            seed=config.seed,
-            frozen=task.base.params,
-            base_sha256=task.base.identity.text,
-            in_nats=False,
-        ),
-        task.mesh,
-        CheckpointPolicy(
-            save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
-        ),
+        objective=objective,
+        config=config.train_logits,
+        batches=Onward(task.batches, config.steps),
+        params=lambda: objective.begun(first, config.seed),
     )
+
+
+def _train(task: Task, folder: Path, **of_stage: Any) -> TrainResult:
+    config = task.config
+    run = TrainRun(
+        validation=task.validation,
+        seed=config.seed,
+        frozen=task.base.params,
+        base_sha256=task.base.identity.text,
+        in_nats=False,
+        **of_stage,
+    )
+    policy = CheckpointPolicy(
+        save_every=config.save_every, log_every=10, allow_fallback=config.allow_fallback
+    )
+    return train(folder, run, task.mesh, policy)
 
 
 def train_and_measure(config: DistillConfig, work: Work) -> DistillSummary:
@@ -81,7 +111,12 @@ def train_and_measure(config: DistillConfig, work: Work) -> DistillSummary:
         tokenizer=manifest["tokenizer_sha256"],
     )
     objective = objective_of(task, folder)
-    trained = train_heads(task, objective, folder / TRAIN)
+    params = train_heads(task, objective, folder / TRAIN).state.params
+    stages: list[tuple[Matching, ParamTree]] = [(objective, params)]
+    logits = logits_of(task, objective) if config.logit_steps else None
+    if logits is not None:
+        params = train_logits(task, logits, params, folder / TRAIN_LOGITS).state.params
+        stages.append((logits, params))
     heads = HybridRecipe(
         version=1,
         model=config.model,
@@ -93,12 +128,17 @@ def train_and_measure(config: DistillConfig, work: Work) -> DistillSummary:
         replaced=objective.replaced,
     )
     shutil.rmtree(folder / TRAINED, ignore_errors=True)
-    save_trained(folder / TRAINED, TrainedHeads(heads, config.adapters, dict(trained.state.params)))
+    save_trained(folder / TRAINED, TrainedHeads(heads, stages[-1][0].adapters, dict(params)))
     # Adapters change nothing at first, and matrices are the identity: the recipe as it is.
     untrained = params_lib.init(jax.random.key(config.seed), objective.spec)
-    before, after = (measure(task, objective, p) for p in (untrained, trained.state.params))
-    by_head, losses = head_table(objective, before, after), loss_table(before, after)
+    before, *after = (measure(task, *stage) for stage in [(objective, untrained), *stages])
+    by_head, losses = head_table(objective, before, after[0]), loss_table(before, after[0])
     source = read_provenance(folder, config)
     write_table(folder / "rows.parquet", by_head, source)
     write_table(folder / "losses.parquet", losses, source)
-    return summarise(task, objective, (before, after), (by_head, losses), folder)
+    summary = summarise(task, objective, (before, after[0]), (by_head, losses), folder)
+    if logits is None:
+        return summary
+    windows = logit_table(*after)
+    write_table(folder / "logits.parquet", windows, source)
+    return dataclasses.replace(summary, logits=summarise_logits(task, logits, windows, folder))

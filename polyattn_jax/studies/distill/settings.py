@@ -4,10 +4,12 @@ import dataclasses
 from typing import Annotated
 
 from lm_jax.model.lora import LoraConfig
+from lm_jax.run.config import LATER
 from lm_jax.run.settings import (
     READ_AT_ONCE,
     READS_FILE,
     READS_MODEL,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Seed,
@@ -35,13 +37,18 @@ class DistillConfig(StepFields, Training):
       context: tokens of a window, always of one document; b_auto is calibrated at this length.
       validation_documents: the most documents to measure on, before and after; 2 or more, which
         intervals over documents take.
-      adapters: rank, alpha and targets of the adapters on queries and keys; not read for a feature
-        map with matrices of its own (Hedgehog).
+      adapters: rank, alpha and targets of the adapters on queries and keys; for a feature map with
+        matrices of its own (Hedgehog) the second stage alone reads them, and no targets.
       budget: share of the softmax mass allowed below minus the calibrated bias.
       batch_size: windows of one update, on all devices together.
       eval_every: steps between evaluations.
       seed: random seed of adapters, order of the text and bootstrap.
       resamples: number of resamples of the bootstrap.
+      logit_steps: updates of the second stage, which trains the whole hybrid on the distribution of
+        the next token that the model gives; 0 leaves it out.
+      logit_learning_rate: peak learning rate of the second stage.
+      logit_targets: weights of attention, of q, k, v and o, that the second stage adapts besides
+        those of the first, with the rank and the alpha of `adapters`; o in all heads of a layer.
     """
 
     model: Annotated[str, READS_MODEL] = "smollm2"
@@ -66,6 +73,9 @@ class DistillConfig(StepFields, Training):
     save_every: PositiveInt = 25
     seed: Seed = 0
     resamples: Annotated[int, at_least(100)] = 1000
+    logit_steps: NonNegativeInt = dataclasses.field(default=0, metadata=LATER)
+    logit_learning_rate: PositiveFloat = dataclasses.field(default=3e-4, metadata=LATER)
+    logit_targets: tuple[str, ...] = dataclasses.field(default=("q", "k", "v", "o"), metadata=LATER)
 
     def problems(self) -> list[str]:
         """What does not fit together."""
@@ -75,12 +85,30 @@ class DistillConfig(StepFields, Training):
             problems.append(
                 f"config.adapters.targets = {targets} may name q and k only, which a recipe reads"
             )
+        if not self.logit_targets or not set(self.logit_targets) <= set("qkvo"):
+            problems.append(
+                f"config.logit_targets = {self.logit_targets} must name some of q, k, v and o, the "
+                "weights of attention"
+            )
         return problems
 
     @property
     def train(self) -> TrainConfig:
         """The settings of the loop."""
         return train_config(self, weight_decay=0.0, early_stop=False)
+
+    @property
+    def train_logits(self) -> TrainConfig:
+        """The settings of the loop of the second stage, which has `logit_steps` of 1 or more."""
+        return dataclasses.replace(
+            self.train, steps=self.logit_steps, learning_rate=self.logit_learning_rate
+        )
+
+    def adapters_of_logits(self, *, maps: bool) -> LoraConfig:
+        """All adapters that the second stage trains; `maps` tells that the first trained none."""
+        first = () if maps else self.adapters.targets
+        targets = dict.fromkeys((*first, *self.logit_targets))
+        return dataclasses.replace(self.adapters, targets=tuple(targets))
 
 
 def smoke(config: DistillConfig) -> DistillConfig:
@@ -95,4 +123,5 @@ def smoke(config: DistillConfig) -> DistillConfig:
         steps=2,
         eval_every=1,
         resamples=100,
+        logit_steps=min(config.logit_steps, 2),
     )

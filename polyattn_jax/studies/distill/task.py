@@ -14,7 +14,7 @@ from lm_jax.model import lora
 from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
 from lm_jax.run.results import load_result
-from lm_jax.text.examples import Batches, Examples, OnePass
+from lm_jax.text.examples import Batch, Batches, Examples, OnePass
 from lm_jax.text.preparation import prepare_corpus
 from lm_jax.text.prepared import Prepared
 from lm_jax.train.step import check_batch
@@ -24,10 +24,23 @@ from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, check_model, replaced_heads
 from polyattn_jax.recipes.row_maps import parse_recipe, resolve_bias
-from polyattn_jax.studies.distill.matching import HeadMatching
+from polyattn_jax.studies.distill.matching import HeadMatching, LogitMatching
 from polyattn_jax.studies.distill.settings import DistillConfig
 
-DATA, TRAIN = "data", "train"
+DATA, TRAIN, TRAIN_LOGITS = "data", "train", "train_logits"
+
+
+class Onward:
+    """The batches of another training from its batch `start` on."""
+
+    def __init__(self, batches: Batches, start: int) -> None:
+        self._batches, self._start = batches, start
+        self.fingerprint = f"{batches.fingerprint} from={start}"
+        self.per_epoch = batches.per_epoch
+
+    def at(self, k: int) -> Batch:
+        """Batch k = 0, 1, ..., which is batch `start + k` of the other training."""
+        return self._batches.at(self._start + k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +80,11 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
             f"config.context = {config.context} is beyond the {opened.cfg.max_length} positions of "
             f"{config.model}; lower it"
         )
-    lora.adapter_spec(param_spec(opened.cfg), config.adapters)
+    adapted = [config.adapters]
+    if config.logit_steps:
+        adapted.append(config.adapters_of_logits(maps=False))
+    for settings in adapted:
+        lora.adapter_spec(param_spec(opened.cfg), settings)
     prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=opened.tokenizer)
     windows = functools.partial(
         Examples, prepared, context=config.context, mode="window", vocab_size=opened.cfg.vocab_size
@@ -100,6 +117,12 @@ def objective_of(task: Task, folder: Path) -> HeadMatching:
         recipe = parse_recipe(task.config.recipe)
         bias = bias_tables.plain(_bias(task, folder))
     return HeadMatching(cfg, recipe.map, bias, replaced, task.config.adapters)
+
+
+def logits_of(task: Task, first: HeadMatching) -> LogitMatching:
+    """The objective of the second stage, after that of the first."""
+    adapters = task.config.adapters_of_logits(maps=first.trains_maps)
+    return LogitMatching(first.cfg, first.row_map, first.bias, first.replaced, adapters)
 
 
 def _bias(task: Task, folder: Path) -> Any:

@@ -26,9 +26,10 @@ from lm_jax.train.objective import LMBatch
 import polyattn_jax
 from polyattn_jax.recipes.row_maps import parse_recipe, relu_power
 from polyattn_jax.recipes.substitute import substitute
+from polyattn_jax.recipes.trained_attention import HYBRID, MATCHED, outweighed
 from polyattn_jax.studies.distill import STUDY, report
 from polyattn_jax.studies.distill import run as distill
-from polyattn_jax.studies.distill.matching import HYBRID, MATCHED, HeadMatching, outweighed
+from polyattn_jax.studies.distill.matching import HeadMatching
 from polyattn_jax.studies.distill.numbers import rank_correlation
 from polyattn_jax.studies.distill.results import DistillSummary
 from polyattn_jax.studies.distill.settings import DistillConfig

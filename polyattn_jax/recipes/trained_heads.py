@@ -5,11 +5,11 @@
     ids = heads.generate(model, prompts, max_new_tokens=20)
 
     trained.json           the recipe, its bias and heads, the adapters' settings, the base's digest
-    trained.safetensors    what was trained, float32: adapters of queries and keys, or the matrices
-                           of a feature map
+    trained.safetensors    what was trained, float32: adapters of weights of attention, the matrices
+                           of a feature map, or both
 
-Softmax heads need the queries and keys of the base, the replaced ones their own; therefore adapters
-are not merged into the weights, and the folder goes with the model that it was trained on.
+Softmax heads need the queries, keys and values of the base, the replaced ones their own; therefore
+adapters are not merged into the weights, and the folder goes with the model that it was trained on.
 """
 
 from collections.abc import Sequence
@@ -22,20 +22,95 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError
-from lm_jax.model import decode
+from lm_jax.model import decode, lora
 from lm_jax.model import params as params_lib
-from lm_jax.model.decoder import Output
+from lm_jax.model.attention import Fused
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import Output, forward
 from lm_jax.model.lora import LoraConfig
+from lm_jax.model.mixers import Mixer
+from lm_jax.model.params import ParamTree
 from lm_jax.run.files import file_digest, new_folder, write_json
 from lm_jax.run.results import load_result
-from lm_jax.train.objective import LMBatch
+from lm_jax.train.objective import LMBatch, MakeBatch, ignore_index_batch
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.safetensors import open_tensors, readable, write_tensors
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, check_model
-from polyattn_jax.recipes.row_maps import parse_recipe
-from polyattn_jax.studies.distill.matching import HYBRID, HeadMatching
+from polyattn_jax.recipes.row_maps import Map, parse_recipe
+from polyattn_jax.recipes.trained_attention import HYBRID, student_attend
 
+MAPS, ADAPTERS = "maps", "adapters"
 FACTS, TENSORS = "trained.json", "trained.safetensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplacedHeads:
+    """A model with a recipe in some heads, and which of its weights have adapters.
+
+    The trained parameters have `MAPS`, the matrices of a feature map, and `ADAPTERS`, those of
+    `adapters`; either may be absent.
+
+    Attributes:
+      cfg: the model.
+      row_map: what replaces softmax.
+      bias: b of all heads, or by layer and head.
+      replaced: (layer, head) of every replaced head.
+      adapters: adapters of weights of attention.
+      make_batch: function from rows of ids to inputs, targets and masks.
+    """
+
+    cfg: DecoderConfig
+    row_map: Map
+    bias: float | tuple[tuple[float, ...], ...]
+    replaced: tuple[tuple[int, int], ...]
+    adapters: LoraConfig = dataclasses.field(default_factory=LoraConfig)
+    make_batch: MakeBatch = ignore_index_batch
+
+    def run(
+        self,
+        params: ParamTree,
+        frozen: Any,
+        batch: LMBatch,
+        *,
+        mixer: Mixer,
+        queries: tuple[int, ...] = (),
+        remat: bool = False,
+    ) -> Output:
+        """The forward pass with `MATCHED` or `HYBRID`, and S at these queries under the former."""
+        weights, attend = self.weights_and_attend(params, frozen, queries)
+        return forward(
+            weights,
+            batch.input_BT,
+            self.cfg,
+            attend=attend,
+            mixer=mixer,
+            valid_BT=batch.input_mask_BT,
+            remat=remat,
+        )
+
+    def weights_and_attend(
+        self, params: ParamTree, frozen: Any, queries: tuple[int, ...] = ()
+    ) -> tuple[ParamTree, Fused]:
+        """The weights and the attend that `MATCHED` and `HYBRID` need."""
+        bias_LN = np.broadcast_to(np.asarray(self.bias, np.float32), self.heads_LN.shape)
+        attend = student_attend(
+            self.row_map,
+            jnp.asarray(bias_LN),
+            jnp.asarray(self.heads_LN),
+            matrices=params.get(MAPS),
+            queries=queries,
+        )
+        if ADAPTERS not in params:
+            return frozen, attend
+        return lora.attach(frozen, params[ADAPTERS], self.adapters), attend
+
+    @property
+    def heads_LN(self) -> np.ndarray:
+        """The replaced heads as a mask."""
+        mask = np.zeros((self.cfg.num_layers, self.cfg.num_heads), bool)
+        for place in self.replaced:
+            mask[place] = True
+        return mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +120,7 @@ class TrainedFacts:
     Attributes:
       version: version of this format.
       hybrid: the recipe, its bias, its heads, and the weights that they belong to.
-      adapters: adapters of queries and keys; not read for a feature map with matrices of its own.
+      adapters: settings of the adapters; not read where the tensors have none.
       sha256: digest of the tensors' file.
     """
 
@@ -95,9 +170,9 @@ class TrainedHeads:
         weights, attend = self.objective(model).weights_and_attend(self.params, model.params)
         return decode.generate(weights, prompts, model.cfg, attend=attend, mixer=HYBRID, **options)
 
-    def objective(self, model: Pretrained) -> HeadMatching:
-        """The objective that trained them, on this model."""
-        return HeadMatching(
+    def objective(self, model: Pretrained) -> ReplacedHeads:
+        """The forward passes of these heads in this model."""
+        return ReplacedHeads(
             model.cfg,
             parse_recipe(self.hybrid.recipe).map,
             self.hybrid.bias,
