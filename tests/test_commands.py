@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 LIBRARIES = ("lm_jax", "polyattn_jax", "protot_jax", "sparse_jax")
 TRAINING = {
     "polyattn distill",
+    "polyattn rankings",
     "protot glue",
     "protot pretrain",
     "protot recall",

@@ -47,7 +47,7 @@ STUDIES = {
 METRICS = {"steps", "evaluations"}
 # Each takes over ten seconds; `make test-all` has them.
 LONG = {
-    *("polyattn audit", "polyattn distill", "polyattn paper"),
+    *("polyattn audit", "polyattn distill", "polyattn paper", "polyattn rankings"),
     *("protot concepts", "protot perturb", "protot pretrain", "protot recall"),
     *("protot robustness", "sparse addition", "sparse pair", "sparse posttrain"),
 }

@@ -167,10 +167,16 @@ def _judge(
     if fused:
         attend = by_kernels(attend)
     out = forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT, logits_at=queries_BQ)
-    own_BQ1 = jnp.take_along_axis(out.logits, target_BQ[..., None], axis=-1)
-    predicted_BQ = out.logits.argmax(-1).astype(jnp.int32)
-    rank_BQ = (out.logits > own_BQ1).sum(-1).astype(jnp.int32)
-    nll_BQ = jax.nn.logsumexp(out.logits, axis=-1) - own_BQ1[..., 0]
+    dead_rows = out.aux["dead_rows_B"].sum(0).astype(jnp.int32)
+    return {**judged(out.logits, target_BQ), "dead_rows": dead_rows}
+
+
+def judged(logits_BQV: jax.Array, target_BQ: jax.Array) -> dict[str, jax.Array]:
+    """What `answers` returns of the logits at its queries, but for the dead rows."""
+    own_BQ1 = jnp.take_along_axis(logits_BQV, target_BQ[..., None], axis=-1)
+    predicted_BQ = logits_BQV.argmax(-1).astype(jnp.int32)
+    rank_BQ = (logits_BQV > own_BQ1).sum(-1).astype(jnp.int32)
+    nll_BQ = jax.nn.logsumexp(logits_BQV, axis=-1) - own_BQ1[..., 0]
     scored_BQ = target_BQ >= 0
     wrong_BQ = scored_BQ & (predicted_BQ != target_BQ)
     step_B = jnp.where(wrong_BQ.any(-1), wrong_BQ.argmax(-1), wrong_BQ.shape[1] - 1)
@@ -184,7 +190,6 @@ def _judge(
         "predicted": at_step(predicted_BQ),
         "rank": at_step(rank_BQ),
         "loss": jnp.where(scored_BQ, nll_BQ, 0.0).sum(-1) / scored_BQ.sum(-1),
-        "dead_rows": out.aux["dead_rows_B"].sum(0).astype(jnp.int32),
     }
 
 

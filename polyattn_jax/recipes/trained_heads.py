@@ -75,9 +75,14 @@ class ReplacedHeads:
         mixer: Mixer,
         queries: tuple[int, ...] = (),
         remat: bool = False,
+        heads_LN: jax.Array | None = None,
+        logits_at: jax.Array | None = None,
     ) -> Output:
-        """The forward pass with `MATCHED` or `HYBRID`, and S at these queries under the former."""
-        weights, attend = self.weights_and_attend(params, frozen, queries)
+        """The forward pass with `MATCHED` or `HYBRID`, and S at these queries under the former.
+
+        The replaced heads are those of a mask, or `replaced`; `logits_at` is that of `forward`.
+        """
+        weights, attend = self.weights_and_attend(params, frozen, queries, heads_LN)
         return forward(
             weights,
             batch.input_BT,
@@ -86,17 +91,22 @@ class ReplacedHeads:
             mixer=mixer,
             valid_BT=batch.input_mask_BT,
             remat=remat,
+            logits_at=logits_at,
         )
 
     def weights_and_attend(
-        self, params: ParamTree, frozen: Any, queries: tuple[int, ...] = ()
+        self,
+        params: ParamTree,
+        frozen: Any,
+        queries: tuple[int, ...] = (),
+        heads_LN: jax.Array | None = None,
     ) -> tuple[ParamTree, Fused]:
         """The weights and the attend that `MATCHED` and `HYBRID` need."""
         bias_LN = np.broadcast_to(np.asarray(self.bias, np.float32), self.heads_LN.shape)
         attend = student_attend(
             self.row_map,
             jnp.asarray(bias_LN),
-            jnp.asarray(self.heads_LN),
+            jnp.asarray(self.heads_LN) if heads_LN is None else heads_LN,
             matrices=params.get(MAPS),
             queries=queries,
         )

@@ -10,8 +10,10 @@ The rows of `QUERIES` positions, spread evenly over a text, are diagnosed; every
 is predicted.
 """
 
+from collections.abc import Mapping, Sequence
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from lm_jax.run.settings import Reads
 from lm_jax.text import corpora, lines
 from polyattn_jax.suites import prompts as prompts_lib
 from polyattn_jax.suites.jsonl import read_jsonl
-from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer
+from polyattn_jax.suites.prompts import Prompt, Suite, Tokenizer, Vocabulary
 
 QUERIES = 16
 SHORTEST = QUERIES + 1
@@ -98,6 +100,34 @@ def load_texts(path: str | Path, tokenizer: Tokenizer, *, length: int, n: int = 
             "queries": QUERIES,
             "special_tokens": "strings of special tokens inside a text are plain text",
         },
+    )
+
+
+def of_windows(
+    name: str, windows: Mapping[str, Sequence[int]], vocabulary: Vocabulary, *, facts: Any = None
+) -> Suite:
+    """Returns windows of a prepared corpus as a suite of texts.
+
+    Args:
+      name: name of the suite.
+      windows: ids of each window, 17 or more, by the name of the text.
+      vocabulary: tokenizer or size of the vocabulary.
+      facts: facts for the manifest.
+
+    Raises:
+      BadInputError: no window has 17 tokens.
+    """
+    held = {key: tuple(map(int, ids)) for key, ids in windows.items() if len(ids) >= SHORTEST}
+    if not held:
+        raise BadInputError(
+            f"{name}: no window of the text has {SHORTEST} tokens; give longer documents"
+        )
+    return prompts_lib.make_suite(
+        name,
+        [_prompt(key, ids) for key, ids in held.items()],
+        vocabulary=vocabulary,
+        plant="none",
+        facts=facts,
     )
 
 

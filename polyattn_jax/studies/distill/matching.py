@@ -202,6 +202,26 @@ class LogitMatching(Matching):
         return losses.Predictor(hybrid.hidden, frozen), losses.Predictor(teacher.hidden, frozen)
 
 
+@dataclasses.dataclass(frozen=True)
+class GivenHeads(LogitMatching):
+    """The same of heads that are data, so that all sets of heads compile once.
+
+    `frozen` has "model" and "heads_LN", the mask of the replaced heads; `replaced` is not read.
+    """
+
+    name: ClassVar[str] = "given_heads"
+
+    def _predictors(
+        self, params: ParamTree, frozen: Any, batch: LMBatch
+    ) -> tuple[losses.Predictor, losses.Predictor]:
+        model = frozen["model"]
+        hybrid = self.run(
+            params, model, batch, mixer=HYBRID, remat=True, heads_LN=frozen["heads_LN"]
+        )
+        teacher = forward(model, batch.input_BT, self.cfg, valid_BT=batch.input_mask_BT)
+        return losses.Predictor(hybrid.hidden, model), losses.Predictor(teacher.hidden, model)
+
+
 def _identity(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     del key
     return jnp.broadcast_to(jnp.eye(shape[-1], dtype=dtype), shape)

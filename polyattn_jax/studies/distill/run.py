@@ -29,6 +29,7 @@ from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.loop import TrainResult, TrainRun, train
 from lm_jax.weights import hub
 from lm_jax.weights.load import identities
+from polyattn_jax.audit.audited_model import model_identity
 from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe
 from polyattn_jax.recipes.row_maps import parse_recipe
@@ -54,7 +55,7 @@ TRAINED = "trained"
 def inputs(config: DistillConfig) -> Inputs:
     """The model, the heads and the text of a training."""
     return {
-        **identities({"model": config.model}),
+        **identities({"model": config.model}, model_identity),
         **file_inputs({"config.hybrid": config.hybrid}),
         **corpus_inputs({"config.corpus": config.corpus.source}),
     }
@@ -62,15 +63,29 @@ def inputs(config: DistillConfig) -> Inputs:
 
 def train_heads(task: Task, objective: HeadMatching, folder: Path) -> TrainResult:
     """Trains to the last step, from the last checkpoint in `folder`."""
-    return _train(task, folder, objective=objective, config=task.config.train, batches=task.batches)
+    return _train(
+        task,
+        folder,
+        objective=objective,
+        config=task.config.train,
+        batches=task.batches,
+        frozen=task.base.params,
+    )
 
 
 def train_logits(
-    task: Task, objective: LogitMatching, first: ParamTree, folder: Path
+    task: Task, objective: LogitMatching, first: ParamTree, folder: Path, *, frozen: Any = None
 ) -> TrainResult:
     """The second stage, from the parameters of the first or the last checkpoint in `folder`.
 
     It reads the text that follows the first stage's.
+
+    Args:
+      task: the model and its data.
+      objective: the objective.
+      first: parameters that the first stage ended with.
+      folder: folder of the checkpoints.
+      frozen: what the objective has as `frozen`; None is the model.
     """
     config = task.config
     return _train(
@@ -80,6 +95,7 @@ def train_logits(
         config=config.train_logits,
         batches=Onward(task.batches, config.steps),
         params=lambda: objective.begun(first, config.seed),
+        frozen=task.base.params if frozen is None else frozen,
     )
 
 
@@ -88,7 +104,6 @@ def _train(task: Task, folder: Path, **of_stage: Any) -> TrainResult:
     run = TrainRun(
         validation=task.validation,
         seed=config.seed,
-        frozen=task.base.params,
         base_sha256=task.base.identity.text,
         in_nats=False,
         **of_stage,

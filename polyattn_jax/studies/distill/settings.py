@@ -29,7 +29,8 @@ class DistillConfig(StepFields, Training):
     """Everything that decides the result of a training of replaced heads.
 
     Attributes:
-      model: a Hugging Face folder, a GGUF file, or a name of iaj fetch --list.
+      model: a Hugging Face folder, a GGUF file, a name of iaj fetch --list, or a run of iaj protot
+        with softmax attention.
       recipe: what replaces softmax; the one of `hybrid`, where that is given.
       hybrid: a file of `check --hybrid` that says which heads have a recipe, and its bias; empty
         replaces all heads by `recipe`.

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm_jax.assets import published
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model import lora
 from lm_jax.model.decoder import param_spec
@@ -18,6 +19,7 @@ from lm_jax.text.examples import Batch, Batches, Examples, OnePass
 from lm_jax.text.preparation import prepare_corpus
 from lm_jax.text.prepared import Prepared
 from lm_jax.train.step import check_batch
+from lm_jax.weights import runs
 from lm_jax.weights.load import Pretrained, open_pretrained
 from polyattn_jax.audit import bias_tables, model_calibration
 from polyattn_jax.audit.audited_model import AuditedModel
@@ -69,7 +71,8 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
     mesh = sharding.make_mesh(*config.mesh)
     check_batch(config.batch_size, 1, mesh)
     hybrid = load_result(config.hybrid, HybridRecipe) if config.hybrid else None
-    opened = open_pretrained(config.model)
+    run = runs.softmax_run(published.resolve_model(config.model), dtype=jnp.float32, mesh=mesh)
+    opened = run or open_pretrained(config.model)
     opened.cfg.check_equal_blocks("config.model: distill")
     if opened.tokenizer is None:
         raise BadInputError(
@@ -101,7 +104,7 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
             "config.corpus.splits"
         )
     validation = OnePass(held_out, **share)
-    base = opened.load(dtype=jnp.float32, mesh=mesh)
+    base = run or open_pretrained(config.model).load(dtype=jnp.float32, mesh=mesh)
     if hybrid is not None:
         check_model(hybrid, base, config.hybrid)
     return Task(config, mesh, base, hybrid, prepared, batches, validation)
