@@ -33,7 +33,7 @@ from lm_jax.model.lora import Adapted, LoraConfig
 from lm_jax.model.mixers import ATTENTION, AttentionMixer, Layer, Mixer
 from lm_jax.model.params import ParamSpec, ParamTree
 from lm_jax.model.sites import Scope, keep
-from lm_jax.run.config import to_plain
+from lm_jax.run.config import stored_fields, to_plain
 from lm_jax.train.objective import (
     LMBatch,
     MakeBatch,
@@ -222,7 +222,7 @@ class HeadMatching(Stateless):
         fields["make_batch"] = self.make_batch.__qualname__
         fields["row_map"] = {
             "class": type(self.row_map).__qualname__,
-            **dataclasses.asdict(self.row_map),
+            **stored_fields(self.row_map),
         }
         return to_plain({"head_matching": fields})
 
