@@ -173,7 +173,7 @@ def _with_window(plain: Recipe, w: float, sinks: float, gamma: float, default: f
         )
     gamma = float(gamma or default)
     window = {"w": _whole(kind, w, "w"), "sinks": _whole(kind, sinks, "sinks")}
-    shown = {name: value for name, value in window.items() if value}
+    shown: dict[str, float] = {name: value for name, value in window.items() if value}
     if gamma != default:
         shown["gamma"] = gamma
     options = ",".join(f"{name}={_text(value)}" for name, value in shown.items())
