@@ -82,8 +82,7 @@ def _dense(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, ca
     for row_map, bias_N in zip(attend.fn.maps, attend.data["bias_RN"], strict=True):
         own_BNQS, bias_N11 = scores_BNQS, bias_N[:, None, None]
         if isinstance(row_map, FeatureMap):
-            own_BNQS = row_map.scores(q_BQNH, k_BSKH, scale)
-            own_BNQS = jnp.where(scores_BNQS == -jnp.inf, -jnp.inf, own_BNQS)
+            own_BNQS = row_map.log_weights(q_BQNH, k_BSKH, scale, scores_BNQS)
             row_map = row_maps.softmax
         after_BNQH = head_output(row_map(own_BNQS, bias_N11), v_BSKH)
         change_BNQ = relative_change(after_BNQH, before_BNQH)

@@ -19,6 +19,16 @@ softmax scores. The m vectors w are drawn in blocks of H orthogonal ones with th
 vectors, the same for all heads and layers. No epsilon is added to the features, as released code
 does, since it biases the estimate. Hedgehog and elu1 read q and k without the scale, as their code
 does. A soft cap on the scores has no counterpart and is left out.
+
+With a window (`w`, `sinks`) a row has softmax on its last w keys and its first few, and the feature
+map on the others, under one sum (LoLCATs, Zhang et al. 2024, arXiv:2410.10254, which has no first
+keys). With z the model's own scores and c the largest of a row inside, the weights are
+
+    inside     gamma e^(z - c) of elu1 and hedgehog, gamma e^z of performer, which estimates e^z
+    outside    phi(q).phi(k)
+
+LoLCATs learns gamma, from 0.1 on; here it is fixed. A state of the features and a cache of the
+window and the sinks compute them token by token: a key enters the state as it leaves the window.
 """
 
 from collections.abc import Mapping
@@ -32,17 +42,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from iaj_kernels.attention.rows import softmax
+from lm_jax.run.config import LATER
+from polyattn_jax.recipes.field_maps import within
 
 Kind = Literal["elu1", "hedgehog", "performer"]
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureMap:
-    """One feature map; hashable. `m` features and the random `seed` are those of Performer."""
+    """One feature map; hashable. `m` features and the random `seed` are those of Performer.
+
+    `w` is the width of a window, 0 for none, `sinks` how many first keys belong to it, and `gamma`
+    the factor of its weights.
+    """
 
     kind: Kind
     m: int = 0
     seed: int = 0
+    w: int = dataclasses.field(default=0, metadata=LATER)
+    sinks: int = dataclasses.field(default=0, metadata=LATER)
+    gamma: float = dataclasses.field(default=1.0, metadata=LATER)
 
     degree = None
     signed = False
@@ -85,7 +104,7 @@ class FeatureMap:
         scale: float,
         matrices: Mapping[str, jax.Array] | None = None,
     ) -> jax.Array:
-        """log phi(q).phi(k), `[B, N, T, S]`, without a mask.
+        """log phi(q).phi(k), `[B, N, T, S]`, without a mask and a window.
 
         With a and c the log features and a*, c* the largest of each, that is
         a* + c* + log sum_f e^(a_f - a*) e^(c_f - c*). Where this sum is below 2^-102 times the
@@ -116,6 +135,33 @@ class FeatureMap:
         peak_BN1S = jnp.repeat(peak_BKS, N // K, axis=1)[:, :, None]
         return log_BNTS + a_BTN1.transpose(0, 2, 1, 3) + peak_BN1S
 
+    def log_weights(
+        self,
+        q_BTNH: jax.Array,
+        k_BSKH: jax.Array,
+        scale: float,
+        scores_BNTS: jax.Array,
+        matrices: Mapping[str, jax.Array] | None = None,
+    ) -> jax.Array:
+        """Logarithms `[B, N, T, S]` whose softmax are the rows of weights, -inf at masked keys.
+
+        Args:
+          q_BTNH, k_BSKH, scale, matrices: arguments of `scores`.
+          scores_BNTS: the model's own scores, -inf where a key is masked.
+        """
+        own_BNTS = self.scores(q_BTNH, k_BSKH, scale, matrices)
+        kept_BNTS = scores_BNTS != -jnp.inf
+        if self.w:
+            inside_BNTS = within(kept_BNTS, self.w, self.sinks)
+            z_BNTS = jnp.where(kept_BNTS, scores_BNTS, 0).astype(own_BNTS.dtype)
+            if self.kind != "performer":
+                # A shift of the scores inside changes nothing, but c moves with the scores, and so
+                # it has a gradient.
+                top_BNT1 = jnp.where(inside_BNTS, z_BNTS, -jnp.inf).max(-1, keepdims=True)
+                z_BNTS -= jnp.where(jnp.isneginf(top_BNT1), 0, top_BNT1)
+            own_BNTS = jnp.where(inside_BNTS, z_BNTS + math.log(self.gamma), own_BNTS)
+        return jnp.where(kept_BNTS, own_BNTS, -jnp.inf)
+
 
 def with_inputs(
     row_map: Any,
@@ -126,15 +172,15 @@ def with_inputs(
 ) -> Any:
     """A row map as it is, or a feature map as a function `(scores, bias) -> weights` of its rows.
 
-    The function reads of the scores which keys are masked, and no bias.
+    The function reads of the scores which keys are masked, inside a window the scores themselves,
+    and no bias.
     """
     if not isinstance(row_map, FeatureMap):
         return row_map
 
     def weights(scores_BNTS: jax.Array, bias: Any = 0.0) -> jax.Array:
         del bias
-        own_BNTS = row_map.scores(q_BTNH, k_BSKH, scale, matrices)
-        return softmax(jnp.where(scores_BNTS == -jnp.inf, -jnp.inf, own_BNTS))
+        return softmax(row_map.log_weights(q_BTNH, k_BSKH, scale, scores_BNTS, matrices))
 
     return weights
 

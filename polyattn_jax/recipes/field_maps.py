@@ -15,6 +15,8 @@ With scores z, a bias b, u = z + b and n the number of keys that the query sees,
 
 A window needs no training and keeps w keys and the sinks, whatever the length: what any other map
 is to beat. A query is the last key that its row sees; the first keys are those of the whole row.
+With a w of its own, `taylor2` has gamma e^u for the keys in the window and its polynomial for the
+others, under one sum (the form of LoLCATs; `feature_maps`): softmax where all keys are inside.
 Sigmoid with a bias of -log n is `row_maps.ramapuram_sigmoid`. An odd p gives weights of both signs,
 so there is no share of mass on a key and S of such a row is not defined (`signed`). `kernels` knows
 none of these maps: they run on whole rows of scores.
@@ -28,6 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from iaj_kernels.attention.rows import over_sum, softmax
+from lm_jax.run.config import LATER
 
 Kind = Literal[
     "softpick", "entmax15", "softmax_logn", "poly", "poly_over_length", "taylor2", "window"
@@ -39,7 +42,7 @@ class FieldMap:
     """One row map, called on scores as `iaj_kernels.row_map_attention.maps.RowMap` is; hashable.
 
     `p` and `alpha` are read by the polynomials alone, `n0` by `softmax_logn`, `w` and `sinks` by
-    `window`.
+    `window` and `taylor2`, which has no window with w = 0, and `gamma` by `taylor2` with a window.
     """
 
     kind: Kind
@@ -48,6 +51,7 @@ class FieldMap:
     n0: float = 1024.0
     w: int = 0
     sinks: int = 0
+    gamma: float = dataclasses.field(default=1.0, metadata=LATER)
 
     @property
     def signed(self) -> bool:
@@ -99,15 +103,20 @@ class FieldMap:
                 return jnp.where(kept, u**self.p, 0) / _length(kept, dtype) ** self.alpha
             case "taylor2":
                 # 1 + u + u^2 / 2 without the cancellation near u = -1.
-                return over_sum(jnp.where(kept, ((1 + u) ** 2 + 1) / 2, 0))
+                weight = ((1 + u) ** 2 + 1) / 2
+                if not self.w:
+                    return over_sum(jnp.where(kept, weight, 0))
+                inside = within(kept, self.w, self.sinks)
+                log_weight = jnp.where(inside, u + math.log(self.gamma), jnp.log(weight))
+                return softmax(jnp.where(kept, log_weight, -jnp.inf))
             case "window":
-                return softmax(jnp.where(_within(kept, self.w, self.sinks), z, -jnp.inf))
+                return softmax(jnp.where(within(kept, self.w, self.sinks), z, -jnp.inf))
             case _:
                 raise ValueError(f"no row map of kind {self.kind!r}")
 
 
-def _within(kept: jax.Array, w: int, sinks: int) -> jax.Array:
-    """Which keys of a row are among its last `w` or its first `sinks`."""
+def within(kept: jax.Array, w: int, sinks: int) -> jax.Array:
+    """Which keys of a row are among its last `w` or its first `sinks`, of keys `[..., S]` kept."""
     S = kept.shape[-1]
     key = jnp.arange(S).reshape((1,) * (kept.ndim - 1) + (S,))
     query = S - 1 - jnp.argmax(kept[..., ::-1], axis=-1, keepdims=True)

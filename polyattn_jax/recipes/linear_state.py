@@ -16,7 +16,8 @@ A window (`window:w=,sinks=`) is no linear attention, but its cache has w + sink
 length, which is what is counted.
 
 A recipe that is a feature map itself (`feature_maps`) has as many features as that map, whatever
-the model does to its scores.
+the model does to its scores. Softmax in a window of a feature map or of the Taylor map has no
+features: it needs the cache of w + sinks tokens besides the state.
 
 There is no finite feature map for any other weight that is no polynomial of u: max(u, 0)^p, a
 sigmoid, an exponential (softmax, softpick), entmax, or a sum over |u|^p with odd p. For the
@@ -44,16 +45,16 @@ class LinearState:
     """Size of the linear attention of one recipe, per KV head and layer.
 
     Attributes:
-      finite: whether the recipe's own weights have a finite feature map.
+      finite: whether the recipe's own weights, outside a window, have a finite feature map.
       reason: why not; empty where they have.
       degree: degree of the polynomial that is counted, the recipe's own or, where that has no
         finite feature map, the plain power; null where there is none, and so are the counts, but
         for a recipe that is a feature map.
       features: number of features of a key, with each monomial once.
       tensor_features: number of features of a key, without use of symmetry.
-      state: numbers in the state of the symmetric features.
+      state: numbers in the state of the symmetric features and in the cache of the window.
       cache_tokens: tokens from which on a KV cache has as many numbers.
-      window: tokens of the cache of a window with its sinks; null for any other recipe.
+      window: tokens of the cache of a window with its sinks; null for a recipe without one.
     """
 
     recipe: str
@@ -120,20 +121,23 @@ def state_numbers(
     d = max(stack.cfg.head_dim for stack in cfg.stacks)
     windows = [min(window or length, length) for window in cfg.layer_windows]
     cache_LK = 2 * d * np.broadcast_to(np.array(windows)[:, None], every_LK.shape)
-    if entry.window is not None and not entry.finite:
-        state_LK = np.minimum(2 * d * entry.window, cache_LK)
-        # A softmax head beside it has those keys in its own cache.
-        return int(np.where(every_LK, state_LK, cache_LK).sum())
-    if not entry.finite:
+    window = entry.window or 0
+    if not entry.finite and not window:
         return int(cache_LK.sum())
-    return int((np.where(every_LK, 0, cache_LK) + np.where(some_LK, entry.state or 0, 0)).sum())
+    # A softmax head beside it has the keys of the window in its own cache.
+    window_LK = np.where(every_LK, np.minimum(2 * d * window, cache_LK), cache_LK)
+    features = (entry.state or 0) - 2 * d * window
+    return int((window_LK + features * some_LK).sum())
 
 
 def _of_size(
     recipe: Recipe, reason: str, degree: int | None, features: int, tensor: int, d: int
 ) -> LinearState:
     """The result where there are features to count; `d` is the width of a head."""
-    state = features * (d + int(recipe.map.normalised))
+    window = None
+    if not isinstance(recipe.map, RowMap) and recipe.map.w:
+        window = recipe.map.w + recipe.map.sinks
+    state = features * (d + int(recipe.map.normalised)) + 2 * d * (window or 0)
     return LinearState(
         recipe=recipe.name,
         finite=not reason,
@@ -143,6 +147,7 @@ def _of_size(
         tensor_features=tensor,
         state=state,
         cache_tokens=-(-state // (2 * d)),
+        window=window,
     )
 
 
@@ -179,9 +184,11 @@ def _why_infinite(row_map: RowMap | FieldMap) -> str:
 
 def sentence(entry: LinearState) -> str:
     """The cost in words: whether a finite feature map exists, its size and the cache it equals."""
-    if entry.window is not None:
+    if entry.window is not None and not entry.finite:
         return f"none, but a KV cache of {entry.window:,} tokens at any length"
     size = f"as much memory as {entry.cache_tokens or 0:,} tokens of KV cache"
+    if entry.window is not None:
+        size = f"with the cache of a window of {entry.window:,} tokens {size}"
     if entry.degree is not None:
         size = (
             f"{entry.features:,} symmetric features per KV head ({entry.tensor_features:,} without "

@@ -8,6 +8,7 @@ papers, `feature_maps` those of linear attention, which read queries and keys in
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 import math
 from pathlib import Path
 import types
@@ -146,8 +147,9 @@ def _poly_over_length_recipe(p: float, alpha: float, b: Bias) -> Recipe:
     return Recipe(f"poly_p{_text(p)}_over_{_length_text(alpha)}{suffix}", spec, row_map, b)
 
 
-def _taylor_recipe(b: Bias) -> Recipe:
-    return Recipe(f"taylor2_b{_bias_name(b)}", f"taylor2:b={_text(b)}", FieldMap("taylor2"), b)
+def _taylor_recipe(b: Bias, w: float, sinks: float, gamma: float) -> Recipe:
+    plain = Recipe(f"taylor2_b{_bias_name(b)}", f"taylor2:b={_text(b)}", FieldMap("taylor2"), b)
+    return _with_window(plain, w, sinks, gamma)
 
 
 def _window_recipe(w: float, sinks: float) -> Recipe:
@@ -158,7 +160,33 @@ def _window_recipe(w: float, sinks: float) -> Recipe:
     return Recipe(name, spec, row_map, 0.0)
 
 
-def _performer_recipe(m: float, seed: float) -> Recipe:
+def _with_window(plain: Recipe, w: float, sinks: float, gamma: float, default: float = 1) -> Recipe:
+    """The recipe with softmax in a window, or as it is with w = 0; gamma 0 is the default."""
+    kind = plain.spec.partition(":")[0]
+    if not w and not sinks and not gamma:
+        return plain
+    if not w:
+        option = "sinks" if sinks else "gamma"
+        raise UsageError(
+            f"recipe {kind}: {option} belongs to a window and there is none; write "
+            f"{kind}:w=64,{option}={_text(sinks or gamma)}, or leave {option} out"
+        )
+    gamma = float(gamma or default)
+    window = {"w": _whole(kind, w, "w"), "sinks": _whole(kind, sinks, "sinks")}
+    shown: dict[str, float] = {name: value for name, value in window.items() if value}
+    if gamma != default:
+        shown["gamma"] = gamma
+    options = ",".join(f"{name}={_text(value)}" for name, value in shown.items())
+    row_map: Any = plain.map
+    return dataclasses.replace(
+        plain,
+        name="_".join([plain.name, *(f"{name}{_text(value)}" for name, value in shown.items())]),
+        spec=f"{plain.spec}{',' if ':' in plain.spec else ':'}{options}",
+        map=dataclasses.replace(row_map, **window, gamma=gamma),
+    )
+
+
+def _performer_recipe(m: float, seed: float, w: float, sinks: float, gamma: float) -> Recipe:
     for name, value in (("m", m), ("seed", seed)):
         if value != int(value):
             raise UsageError(f"recipe performer: {name}={_text(value)} must be a whole number")
@@ -166,7 +194,7 @@ def _performer_recipe(m: float, seed: float) -> Recipe:
     name, spec = f"performer_m{row_map.m}", f"performer:m={row_map.m}"
     if row_map.seed:
         name, spec = f"{name}_seed{row_map.seed}", f"{spec},seed={row_map.seed}"
-    return Recipe(name, spec, row_map, 0.0)
+    return _with_window(Recipe(name, spec, row_map, 0.0), w, sinks, gamma)
 
 
 def _whole(kind: str, value: float, option: str = "p") -> int:
@@ -204,6 +232,10 @@ _TABLE_2 = (
 RECIPES: Mapping[str, Recipe] = types.MappingProxyType({r.name: r for r in _TABLE_2})
 """The 14 recipes of Table 2 by name, in its order."""
 
+# Softmax in a window and the map outside it (LoLCATs, arXiv:2410.10254); gamma 0 is the kind's own.
+_WINDOW: dict[str, float | str | None] = {"w": 0.0, "sinks": 0.0, "gamma": 0.0}
+_GAMMA = 0.1  # where the window factors of LoLCATs start, at sigmoid(-2.1972)
+
 # Each kind: what builds it, and its options with their defaults (None: must be given).
 _KINDS: dict[str, tuple[Callable[..., Recipe], dict[str, float | str | None]]] = {
     "softmax": (lambda: SOFTMAX, {}),
@@ -219,11 +251,17 @@ _KINDS: dict[str, tuple[Callable[..., Recipe], dict[str, float | str | None]]] =
         _poly_over_length_recipe,
         {"p": None, "alpha": 0.5, "b": 0.0},
     ),  # 2410.18613
-    "taylor2": (_taylor_recipe, {"b": 0.0}),  # arXiv:2402.18668
+    "taylor2": (_taylor_recipe, {"b": 0.0, **_WINDOW}),  # arXiv:2402.18668
     "window": (_window_recipe, {"w": None, "sinks": 0.0}),  # arXiv:2309.17453
-    "elu1": (lambda: _ELU1, {}),  # arXiv:2006.16236
-    "hedgehog": (lambda: _HEDGEHOG, {}),  # arXiv:2402.04347
-    "performer": (_performer_recipe, {"m": 256.0, "seed": 0.0}),  # arXiv:2009.14794
+    "elu1": (functools.partial(_with_window, _ELU1, default=_GAMMA), _WINDOW),  # arXiv:2006.16236
+    "hedgehog": (
+        functools.partial(_with_window, _HEDGEHOG, default=_GAMMA),
+        _WINDOW,
+    ),  # arXiv:2402.04347
+    "performer": (
+        _performer_recipe,
+        {"m": 256.0, "seed": 0.0, **_WINDOW},
+    ),  # arXiv:2009.14794
 }
 
 
@@ -241,7 +279,8 @@ def parse_recipe(text: str) -> Recipe:
     `feature_maps`, `elu1`, `hedgehog` and `performer:m=,seed=`. b is a number or `auto` and 0 by
     default; p is positive, that of `poly` whole. `auto_head` and `auto_layer` calibrate a bias of
     every head or layer, and `b=FILE.json` reads one (`bias_tables`); the recipe's name has the
-    file's without its folder.
+    file's without its folder. Feature maps and `taylor2` take `w=,sinks=,gamma=` as well: softmax,
+    times gamma, on the last w keys and the first few, and the map on the others.
 
     Raises:
       UsageError: naming what cannot be read and the nearest thing that can.
@@ -297,7 +336,7 @@ def _value(text: str, kind: str, key: str, value: str) -> float | str:
     number = _number(value)
     if number is None:
         number = math.nan
-    least_is_zero = key == "sinks" and number == 0
+    least_is_zero = number == 0 and (key == "sinks" or (key == "w" and kind != "window"))
     if not math.isfinite(number) or (key != "b" and number <= 0 and not least_is_zero):
         wanted = " or ".join(("a number" if key == "b" else "a positive number", *words))
         raise UsageError(f"recipe {text!r}: {key}={value} must be {wanted}")

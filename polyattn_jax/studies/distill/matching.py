@@ -30,7 +30,7 @@ from lm_jax.model.decoder import Output, forward, param_spec
 from lm_jax.model.flops import Causal, forward_flops
 from lm_jax.model.mixers import ATTENTION
 from lm_jax.model.params import ParamSpec, ParamTree
-from lm_jax.run.config import to_plain
+from lm_jax.run.config import stored_fields, to_plain
 from lm_jax.train import losses
 from lm_jax.train.objective import LMBatch, Numbers, Stateless, input_length
 from polyattn_jax.recipes.feature_maps import FeatureMap
@@ -58,7 +58,7 @@ class Matching(ReplacedHeads, Stateless):
         fields["make_batch"] = self.make_batch.__qualname__
         fields["row_map"] = {
             "class": type(self.row_map).__qualname__,
-            **dataclasses.asdict(self.row_map),
+            **stored_fields(self.row_map),
         }
         return to_plain({self.name: fields})
 

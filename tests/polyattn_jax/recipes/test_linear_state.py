@@ -139,6 +139,7 @@ def test_a_sequence_keeps_the_cache_of_softmax_heads_and_the_state_of_replaced_o
     # A window beside a softmax head reads that one's cache.
     assert kept("window:w=30,sinks=2") == 2 * cache + 2 * 2 * 8 * 32
     assert kept("window:w=300") == 4 * cache
+    assert kept("elu1:w=30,sinks=2") == 2 * cache + 3 * features + 2 * 2 * 8 * 32
     # No finite feature map: the whole cache stays.
     assert kept("relu:p=2") == 4 * cache
     assert kept("window:w=30", 20) == 4 * cache * 20 // 100

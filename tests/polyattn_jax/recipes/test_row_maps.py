@@ -351,7 +351,13 @@ def test_the_fourteen_recipes_of_table_2_in_order():
         *("softmax", "ramapuram", "relu:p=3,b=-1.5", "softpick:b=auto", "entmax15"),
         *("softmax_logn:n0=512", "poly:p=3,b=-1", "poly_over_length:p=3,b=auto", "taylor2:b=2"),
         *("elu1", "hedgehog", "performer", "performer:m=32,seed=2"),
-        *("window:w=64", "window:w=64,sinks=4"),
+        *("window:w=64", "window:w=64,sinks=4", "taylor2:w=64,sinks=4,gamma=0.5", "elu1:w=8"),
+        *(
+            "hedgehog:w=64,gamma=1",
+            "performer:m=32,w=64,seed=2",
+            "hedgehog:w=0",
+            "taylor2:b=auto,w=2",
+        ),
     ],
 )
 def test_specs_and_names_round_trip(spec):
@@ -359,6 +365,24 @@ def test_specs_and_names_round_trip(spec):
     assert row_maps.parse_recipe(recipe.spec) == recipe
     if recipe.name in row_maps.RECIPES:
         assert row_maps.parse_recipe(recipe.name) is row_maps.RECIPES[recipe.name]
+
+
+def test_a_window_around_a_map_is_named_by_what_is_not_its_default():
+    """The factor is 0.1 where features do not estimate e^z, and 1 where they do."""
+    for text, name, gamma in (
+        ("hedgehog:w=64,sinks=4,gamma=0.1", "hedgehog_w64_sinks4", 0.1),
+        ("elu1:w=64", "elu1_w64", 0.1),
+        ("hedgehog:w=64,gamma=1", "hedgehog_w64_gamma1", 1),
+        ("taylor2:w=64", "taylor2_b0_w64", 1),
+        ("performer:m=256,w=64", "performer_m256_w64", 1),
+        ("performer:seed=2,w=64,gamma=0.5", "performer_m256_seed2_w64_gamma0.5", 0.5),
+    ):
+        recipe = row_maps.parse_recipe(text)
+        assert (recipe.name, recipe.map.gamma, recipe.map.w) == (name, gamma, 64)
+    for text in ("hedgehog", "elu1", "taylor2:b=0", "performer:m=256"):
+        assert row_maps.parse_recipe(text).spec == text
+        none = f"{text}{',' if ':' in text else ':'}w=0"
+        assert row_maps.parse_recipe(none) == row_maps.parse_recipe(text)
 
 
 def test_recipes_with_numbers():
@@ -384,7 +408,19 @@ def test_recipes_with_numbers():
         ("window:w=0", "w=0 must be a positive number"),
         ("window:w=2,sinks=1.5", "sinks=1.5 must be a whole number$"),
         ("window:sinks=4", "window needs w"),
-        ("hedgehog:b=1", "hedgehog has no option 'b'; it has none"),
+        ("hedgehog:b=1", "hedgehog has no option 'b'; .*gamma, sinks, w"),
+        ("entmax15:b=1", "entmax15 has no option 'b'; it has none"),
+        (
+            "hedgehog:gamma=0.5",
+            "gamma belongs to a window .* write hedgehog:w=64,gamma=0.5, or leave",
+        ),
+        (
+            "taylor2:w=0,sinks=4",
+            "sinks belongs to a window .* write taylor2:w=64,sinks=4, or leave",
+        ),
+        ("performer:w=2.5", "performer: w=2.5 must be a whole number$"),
+        ("elu1:w=-1", "w=-1 must be a positive number"),
+        ("elu1:w=4,gamma=0", "gamma=0 must be a positive number"),
     ],
 )
 def test_recipes_that_cannot_be_read_name_the_remedy(text, message):

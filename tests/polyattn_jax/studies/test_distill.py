@@ -43,6 +43,7 @@ L, N, K, B, T, H = 2, 4, 2, 2, 9, 6
 CFG = tiny.GROUPED
 REPLACED = ((0, 1), (1, 0), (1, 3))
 BIAS = 0.75
+WINDOWED = "hedgehog:w=3,sinks=1"
 U = 2.0**-24
 
 
@@ -75,7 +76,7 @@ def moved(one):
     return jax.tree.map(shift, fresh(one))
 
 
-@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", "performer:m=8"])
+@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", "performer:m=8", WINDOWED])
 def test_the_frozen_model_is_softmax_whatever_is_trained(frozen, batch, recipe):
     one = objective(recipe)
     matched = one.run(moved(one), frozen, batch, mixer=MATCHED)
@@ -122,7 +123,7 @@ def test_the_hybrid_before_training_is_the_substitution(frozen, batch):
     np.testing.assert_array_equal(hybrid.hidden, wanted.hidden)
 
 
-@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog"])
+@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", WINDOWED])
 def test_trained_queries_and_keys_are_read_by_replaced_heads_alone(frozen, batch, recipe):
     """Head 1 writes nothing here, so that head 0, which has the same keys, would show a change."""
     one = objective(recipe, replaced=((0, 1),))
@@ -136,7 +137,7 @@ def test_trained_queries_and_keys_are_read_by_replaced_heads_alone(frozen, batch
     assert np.abs(one.run(moved(one), frozen, batch, mixer=HYBRID).hidden - plain).max() > 1e-3
 
 
-@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog"])
+@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", WINDOWED])
 def test_a_cache_gives_the_logits_of_whole_rows(frozen, batch, recipe):
     """Six tokens at once and the others one by one; both mixers, adapters and matrices."""
     one = objective(recipe)
@@ -173,7 +174,7 @@ def ids_alone(tokens_BT):
     return LMBatch(tokens_BT, *[jnp.ones(tokens_BT.shape, bool)] * 3)
 
 
-@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog"])
+@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", WINDOWED])
 def test_a_layer_is_trained_by_its_own_heads(frozen, batch, recipe):
     one = objective(recipe, replaced=((1, 2),))
     tokens_BS = jnp.pad(batch.input_BT, ((0, 0), (0, 1)), constant_values=-1)
@@ -181,7 +182,7 @@ def test_a_layer_is_trained_by_its_own_heads(frozen, batch, recipe):
     gradient = jax.grad(loss)(moved(one))
     for leaf in jax.tree.leaves(gradient):
         assert np.isfinite(leaf).all() and not np.any(leaf[0]) and np.any(leaf[1])
-    if recipe == "hedgehog":
+    if one.trains_maps:
         # Head 2 has its own W of queries, and that of keys of KV head 1.
         assert not np.any(gradient["maps"]["q"][1, [0, 1, 3]])
         assert not np.any(gradient["maps"]["k"][1, 0]) and np.any(gradient["maps"]["k"][1, 1])
@@ -369,13 +370,16 @@ def test_what_was_trained_is_saved_before_it_is_measured(
     jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
 
 
-def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(tiny, text, tmp_path, capsys):
+@pytest.mark.parametrize("recipe", ["hedgehog", WINDOWED])
+def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(
+    recipe, tiny, text, tmp_path, capsys
+):
     sha256 = lm_jax.load_pretrained(tiny).sha256
     held = {
         "version": 1,
         "model": "tiny",
         "model_sha256": sha256,
-        "recipe": "hedgehog",
+        "recipe": recipe,
         "bias": 0.0,
         "layers": 3,
         "heads": 4,
@@ -397,7 +401,7 @@ def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(tiny, text
     assert summary.trained == "matrices of the feature map"
     assert summary.parameters == 3 * (4 + 2) * 16**2
     trained = polyattn_jax.load_trained(tmp_path / "run" / "trained")
-    assert trained.hybrid.recipe == "hedgehog" and trained.hybrid.model_sha256.startswith(sha256)
+    assert trained.hybrid.recipe == recipe and trained.hybrid.model_sha256.startswith(sha256)
     assert jax.tree.map(np.shape, trained.params) == {
         "maps": {"q": (3, 4, 16, 16), "k": (3, 2, 16, 16)}
     }
