@@ -93,8 +93,8 @@ def build(
       UsageError: for an unknown name, or a length that is too short.
       BadInputError: as from the builder.
     """
-    if problem := problems("name", (name,)):
-        raise UsageError(problem[0])
+    if name not in NAMES:
+        raise UsageError(f"name has {name!r}{nearest(name, NAMES)}")
     options: dict[str, Any] = {"length": length, "n": n, "seed": seed, "max_length": max_length}
     if words is not None and name == "needle":
         options |= {"nouns": words.words, "cue": words.cue, "end": words.end, "lines": words.lines}

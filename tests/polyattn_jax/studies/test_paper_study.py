@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.console.config_files import load_config
+from lm_jax.report import slug
 from lm_jax.run.config import from_plain
 from lm_jax.run.finished import OtherInputsError
 from lm_jax.run.results import load_result
@@ -138,7 +139,8 @@ def test_one_file_of_a_model_s_audit_is_one_of_its_tables(tiny, haystack, tmp_pa
     place = tmp_path / "Llama-3.2-3B"
     place.symlink_to(tiny)
     argv = [f"--config.model={place}", f"--config.haystack={haystack}", f"--workdir={tmp_path}/run"]
-    argv += ["--config.recipes=('relu_p4_bauto','relu_p2_b0')", "--config.control_n=2"]
+    argv += ["--config.recipes=('relu_p4_bauto','relu_p2_b0')", "--config.ablation_heads=(5,)"]
+    argv += ["--config.suites=('induction@96','two_needles')", "--config.suite_lengths=(64,)"]
     outcome = run_study(STUDY, [f"--config={ROOT}/configs/polyattn/llama32_3b.py:smoke", *argv])
     assert outcome.code == 0, outcome.err
     summary = load_result(tmp_path / "run" / frame.SUMMARY, PaperSummary)
@@ -154,7 +156,15 @@ def test_one_file_of_a_model_s_audit_is_one_of_its_tables(tiny, haystack, tmp_pa
     assert {one.causes[0] for one in rows} == {"weights of the name Llama-3.2-3B, not verified"}
     found = {(one.item, one.cell, one.quantity): one.paper for one in rows}
     assert found["Table 24", "relu_p2_b0", "change of accuracy"] == -50.0
+    assert found["Table 25", "top 5 heads", "change of accuracy"] == 0.0
     assert {one.suite for one in rows if one.item == "Table 23"} == {"induction", "mqar"}
+    suites = {
+        row["suite"]
+        for row in pq.read_table(
+            place.parent / "run" / slug(place.name) / "rows.parquet"
+        ).to_pylist()
+    }
+    assert suites == {"niah_64", "induction", "mqar", "induction_96", "two_needles_64"}
     # The file names the model already.
     outcome = run_study(
         STUDY, [f"--config={ROOT}/configs/polyattn/llama32_3b.py:smoke", *argv, "--models=a,b"]
