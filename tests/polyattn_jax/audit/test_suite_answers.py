@@ -262,7 +262,7 @@ def test_a_context_beyond_the_model_s_needs_rotary_positions(tiny, toy, haystack
     tokens = jnp.array([prompt.tokens])
     grown = dataclasses.replace(model.cfg, max_length=2 * length)
     ours, wanted = (
-        lm_jax.forward(model.params, tokens, cfg)[0] for cfg in (longer.model.cfg, grown)
+        lm_jax.forward(model.params, tokens, cfg).logits for cfg in (longer.model.cfg, grown)
     )
     np.testing.assert_array_equal(ours, wanted)
     learned = dataclasses.replace(config, model=str(toy("gpt2")), context=257)
