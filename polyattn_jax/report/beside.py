@@ -2,9 +2,10 @@
 
 A model that the paper has not tested stands beside the nearest of its four, of the same
 architecture family, and that is the first cause of every difference; of weights that have the name
-of one of the four, it is that they are not verified. Other causes are lengths that differ by more
-than a tenth, less than half of the prompts, another length of the calibration and another dtype
-(`comparability`). Where none of them but the second is there, a number is judged.
+of one of its models, the four and three further ones, it is that they are not verified. Other
+causes are lengths that differ by more than a tenth, less than half of the prompts, another length
+of the calibration and another dtype (`comparability`). Where none of them but the second is there,
+a number is judged.
 """
 
 import dataclasses
@@ -135,7 +136,8 @@ def row(
 ) -> ComparedNumber:
     """One row; `ours` is a share where the unit is one of `PERCENT`.
 
-    `paper` is in the unit, or a range.
+    `paper` is in the unit, or a range. The item is that of the four models; a number of a further
+    one stands in its own table.
     """
     scale = 100.0 if unit in PERCENT else 1.0
     interval = ours if isinstance(ours, Interval) else None
@@ -145,6 +147,7 @@ def row(
     if paper is None and ends is None:
         causes = ("the paper has no number of it",)
     else:
+        item = audit.printed.tables.get(item, item)
         causes = (*_model_causes(audit), *causes)
     return ComparedNumber(
         item=item,

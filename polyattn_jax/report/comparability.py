@@ -37,7 +37,9 @@ def obstacles(
 def model_obstacles(summary: AuditSummary, model: PaperModel) -> list[str]:
     """The obstacles of weights of the paper's name but not its shape, dtype or type of file."""
     results = []
-    if (summary.layers, summary.heads) != (model.layers, model.heads):
+    # Of some models the paper does not print it.
+    known = model.layers is not None
+    if known and (summary.layers, summary.heads) != (model.layers, model.heads):
         results.append(
             f"{number(summary.layers)} layers of {number(summary.heads)} heads (paper: "
             f"{model.layers} of {model.heads})"

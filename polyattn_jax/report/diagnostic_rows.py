@@ -19,7 +19,7 @@ KINDS = ("sink", "local", "diffuse")
 
 
 def prevalence(audit: Audit) -> Iterator[ComparedNumber]:
-    """Tables 1, 10 and 11, and 31 on the RULER prompts."""
+    """Tables 1, 10 and 11, with 18 and 23 of further models, and 31 on the RULER prompts."""
     for entry in audit.summary.prevalence:
         base, kind = named.split(entry.suite)[0], entry.bias_kind
         length = findings.suite_length(entry.suite, audit.summary.config)
@@ -34,9 +34,14 @@ def prevalence(audit: Audit) -> Iterator[ComparedNumber]:
             for p, ours in unsafe.items():
                 if ours is not None:
                     yield of_ruler(ours, theirs.get(p), cell=f"p = {p}, b_auto")
-        if entry.suite not in ("induction", "mqar") and base != "copying":
-            continue
         published, causes = audit.printed.prevalence_at(base, kind, length), ()
+        if entry.suite not in ("induction", "mqar") and base != "copying":
+            # Another length than that of the suite itself, which the paper has too.
+            itself = findings.suite_length(base, audit.summary.config)
+            if published is None or length == itself:
+                continue
+            if comparability.obstacles((length, published.length)):
+                continue
         if published is not None:
             lengths, prompts = (length, published.length), (entry.prompts, SETTINGS.prompts)
             causes = (
@@ -79,7 +84,8 @@ def over_length(audit: Audit) -> Iterator[ComparedNumber]:
             continue
         theirs = audit.printed.over_length
         published = audit.printed.prevalence_at("induction", "zero", length)
-        if theirs is None and published:
+        # The figure is of the four.
+        if theirs is None and published and not audit.printed.tables:
             like = not comparability.obstacles((length, published.length))
             theirs = published.unsafe[2] if like else None
         lengths = (length, min(max(length, 256), 4096))
@@ -194,7 +200,7 @@ def bound(audit: Audit) -> Iterator[ComparedNumber]:
     """Table 8: predicted against measured safety on induction at b = 0."""
     config, theirs = audit.summary.config, audit.printed.bound
     published = audit.printed.prevalence_at("induction", "zero", 4096)
-    rows = published.medians.rows if published and published.medians else 0
+    rows = (published and published.medians and published.medians.rows) or 0
     lengths, prompts = (config.induction_length, 4096), (config.induction_n, SETTINGS.prompts)
     causes = differences(audit, lengths, prompts, calibrated=False)
     for entry in audit.summary.bound:
@@ -223,7 +229,7 @@ def bound(audit: Audit) -> Iterator[ComparedNumber]:
         in_rows = functools.partial(of_degree, unit="rows", causes=of_rows)
         yield in_rows("false negatives", entry.false_negative, theirs.false_negative)
         yield in_rows("false positives", entry.false_positive, theirs.false_positive)
-        beyond = 0.0 if audit.beside else None
+        beyond = 0.0 if theirs.agree else None
         yield in_rows("false negatives beyond 1e-6", entry.false_negative_eps, beyond)
 
 

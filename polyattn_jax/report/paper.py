@@ -11,7 +11,7 @@ import re
 
 from lm_jax.assets import papers
 
-# What is said of a model that has the name of one of the four.
+# What is said of a model that has the name of one of the paper's.
 UNVERIFIED = "of this name, weights not verified"
 Ends = tuple[float, float]
 
@@ -41,18 +41,21 @@ class PaperSettings:
 
 @dataclasses.dataclass(frozen=True)
 class RowMedians:
-    """The other columns of Tables 10 and 11: counts of rows, medians over active rows, dead %."""
+    """The other columns of Tables 10 and 11: counts of rows, medians over active rows, dead %.
 
-    rows: int
+    Tables 18 and 23 have some of them.
+    """
+
     relative_margin: float
     active: float
-    s_2: float
-    dead: float
+    rows: int | None = None
+    s_2: float | None = None
+    dead: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Prevalence:
-    """Active-unsaturated rows of one suite and bias: Tables 1, 10 and 11.
+    """Active-unsaturated rows of one suite and bias: Tables 1, 10 and 11, 18 and 23.
 
     Attributes:
       unsafe: share of unsafe rows by degree.
@@ -114,19 +117,23 @@ class AnswerKey:
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """Changes of accuracy in K heads, the top, the bottom and random ones (Tables 17 and 27).
+    """Changes of accuracy in K heads, the top, the bottom and random ones (Tables 17, 25 and 27).
 
     Attributes:
-      random_least: change of the worst random set.
-      random_most: change of the best one, if the paper prints it.
+      random_least: change of the worst random set, if the paper prints it.
+      random_most: change of the best one.
+      random_mean: mean change.
       beaten: number of random sets that do better than the top K heads.
+      sets: number of random sets, if it is not `PaperSettings.draws`.
     """
 
     top: float
     bottom: float
-    random_least: float
-    beaten: int
+    random_least: float | None = None
+    beaten: int | None = None
     random_most: float | None = None
+    random_mean: float | None = None
+    sets: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +143,11 @@ class PaperModel:
     Attributes:
       pattern: regular expression of the names that are the model's.
       families: architecture families that stand beside it (`DecoderConfig.family`).
+      tables: items that its numbers stand in, by that of the four's; empty for the four.
       bound: Table 8.
       needle: Table 3, by recipe.
       literary: Table 2, by recipe.
+      literary_softmax: accuracy of softmax there, where it is printed of the model alone.
       prevalence: Tables 1, 10 and 11.
       digests: known digests of its weights (`Pretrained.sha256`). The paper prints none.
       matched: Tables 5 and 12, by recipe.
@@ -159,12 +168,14 @@ class PaperModel:
     name: str
     pattern: str
     families: tuple[str, ...]
-    layers: int
-    heads: int
+    layers: int | None = None
+    heads: int | None = None
+    tables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     b_auto: float | None = None
     bound: PaperInterval = PaperInterval()
     needle: Mapping[str, float] = dataclasses.field(default_factory=dict)
     literary: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    literary_softmax: float | None = None
     prevalence: tuple[Prevalence, ...] = ()
     digests: tuple[str, ...] = ()
     matched: Mapping[str, Matched] = dataclasses.field(default_factory=dict)
@@ -215,6 +226,23 @@ class Sweep:
 
 
 @dataclasses.dataclass(frozen=True)
+class Asked:
+    """What the paper asks some of its models.
+
+    Attributes:
+      suite: suite as the settings of an audit name it; "niah" are the needles of its sweep.
+      lengths: tokens of a prompt, as the paper rounds them.
+      where: sections and tables that say so.
+      models: names of these models.
+    """
+
+    suite: str
+    lengths: tuple[int, ...]
+    where: str
+    models: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class JudgedClaim:
     """A claim of the paper that each audit is judged by (`studies.paper.claims`).
 
@@ -242,20 +270,26 @@ class PaperNumbers:
       fixed_bias: relu^4 at one bias for all models.
       sweep: further suites.
       model: the paper's four models.
+      further_model: three more, of which it prints less.
+      asked: suites and lengths of each model.
     """
 
     settings: PaperSettings
     fixed_bias: Sweep
     sweep: tuple[Sweep, ...]
     model: tuple[PaperModel, ...]
+    further_model: tuple[PaperModel, ...]
+    asked: tuple[Asked, ...]
     judged_claim: tuple[JudgedClaim, ...]
 
 
 NUMBERS = papers.numbers("polyattn", PaperNumbers)
 SETTINGS, MODELS, SWEEPS = NUMBERS.settings, NUMBERS.model, NUMBERS.sweep
+# The four, and those that the paper prints less of.
+ALL_MODELS = (*MODELS, *NUMBERS.further_model)
 DEGREES = tuple(MODELS[0].bound.agree)
 # Stands beside a model of no architecture of the paper's.
-NO_MODEL = PaperModel(name="", pattern="", families=(), layers=0, heads=0)
+NO_MODEL = PaperModel(name="", pattern="", families=())
 
 
 def match(model: str) -> PaperModel | None:
@@ -268,7 +302,7 @@ def match(model: str) -> PaperModel | None:
     name = parts[-1]
     if len(parts) > 2 and parts[-2] == "snapshots":
         name = parts[-3].rpartition("--")[2]
-    return next((m for m in MODELS if re.fullmatch(m.pattern, name, re.IGNORECASE)), None)
+    return next((m for m in ALL_MODELS if re.fullmatch(m.pattern, name, re.IGNORECASE)), None)
 
 
 def nearest(family: str | None) -> PaperModel | None:

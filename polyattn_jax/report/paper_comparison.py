@@ -1,8 +1,8 @@
 """Comparison of an audit with the paper: its numbers beside ours, and what differs.
 
 The rows are those of `iaj polyattn paper` (`beside`). Where the model has the name of one of the
-paper's four, a number of ours is judged against the paper's if nothing else differs. For other
-models the nearest of the four is shown for orientation, and nothing is judged.
+paper's, a number of ours is judged against the paper's if nothing else differs. For other models
+the nearest of the four is shown for orientation, and nothing is judged.
 """
 
 from collections.abc import Sequence
@@ -132,7 +132,7 @@ def _sweep_tables(config: AuditConfig) -> tuple[Markup, Markup]:
             n="200 prompts per cell",
         )
 
-    own = "has its own above." if "copying" in config.suites else "has no such probe."
+    own = "has its own above." if _copying_lengths(config) else "has no such probe."
     return (
         sweep(
             "needle",
@@ -197,7 +197,7 @@ def differences(summary: AuditSummary) -> Section:
         (
             "Ablation",
             f"{c.ablation_recipe} in K = {_list(c.ablation_heads)} heads, {random}, "
-            + " and ".join(["needle", *map(findings.suite_name, c.ablation_suites)])
+            + " and ".join(["needle", *(findings.suite_name(name) for name, _ in c.ablated_suites)])
             + " probe"
             if c.ablation_heads
             else "left out",
@@ -241,13 +241,15 @@ def differences(summary: AuditSummary) -> Section:
 
 
 def _literary(config: AuditConfig) -> str:
-    if "copying" not in config.suites:
+    lengths = _copying_lengths(config)
+    if not lengths:
         return "left out"
     n = named.available("copying", config.suite_n)
-    return (
-        f"{number(n)} of {openings.COUNT} openings, one prompt each, at "
-        f"{_list(config.suite_lengths)} tokens"
-    )
+    return f"{number(n)} of {openings.COUNT} openings, one prompt each, at {_list(lengths)} tokens"
+
+
+def _copying_lengths(config: AuditConfig) -> list[int]:
+    return [length for name, length in config.asked_suites if name == "copying"]
 
 
 def _power(summary: AuditSummary) -> str:

@@ -5,7 +5,7 @@
 A suite has exactly `length` tokens per prompt, so that one can be compared over lengths.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -93,8 +93,8 @@ def build(
       UsageError: for an unknown name, or a length that is too short.
       BadInputError: as from the builder.
     """
-    if problem := problems("name", (name,)):
-        raise UsageError(problem[0])
+    if name not in NAMES:
+        raise UsageError(f"name has {name!r}{nearest(name, NAMES)}")
     options: dict[str, Any] = {"length": length, "n": n, "seed": seed, "max_length": max_length}
     if words is not None and name == "needle":
         options |= {"nouns": words.words, "cue": words.cue, "end": words.end, "lines": words.lines}
@@ -129,9 +129,56 @@ def split(suite: str) -> tuple[str, int | None]:
     return (name, int(length)) if name and length.isdecimal() else (suite, None)
 
 
-def problems(field: str, names: tuple[str, ...]) -> list[str]:
-    """A sentence for each fault of a list of suites; `field` is the name of the setting."""
-    faults = [f"{field} has {one!r}{nearest(one, NAMES)}" for one in names if one not in NAMES]
-    if len(set(names)) < len(names):
-        faults.append(f"{field} = {names} names a suite twice; name each once")
+def read_entry(entry: str) -> tuple[str, int | None]:
+    """Name and length of an entry of a setting: `decoys@512`, or `decoys` without a length.
+
+    A length that is no number above 0, which `problems` refuses, is 0.
+    """
+    name, sign, length = entry.partition("@")
+    if not sign:
+        return name, None
+    return name, int(length) if length.isdecimal() else 0
+
+
+def at_lengths(entries: Iterable[str], lengths: Sequence[int]) -> tuple[tuple[str, int], ...]:
+    """Suite and tokens of everything that a setting asks for, in its order.
+
+    Args:
+      entries: entries as in `read_entry`.
+      lengths: tokens of the entries without a length of their own.
+    """
+    return tuple(
+        (name, each)
+        for name, length in map(read_entry, entries)
+        for each in (lengths if length is None else (length,))
+    )
+
+
+def problems(field: str, entries: tuple[str, ...], lengths: Sequence[int] = ()) -> list[str]:
+    """A sentence for each fault of a list of suites.
+
+    Args:
+      field: name of the setting.
+      entries: entries as in `read_entry`.
+      lengths: tokens of the entries without a length of their own.
+    """
+    faults = []
+    for entry in entries:
+        name, length = read_entry(entry)
+        if name not in NAMES:
+            faults.append(f"{field} has {entry!r}{nearest(name, NAMES)}")
+        elif length == 0:
+            faults.append(
+                f"{field} has {entry!r}, whose length is no number of tokens; write "
+                f"{name + '@512'!r}, or {name!r} for the lengths that all share"
+            )
+    asked = at_lengths(dict.fromkeys(entries), tuple(dict.fromkeys(lengths)))
+    if len(set(entries)) < len(entries):
+        faults.append(f"{field} = {entries} names a suite twice; name each once")
+    elif len(set(asked)) < len(asked):
+        twice = next(key(*one) for one in asked if asked.count(one) > 1)
+        faults.append(
+            f"{field} = {entries} asks for {twice} twice, once at a length of its own and once at "
+            f"one of {tuple(lengths)}; leave one out"
+        )
     return faults

@@ -321,9 +321,9 @@ def run_check(tiny: Path, haystack: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def toy(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`toy(name)`: for each file of configs/polyattn/ a model of its family, and two more.
+    """`toy(name)`: for files of configs/polyattn/ a model of their family, and one more.
 
-    They are random but for SmolLM2's.
+    They are random but for SmolLM2's, which the others have.
 
     The golden models of the converters give the architecture, wider weights scores of order one.
     """
@@ -333,7 +333,8 @@ def toy(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         "llama32_1b.py": "llama_gqa",
         "pythia_1_4b.py": "neox",
         "gpt2": "gpt2",
-        "gemma4": "gemma4",
+        "gemma4_e2b.py": "gemma4",
+        "qwen3_1_7b.py": "qwen3",
     }
     rng = np.random.default_rng(0)
 

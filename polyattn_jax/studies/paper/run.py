@@ -46,7 +46,7 @@ def inputs(config: PaperConfig) -> Inputs:
     A model that is not here is an input too: once it is, what was finished without it is refused.
     """
     given: dict[str, str] = {}
-    for model, name in zip(config.models, config.names, strict=True):
+    for model, name in zip(config.asked, config.names, strict=True):
         try:
             own = dict(opening.inputs(config.audit(model)))
         except BadInputError:
@@ -63,7 +63,7 @@ def measure(config: PaperConfig, work: Work) -> PaperSummary:
     """
     studied: list[StudiedModel] = []
     audits: list[Audit] = []
-    for model, name in zip(config.models, config.names, strict=True):
+    for model, name in zip(config.asked, config.names, strict=True):
         print(f"{name}:")
         folder = work.path / slug(name)
         try:

@@ -4,9 +4,12 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from absl.flags import FlagValues
+from ml_collections import ConfigDict
 import pytest
 
 from lm_jax.console import cli
+from lm_jax.console.flags import define_flags, missing_flags
 from lm_jax.run.config import from_plain
 from lm_jax.run.settings import CommandOptions, Flag, Settings, Shortcut, at_least
 
@@ -192,6 +195,25 @@ def study(tmp_path, capsys):
 def test_flags_of_settings_are_written_over_the_config_file(study):
     code, made, _, _ = study("--run=x", "--prompt=a, b", "--prompt=c", "--config.second=7")
     assert (code, made) == (0, Study("x", ("a, b", "c"), 5, 7))
+
+
+def test_a_required_flag_may_have_a_field_that_stands_for_it():
+    @dataclasses.dataclass(frozen=True)
+    class Own(Settings):
+        models: Annotated[tuple[str, ...], Flag(required=True, unless="model")] = ()
+        model: str = ""
+
+    values = FlagValues()
+    define_flags(Own, values)
+    values(["prog"])
+    for fields, lacking in (
+        ({}, ["models"]),
+        ({"models": (), "model": ""}, ["models"]),
+        ({"models": ("a",)}, []),
+        ({"models": (), "model": "a"}, []),
+        ({"model": "a"}, []),
+    ):
+        assert list(missing_flags(Own, values, ConfigDict(fields))) == lacking
 
 
 def test_a_shortcut_sets_fields_and_a_flag_of_one_of_them_wins(study):

@@ -10,9 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import lm_jax
-from lm_jax.errors import UsageError
+from lm_jax.errors import BadInputError, UsageError
+from lm_jax.run.config import to_plain
 from polyattn_jax import recipe
-from polyattn_jax.audit import measure
+from polyattn_jax.audit import audit_suites, measure, suite_answers
+from polyattn_jax.audit.audited_model import load
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.audit.head_sets import SINGLE
 from polyattn_jax.audit.suite_answers import failure
@@ -173,6 +175,18 @@ def test_the_head_sets_of_the_ablation_are_tried_on_a_named_suite(asked):
             {"ablation_suites": ("decoys",), "suites": ("decoys",), "ablation_heads": ()},
             "config.ablation_suites needs config.ablation_heads",
         ),
+        (
+            {"ablation_suites": ("decoys@64",), "suites": ("decoys@32", "mqar@64")},
+            "'decoys@64', which is not in config.suites",
+        ),
+        (
+            {"ablation_suites": ("decoys@x",), "suites": ("decoys@32",)},
+            "'decoys@x', which is not in config.suites",
+        ),
+        (
+            {"ablation_suites": ("decoys", "decoys@32"), "suites": ("decoys@32",)},
+            "names a suite and length twice",
+        ),
     ],
 )
 def test_suites_of_the_ablation_that_cannot_be_tried_are_refused(changes, said):
@@ -187,6 +201,74 @@ def test_a_needle_suite_of_the_length_of_the_sweep_has_its_answers(asked):
     key = {(r["cell"], r["prompt"]): r["predicted"] for r in swept if r["stage"] == "sweep"}
     own = {(r["cell"], r["prompt"]): r["predicted"] for r in named if r["suite"] == "needle_64"}
     assert own and own.items() <= key.items()
+
+
+def test_each_suite_is_built_at_its_own_length_and_ablated_at_its_last(tiny, haystack):
+    own = {
+        "suites": ("decoys@96", "mqar", "decoys@64"),
+        "suite_lengths": (64, 32),
+        "suite_n": 3,
+        "ablation_heads": (1,),
+        "niah_lengths": (64,),
+        "sweep_length": 64,
+        **{f"{name}_length": 64 for name in ("induction", "mqar")},
+        "haystack": str(haystack),
+    }
+    config = AuditConfig(str(tiny), ablation_suites=("mqar", "decoys"), ablation_n=2, **own)
+    wanted = (("decoys", 96), ("mqar", 64), ("mqar", 32), ("decoys", 64))
+    assert config.asked_suites == wanted
+    assert config.ablated_suites == (("mqar", 32), ("decoys", 64))
+    one = dataclasses.replace(config, ablation_suites=("decoys@96",))
+    assert one.ablated_suites == (("decoys", 96),)
+    suites = audit_suites.build_suites(load(config))
+    held = audit_suites.answered(suites, config)
+    assert list(held) == [f"{name}_{length}" for name, length in wanted]
+    for (_, length), suite in zip(wanted, held.values(), strict=True):
+        assert {len(prompt.tokens) for prompt in suite.prompts} == {length}
+        assert len(suite.prompts) == 3
+    ablated = suite_answers.ablated(suites, config)
+    assert {key: len(suite.prompts) for key, suite in ablated.items()} == {
+        "mqar_32": 2,
+        "decoys_64": 2,
+    }
+
+
+def test_settings_without_lengths_of_their_own_are_stored_as_before():
+    """A run of an earlier version, whose settings have none of them, is resumed."""
+    stored = to_plain(AuditConfig("m", suites=("decoys", "mqar"), suite_lengths=(64, 32)))
+    assert "context" not in stored and stored["suites"] == ["decoys", "mqar"]
+    assert to_plain(AuditConfig("m", context=64))["context"] == 64
+
+
+def test_a_context_beyond_the_model_s_needs_rotary_positions(tiny, toy, haystack):
+    length = 272
+    config = AuditConfig(
+        str(tiny),
+        haystack=str(haystack),
+        niah_lengths=(64,),
+        sweep_length=64,
+        induction_length=length,
+        induction_n=1,
+        mqar_n=0,
+    )
+    model = load(config).model
+    assert model.cfg.max_length < length
+    with pytest.raises(BadInputError, match=f"it has {length} tokens, the limit is 256"):
+        audit_suites.build_suites(load(config))
+    longer = load(dataclasses.replace(config, context=length))
+    (prompt,) = audit_suites.build_suites(longer)["induction"].prompts
+    assert len(prompt.tokens) == length
+    # The limit decides nothing but what is refused: positions go on beyond it.
+    tokens = jnp.array([prompt.tokens])
+    grown = dataclasses.replace(model.cfg, max_length=2 * length)
+    ours, wanted = (
+        lm_jax.forward(model.params, tokens, cfg).logits for cfg in (longer.model.cfg, grown)
+    )
+    np.testing.assert_array_equal(ours, wanted)
+    learned = dataclasses.replace(config, model=str(toy("gpt2")), context=257)
+    with pytest.raises(BadInputError, match=r"beyond the 256 positions that .* has learned"):
+        load(learned)
+    assert load(dataclasses.replace(learned, context=256)).longest == 256
 
 
 def test_settings_of_suites_are_checked():

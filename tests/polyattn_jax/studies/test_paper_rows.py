@@ -193,3 +193,78 @@ def test_where_the_paper_has_no_number_none_is_made_up(finding):
         100.0,
         ("the paper has no number of it",),
     )
+
+
+def further(name):
+    return next(model for model in paper.NUMBERS.further_model if model.name == name)
+
+
+def test_a_further_model_stands_in_its_own_tables_where_the_paper_has_a_number(finding):
+    summary, _, _ = finding
+    qwen = further("Qwen3-8B")
+    audit = audit_of(finding, like_the_paper(summary), beside=qwen)
+    entry = next(e for e in summary.prevalence if (e.suite, e.bias_kind) == ("induction", "zero"))
+    rows = {
+        key: found[:2] for key, found in numbers(audit, "Table 18").items() if key[0] == "induction"
+    }
+    shares = {p: 100 * entry.unsafe_active[str(p)].estimate for p in (2, 4, 8)}
+    assert rows == {
+        ("induction", "p = 2, b = 0", "unsafe rows"): (95.9, shares[2]),
+        ("induction", "p = 4, b = 0", "unsafe rows"): (81.6, shares[4]),
+        ("induction", "p = 8, b = 0", "unsafe rows"): (44.9, shares[8]),
+        ("induction", "b = 0", "median relative margin"): (0.197, entry.median.relative_margin),
+        ("induction", "b = 0", "median active distractors"): (251, entry.median.active),
+    }
+    # Numbers that the paper prints of the four alone have none of theirs here.
+    others = [one for one in compare(audit) if one.item != "Table 18"]
+    assert {one.item for one in others} >= {"Table 3", "Table 8", "Table 10", "Figure 5"}
+    for one in others:
+        assert (one.paper, one.paper_low) == (None, None)
+        assert one.causes == ("the paper has no number of it",)
+
+
+def test_the_ablation_of_the_3b_stands_beside_table_25_with_its_five_sets(finding):
+    summary, _, _ = finding
+    (first, *_) = summary.decisiveness
+    sets = {"softmax": 1.0, "top-40": 0.75, "bottom-40": 1.0, "random-40-0": 0.75}
+    sets["random-40-1"] = 0.5
+    conditions = tuple(
+        condition(name, share, 12, delta=Interval(share - 1.0, -1.0, 1.0, 12))
+        for name, share in sets.items()
+    )
+    entry = dataclasses.replace(first, size=40, top=9, bottom=12, random=(9, 6), beaten=0, n=12)
+    ablated = SuiteAblation("copying", 500, conditions, (entry,))
+    of_copying = suite("copying", 500, {"softmax": 0.5})
+    result = dataclasses.replace(summary, suite_ablation=(ablated,), suites=(of_copying,))
+    rows = numbers(audit_of(finding, result, beside=further("Llama-3.2-3B")), "Table 25")
+    cell = ("copying_500", "top 40 heads against 2 random sets")
+    theirs, ours, causes = rows[*cell, "mean of the random sets"]
+    # 3 and 6 of 12 prompts are lost.
+    assert (theirs, ours) == (-1.2, pytest.approx(-37.5))
+    assert "2 random sets (paper: 5)" in causes
+    assert rows["copying_500", "top 40 heads", "change of accuracy"][:2] == (0.0, -25.0)
+    assert rows["copying_500", "softmax", "accuracy"][:2] == (79.0, 50.0)
+    assert len([key for key in rows if key[0] == "copying_500"]) == 4
+    # What Table 25 does not print stays in the table of the four, without a number.
+    qwen = next(model for model in paper.MODELS if model.name == "Qwen3-1.7B")
+    for beside in (further("Llama-3.2-3B"), qwen):
+        audit = audit_of(finding, result, beside=beside)
+        names = {key[2] for key in numbers(audit, "Table 27")}
+        assert names == {"random sets that do better", "worst random set", "best random set"}
+
+
+def test_a_suite_at_a_second_length_stands_in_table_1_where_the_paper_has_that_length(finding):
+    """Table 1 has Pythia's rows at 1,024 tokens in its caption, of no other model."""
+    summary, _, _ = finding
+    (entry,) = (e for e in summary.prevalence if (e.suite, e.bias_kind) == ("mqar", "zero"))
+    entries = [dataclasses.replace(entry, suite=name) for name in ("mqar", "mqar_1024", "mqar_512")]
+    config = dataclasses.replace(summary.config, mqar_length=4096)
+    result = dataclasses.replace(summary, prevalence=tuple(entries), config=config)
+    found = {}
+    for beside in (paper.MODELS[-1], LLAMA):
+        rows = numbers(audit_of(finding, result, beside=beside), "Table 1")
+        found[beside.name] = {key[0]: row[0] for key, row in rows.items() if "p = 2" in key[1]}
+    assert found == {
+        "Pythia-1.4b": {"mqar": 95.3, "mqar_1024": 63.4},
+        "Llama-3.2-1B": {"mqar": 21.4},
+    }

@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_jax.console.config_files import load_config
+from lm_jax.report import slug
 from lm_jax.run.config import from_plain
 from lm_jax.run.finished import OtherInputsError
 from lm_jax.run.results import load_result
@@ -124,9 +125,58 @@ def test_the_settings_of_the_paper_measure_every_item_that_can_be():
     config = from_plain(load_config(f"{ROOT}/configs/polyattn/paper.py"), PaperConfig)
     names = set(config.by_name)
     assert names >= {*RECIPES, *paper.NUMBERS.fixed_bias.accuracy["Llama-3.2-1B"]}
-    assert {sweep.suite for sweep in paper.SWEEPS} | {"copying", "induction"} == {*config.suites}
+    # At the lengths of the paper; a list of one model may have further ones.
+    sweeps = {(sweep.suite, sweep.length) for sweep in paper.SWEEPS}
+    assert {one for one in config.asked_suites if one[0] not in ("copying", "induction")} == sweeps
+    assert {("copying", 500), ("induction", 256)} <= {*config.asked_suites}
+    assert config.ablated_suites == (("copying", paper.SETTINGS.literary_length),)
     assert (config.niah_n, config.suite_n, config.ablation_draws) == (200, 200, 20)
     assert config.calibrated_at == paper.SETTINGS.calibration_length
+
+
+def test_one_file_of_a_model_s_audit_is_one_of_its_tables(tiny, haystack, tmp_path):
+    """A folder of the name of a model stands beside it alone, in its own tables, unverified."""
+    place = tmp_path / "Llama-3.2-3B"
+    place.symlink_to(tiny)
+    argv = [f"--config.model={place}", f"--config.haystack={haystack}", f"--workdir={tmp_path}/run"]
+    argv += ["--config.recipes=('relu_p4_bauto','relu_p2_b0')", "--config.ablation_heads=(5,)"]
+    argv += ["--config.suites=('induction@96','two_needles')", "--config.suite_lengths=(64,)"]
+    outcome = run_study(STUDY, [f"--config={ROOT}/configs/polyattn/llama32_3b.py:smoke", *argv])
+    assert outcome.code == 0, outcome.err
+    summary = load_result(tmp_path / "run" / frame.SUMMARY, PaperSummary)
+    (model,) = summary.models
+    assert (model.beside, model.named, model.same) == ("Llama-3.2-3B", True, False)
+    own = ("Table 23", "Table 24", "Table 25")
+    assert {*own} <= {*summary.items} and not {*own} & {one.item for one in summary.unmeasured}
+    assert {"Table 18"} <= {one.item for one in summary.unmeasured}
+    rows = [one for one in report.read_rows(tmp_path / "run") if one.item in own]
+    # Nothing of ours stands there without a number of the paper's, and none of these is judged:
+    # prompts are shorter and fewer.
+    assert all(one.paper is not None and len(one.causes) > 1 for one in rows)
+    assert {one.causes[0] for one in rows} == {"weights of the name Llama-3.2-3B, not verified"}
+    found = {(one.item, one.cell, one.quantity): one.paper for one in rows}
+    assert found["Table 24", "relu_p2_b0", "change of accuracy"] == -50.0
+    assert found["Table 25", "top 5 heads", "change of accuracy"] == 0.0
+    assert {one.suite for one in rows if one.item == "Table 23"} == {"induction", "mqar"}
+    suites = {
+        row["suite"]
+        for row in pq.read_table(
+            place.parent / "run" / slug(place.name) / "rows.parquet"
+        ).to_pylist()
+    }
+    assert suites == {"niah_64", "induction", "mqar", "induction_96", "two_needles_64"}
+    # The file names the model already.
+    outcome = run_study(
+        STUDY, [f"--config={ROOT}/configs/polyattn/llama32_3b.py:smoke", *argv, "--models=a,b"]
+    )
+    assert outcome.code == 2 and "leave --models out" in outcome.err[0]
+
+
+def test_without_a_model_the_flag_is_asked_for(tmp_path):
+    outcome = run_study(
+        STUDY, [f"--config={ROOT}/configs/polyattn/paper.py:smoke", f"--workdir={tmp_path}/run"]
+    )
+    assert outcome.code == 2 and "--models" in outcome.err[0]
 
 
 def test_a_stored_result_is_read():

@@ -203,6 +203,36 @@ def test_names_of_suites_and_what_is_wrong_with_them(words):
         build("decoys", words, length=20)
     with pytest.raises(UsageError, match="name has 'none'"):
         build("none", words)
+    with pytest.raises(UsageError, match="name has 'decoys@64'"):
+        build("decoys@64", words)
+
+
+def test_an_entry_may_have_a_length_of_its_own():
+    assert named.read_entry("decoys") == ("decoys", None)
+    assert named.read_entry("decoys@512") == ("decoys", 512)
+    entries = ("decoys@512", "mqar", "decoys@64")
+    wanted = (("decoys", 512), ("mqar", 32), ("mqar", 16), ("decoys", 64))
+    assert named.at_lengths(entries, (32, 16)) == wanted
+    assert named.at_lengths(("mqar", "decoys"), (8,)) == (("mqar", 8), ("decoys", 8))
+    assert named.problems("f", entries, (32, 16)) == []
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (("decoy@64",), "'decoy@64'; did you mean 'decoys'"),
+        (("decoys@",), "'decoys@', whose length is no number of tokens; write 'decoys@512'"),
+        (("decoys@long",), "'decoys@long', whose length is no number"),
+        (("decoys@-4",), "'decoys@-4', whose length is no number"),
+        (("decoys@0",), "'decoys@0', whose length is no number"),
+        (("decoys@64@8",), "'decoys@64@8', whose length is no number"),
+        (("decoys@64", "decoys@64"), "names a suite twice"),
+        (("decoys", "decoys@32"), "asks for decoys_32 twice, once at a length of its own"),
+    ],
+)
+def test_a_wrong_length_of_an_entry_is_named(entries, said):
+    (fault,) = named.problems("config.suites", entries, (32, 16))
+    assert fault.startswith("config.suites ") and said in fault
 
 
 @pytest.mark.parametrize("name", named.NAMES)
