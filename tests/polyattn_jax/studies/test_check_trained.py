@@ -111,13 +111,8 @@ def test_softmax_is_softmax_and_what_is_not_trained_yet_is_the_file_of_heads(
         flags = [f"--recipe={tmp_path / recipe}", f"--text={texts_file}", f"--workdir={folder}"]
         assert run_check(*flags).code in (0, 10, 11)
         result = load_result(folder / "summary.json", CheckResult)
-        runs.append(
-            (
-                *(rows_of(folder, softmax=each) for each in (True, False)),
-                result.texts,
-                result.unsafe,
-            )
-        )
+        answers = [rows_of(folder, softmax=each) for each in (True, False)]
+        runs.append((*answers, result.texts, result.unsafe))
     assert runs[0] == runs[1]
     assert sum(row["dead_rows"] for row in runs[0][1]) > 0
 
