@@ -17,6 +17,7 @@ from lm_jax.weights.load import Pretrained, load_pretrained, open_pretrained, re
 from polyattn_jax.audit.config import AuditConfig
 from polyattn_jax.recipes.gates import GATES
 from polyattn_jax.recipes.row_maps import SOFTMAX, Map, parse_recipe
+from polyattn_jax.recipes.trained_model import TRAINED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +47,15 @@ class AuditedModel:
 
     @property
     def fused(self) -> bool:
-        """Whether attention runs on `kernels`, which know no gates."""
-        if GATES in self.model.params:
-            if self.config.attention == "kernels":
-                raise BadInputError(
-                    f"config.attention = 'kernels', but {self.config.model} has gates, which no "
-                    "kernel of row maps computes; set it to 'auto' or 'dense'"
-                )
-            return False
+        """Whether attention runs on `kernels`, which know neither gates nor trained heads."""
+        for part, has in ((GATES, "gates"), (TRAINED, "trained heads")):
+            if part in self.model.params:
+                if self.config.attention == "kernels":
+                    raise BadInputError(
+                        f"config.attention = 'kernels', but {self.config.model} has {has}, which "
+                        "no kernel of row maps computes; set it to 'auto' or 'dense'"
+                    )
+                return False
         if self.config.attention == "auto":
             known = all(isinstance(row_map, RowMap) for row_map in self.maps)
             return known and self.mesh is None and jax.default_backend() == "gpu"

@@ -20,11 +20,11 @@ from lm_jax.train.losses import Predictor, token_divergence, token_nll
 from polyattn_jax.recipes.calibrate import MassBelow, mass_below, mass_below_by_head
 from polyattn_jax.recipes.diagnostic import RowStats
 from polyattn_jax.recipes.fused import by_kernels
-from polyattn_jax.recipes.gates import forward
 from polyattn_jax.recipes.head_probe import HeadProbe
 from polyattn_jax.recipes.probe import DEGREES, DENSE, Probe
 from polyattn_jax.recipes.row_maps import Map
 from polyattn_jax.recipes.substitute import substitute
+from polyattn_jax.recipes.trained_model import forward
 
 
 class Diagnosis(NamedTuple):

@@ -31,10 +31,10 @@ from polyattn_jax.audit.units import ResultStores, run_units
 from polyattn_jax.recipes import row_maps
 from polyattn_jax.recipes.diagnostic import row_stats
 from polyattn_jax.recipes.feature_maps import FeatureMap
-from polyattn_jax.recipes.gates import forward
 from polyattn_jax.recipes.probe import DENSE, head_output, relative_change, rows_at
 from polyattn_jax.recipes.row_maps import SOFTMAX, Map, Recipe
 from polyattn_jax.recipes.substitute import on_scores
+from polyattn_jax.recipes.trained_model import forward
 from polyattn_jax.suites import Suite
 from polyattn_jax.suites.batching import Batch
 

@@ -54,7 +54,11 @@ def _student(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, 
 
     def with_rows(scores_BNTS: jax.Array):
         pattern_BNTS = weights(scores_BNTS, data["bias_N"][:, None, None])
-        return pattern_BNTS, {"rows_BNQS": pattern_BNTS[:, :, queries]}
+        reports = {
+            "rows_BNQS": pattern_BNTS[:, :, queries],
+            "dead_BNT": (pattern_BNTS == 0.0).all(-1),
+        }
+        return pattern_BNTS, reports
 
     return on_scores(with_rows, q_BTNH, k_BSKH, v_BSKH, visibility, scale, cap)
 
@@ -128,7 +132,11 @@ class MatchedAttention(TwoAttentions):
 
 @dataclasses.dataclass(frozen=True)
 class HybridAttention(TwoAttentions):
-    """Softmax in the kept heads, the recipe in the replaced ones. Needs a `Student`."""
+    """Softmax in the kept heads, the recipe in the replaced ones. Needs a `Student`.
+
+    Reports `dead_rows_B`, the count of rows of replaced heads that have no weight, as a
+    substitution does; of queries that are no padding.
+    """
 
     def apply(
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
@@ -137,6 +145,10 @@ class HybridAttention(TwoAttentions):
         teacher, student = scopes
         heads_N = _student_of(layer).data["heads_N"]
         heads_11N1, out = heads_N[None, None, :, None], p["o"]
+        dead_BNT = student.aux["dead_BNT"] & heads_N[None, :, None]
+        if layer.valid_BT is not None:
+            dead_BNT &= layer.valid_BT[:, None, :]
+        layer.scope.aux["dead_rows_B"] = dead_BNT.sum((1, 2))
         z_BTNH = jnp.where(heads_11N1, student.records["attn.z"], teacher.records["attn.z"])
         if isinstance(out, Adapted):
             out = dataclasses.replace(out, up=jnp.where(heads_N.any(), out.up, 0))

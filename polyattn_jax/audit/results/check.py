@@ -91,6 +91,7 @@ class CheckResult:
         are of all heads in any case.
       of_heads: number of heads of the model; 0 in a file of an earlier version.
       gated: whether the model has gates; what is reported of rows is then as if all were open.
+      trained: whether the heads were trained; what is reported of rows is of the recipe without.
     """
 
     model: str
@@ -115,3 +116,4 @@ class CheckResult:
     replaced: Count | None = None
     of_heads: Count = 0
     gated: bool = False
+    trained: bool = False

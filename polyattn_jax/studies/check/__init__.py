@@ -2,6 +2,7 @@
 
     iaj polyattn check --model=smollm2 --recipe=relu:p=4,b=auto
     iaj polyattn check --model=FOLDER --task=niah --task=prompts:mine.jsonl --workdir=runs/check
+    iaj polyattn check --model=smollm2 --recipe=runs/distill/trained --task=mqar
     iaj polyattn check --model=smollm2 --text=FILE --diagnose
     iaj polyattn check --model=smollm2 --recipe=relu:p=2,b=auto --text=FILE --hybrid=heads.json
 

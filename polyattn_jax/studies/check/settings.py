@@ -18,6 +18,7 @@ from polyattn_jax.audit.ranking import Statistic
 from polyattn_jax.audit.results import Search
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe
 from polyattn_jax.recipes.row_maps import names_map, parse_recipe
+from polyattn_jax.recipes.trained_heads import TrainedHeads, load_trained
 from polyattn_jax.studies.check.tasks import Task, parse_task
 from polyattn_jax.suites.texts import READS_TEXT, SHORTEST
 
@@ -44,7 +45,8 @@ class CheckConfig(Settings):
 
     Attributes:
       model: Hugging Face folder, GGUF file, or name of an asset such as smollm2.
-      recipe: row map that is to replace softmax, or a file of heads that --hybrid saved.
+      recipe: row map that is to replace softmax, a file of heads that --hybrid saved, or a folder
+        trained/ of `iaj polyattn distill`.
       task: task that must keep its accuracy: needle, induction, mqar, copying, pass_key or another
         name of `suites.named`, prompts:FILE for a .jsonl file of your own, or choices:NAME for
         multiple choice such as arc_easy. The verdict is of all that softmax solves.
@@ -117,9 +119,10 @@ class CheckConfig(Settings):
         if not self.of_heads:
             parse_recipe(self.recipe)
         elif self.hybrid or self.diagnose:
+            what = "a folder of trained heads" if self.of_trained else "a file of heads"
             problems.append(
-                f"--recipe={self.recipe} is a file of heads, which --hybrid and --diagnose do not "
-                "take; name a row map"
+                f"--recipe={self.recipe} is {what}, which --hybrid and --diagnose do not take; "
+                "name a row map"
             )
         keys = [task.key(self.length) for task in self.tasks]
         if len(set(keys)) < len(keys):
@@ -142,12 +145,33 @@ class CheckConfig(Settings):
 
     @property
     def of_heads(self) -> bool:
-        """Whether the recipe is a file of heads."""
-        return self.recipe.endswith(".json") and not names_map(self.recipe)
+        """Whether the recipe is a file of heads, or a folder of trained ones."""
+        return self.of_trained or (self.recipe.endswith(".json") and not names_map(self.recipe))
+
+    @property
+    def of_trained(self) -> bool:
+        """Whether the recipe is a folder of trained heads, or the path of none."""
+        if names_map(self.recipe) or self.recipe.endswith(".json"):
+            return False
+        return Path(self.recipe).is_dir() or "/" in self.recipe
+
+    @functools.cached_property
+    def trained(self) -> TrainedHeads | None:
+        """The heads of that folder; None for any other recipe."""
+        if not self.of_trained:
+            return None
+        if not Path(self.recipe).is_dir():
+            raise BadInputError(
+                f"--recipe={self.recipe} is no folder; name the folder trained/ in a work folder "
+                "of iaj polyattn distill"
+            )
+        return load_trained(self.recipe)
 
     @functools.cached_property
     def heads(self) -> HybridRecipe | None:
-        """The heads of that file; None for a recipe in all heads."""
+        """The heads of that file or folder; None for a recipe in all heads."""
+        if self.trained is not None:
+            return self.trained.hybrid
         if not self.of_heads:
             return None
         if not Path(self.recipe).is_file():

@@ -1,6 +1,7 @@
 """The verdict on one recipe in every head by its tasks, with the rows that explain it."""
 
 from collections.abc import Sequence
+import dataclasses
 import math
 from typing import Any
 
@@ -19,6 +20,7 @@ from polyattn_jax.recipes.gates import GATES
 from polyattn_jax.recipes.hybrid_recipe import check_model
 from polyattn_jax.recipes.linear_state import linear_state
 from polyattn_jax.recipes.row_maps import SOFTMAX, Calibrated, Recipe, parse_recipe, resolve_bias
+from polyattn_jax.recipes.trained_model import with_trained
 from polyattn_jax.studies.check import decisions, tasks
 from polyattn_jax.studies.check.asked import asked as asked_of
 from polyattn_jax.studies.check.numbers import row_findings, unsafe
@@ -39,7 +41,8 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
         asked = asked_of(config, audited)
         return asked.with_controls | _others(audited, asked)
 
-    with open_audit(config.audit, work, suites) as opened:
+    with open_audit(config.audit, work, suites) as given:
+        opened = _with_trained(config, given)
         audited, settings = opened.model, opened.model.config
         recipe, heads_LN = parse_recipe(settings.recipes[0]), None
         calibration, b_auto = None, None
@@ -102,7 +105,17 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
         replaced=None if heads_LN is None else int(heads_LN.sum()),
         of_heads=math.prod(audited.shape),
         gated=GATES in audited.model.params,
+        trained=config.trained is not None,
     )
+
+
+def _with_trained(config: CheckConfig, opened: OpenAudit) -> OpenAudit:
+    """The same, of which the model has the trained heads of the settings, if there are any."""
+    if config.trained is None:
+        return opened
+    audited = opened.model
+    model = with_trained(audited.model, config.trained, config.recipe, audited.mesh)
+    return dataclasses.replace(opened, model=dataclasses.replace(audited, model=model))
 
 
 def _others(audited: AuditedModel, asked: tasks.Asked) -> Suites:

@@ -67,7 +67,7 @@ def _heads(result: CheckResult) -> str:
     """Which heads have the recipe, if not all of them."""
     if result.replaced is None:
         return ""
-    return f"{result.replaced} of {result.of_heads} heads of "
+    return f"{result.replaced} of {result.of_heads} heads{' (trained)' * result.trained} of "
 
 
 def _drawn(lines: Sequence[str | Row]) -> Iterator[str | Markup]:
@@ -115,6 +115,12 @@ def format_result(result: CheckResult) -> str:
 
 
 def _measured_lines(result: CheckResult) -> list[str | Row]:
+    if result.measured and result.trained:
+        text = (
+            "The heads were trained, and all answers are given with what was trained. What follows "
+            "of rows is of the recipe without it."
+        )
+        return [*textwrap.wrap(text, WIDTH), *_row_lines(result)]
     if result.measured and result.gated:
         text = (
             "The model has gates, which all answers are given with. What follows of rows is of the "

@@ -246,13 +246,17 @@ def trained(model, text, tmp_path_factory):
     return folder
 
 
-def test_the_second_stage_lowers_the_divergence_on_text_that_it_did_not_see(trained):
+def test_the_second_stage_lowers_the_divergence_on_text_that_it_did_not_see(trained, model):
     summary = load_result(trained / "summary.json", DistillSummary)
     stage = summary.logits
     assert stage.divergence_change.high < 0
     assert (stage.steps, stage.targets) == (20, ("q", "k", "v", "o"))
-    maps = 3 * (4 + 2) * 16**2
-    assert summary.parameters == maps and stage.parameters > maps
+    cfg = lm_jax.load_pretrained(model).cfg
+    both, H = cfg.num_heads + cfg.num_kv_heads, cfg.head_dim
+    maps = cfg.num_layers * both * H**2
+    # Rank 8; q and o have the heads of queries on one side, k and v those of keys.
+    adapters = cfg.num_layers * 8 * (4 * cfg.hidden_size + 2 * both * H)
+    assert (summary.parameters, stage.parameters) == (maps, maps + adapters)
     evaluations = pq.read_table(trained / "train_logits" / "evaluations.parquet").to_pylist()
     last = [row["value"] for row in evaluations if row["name"] == "validation/loss"][-1]
     assert stage.divergence_after.estimate == pytest.approx(last, rel=1e-5)
