@@ -104,8 +104,8 @@ class RankingsSummary:
       prompts: number of prompts.
       windows: number of held-out windows.
       seeds: number of seeds.
-      results: by statistic and outcome.
-      cells: the same for each size and seed.
+      results: entries by statistic and outcome, over all sizes and seeds.
+      cells: entries of each size and seed.
     """
 
     model: str
