@@ -3,7 +3,7 @@
     iaj polyattn rankings --config=polyattn/rankings --workdir=runs/rankings
     iaj polyattn rankings --config=polyattn/rankings --config.seeds="(0,)" --workdir=runs/one_seed
 
-Three budgets, two seeds, seven statistics and five random sets. Mode: `:smoke`.
+Three budgets, two seeds, eight statistics and five random sets. Mode: `:smoke`.
 """
 
 from ml_collections import ConfigDict

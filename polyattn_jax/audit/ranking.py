@@ -7,7 +7,8 @@ should keep softmax, is one of
     task      rise of the loss on the answers to prompts, likewise, the mean over tasks
     kl        KL(softmax || recipe in this group alone) of the next token, nats, on texts
     unsafe    share of rows whose S under the recipe is 1 or more, dead rows among them
-    s         median of that S over rows
+    lost      share of rows with S below 1 under softmax and not under the recipe
+    s         median of S under the recipe over rows
     output    mean over rows of |z' - z| / |z| of the head's output
     entropy   1 - H / log n, of a row of n keys with softmax and entropy H, the mean over rows:
               0 of a head that attends evenly, 1 of one that attends to one key
@@ -33,7 +34,7 @@ from polyattn_jax.audit.stages import Condition
 from polyattn_jax.recipes.row_maps import SOFTMAX, Recipe
 from polyattn_jax.suites import batches
 
-Statistic = Literal["text", "task", "kl", "unsafe", "s", "output", "entropy", "random"]
+Statistic = Literal["text", "task", "kl", "unsafe", "lost", "s", "output", "entropy", "random"]
 STATISTICS: tuple[str, ...] = get_args(Statistic)
 # What a statistic is called in a page, and its unit.
 WORDS = {
@@ -41,12 +42,13 @@ WORDS = {
     "task": "change of the loss on answers, nats per token",
     "kl": "KL of the next token from softmax, nats",
     "unsafe": "share of rows with S of 1 or more",
+    "lost": "share of rows with S below 1 under softmax alone",
     "s": "median S",
     "output": "relative change of the head's output",
     "entropy": "1 - entropy / log n of softmax",
     "random": "a random number",
 }
-OF_ROWS = ("unsafe", "s", "output", "entropy")
+OF_ROWS = ("unsafe", "lost", "s", "output", "entropy")
 
 
 def check_statistic(name: str, recipe: Recipe) -> None:
@@ -55,7 +57,7 @@ def check_statistic(name: str, recipe: Recipe) -> None:
     Raises:
       UsageError: S of a map whose weights may be negative.
     """
-    if name in ("unsafe", "s") and getattr(recipe.map, "signed", False):
+    if name in ("unsafe", "lost", "s") and getattr(recipe.map, "signed", False):
         raise UsageError(
             f"--rank={name}: S is not defined for {recipe.spec}, whose weights may be negative; "
             "rank by output, text or another statistic"
@@ -157,7 +159,7 @@ def of_rows(opened: OpenAudit, recipe: Recipe, bias: Any, texts: str) -> dict[st
     """The statistics `OF_ROWS` of every head `[L, N]`, from a pass with softmax over the texts."""
     audited = opened.model
     bias_1LN = jnp.asarray(np.broadcast_to(np.float32(bias), audited.shape))[None]
-    names = ("s_own", "change", "sharpness")
+    names = ("s_own", "s_softmax", "change", "sharpness")
     parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for batch in batches(opened.suites[texts], audited.config.batch_size):
         tokens_BT, queries_BQ, valid_BT = audited.put(
@@ -175,11 +177,12 @@ def of_rows(opened: OpenAudit, recipe: Recipe, bias: Any, texts: str) -> dict[st
         for name, found in parts.items():
             rows_LBNQ = np.asarray(reports[name], np.float64)[:, 0][:, batch.valid_B]
             found.append(rows_LBNQ.transpose(0, 2, 1, 3).reshape(*audited.shape, -1))
-    s_LNR, change_LNR, sharp_LNR = (np.concatenate(parts[name], -1) for name in names)
+    s_LNR, own_LNR, change_LNR, sharp_LNR = (np.concatenate(parts[name], -1) for name in names)
     # A row without an S has no weight on the key.
     s_LNR = np.nan_to_num(s_LNR, nan=np.inf, posinf=np.inf)
     return {
         "unsafe": (s_LNR >= 1).mean(-1),
+        "lost": ((s_LNR >= 1) & (own_LNR < 1)).mean(-1),
         "s": np.median(s_LNR, axis=-1),
         "output": change_LNR.mean(-1),
         "entropy": sharp_LNR.mean(-1),

@@ -67,8 +67,8 @@ class CheckConfig(Settings):
       by: what --hybrid replaces together: each head, all heads that read one key head, or a layer.
       draws: number of random sets of each size that --hybrid tries.
       max_loss: nats per token that the loss on text may rise under --hybrid.
-      rank: statistic by which --hybrid ranks the heads: text, task, kl, unsafe, s, output, entropy
-        or random (`audit.ranking`).
+      rank: statistic by which --hybrid ranks the heads: text, task, kl, unsafe, lost, s, output,
+        entropy or random (`audit.ranking`).
       max_state: percent of softmax's cache, in bytes, that a set of --hybrid may keep at --length.
       haystack: text around the needle: essays, speeches, or a text file.
       needle_words: file of words and frame of the needle, for another language or code

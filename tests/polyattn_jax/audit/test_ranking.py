@@ -121,6 +121,8 @@ def test_statistics_of_rows_are_those_of_the_score_matrices(opened):
             )
             rows["s"].append(s)
             rows["unsafe"].append(s >= 1)
+            kept = w_LNS.max(-1)
+            rows["lost"].append((s >= 1) & (1 - kept < kept))
             rows["output"].append(
                 np.linalg.norm(after - before, axis=-1) / np.linalg.norm(before, axis=-1)
             )
@@ -150,7 +152,7 @@ def test_random_costs_are_those_of_the_seed_and_ties_keep_their_order(opened):
 
 def test_signed_weights_have_no_s():
     signed = parse_recipe("poly:p=3")
-    for name in ("unsafe", "s"):
+    for name in ("unsafe", "lost", "s"):
         with pytest.raises(UsageError, match=r"S is not defined for poly:p=3.*rank by output"):
             ranking.check_statistic(name, signed)
     ranking.check_statistic("output", signed)
