@@ -14,6 +14,7 @@ from tools.page_blocks.ledger import ledger
 from tools.page_blocks.pairs import pair
 from tools.page_blocks.paper_tables import claims
 from tools.page_blocks.posttraining import kinds, over_updates, posttraining
+from tools.page_blocks.rankings import ranking_runs, rankings
 from tools.page_blocks.robustness import comparisons, divergences
 from tools.page_blocks.sources import conditions
 from tools.page_blocks.timings import (
@@ -48,6 +49,8 @@ __all__ = [
     "pair",
     "paper_steps",
     "posttraining",
+    "ranking_runs",
+    "rankings",
     "ratios_of_seeds",
     "routing",
     "ten_epochs",

@@ -1,0 +1,66 @@
+"""Tables of prospective tests of rankings: `iaj polyattn rankings`."""
+
+from typing import Any
+
+from tools.page_blocks.sources import interval, summary, table
+
+# What the page shows of each test.
+OUTCOMES = ("text_untrained", "text_heads", "text_logits")
+
+
+def rankings(*names: str) -> str:
+    """Rank correlation of each statistic with the loss of hybrids, and what the ranking gains.
+
+    Args:
+      *names: stored results, each a column group of one model and recipe.
+    """
+    results = [summary(name) for name in names]
+    statistics = dict.fromkeys(each["statistic"] for found in results for each in found["results"])
+    heads = ["rank by"]
+    for found in results:
+        of = f"{found['model']}, {found['recipe']}"
+        heads += [f"{of}: untrained", "stage 1", "stage 2", "gain, nats"]
+    rows = []
+    for name in statistics:
+        row = [name]
+        for found in results:
+            own = {e["outcome"]: e for e in found["results"] if e["statistic"] == name}
+            row += [_rank(own.get(outcome)) for outcome in OUTCOMES]
+            row.append(_gain(own.get(OUTCOMES[-1])))
+        rows.append(tuple(row))
+    return table(tuple(heads), rows)
+
+
+def ranking_runs(*names: str) -> str:
+    """What each test has trained and measured."""
+    rows = []
+    for name in names:
+        found = summary(name)
+        shares = ", ".join(f"{share:g}" for share in found["replaced"])
+        rows.append(
+            (
+                found["model"],
+                found["recipe"],
+                f"{found['groups']} {found['by'].replace('_', ' ')}s",
+                f"{shares} %",
+                str(found["seeds"]),
+                str(found["sets"]),
+                f"{found['first_tokens']:,}",
+                f"{found['second_tokens']:,}",
+                f"{found['text_softmax']:.3f}",
+                f"{found['right_softmax']} of {found['prompts']} ({found['task']})",
+            )
+        )
+    heads = ("model", "recipe", "groups", "replaced", "seeds", "hybrids")
+    of_training = ("tokens, stage 1", "stage 2", "softmax, nats per token", "right answers")
+    return table((*heads, *of_training), rows)
+
+
+def _rank(entry: dict[str, Any] | None) -> str:
+    if entry is None or entry["correlation"] is None:
+        return "–"
+    return interval(entry["correlation"], "+.2f")
+
+
+def _gain(entry: dict[str, Any] | None) -> str:
+    return "–" if entry is None else interval(entry["gain"], "+.3f")
