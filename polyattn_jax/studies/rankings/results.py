@@ -21,7 +21,7 @@ OUTCOMES = (
 SETS = pa.schema(
     [
         ("seed", pa.int32()),
-        ("replaced", pa.float32()),
+        ("replaced", pa.float64()),
         ("set", pa.string()),
         ("chosen_by", pa.string()),
         ("groups", pa.list_(pa.int32())),

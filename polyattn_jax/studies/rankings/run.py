@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
-from lm_jax.errors import BadInputError
+from lm_jax.errors import BadInputError, UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.run.files import make_folder
@@ -97,6 +97,12 @@ def measure_all(config: RankingsConfig, work: Work) -> RankingsSummary:
     audited = AuditedModel(task.base, mesh, config.audit)
     suites, answers = _suites(config, task, audited)
     groups = groups_of(task.base.cfg, config.by)
+    sizes = [size_of(share, len(groups)) for share in config.replaced]
+    if len(set(sizes)) < len(sizes):
+        raise UsageError(
+            f"config.replaced = {config.replaced}: of {len(groups)} {config.by}s these are {sizes}; "
+            "leave out shares that replace as many"
+        )
     make_folder(work.path / RANKING)
     with units.open_stores(
         work.path / RANKING, fingerprint(audited, suites), config.audit.degrees
@@ -121,15 +127,13 @@ def measure_all(config: RankingsConfig, work: Work) -> RankingsSummary:
         mask = head_sets.mask(np.concatenate([groups[g] for g in item.groups]), audited.shape)
         untrained = params_lib.init(jax.random.key(item.seed), heads.spec)
         trained: list[tuple[Matching, ParamTree]] = [(heads, untrained), (heads, first)]
-        if config.logit_steps:
-            folder = work.path / f"set_{item.seed}_{item.replaced:g}_{sets.index(item)}"
-            logits = _given(logits_of(own, heads))
-            given = {"model": own.base.params, "heads_LN": jnp.asarray(mask)}
-            state = train_logits(own, logits, first, folder, frozen=given).state
-            trained.append((logits, state.params))
-            shutil.rmtree(folder)
-        else:
-            trained.append(trained[-1])
+        folder = work.path / f"set_{item.seed}_{item.replaced:g}_{sets.index(item)}"
+        logits = _given(logits_of(own, heads))
+        given = {"model": own.base.params, "heads_LN": jnp.asarray(mask)}
+        trained.append(
+            (logits, train_logits(own, logits, first, folder, frozen=given).state.params)
+        )
+        shutil.rmtree(folder)
         row = {
             "seed": item.seed,
             "replaced": item.replaced,
@@ -183,6 +187,8 @@ def chosen_sets(
 ) -> Iterator[Chosen]:
     """The sets of every seed and size: those of the statistics, each once, and random ones.
 
+    A statistic that is the same in the last group to stay and the first to go has no set.
+
     Args:
       config: statistics, sizes, draws and seeds.
       costs: cost of each group by statistic.
@@ -190,11 +196,14 @@ def chosen_sets(
     """
     for seed in config.seeds:
         for share in config.replaced:
-            size = min(max(round(share * groups / 100), 1), groups - 1)
+            size = size_of(share, groups)
             by: dict[tuple[int, ...], list[str]] = {}
             for name in config.statistics:
-                least = ranking.order(costs[name])[groups - size :]
-                by.setdefault(tuple(sorted(least.tolist())), []).append(name)
+                ranked = ranking.order(costs[name])
+                last, first = costs[name][ranked[groups - size - 1 : groups - size + 1]]
+                # Groups of equal cost on both sides: the statistic does not choose.
+                if last != first:
+                    by.setdefault(tuple(sorted(ranked[groups - size :].tolist())), []).append(name)
             generator = np.random.default_rng((seed, size))
             for _ in range(config.draws):
                 drawn = sorted(generator.permutation(groups)[:size].tolist())
@@ -203,6 +212,11 @@ def chosen_sets(
                     own.append(numbers.RANDOM)
             for members, names in by.items():
                 yield Chosen(seed, share, members, tuple(names))
+
+
+def size_of(share: float, groups: int) -> int:
+    """The number of groups that a set of this share, in percent, replaces; one to all but one."""
+    return min(max(round(share * groups / 100), 1), groups - 1)
 
 
 def _suites(config: RankingsConfig, task: Task, audited: AuditedModel) -> tuple[Suites, str]:

@@ -8,7 +8,6 @@ from lm_jax.run.settings import (
     READ_AT_ONCE,
     READS_MODEL,
     Bound,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ShareBelow1,
@@ -74,7 +73,7 @@ class RankingsConfig(StepFields, Training):
     by: Literal["head", "kv_head", "layer"] = "layer"
     statistics: tuple[str, ...] = STATISTICS
     replaced: Annotated[tuple[float, ...], SHARES] = (30.0, 50.0, 70.0)
-    draws: Annotated[int, at_least(1)] = 5
+    draws: Annotated[int, at_least(3)] = 8
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig(
             "wiki", "document", splits=(0.97, 0.03, 0.0), max_tokens=300_000
@@ -93,7 +92,7 @@ class RankingsConfig(StepFields, Training):
     steps: PositiveInt = 100
     learning_rate: PositiveFloat = 1e-3
     warmup: ShareBelow1 = 0.05
-    logit_steps: NonNegativeInt = 40
+    logit_steps: PositiveInt = 40
     logit_learning_rate: PositiveFloat = 3e-4
     logit_targets: tuple[str, ...] = ("q", "k", "v", "o")
     eval_every: PositiveInt = 1_000
@@ -161,7 +160,7 @@ def smoke(config: RankingsConfig) -> RankingsConfig:
         validation_documents=4,
         task_n=6,
         task_length=64,
-        draws=1,
+        draws=3,
         replaced=(50.0,),
         steps=2,
         logit_steps=2,
