@@ -27,6 +27,7 @@ keys). With z the model's own scores and c the largest of a row inside, the weig
     inside     gamma e^(z - c) of elu1 and hedgehog, gamma e^z of performer, which estimates e^z
     outside    phi(q).phi(k)
 
+In a model that caps its scores, z inside is capped and the estimate of performer outside is not.
 LoLCATs learns gamma, from 0.1 on; here it is fixed. A state of the features and a cache of the
 window and the sinks compute them token by token: a key enters the state as it leaves the window.
 """

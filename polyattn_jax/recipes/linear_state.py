@@ -100,34 +100,62 @@ def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
     return _of_size(recipe, reason, p, features, tensor, d)
 
 
-def state_numbers(
+@dataclasses.dataclass(frozen=True)
+class KeptState:
+    """What a model keeps for one sequence.
+
+    Attributes:
+      numbers: numbers in caches and states.
+      key_heads: number of key heads that have a cache with softmax everywhere.
+      freed: number of them whose cache goes.
+    """
+
+    numbers: int
+    key_heads: int
+    freed: int
+
+
+def kept_state(
     recipe: Recipe, bias: Any, heads_LN: np.ndarray, cfg: DecoderConfig, length: int
-) -> int:
-    """Numbers that a model keeps for one sequence, with a recipe in some of its heads.
+) -> KeptState:
+    """What a model keeps, with a recipe in some of its heads.
 
     A key head whose query heads all have the recipe keeps the recipe's state, one that a softmax
-    head reads its cache, and with replaced heads beside it both. A recipe whose state grows with
-    the text (`LinearState.finite`) needs the cache as well. A window keeps no more than there is.
+    head reads its cache, and with replaced heads beside it both. A recipe without a finite feature
+    map needs the whole cache. In a layer with a sliding window the state of a feature map needs its
+    cache as well, since keys that leave the window are subtracted. A window keeps no more than
+    there is, and no key is outside it where the text is no longer.
 
     Args:
       recipe, bias: arguments of `linear_state`.
       heads_LN: heads that have the recipe.
-      cfg: the model.
+      cfg: the model; where layers read the keys of an earlier one, they are of that one's.
       length: number of tokens of the sequence.
     """
-    entry = linear_state(recipe, bias, cfg)
-    heads_LKG = heads_LN.reshape(cfg.num_layers, cfg.num_kv_heads, -1)
-    every_LK, some_LK = heads_LKG.all(-1), heads_LKG.any(-1)
-    d = max(stack.cfg.head_dim for stack in cfg.stacks)
-    windows = [min(window or length, length) for window in cfg.layer_windows]
-    cache_LK = 2 * d * np.broadcast_to(np.array(windows)[:, None], every_LK.shape)
-    window = entry.window or 0
-    if not entry.finite and not window:
-        return int(cache_LK.sum())
-    # A softmax head beside it has the keys of the window in its own cache.
-    window_LK = np.where(every_LK, np.minimum(2 * d * window, cache_LK), cache_LK)
-    features = (entry.state or 0) - 2 * d * window
-    return int((window_LK + features * some_LK).sum())
+    readers: dict[int, list[int]] = {}
+    owner_cfg: dict[int, DecoderConfig] = {}
+    for stack in cfg.stacks:
+        for layer in stack.layers:
+            owner = stack.cfg.kv if isinstance(stack.cfg.kv, int) else layer
+            readers.setdefault(owner, []).append(layer)
+            if owner == layer:
+                owner_cfg[layer] = stack.cfg
+    numbers = key_heads = freed = 0
+    for owner, layers in readers.items():
+        own = owner_cfg[owner]
+        entry, d, window = linear_state(recipe, bias, own), own.head_dim, cfg.layer_windows[owner]
+        seen = min(window or length, length)
+        cache, kept = 2 * d * seen, 2 * d * min(entry.window or 0, seen)
+        features = (entry.state or 0) - 2 * d * (entry.window or 0) if entry.finite else 0
+        if length <= (entry.window or 0):
+            features = 0
+        heads_RKG = heads_LN[layers].reshape(len(layers), own.num_kv_heads, -1)
+        goes = (entry.finite and seen == length) or (entry.window is not None and not entry.finite)
+        for heads_RG in heads_RKG.swapaxes(0, 1):
+            gone = goes and heads_RG.all() and kept < cache
+            numbers += (kept if gone else cache) + features * int(heads_RG.any())
+            key_heads, freed = key_heads + 1, freed + int(gone)
+    return KeptState(numbers, key_heads, freed)
 
 
 def _of_size(

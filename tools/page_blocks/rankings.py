@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from tools.page_blocks.sources import interval, summary, table
+from tools.page_blocks.sources import summary, table
 
+# What is marked.
+LEVEL = 0.05
 # What the page shows of each test.
 OUTCOMES = ("text_untrained", "text_heads", "text_logits")
 
@@ -59,8 +61,11 @@ def ranking_runs(*names: str) -> str:
 def _rank(entry: dict[str, Any] | None) -> str:
     if entry is None or entry["correlation"] is None:
         return "–"
-    return interval(entry["correlation"], "+.2f")
+    mark = "*" if entry["p_value"] < LEVEL else ""
+    return f"{entry['correlation']:+.2f}{mark} ({entry['low']:+.2f} to {entry['high']:+.2f})"
 
 
 def _gain(entry: dict[str, Any] | None) -> str:
-    return "–" if entry is None else interval(entry["gain"], "+.3f")
+    if entry is None or entry["gain"] is None:
+        return "–"
+    return f"{entry['gain']:+.3f} ({entry['gain_low']:+.3f} to {entry['gain_high']:+.3f})"

@@ -20,14 +20,14 @@ class Search:
       draws: random sets of each size.
       max_loss: nats per token that the loss on text may rise.
       rank: statistic that ranks the heads (`audit.ranking`).
-      max_state: percent of the bytes of softmax's cache that a set may keep.
+      max_state: percent of the bytes of softmax's cache that a set may keep; 0 is no limit.
     """
 
     keep: tuple[float, ...]
     draws: int
     max_loss: float
     rank: str = "text"
-    max_state: float = 100.0
+    max_state: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.keep or not all(0 <= share < 100 for share in self.keep):
@@ -136,19 +136,23 @@ class HybridResult:
     def front(self) -> tuple[HeadSet, ...]:
         """The sets that no other one betters: the Pareto front of state, loss and tasks.
 
-        A set is bettered by one that is no worse in the bytes of its state, its loss on text and
-        its accuracy in every task, and better in one of them, by their estimates.
+        A set is bettered by one, or by softmax in all heads, that is no worse in the bytes of its
+        state, its loss on text and its accuracy in every task, and better in one of them, by their
+        estimates.
         """
 
         def goods(entry: HeadSet) -> tuple[float, ...]:
             accuracies = (own.accuracy.estimate for own in entry.answers)
-            return (-float(entry.state), -entry.text.change.estimate, *accuracies)
+            change = entry.text.change.estimate
+            loss = math.inf if math.isnan(change) else change
+            return (-float(entry.state), -loss, *accuracies)
+
+        by_softmax = (self.softmax_needle, *self.softmax_others.values())
+        softmax = (-float(self.softmax_state), 0.0, *(a.accuracy.estimate for a in by_softmax))
+        tried = [softmax, *map(goods, self.frontier)]
 
         def bettered(one: HeadSet) -> bool:
             own = goods(one)
-            return any(
-                other != own and all(map(operator.ge, other, own))
-                for other in map(goods, self.frontier)
-            )
+            return any(other != own and all(map(operator.ge, other, own)) for other in tried)
 
         return tuple(entry for entry in self.frontier if not bettered(entry))

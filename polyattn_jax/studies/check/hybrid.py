@@ -17,8 +17,8 @@ that softmax does not solve is never accepted.
    texts and on the prompts of each task.
 4. A set is accepted where the whole 95 % interval of its change on text (Student's t over texts, 10
    at least) is below `max_loss` nats per token, the verdict on every task is "preserve", and its
-   state has at most `max_state` percent of the bytes of softmax's cache. The one with the fewest
-   softmax heads is saved.
+   state has at most `max_state` percent of the bytes of softmax's cache, if that is not 0. The one
+   with the fewest softmax heads is saved.
 
 The accepted set is the best of those tried, so its own interval is a little too good; the texts
 that ranked the heads are not among those that it is measured on. Windows of one document that
@@ -27,6 +27,7 @@ alternate between the two are not independent, which the page says.
 
 from collections.abc import Mapping
 import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ from polyattn_jax.recipes import linear_state
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, replaced_heads
 from polyattn_jax.recipes.row_maps import SOFTMAX, Recipe, parse_recipe, resolve_bias
 from polyattn_jax.studies.check import tasks
-from polyattn_jax.studies.check.asked import held_for_ranking, ranking_key, required
+from polyattn_jax.studies.check.asked import MOST_RANKING, held_for_ranking, ranking_key, required
 from polyattn_jax.studies.check.settings import CheckConfig
 from polyattn_jax.suites import Suite
 
@@ -74,9 +75,10 @@ def search(config: CheckConfig, work: Work) -> HybridResult:
 
     def suites(audited: AuditedModel) -> Suites:
         nonlocal asked
-        asked, of_ranking = required(config, audited), {}
-        if config.rank == "task":
-            asked, of_ranking = held_for_ranking(asked)
+        by_task = config.rank == "task"
+        asked, of_ranking = required(config, audited, more=MOST_RANKING if by_task else 0), {}
+        if by_task:
+            asked, of_ranking = held_for_ranking(asked, audited.tokenizer)
         return asked.with_controls | of_ranking | split(audit_suites.texts(audited))
 
     with open_audit(config.audit, work, suites) as opened:
@@ -152,12 +154,13 @@ def _search(opened: OpenAudit, own: CheckConfig, asked: tasks.Asked) -> HybridRe
         ).unsolved
         for task in own.tasks
     ]
-    bytes_of = {
-        name: linear_state.state_numbers(recipe, conditions.bias, mask, cfg, own.length)
-        * jnp.dtype(own.dtype).itemsize
+    kept_of = {
+        name: linear_state.kept_state(recipe, conditions.bias, mask, cfg, own.length)
         for name, mask in {SOFTMAX.name: np.zeros(shape, bool), **masks}.items()
     }
-    most = search.max_state / 100 * bytes_of[SOFTMAX.name]
+    size = jnp.dtype(own.dtype).itemsize
+    of_softmax = kept_of[SOFTMAX.name]
+    most = search.max_state / 100 * of_softmax.numbers if search.max_state else math.inf
     first, *others = by_task
     needle_of = by_task[first]
     frontier = tuple(
@@ -168,11 +171,11 @@ def _search(opened: OpenAudit, own: CheckConfig, asked: tasks.Asked) -> HybridRe
             needle=needle_of[name],
             accepted=text_of[name].change.high < search.max_loss
             and all(solved)
-            and bytes_of[name] <= most
+            and kept_of[name].numbers <= most
             and all(answers[name].verdict == "preserve" for answers in by_task.values()),
             others={other: by_task[other][name] for other in others},
-            freed=freed(masks[name], cfg),
-            state=bytes_of[name],
+            freed=kept_of[name].freed,
+            state=kept_of[name].numbers * size,
         )
         for name, (seed, kept) in sets.items()
     )
@@ -207,8 +210,8 @@ def _search(opened: OpenAudit, own: CheckConfig, asked: tasks.Asked) -> HybridRe
         best=best,
         tasks=tuple(by_task),
         softmax_others={other: by_task[other][SOFTMAX.name] for other in others},
-        kv_heads=shape[0] * cfg.num_kv_heads,
-        softmax_state=bytes_of[SOFTMAX.name],
+        kv_heads=of_softmax.key_heads,
+        softmax_state=of_softmax.numbers * size,
     )
 
 
@@ -221,11 +224,6 @@ def groups_of(cfg: DecoderConfig, by: str) -> np.ndarray:
     """
     together = {"head": 1, "kv_head": cfg.num_heads // cfg.num_kv_heads, "layer": cfg.num_heads}
     return np.arange(cfg.num_layers * cfg.num_heads).reshape(-1, together[by])
-
-
-def freed(heads_LN: np.ndarray, cfg: DecoderConfig) -> int:
-    """Number of key heads that no softmax head reads, of a mask of replaced heads."""
-    return int(heads_LN.reshape(cfg.num_layers, cfg.num_kv_heads, -1).all(-1).sum())
 
 
 def _rank_heads(
@@ -246,6 +244,11 @@ def _rank_heads(
         prompts=[ranking_key(task.key(own.length)) for task in own.tasks],
         seed=own.seed,
     )
+    if (cost_G == cost_G[0]).all() and len(cost_G) > 1:
+        raise BadInputError(
+            f"--rank={own.rank} is {cost_G[0]:g} in every group of heads under {recipe.spec}, "
+            "which ranks none; rank by output, text or another statistic"
+        )
     ranked = ranking.order(cost_G)
     rank_of = np.empty(len(ranked), int)
     rank_of[ranked] = np.arange(len(ranked))

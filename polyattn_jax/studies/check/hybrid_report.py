@@ -27,9 +27,11 @@ TERMS = {
     "state": "Bytes that a prompt keeps in decoding, of softmax's cache and of the recipe's state.",
     "front": "No other set tried is as good in state, loss and every task, and better in one "
     "(the Pareto front, by estimates).",
-    "key heads freed": "Key heads that no softmax head reads any more, whose cache goes.",
-    "accepted": "The whole interval of the change is below the limit, and the verdict on every "
-    "task is preserve. The best of the sets tried: its own interval is a little too good.",
+    "key heads freed": "Key heads whose cache goes: no softmax head reads them any more, and the "
+    "recipe keeps a state of a fixed size. Under a recipe without one all caches stay.",
+    "accepted": "The whole interval of the change is below the limit, the verdict on every task is "
+    "preserve, and the state is within the bytes of --max_state, if that is given. The best of the "
+    "sets tried: its own interval is a little too good.",
     "interval": "95 %: of a change, Student's t over texts; of a task, Wilson's over prompts.",
 }
 
@@ -71,6 +73,8 @@ def conclusion(result: HybridResult) -> str:
     total = result.layers * result.heads
     kept = "the needle" if result.tasks == ("needle",) else ", ".join(result.tasks)
     limit = f"{result.search.max_loss:g} nats per token on text and preserve {kept}"
+    if result.search.max_state:
+        limit += f", in at most {result.search.max_state:g} % of the bytes of softmax's cache"
     if result.best is None:
         return f"No set of heads is shown to lose less than {limit} under {result.recipe}."
     text = (
@@ -81,6 +85,8 @@ def conclusion(result: HybridResult) -> str:
         return text
     kept = total - len(result.best.replaced)
     (best,) = (each for each in result.frontier if (each.seed, each.kept) == (None, kept))
+    if result.softmax_state and not best.freed:
+        return f"{text} No cache goes."
     text += f" The cache of {best.freed} of {result.kv_heads} key heads goes"
     if not result.softmax_state:
         return f"{text}."

@@ -69,7 +69,8 @@ class CheckConfig(Settings):
       max_loss: nats per token that the loss on text may rise under --hybrid.
       rank: statistic by which --hybrid ranks the heads: text, task, kl, unsafe, lost, s, output,
         entropy or random (`audit.ranking`).
-      max_state: percent of softmax's cache, in bytes, that a set of --hybrid may keep at --length.
+      max_state: percent of the bytes of softmax's cache at --length that a set of --hybrid keeps at
+        most; 0 is no limit.
       haystack: text around the needle: essays, speeches, or a text file.
       needle_words: file of words and frame of the needle, for another language or code
         (`suites.needle_file`); by default 200 English nouns.
@@ -105,7 +106,7 @@ class CheckConfig(Settings):
     max_loss: Annotated[float, Flag(), at_least(0.0)] = 0.05
     rank: Annotated[Statistic, Flag()] = dataclasses.field(default="text", metadata=LATER)
     max_state: Annotated[float, Flag(), at_least(0.0)] = dataclasses.field(
-        default=100.0, metadata=LATER
+        default=0.0, metadata=LATER
     )
     haystack: Annotated[str, Flag(), _READS_HAYSTACK] = "essays"
     needle_words: Annotated[str, Flag(), READS_FILE] = dataclasses.field(default="", metadata=LATER)

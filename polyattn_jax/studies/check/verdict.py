@@ -29,6 +29,9 @@ from polyattn_jax.suites import induction
 
 # The suite by whose rows heads are ranked.
 RANKING = "induction"
+# Of trained heads: why no row counts for the verdict, and what to do where they lose.
+UNTRAINED = "the rows are of the recipe without its training"
+TRAIN_MORE = "train longer and on more text, or replace fewer heads"
 RowFindings = dict[str, tuple[RowShares, SoftmaxComparison | None]]
 
 
@@ -67,20 +70,28 @@ def measure(config: CheckConfig, work: Work) -> CheckResult:
         if settings.text:
             conditions = stages.sweep_conditions(audited, calibrated, TEXTS, heads_LN=heads_LN)
             losses = opened.text_losses(conditions, TEXTS, one_document=settings.one_document)
-            shares, change = of_suite[TEXTS]
+            shares, change = of_suite[TEXTS] if config.trained is None else (RowShares(), None)
             texts = TextResults(losses[SOFTMAX.name], losses[recipe.name], unsafe(shares), change)
     measured = _is_measured(recipe)
     unmeasured = "no row has a target" if measured else recipe.unmeasured
+    # Rows of the recipe without its training say nothing of what was trained.
+    read = probe.name if probe and config.trained is None else ""
+    unread = "its rows were not measured" if config.trained is None else UNTRAINED
     results = decisions.holm(
         decisions.task_result(
             name,
             own,
-            safe if probe and name == probe.name else RowShares(),
-            unmeasured=unmeasured if probe and name == probe.name else "its rows were not measured",
+            safe if name == read else RowShares(),
+            unmeasured=unmeasured if name == read else unread,
             tolerance=settings.tolerance,
         )
         for name, own in answers.items()
     )
+    if config.trained is not None:
+        results = tuple(
+            dataclasses.replace(each, next=TRAIN_MORE) if each.verdict == "no-go" else each
+            for each in results
+        )
     decided = decisions.overall(results, asked.refused, tolerance=settings.tolerance)
     return CheckResult(
         model=settings.model,

@@ -256,7 +256,7 @@ def _text_lines(result: CheckResult) -> list[str | Row]:
         _loss("  with the recipe", texts.recipe.loss, ".3f"),
         _loss("  change on them (paired)", texts.recipe.change, "+.3f"),
     ]
-    if result.measured:
+    if result.measured and not result.trained:
         lines += [
             _share(f"  rows with {_statistic(result)} >= 1", texts.unsafe.recipe),
             _share("    dead among these", texts.unsafe.dead),

@@ -10,12 +10,13 @@ cost least, and train the result. This measures whether the statistic was right:
 1. Groups (layers, key heads or heads) are ranked by each statistic of `audit.ranking`.
 2. For each budget, the share of groups that is replaced, the set that each statistic would replace
    is formed, and random sets of the same size.
-3. Each set is trained on the same tokens in the two stages of `iaj polyattn distill`: its heads on
-   the outputs of softmax, then the whole hybrid on the distribution of the next token.
+3. Each set is trained in the two stages of `iaj polyattn distill`, all sets of a seed on the same
+   tokens: its heads on the outputs of softmax, then the whole hybrid on the distribution of the
+   next token.
 4. On held-out windows and on prompts: the loss over softmax, before and after either stage, and the
    right answers.
-5. Over the sets of one size and seed, the rank correlation of what each statistic says of a set
-   (the sum of the costs of its groups) with what the set loses.
+5. Over the random sets of one size and seed, the rank correlation of what each statistic says of a
+   set (the sum of the costs of its groups) with what the set loses.
 
 The same command resumes a run that was killed, set by set.
 """

@@ -7,7 +7,6 @@ from lm_jax import report
 from lm_jax.console.terminal import format_table
 from lm_jax.report import Column, Report, Section, section, table, table_of
 from lm_jax.report.markup import number
-from lm_jax.report.tables import interval_text, rate
 from polyattn_jax.audit.ranking import WORDS
 from polyattn_jax.studies.rankings.results import RankingResult, RankingsSummary
 from polyattn_jax.studies.rankings.settings import RankingsConfig
@@ -23,16 +22,25 @@ OUTCOMES = {
     "accuracy_logits": "wrong answers, after stage 2",
 }
 TRAINED = "text_logits"
+# What is called shown.
+LEVEL = 0.05
 TERMS = {
-    "rank correlation": "Spearman's, over the sets of one budget and seed, of the sum of the costs "
-    "of the replaced groups with what the set loses. 1 where the statistic orders the sets as "
-    "training leaves them, 0 where it says nothing.",
-    "gain": "What random sets of the same size lose, less what the set loses that the statistic "
-    "chooses; above 0 the statistic is of use.",
-    "stage 1": "Every replaced head is trained on the output that softmax gives.",
-    "stage 2": "The whole hybrid is trained on the model's distribution of the next token.",
-    "interval": "95 %, Student's t over budgets and seeds. The budgets of a seed share a first "
-    "stage and may share sets of groups, so that it is a little too narrow.",
+    "rank correlation": "Spearman's, over the random sets of one budget and seed, of the sum of "
+    "the costs of the replaced groups with what the set loses; the mean over budgets and seeds, "
+    "and its least and greatest. 1 where the statistic orders the sets as training leaves them, 0 "
+    "where it says nothing.",
+    "p": "Share of 5,000 deals of the same costs to the groups, and of the deal as it is, whose "
+    "mean correlation is as far from 0 or farther; corrected over statistics after Holm. It is "
+    "about these groups and sets of this model; other models may differ.",
+    "gain": "What random sets of the same size lose on average, less what the set loses that the "
+    "statistic chooses; the mean over budgets and seeds, and its least and greatest. Above 0 the "
+    "statistic is of use.",
+    "stage 1": "Every replaced head is trained on the output that softmax gives, in one training "
+    "of all heads for all sets of a seed. Heads that share weights there are not apart: the "
+    "adapters of a layer have one factor for all its heads, and W of a key head is that of its "
+    "query heads.",
+    "stage 2": "The whole hybrid is trained on the model's distribution of the next token, each "
+    "set of a seed on the same tokens.",
 }
 
 
@@ -55,21 +63,29 @@ def build(config: RankingsConfig, summary: RankingsSummary, folder: Path) -> Rep
 
 
 def conclusion(summary: RankingsSummary) -> str:
-    """Which statistic orders trained hybrids best, in one sentence."""
-    found = {result.statistic: result.correlation for result in of_outcome(summary, TRAINED)}
-    ranked = {name: each for name, each in found.items() if each is not None}
-    if not ranked:
-        return "No statistic can be judged: all sets lose the same."
-    best = max(ranked, key=lambda name: ranked[name].estimate)
-    shown = [name for name, correlation in ranked.items() if correlation.low > 0]
-    text = (
-        f"The loss of trained hybrids on text is best told by {best}: rank correlation "
-        f"{interval_text(ranked[best], '+.2f')}"
-    )
-    if not shown:
-        return f"{text}. For no statistic is it shown to be above 0."
-    names = ", ".join(shown)
-    return f"{text}. It is shown to be above 0 for {names}."
+    """Which statistics order trained hybrids, in at most three sentences."""
+    found = [r for r in of_outcome(summary, TRAINED) if r.correlation is not None]
+    if not found:
+        return "No statistic can be judged: it, or what the sets lose, is the same in all of them."
+    shown = [r for r in found if r.p_value is not None and r.p_value < LEVEL]
+    ranked = sorted(shown, key=lambda r: -(r.correlation or 0.0))
+    right = [_described(r) for r in ranked if (r.correlation or 0.0) > 0]
+    wrong = [_described(r) for r in reversed(ranked) if (r.correlation or 0.0) < 0]
+    lines = [
+        f"What trained hybrids lose on text is told beforehand by {', '.join(right)}."
+        if right
+        else "No statistic is shown to tell what trained hybrids lose on text."
+    ]
+    if wrong:
+        lines.append(f"It is told the wrong way round by {', '.join(wrong)}.")
+    rest = [r.statistic for r in of_outcome(summary, TRAINED) if r not in shown]
+    if rest:
+        lines.append(f"Of {', '.join(rest)} neither is shown.")
+    return " ".join(lines)
+
+
+def _described(result: RankingResult) -> str:
+    return f"{result.statistic} ({number(result.correlation, '+.2f')})"
 
 
 def of_outcome(summary: RankingsSummary, outcome: str) -> list[RankingResult]:
@@ -99,18 +115,31 @@ def _correlations(summary: RankingsSummary):
         [first.statistic, *(_rank(results[at]) for results in by_outcome.values())]
         for at, first in enumerate(by_outcome[TRAINED])
     ]
+    unsolved = ""
+    if not summary.solved:
+        unsolved = (
+            " Softmax is not shown to answer half of the prompts, so that the columns of answers "
+            "say little."
+        )
     return table(
         ["Rank by", *OUTCOMES.values()],
         rows,
-        caption="Mean rank correlation over budgets and seeds of what a statistic says of a set "
-        "with what the set loses.",
+        caption="Mean rank correlation over budgets and seeds of what a statistic says of a random "
+        f"set with what the set loses; * marks p < {LEVEL:g}.{unsolved}",
     )
 
 
-def _rank(result: RankingResult):
+def _rank(result: RankingResult) -> str:
     if result.correlation is None:
         return "–"
-    return rate(result.correlation, spec="+.2f", scale=1.0)
+    mark = "*" if result.p_value is not None and result.p_value < LEVEL else ""
+    return f"{number(result.correlation, '+.2f')}{mark}"
+
+
+def _range(mean: float | None, low: float | None, high: float | None, spec: str) -> str:
+    if mean is None:
+        return "–"
+    return f"{number(mean, spec)} ({number(low, spec)} to {number(high, spec)})"
 
 
 def _gains(summary: RankingsSummary):
@@ -118,14 +147,17 @@ def _gains(summary: RankingsSummary):
         of_outcome(summary, TRAINED),
         [
             Column("Rank by", value=lambda r: r.statistic),
-            Column("Gain on text", value=lambda r: rate(r.gain, spec="+.3f", scale=1.0)),
+            Column("Correlation", value=lambda r: _range(r.correlation, r.low, r.high, "+.2f")),
+            Column("p", ".4f", lambda r: r.p_value),
+            Column("Gain", value=lambda r: _range(r.gain, r.gain_low, r.gain_high, "+.3f")),
+            Column("Random sets beaten", value=lambda r: f"{r.beaten} of {r.of}"),
             *(
                 Column(f"Loss, {share:g} %", value=lambda r, s=share: _chosen(summary, r, s))
                 for share in summary.replaced
             ),
         ],
-        caption="After stage 2: what random sets lose on text less what the chosen set does, and "
-        "the loss over softmax of the chosen set beside the mean of random ones, nats per token.",
+        caption="On text after stage 2, nats per token: the loss over softmax of the chosen set "
+        "beside the mean of random ones, the mean over seeds.",
     )
 
 
@@ -135,10 +167,10 @@ def _chosen(summary: RankingsSummary, result: RankingResult, share: float) -> st
         for cell in summary.cells
         if (cell.statistic, cell.outcome, cell.replaced) == (result.statistic, TRAINED, share)
     ]
-    chosen, random = (
-        sum(getattr(cell, name) for cell in own) / len(own) for name in ("chosen", "random")
-    )
-    return f"{number(chosen, '+.3f')} ({number(random, '+.3f')})"
+    chosen = [cell.chosen for cell in own if cell.chosen is not None]
+    random = sum(cell.random for cell in own) / len(own)
+    of_chosen = number(sum(chosen) / len(chosen), "+.3f") if chosen else "–"
+    return f"{of_chosen} ({number(random, '+.3f')})"
 
 
 def _cells(summary: RankingsSummary) -> Section:
@@ -153,10 +185,11 @@ def _cells(summary: RankingsSummary) -> Section:
                     Column("Seed", "d", lambda c: c.seed),
                     Column("Replaced, %", value=lambda c: f"{c.replaced:g}"),
                     Column("Rank by", value=lambda c: c.statistic),
-                    Column("Sets", "d", lambda c: c.sets),
+                    Column("Random sets", "d", lambda c: c.sets),
                     Column("Correlation", "+.2f", lambda c: c.correlation),
                     Column("Chosen", "+.3f", lambda c: c.chosen),
                     Column("Random", "+.3f", lambda c: c.random),
+                    Column("Beaten", "d", lambda c: c.beaten),
                 ],
                 caption="On text after stage 2.",
             ),
@@ -169,24 +202,21 @@ def format_summary(summary: RankingsSummary) -> str:
     rows = [
         (
             text.statistic,
-            *(
-                "-" if r.correlation is None else interval_text(r.correlation, "+.2f")
-                for r in (text, answer)
-            ),
-            interval_text(text.gain, "+.3f"),
+            _range(text.correlation, text.low, text.high, "+.2f"),
+            "-" if text.p_value is None else f"{text.p_value:.4f}",
+            _range(text.gain, text.gain_low, text.gain_high, "+.3f"),
+            f"{text.beaten} of {text.of}",
         )
-        for text, answer in zip(
-            of_outcome(summary, TRAINED), of_outcome(summary, "answer_logits"), strict=True
-        )
+        for text in of_outcome(summary, TRAINED)
     ]
-    heads = ("rank by", "with text", "with answers", "gain on text, nats")
+    heads = ("rank by", "correlation", "p", "gain, nats", "beaten")
     return "\n".join(
         [
             *textwrap.wrap(conclusion(summary), 80),
             "",
             *textwrap.wrap(_setting(summary), 80),
             "",
-            "Rank correlation with the loss after stage 2 [95 %]:",
+            "With the loss on text after stage 2, over budgets and seeds (least to greatest):",
             format_table(heads, rows),
         ]
     )

@@ -4,8 +4,7 @@ import dataclasses
 
 import pyarrow as pa
 
-from lm_jax.run.results import Count, Real
-from polyattn_jax.audit.results import LossInterval
+from lm_jax.run.results import Count, Real, Share
 from polyattn_jax.audit.results.provenance import Provenance
 
 # What is measured of a set, and what is trained before: nothing, its heads, the whole hybrid.
@@ -51,12 +50,14 @@ class CellResult:
     Attributes:
       replaced: percent of the groups that the sets replace.
       outcome: one of `OUTCOMES`.
-      sets: number of sets.
-      correlation: rank correlation (Spearman) over sets of the sum of the costs of the replaced
-        groups with the loss, or with the share of wrong answers; null where one of the two is the
-        same in all sets.
-      chosen: outcome of the set of lowest cost; of an accuracy, the share that is wrong.
+      sets: number of random sets.
+      correlation: rank correlation (Spearman) over random sets of the sum of the costs of the
+        replaced groups with the loss, or with the share of wrong answers; null where one of the two
+        is the same in all sets.
+      chosen: outcome of the set of lowest cost, of an accuracy the share that is wrong; null where
+        ties leave the statistic without one.
       random: mean outcome of the random sets.
+      beaten: number of random sets that lose more than the chosen one.
     """
 
     seed: Count
@@ -65,8 +66,9 @@ class CellResult:
     outcome: str
     sets: Count
     correlation: Real | None
-    chosen: Real
+    chosen: Real | None
     random: Real
+    beaten: Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,18 +76,30 @@ class RankingResult:
     """One statistic and outcome over all sizes and seeds.
 
     Attributes:
-      correlation: mean rank correlation over cells, with Student's interval; null where a cell has
-        none. Cells of one seed share a first stage, so that the interval is a little too narrow.
+      cells: number of cells with a correlation.
+      correlation: mean rank correlation over them; null without any.
       low, high: least and greatest of them; null likewise.
-      gain: mean over cells of the outcome of random sets less that of the chosen one.
+      p_value: p-value of the mean correlation by deals of the costs to the groups, corrected over
+        statistics after Holm; null likewise.
+      gain: mean over cells of the outcome of random sets less that of the chosen one; null where
+        ties leave the statistic without one.
+      gain_low, gain_high: least and greatest of them; null likewise.
+      beaten: number of random sets, over all cells, that lose more than the chosen one.
+      of: number of random sets that they are of.
     """
 
     statistic: str
     outcome: str
-    correlation: LossInterval | None
+    cells: Count
+    correlation: Real | None
     low: Real | None
     high: Real | None
-    gain: LossInterval
+    p_value: Share | None
+    gain: Real | None
+    gain_low: Real | None
+    gain_high: Real | None
+    beaten: Count
+    of: Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +116,8 @@ class RankingsSummary:
       answer_softmax: loss of softmax on the answers, nats per token of the answer.
       right_softmax: number of prompts that softmax answers.
       prompts: number of prompts.
+      solved: whether softmax is shown to answer half of the prompts; if not, outcomes of answers
+        say little.
       windows: number of held-out windows.
       seeds: number of seeds.
       results: entries by statistic and outcome, over all sizes and seeds.
@@ -124,6 +140,7 @@ class RankingsSummary:
     answer_softmax: Real
     right_softmax: Count
     prompts: Count
+    solved: bool
     windows: Count
     seeds: Count
     replaced: tuple[Real, ...]

@@ -10,8 +10,10 @@ Besides what every study has, the work folder holds
     shards/           rows of the sets that are done
     sets.parquet      one row per set (`results.SETS`)
 
-The first stage trains every head on the frozen model's stream, where no group depends on another;
-so one training of all heads serves every set. The second stage is of each set.
+The first stage trains every head on the frozen model's stream, where no layer depends on another
+(but for the clip of the gradient's norm); so one training of all heads serves every set. Heads of a
+layer share weights there: one factor of the adapters, or W of a key head. The second stage is of
+each set.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +38,7 @@ from lm_jax.text.corpora import corpus_inputs
 from lm_jax.text.examples import IGNORE_INDEX, Examples
 from lm_jax.weights import hub
 from lm_jax.weights.load import identities
-from polyattn_jax.audit import head_sets, ranking, units
+from polyattn_jax.audit import decision, head_sets, ranking, units
 from polyattn_jax.audit.audited_model import AuditedModel, model_identity
 from polyattn_jax.audit.opening import OpenAudit, Suites, fingerprint
 from polyattn_jax.audit.results.provenance import read_provenance
@@ -100,7 +102,7 @@ def measure_all(config: RankingsConfig, work: Work) -> RankingsSummary:
     sizes = [size_of(share, len(groups)) for share in config.replaced]
     if len(set(sizes)) < len(sizes):
         raise UsageError(
-            f"config.replaced = {config.replaced}: of {len(groups)} {config.by}s these are {sizes}; "
+            f"config.replaced = {config.replaced}: of {len(groups)} groups these are {sizes}; "
             "leave out shares that replace as many"
         )
     make_folder(work.path / RANKING)
@@ -174,10 +176,11 @@ def measure_all(config: RankingsConfig, work: Work) -> RankingsSummary:
         answer_softmax=base.answer,
         right_softmax=base.right,
         prompts=base.prompts,
+        solved=decision.solves(base.right, base.prompts),
         windows=len(suites[MEASURED].prompts),
         seeds=len(config.seeds),
         replaced=config.replaced,
-        results=numbers.over_cells(found),
+        results=numbers.over_cells(table, costs, found),
         cells=found,
     )
 
@@ -227,7 +230,7 @@ def _suites(config: RankingsConfig, task: Task, audited: AuditedModel) -> tuple[
             f"config.task = {config.task} cannot be asked of this model: "
             f"{asked.refused[config.asked.name]}"
         )
-    asked, ranked = held_for_ranking(asked)
+    asked, ranked = held_for_ranking(asked, audited.tokenizer)
     split = Examples(
         task.prepared,
         "train",

@@ -9,7 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from polyattn_jax.recipes.linear_state import linear_state, sentence, state_numbers
+from lm_jax.model.config import LayerShape
+from polyattn_jax.recipes.linear_state import kept_state, linear_state, sentence
 from polyattn_jax.recipes.row_maps import RECIPES, parse_recipe, resolve_bias
 from tests import tiny
 from tests.polyattn_jax.conftest import ROOT
@@ -132,14 +133,41 @@ def test_a_sequence_keeps_the_cache_of_softmax_heads_and_the_state_of_replaced_o
     cache = 2 * 8 * 100
     features = 8 * 9
 
-    def kept(text, length=100):
-        return state_numbers(parse_recipe(text), 0.0, heads_LN, cfg, length)
+    def kept(text, length=100, cfg=cfg):
+        found = kept_state(parse_recipe(text), 0.0, heads_LN, cfg, length)
+        assert found.key_heads == 4
+        return found.numbers, found.freed
 
-    assert kept("elu1") == 2 * cache + 3 * features
+    assert kept("elu1") == (2 * cache + 3 * features, 2)
     # A window beside a softmax head reads that one's cache.
-    assert kept("window:w=30,sinks=2") == 2 * cache + 2 * 2 * 8 * 32
-    assert kept("window:w=300") == 4 * cache
-    assert kept("elu1:w=30,sinks=2") == 2 * cache + 3 * features + 2 * 2 * 8 * 32
+    assert kept("window:w=30,sinks=2") == (2 * cache + 2 * 2 * 8 * 32, 2)
+    assert kept("window:w=300") == (4 * cache, 0)
+    assert kept("elu1:w=30,sinks=2") == (2 * cache + 3 * features + 2 * 2 * 8 * 32, 2)
     # No finite feature map: the whole cache stays.
-    assert kept("relu:p=2") == 4 * cache
-    assert kept("window:w=30", 20) == 4 * cache * 20 // 100
+    assert kept("relu:p=2") == (4 * cache, 0)
+    # No key has left the window.
+    assert kept("window:w=30", 20) == kept("elu1:w=30", 20) == (4 * cache * 20 // 100, 0)
+    # The state of a layer with a window of its own needs that cache, to subtract what leaves.
+    windowed = dataclasses.replace(cfg, windows=(50, None))
+    assert kept("elu1", cfg=windowed) == (cache + cache + 3 * features, 1)
+    assert kept("window:w=30,sinks=2", cfg=windowed) == (cache // 2 + cache + 2 * 2 * 8 * 32, 2)
+
+
+def test_layers_that_read_the_keys_of_another_keep_none_of_their_own():
+    """Of three layers the last reads the keys of the second, which is narrower than the first."""
+    shapes = (LayerShape(), LayerShape(head_dim=4), LayerShape(head_dim=4, kv=1))
+    cfg = tiny.decoder(
+        num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8, rope=None, layers=shapes
+    )
+    wide, narrow = 2 * 8 * 100, 2 * 4 * 100
+
+    def kept(*layers):
+        heads_LN = np.zeros((3, 4), bool)
+        heads_LN[list(layers)] = True
+        found = kept_state(parse_recipe("elu1"), 0.0, heads_LN, cfg, 100)
+        return found.key_heads, found.numbers, found.freed
+
+    assert kept() == (4, 2 * wide + 2 * narrow, 0)
+    # The lender's cache stays for a softmax layer that reads it, whichever of the two it is.
+    assert kept(1) == kept(2) == (4, 2 * wide + 2 * narrow + 2 * 4 * 5, 0)
+    assert kept(1, 2) == (4, 2 * wide + 2 * 4 * 5, 2)

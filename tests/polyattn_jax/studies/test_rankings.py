@@ -64,17 +64,36 @@ def planted(seeds=(0, 1), shares=(30.0, 50.0)):
     return table, {"good": cost_G, "bad": -cost_G}
 
 
+def over_cells(table, costs, outcomes=OUTCOMES, **options):
+    return numbers.over_cells(table, costs, numbers.cells(table, costs, outcomes), **options)
+
+
 def test_a_statistic_that_orders_the_sets_as_they_are_correlates_by_one():
     table, costs = planted()
-    results = {(r.statistic, r.outcome): r for r in numbers.over_cells(numbers.cells(table, costs))}
+    results = {(r.statistic, r.outcome): r for r in over_cells(table, costs, deals=500)}
     for stage in STAGES:
         for name, sign in (("good", 1.0), ("bad", -1.0)):
             of_text = results[name, f"text_{stage}"]
-            assert of_text.correlation.estimate == pytest.approx(sign)
+            assert of_text.correlation == pytest.approx(sign)
             assert (of_text.low, of_text.high) == pytest.approx((sign, sign))
-            assert results[name, f"answer_{stage}"].correlation.estimate == pytest.approx(-sign)
-            assert of_text.correlation.n == 4
+            assert results[name, f"answer_{stage}"].correlation == pytest.approx(-sign)
+            # No deal of the costs does as well, and two statistics are corrected for.
+            assert of_text.cells == 4 and of_text.p_value == pytest.approx(2 / 501)
     assert set(results) == {(name, outcome) for name in costs for outcome in OUTCOMES}
+
+
+def test_costs_that_say_nothing_are_seldom_shown_to_say_something():
+    """Of costs drawn apart from the losses, p below 0.05 is as rare as that."""
+    table, _ = planted()
+    rng = np.random.default_rng(5)
+    found = []
+    for seed in range(200):
+        (result,) = over_cells(
+            table, {"noise": rng.random(GROUPS)}, ["text_logits"], deals=99, seed=seed
+        )
+        found.append(result.p_value)
+    # 99.9 % of binomial counts of 200 at 5 % are below 22.
+    assert sum(p < 0.05 for p in found) < 22 and 0.4 < np.mean(found) < 0.6
 
 
 def test_correlations_and_gains_are_those_of_the_sets_of_one_budget_and_seed():
@@ -86,42 +105,53 @@ def test_correlations_and_gains_are_those_of_the_sets_of_one_budget_and_seed():
     assert len(found) == 2 * 2 * 2 * 2
     for cell in found:
         own = [r for r in noisy if (r["seed"], r["replaced"]) == (cell.seed, cell.replaced)]
-        expected = [costs[cell.statistic][r["groups"]].sum() for r in own]
-        if cell.outcome == "text_logits":
-            measured = [r["text_logits"] for r in own]
-        else:
-            measured = [1 - r["right_logits"] / 8 for r in own]
+        drawn = [r for r in own if "random" in r["chosen_by"]]
+        expected = [costs[cell.statistic][r["groups"]].sum() for r in drawn]
+
+        def outcome(row, name=cell.outcome):
+            return row[name] if name == "text_logits" else 1 - row["right_logits"] / 8
+
+        measured = [outcome(r) for r in drawn]
         assert cell.correlation == pytest.approx(stats.spearmanr(expected, measured).statistic)
-        assert cell.sets == 6
-        random = [m for m, r in zip(measured, own, strict=True) if "random" in r["chosen_by"]]
-        (chosen,) = (
-            m
-            for m, r in zip(measured, own, strict=True)
-            if cell.statistic in r["chosen_by"].split(",")
-        )
-        assert (cell.chosen, cell.random) == pytest.approx((chosen, np.mean(random)))
-    for result in numbers.over_cells(found):
+        assert cell.sets == 5
+        (chosen,) = (outcome(r) for r in own if cell.statistic in r["chosen_by"].split(","))
+        assert (cell.chosen, cell.random) == pytest.approx((chosen, np.mean(measured)))
+        assert cell.beaten == sum(chosen < m for m in measured)
+    for result in numbers.over_cells(table, costs, found, deals=9):
         own = [c for c in found if (c.statistic, c.outcome) == (result.statistic, result.outcome)]
         gains = [c.random - c.chosen for c in own]
-        reach = stats.t.ppf(0.975, 3) * np.std(gains, ddof=1) / 2
-        want = np.mean(gains) + np.array([0.0, -reach, reach])
-        got = (result.gain.estimate, result.gain.low, result.gain.high)
-        assert got == pytest.approx(tuple(want), abs=1e-12)
+        assert result.gain == pytest.approx(np.mean(gains))
+        assert (result.gain_low, result.gain_high) == (min(gains), max(gains))
+        assert result.beaten == sum(c.beaten for c in own) and result.of == 20
 
 
 def test_an_infinite_median_counts_as_a_row_without_weight_on_the_key():
     found = numbers.predicted("s", np.array([0.0, 1.0, 3.0, math.inf]))
     np.testing.assert_allclose(found, [0.0, 0.5, 0.75, 1.0])
-    assert numbers.predicted("text", np.array([math.inf]))[0] == math.inf
+    # Any other cost that is not finite outweighs all that are.
+    finite, most = numbers.predicted("text", np.array([-2.0, math.inf]))
+    assert finite == -2.0 and most > 2 * 2.0
 
 
 def test_sets_that_lose_the_same_have_no_correlation():
     table, costs = planted(seeds=(0,), shares=(30.0,))
     rows = [dict(r, text_logits=1.0) for r in table.to_pylist()]
-    found = numbers.cells(pa.Table.from_pylist(rows, schema=SETS), costs, ["text_logits"])
-    for result in numbers.over_cells(found):
-        assert result.correlation is None and result.low is None
-        assert result.gain.estimate == 0.0 and not result.gain.bounded
+    table = pa.Table.from_pylist(rows, schema=SETS)
+    for result in over_cells(table, costs, ["text_logits"], deals=9):
+        assert result.correlation is None and result.p_value is None and result.cells == 0
+        assert result.gain == 0.0
+
+
+def test_a_statistic_that_is_tied_where_the_set_is_cut_chooses_none():
+    config = RankingsConfig(statistics=("text", "kl"), replaced=(30.0,), draws=3, seeds=(0,))
+    tied_G = np.array([0.0, 0.0, 1.0, 1.0, 1.0, *range(2, 7)])
+    costs = {"text": tied_G, "kl": np.arange(GROUPS, dtype=float)}
+    names = [name for each in chosen_sets(config, costs, GROUPS) for name in each.chosen_by]
+    assert "text" not in names and names.count("kl") == 1 and names.count("random") == 3
+    rows = [row(0, 30.0, [0, 1, 2 + i], float(i)) for i in range(4)]
+    table = pa.Table.from_pylist(rows, schema=SETS)
+    (result,) = over_cells(table, {"text": tied_G}, ["text_logits"], deals=9)
+    assert result.gain is None and result.of == 0 and result.correlation is not None
 
 
 def test_sets_are_those_of_least_cost_and_random_ones_of_the_same_size():
@@ -212,12 +242,14 @@ def test_sets_are_trained_and_measured(measured):
     # Training lowers what all but lucky sets lose.
     before, after = (np.mean([row[f"text_{s}"] for row in rows]) for s in ("untrained", "logits"))
     assert after < before
-    by_statistic = {
-        row["statistic"] for row in pq.read_table(measured / "costs.parquet").to_pylist()
+    costs = pq.read_table(measured / "costs.parquet").to_pylist()
+    assert {row["statistic"] for row in costs} == set(STATISTICS)
+    by_name = {
+        name: np.array([row["cost"] for row in costs if row["statistic"] == name])
+        for name in STATISTICS
     }
-    assert by_statistic == set(STATISTICS)
-    again = numbers.over_cells(summary.cells)
-    assert again == summary.results
+    table = pq.read_table(measured / "sets.parquet")
+    assert numbers.over_cells(table, by_name, summary.cells) == summary.results
 
 
 @pytest.mark.long
