@@ -63,7 +63,7 @@ def costs(opened, name, groups, **options):
     return ranking.costs(name, opened, RECIPE, BIAS, groups, texts="texts", **options)
 
 
-@pytest.mark.parametrize("by", ["head", "kv_head"])
+@pytest.mark.parametrize("by", ["head", pytest.param("kv_head", marks=pytest.mark.long)])
 def test_loss_and_divergence_are_those_of_each_group_alone(opened, by):
     groups = groups_of(opened.model.model.cfg, by)
     rise, kl, tokens, read = np.zeros(len(groups)), np.zeros(len(groups)), 0, 0

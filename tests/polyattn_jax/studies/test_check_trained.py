@@ -15,7 +15,7 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.decoder import param_spec
 from lm_jax.model.lora import LoraConfig
 from lm_jax.run.results import load_result
-from polyattn_jax.audit.results import CheckResult
+from polyattn_jax.audit.results import CheckResult, RowShares
 from polyattn_jax.recipes.hybrid_recipe import HybridRecipe, replaced_heads
 from polyattn_jax.recipes.row_maps import relu_power
 from polyattn_jax.recipes.substitute import substitute
@@ -112,7 +112,13 @@ def test_softmax_is_softmax_and_what_is_not_trained_yet_is_the_file_of_heads(
         assert run_check(*flags).code in (0, 10, 11)
         result = load_result(folder / "summary.json", CheckResult)
         answers = [rows_of(folder, softmax=each) for each in (True, False)]
-        runs.append((*answers, result.texts, result.unsafe))
+        assert result.texts is not None
+        losses = (result.texts.softmax, result.texts.recipe)
+        runs.append((*answers, losses, result.unsafe))
+        # Rows without the training are no reason for or against what was trained.
+        assert (result.texts.unsafe == RowShares()) == (recipe == "trained")
+        (task,) = result.tasks
+        assert ("safe" in task.reason or "safe" in task.next) <= (recipe != "trained")
     assert runs[0] == runs[1]
     assert sum(row["dead_rows"] for row in runs[0][1]) > 0
 
