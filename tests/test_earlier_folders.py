@@ -31,6 +31,8 @@ STUDIES = {
     for words, module in front.COMMANDS.items()
     if front.is_study(module)
 }
+# Commands that were made with the frame.
+YOUNGER = {"polyattn rankings"}
 # Commands that had flags alone, whose settings have other names now, with one of those of before.
 RENAMED = {
     "polyattn check": "attention",
@@ -55,7 +57,7 @@ def folder(command):
     return GOLDEN / command.replace(" ", "_")
 
 
-@pytest.fixture(params=sorted(STUDIES))
+@pytest.fixture(params=sorted(STUDIES.keys() - YOUNGER))
 def command(request):
     return request.param
 

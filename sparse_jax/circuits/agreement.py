@@ -30,6 +30,9 @@ from sparse_jax.circuits.patching import Direction, edge_effects, head_effects
 from sparse_jax.circuits.runs import Batch, CircuitModel
 
 Kind = Literal["heads", "token_edges", "component_edges"]
+# Effects are differences of two float32 metrics: what is below this share of the largest one, 8
+# units in the last place of it, is their rounding, and counts as no effect.
+ROUNDING = 2.0**-20
 # Of a correlation.
 _RANGE = (-1.0, 1.0)
 
@@ -151,6 +154,8 @@ def rank_agreement(
         estimated = scores.mean(1)[tuple(drawn.T)]
     if len(exact) < 3:
         raise UsageError(f"count = {len(exact)}: a rank correlation needs three components or more")
-    correlation = rank_correlation(estimated, exact, seed=seed)
     size = np.abs(exact)
+    exact = np.where(size <= ROUNDING * size.max(), 0.0, exact)
+    size = np.abs(exact)
+    correlation = rank_correlation(estimated, exact, seed=seed)
     return RankAgreement(kind, correlation, len(exact), float(size.min()), float(size.max()))

@@ -1,7 +1,7 @@
-r"""Which ranking of layers or heads tells beforehand what a trained hybrid loses?
+"""Which ranking of layers or heads tells beforehand what a trained hybrid loses?
 
     iaj polyattn rankings --config=polyattn/rankings --workdir=runs/rankings
-    iaj polyattn rankings --config=polyattn/rankings --config.model=llama_small \
+    iaj polyattn rankings --config=polyattn/rankings --config.model=llama_small \\
         --config.recipe=relu:p=4,b=auto --config.task=induction --workdir=runs/mine
 
 Searches for hybrids rank layers or heads by a statistic of the model as it is, replace those that
