@@ -197,9 +197,14 @@ class LogitMatching(Matching):
         self, params: ParamTree, frozen: Any, batch: LMBatch
     ) -> tuple[losses.Predictor, losses.Predictor]:
         """The hybrid and the frozen model on a batch."""
-        hybrid = self.run(params, frozen, batch, mixer=HYBRID, remat=True)
-        teacher = forward(frozen, batch.input_BT, self.cfg, valid_BT=batch.input_mask_BT)
-        return losses.Predictor(hybrid.hidden, frozen), losses.Predictor(teacher.hidden, frozen)
+        model, heads_LN = self._model_and_heads(frozen)
+        hybrid = self.run(params, model, batch, mixer=HYBRID, remat=True, heads_LN=heads_LN)
+        teacher = forward(model, batch.input_BT, self.cfg, valid_BT=batch.input_mask_BT)
+        return losses.Predictor(hybrid.hidden, model), losses.Predictor(teacher.hidden, model)
+
+    def _model_and_heads(self, frozen: Any) -> tuple[ParamTree, jax.Array | None]:
+        """The model, and the mask of the replaced heads where it is data."""
+        return frozen, None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,15 +216,8 @@ class GivenHeads(LogitMatching):
 
     name: ClassVar[str] = "given_heads"
 
-    def _predictors(
-        self, params: ParamTree, frozen: Any, batch: LMBatch
-    ) -> tuple[losses.Predictor, losses.Predictor]:
-        model = frozen["model"]
-        hybrid = self.run(
-            params, model, batch, mixer=HYBRID, remat=True, heads_LN=frozen["heads_LN"]
-        )
-        teacher = forward(model, batch.input_BT, self.cfg, valid_BT=batch.input_mask_BT)
-        return losses.Predictor(hybrid.hidden, model), losses.Predictor(teacher.hidden, model)
+    def _model_and_heads(self, frozen: Any) -> tuple[ParamTree, jax.Array | None]:
+        return frozen["model"], frozen["heads_LN"]
 
 
 def _identity(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:

@@ -10,9 +10,9 @@ cost least, and train the result. This measures whether the statistic was right:
 1. Groups (layers, key heads or heads) are ranked by each statistic of `audit.ranking`.
 2. For each budget, the share of groups that is replaced, the set that each statistic would replace
    is formed, and random sets of the same size.
-3. Each set is trained in the two stages of `iaj polyattn distill`, all sets of a seed on the same
-   tokens: its heads on the outputs of softmax, then the whole hybrid on the distribution of the
-   next token.
+3. Each set is trained in the two stages of `iaj polyattn distill`, its heads on the outputs of
+   softmax, then the whole hybrid on the distribution of the next token. All sets of a seed are
+   trained on the same tokens.
 4. On held-out windows and on prompts: the loss over softmax, before and after either stage, and the
    right answers.
 5. Over the random sets of one size and seed, the rank correlation of what each statistic says of a
