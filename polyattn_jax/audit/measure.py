@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from lm_jax.model import attention as lm_attention
 from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import Output
 from lm_jax.model.precision import exact_jit
 from lm_jax.train.losses import Predictor, token_divergence, token_nll
 from polyattn_jax.recipes.calibrate import MassBelow, mass_below, mass_below_by_head
@@ -162,13 +163,33 @@ def _judge(
     cfg: DecoderConfig,
     fused: bool,
 ) -> dict[str, jax.Array]:
+    out = _substituted(
+        params, tokens_BT, lengths_B, substitution, cfg=cfg, fused=fused, logits_at=queries_BQ
+    )
+    return {**judged(out.logits, target_BQ), "dead_rows": _dead_rows(out)}
+
+
+def _substituted(
+    params: Any,
+    tokens_BT: jax.Array,
+    lengths_B: jax.Array,
+    substitution: tuple[tuple[Map, ...], jax.Array, jax.Array, jax.Array],
+    *,
+    cfg: DecoderConfig,
+    fused: bool,
+    logits_at: jax.Array | None = None,
+) -> Output:
+    """A forward pass over prompts of these lengths, with the arguments of `substitute`."""
     valid_BT = jnp.arange(tokens_BT.shape[1])[None, :] < lengths_B[:, None]
     attend = substitute(*substitution, valid_BT)
     if fused:
         attend = by_kernels(attend)
-    out = forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT, logits_at=queries_BQ)
-    dead_rows = out.aux["dead_rows_B"].sum(0).astype(jnp.int32)
-    return {**judged(out.logits, target_BQ), "dead_rows": dead_rows}
+    return forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT, logits_at=logits_at)
+
+
+def _dead_rows(out: Output) -> jax.Array:
+    """Dead rows of each prompt, over all layers, heads and queries."""
+    return out.aux["dead_rows_B"].sum(0).astype(jnp.int32)
 
 
 def judged(logits_BQV: jax.Array, target_BQ: jax.Array) -> dict[str, jax.Array]:
@@ -210,17 +231,13 @@ def text_losses(
 
     Returns, per text: `loss` (nats per token, over all tokens but the first), `dead_rows`.
     """
-    positions_1T = jnp.arange(tokens_BT.shape[1])[None, :]
-    valid_BT = positions_1T < lengths_B[:, None]
-    attend = substitute(maps, index, bias, heads_LN, valid_BT)
-    if fused:
-        attend = by_kernels(attend)
-    out = forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT)
+    substitution = maps, index, bias, heads_LN
+    out = _substituted(params, tokens_BT, lengths_B, substitution, cfg=cfg, fused=fused)
     nll_BT = token_nll(Predictor(out.hidden, params), jnp.roll(tokens_BT, -1, axis=1), cfg)
-    predicted_BT = positions_1T < lengths_B[:, None] - 1
+    predicted_BT = jnp.arange(tokens_BT.shape[1])[None, :] < lengths_B[:, None] - 1
     return {
         "loss": jnp.where(predicted_BT, nll_BT, 0.0).sum(-1) / (lengths_B - 1),
-        "dead_rows": out.aux["dead_rows_B"].sum(0).astype(jnp.int32),
+        "dead_rows": _dead_rows(out),
     }
 
 
@@ -254,11 +271,9 @@ def divergences(
 
     Returns, per text: `divergence`, KL(softmax || substituted), nats, the mean over its tokens.
     """
+    substitution = maps, index, bias, heads_LN
+    out = _substituted(params, tokens_BT, lengths_B, substitution, cfg=cfg, fused=fused)
     valid_BT = jnp.arange(tokens_BT.shape[1])[None, :] < lengths_B[:, None]
-    attend = substitute(maps, index, bias, heads_LN, valid_BT)
-    if fused:
-        attend = by_kernels(attend)
-    out = forward(params, tokens_BT, cfg, attend=attend, valid_BT=valid_BT)
     kl_BT = token_divergence(Predictor(out.hidden, params), Predictor(hidden_BTD, params), cfg)
     return {"divergence": jnp.where(valid_BT, kl_BT, 0.0).sum(-1) / lengths_B}
 

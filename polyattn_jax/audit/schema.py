@@ -55,16 +55,21 @@ def rows_schema(degrees: Sequence[int | float] = DEGREES) -> pa.Schema:
 
 ROWS = rows_schema()
 
+# Of each prompt or text under one condition (`stages.condition_columns`).
+_CONDITION = (
+    ("stage", pa.string()),
+    ("cell", pa.string()),
+    ("recipe", pa.string()),
+    ("bias", pa.float32()),
+    ("heads", pa.int32()),
+    ("suite", pa.string()),
+    ("length", pa.int32()),
+    ("prompt", pa.string()),
+)
+
 ANSWERS = pa.schema(
     [
-        ("stage", pa.string()),
-        ("cell", pa.string()),
-        ("recipe", pa.string()),
-        ("bias", pa.float32()),
-        ("heads", pa.int32()),
-        ("suite", pa.string()),
-        ("length", pa.int32()),
-        ("prompt", pa.string()),
+        *_CONDITION,
         ("target", pa.int32()),
         ("predicted", pa.int32()),
         ("rank", pa.int32()),
@@ -88,14 +93,7 @@ LOSSES = pa.schema(
 )
 TEXT_LOSSES = pa.schema(
     [
-        ("stage", pa.string()),
-        ("cell", pa.string()),
-        ("recipe", pa.string()),
-        ("bias", pa.float32()),
-        ("heads", pa.int32()),
-        ("suite", pa.string()),
-        ("length", pa.int32()),
-        ("prompt", pa.string()),
+        *_CONDITION,
         ("loss", pa.float32()),
         ("dead_rows", pa.int32()),
     ]
@@ -104,14 +102,7 @@ TEXT_LOSSES = pa.schema(
 # Of rankings (`ranking`): KL of the next token from softmax, nats, the mean over a text.
 DIVERGENCES = pa.schema(
     [
-        ("stage", pa.string()),
-        ("cell", pa.string()),
-        ("recipe", pa.string()),
-        ("bias", pa.float32()),
-        ("heads", pa.int32()),
-        ("suite", pa.string()),
-        ("length", pa.int32()),
-        ("prompt", pa.string()),
+        *_CONDITION,
         ("divergence", pa.float32()),
     ]
 )

@@ -54,8 +54,16 @@ class Task:
     base: Pretrained
     hybrid: HybridRecipe | None
     prepared: Prepared
+    training: Examples
     batches: Batches
     validation: OnePass
+
+    def with_seed(self, seed: int) -> "Task":
+        """The same with another seed of adapters and order of the text."""
+        config = dataclasses.replace(self.config, seed=seed)
+        share = sharding.own_block(self.mesh, config.batch_size)
+        batches = Batches(self.training, seed=seed, **share)
+        return dataclasses.replace(self, config=config, batches=batches)
 
 
 def open_task(config: DistillConfig, folder: Path) -> Task:
@@ -93,7 +101,8 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
         Examples, prepared, context=config.context, mode="window", vocab_size=opened.cfg.vocab_size
     )
     share = sharding.own_block(mesh, config.batch_size)
-    batches = Batches(windows("train"), seed=config.seed, **share)
+    training = windows("train")
+    batches = Batches(training, seed=config.seed, **share)
     held_out = windows("validation", limit=config.validation_documents)
     # A document of one id has no window.
     documents = held_out.documents - held_out.unused_tokens
@@ -104,10 +113,10 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
             "config.corpus.splits"
         )
     validation = OnePass(held_out, **share)
-    base = run or open_pretrained(config.model).load(dtype=jnp.float32, mesh=mesh)
+    base = opened if isinstance(opened, Pretrained) else opened.load(dtype=jnp.float32, mesh=mesh)
     if hybrid is not None:
         check_model(hybrid, base, config.hybrid)
-    return Task(config, mesh, base, hybrid, prepared, batches, validation)
+    return Task(config, mesh, base, hybrid, prepared, training, batches, validation)
 
 
 def objective_of(task: Task, folder: Path) -> HeadMatching:

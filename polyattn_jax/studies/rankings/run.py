@@ -122,7 +122,7 @@ def measure_all(config: RankingsConfig, work: Work) -> RankingsSummary:
 
     def one(item: Chosen) -> list[dict[str, Any]]:
         if item.seed not in of_seed:
-            own = open_task(config.distill(item.seed), work.path)
+            own = task.with_seed(item.seed)
             folder = work.path / f"heads_{item.seed}"
             of_seed[item.seed] = own, train_heads(own, heads, folder).state.params
         own, first = of_seed[item.seed]
@@ -231,13 +231,7 @@ def _suites(config: RankingsConfig, task: Task, audited: AuditedModel) -> tuple[
             f"{asked.refused[config.asked.name]}"
         )
     asked, ranked = held_for_ranking(asked, audited.tokenizer)
-    split = Examples(
-        task.prepared,
-        "train",
-        context=config.context,
-        mode="window",
-        vocab_size=audited.model.cfg.vocab_size,
-    )
+    split = task.training
     places = np.linspace(0, split.count - 1, min(config.ranking_texts, split.count)).round()
     texts = {
         RANKING: _texts(RANKING, split, places.astype(int), audited),
