@@ -10,7 +10,8 @@ Softmax Substitution":
     studies    commands: audit, check (the verdict alone), distill, the paper's tables
 
 `verdict` decides on any two arrays of right answers; `load_recipe` gives the attend of the heads
-that `check --hybrid` found, `load_trained` the heads that `distill` trained.
+that `check --hybrid` found, `load_trained` the heads that `distill` trained; `state_mixer` decodes
+with a recipe in all heads in constant memory.
 """
 
 from lm_jax.run.moved import keep_names
@@ -18,6 +19,7 @@ from polyattn_jax.audit.decision import Verdict, verdict
 from polyattn_jax.recipes.diagnostic import RowStats, required_degree, row_stats
 from polyattn_jax.recipes.hybrid_recipe import load_recipe
 from polyattn_jax.recipes.row_maps import RECIPES, parse_recipe
+from polyattn_jax.recipes.state_decoding import state_mixer
 from polyattn_jax.recipes.substitute import recipe, substitute
 from polyattn_jax.recipes.trained_heads import TrainedHeads, load_trained
 
@@ -66,6 +68,7 @@ __all__ = [
     "recipe",
     "required_degree",
     "row_stats",
+    "state_mixer",
     "substitute",
     "verdict",
 ]

@@ -168,7 +168,7 @@ class AttentionMixer:
     def apply(
         self, p: ParamTree, x_BTD: jax.Array, cfg: DecoderConfig, layer: Layer, cache: Any
     ) -> tuple[jax.Array, Any]:
-        scope, positions_BT = layer.scope, layer.positions_BT
+        scope = layer.scope
         heads = _projected(p, x_BTD, cfg, layer)
         scored = [name for name in ("q", "k") if name in heads]
         if cfg.qk_norm != "none":
@@ -184,12 +184,32 @@ class AttentionMixer:
         q_BTNH = heads.pop("q")
         if isinstance(cfg.kv, int):
             heads = _lent(cfg, layer)
-        elif cache is not None:
-            if layer.cache_rope is not None:
-                if layer.rope is not None and "attn.rot_k" in scope.edits:
-                    heads["k"] = rotate_back(heads["k"], layer.rope)
-                elif unrotated is not None:
-                    heads["k"] = unrotated
+        elif cache is not None and layer.cache_rope is not None:
+            if layer.rope is not None and "attn.rot_k" in scope.edits:
+                heads["k"] = rotate_back(heads["k"], layer.rope)
+            elif unrotated is not None:
+                heads["k"] = unrotated
+        z_BTNH, cache = self.attend(q_BTNH, heads, cfg, layer, cache)
+        return project("BTNH,NHD->BTD", z_BTNH, p["o"], p.get("o_bias")), cache
+
+    def attend(
+        self,
+        q_BTNH: jax.Array,
+        heads: dict[str, jax.Array],
+        cfg: DecoderConfig,
+        layer: Layer,
+        cache: Any,
+    ) -> tuple[jax.Array, Any]:
+        """What the heads read, `z_BTNH`, and the cache with the new keys and values.
+
+        Args:
+          q_BTNH: queries as scored.
+          heads: keys `k` and values `v` of the new tokens, `[B, T, K, H]`; those of all tokens
+            where they are another layer's.
+          cfg, layer, cache: arguments of `apply`.
+        """
+        scope, positions_BT = layer.scope, layer.positions_BT
+        if cache is not None and not isinstance(cfg.kv, int):
             rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
             cache = {
                 name: cache[name].write_at((rows_B1, slice(None), positions_BT), new)
@@ -224,7 +244,7 @@ class AttentionMixer:
             scope=scope,
             dropout=layer.dropout if self.pattern_dropout else NO_DROPOUT,
         )
-        return project("BTNH,NHD->BTD", z_BTNH, p["o"], p.get("o_bias")), cache
+        return z_BTNH, cache
 
     step = apply
 

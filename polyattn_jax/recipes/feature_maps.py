@@ -143,17 +143,20 @@ class FeatureMap:
         scale: float,
         scores_BNTS: jax.Array,
         matrices: Mapping[str, jax.Array] | None = None,
+        inside_BNTS: jax.Array | None = None,
     ) -> jax.Array:
         """Logarithms `[B, N, T, S]` whose softmax are the rows of weights, -inf at masked keys.
 
         Args:
           q_BTNH, k_BSKH, scale, matrices: arguments of `scores`.
           scores_BNTS: the model's own scores, -inf where a key is masked.
+          inside_BNTS: keys of the window, where keys are in another order than in the text.
         """
         own_BNTS = self.scores(q_BTNH, k_BSKH, scale, matrices)
         kept_BNTS = scores_BNTS != -jnp.inf
         if self.w:
-            inside_BNTS = within(kept_BNTS, self.w, self.sinks)
+            if inside_BNTS is None:
+                inside_BNTS = within(kept_BNTS, self.w, self.sinks)
             z_BNTS = jnp.where(kept_BNTS, scores_BNTS, 0).astype(own_BNTS.dtype)
             if self.kind != "performer":
                 # A shift of the scores inside changes nothing, but c moves with the scores, and so

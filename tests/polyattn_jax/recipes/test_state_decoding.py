@@ -1,0 +1,159 @@
+"""Decoding in constant memory equals the recipe on whole rows of scores."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lm_jax
+from lm_jax.errors import UsageError
+from lm_jax.model import decoder
+from lm_jax.model.rope import DynamicScaling, Rope
+import polyattn_jax
+from polyattn_jax.recipes import state_decoding
+from polyattn_jax.recipes.linear_state import linear_state
+from polyattn_jax.recipes.row_maps import parse_recipe
+from tests import tiny
+
+CFG, T = tiny.GROUPED, 21
+RECIPES = (
+    "window:w=4",
+    "window:w=3,sinks=2",
+    "elu1",
+    "hedgehog",
+    "performer:m=10",
+    "elu1:w=3,sinks=1,gamma=0.3",
+    "hedgehog:w=4",
+    "performer:m=10,w=3,sinks=2",
+)
+every_recipe = pytest.mark.parametrize("text", RECIPES)
+# Of float32 with sums over keys in another order, relative to the largest logit: at most T + F
+# roundings of 2^-24 in each of 2 layers' sums, which norms and two MLPs pass on; 40 times that.
+BOUND = 40 * 2 * (T + 12) * 2.0**-24
+
+
+@pytest.fixture(autouse=True)
+def chunks(monkeypatch):
+    """Chunks of five tokens, so that texts have several, wider than some windows."""
+    monkeypatch.setattr(state_decoding, "_CHUNK", 5)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tiny.params(CFG)
+
+
+def tokens(rows=2, count=T):
+    return np.random.default_rng(3).integers(0, CFG.vocab_size, (rows, count)).astype(np.int32)
+
+
+def whole(params, tokens_BT, text, cfg=CFG):
+    return np.asarray(
+        tiny.forward(params, tokens_BT, cfg=cfg, attend=polyattn_jax.recipe(text)).logits
+    )
+
+
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=BOUND * np.abs(expected).max())
+
+
+@every_recipe
+def test_a_pass_without_a_cache_is_the_recipe(text, params):
+    mixer = polyattn_jax.state_mixer(text)
+    out = tiny.forward(params, tokens(), cfg=CFG, mixer=mixer)
+    assert_close(np.asarray(out.logits), whole(params, tokens(), text))
+
+
+@every_recipe
+@pytest.mark.parametrize("read", [1, 8])
+def test_token_by_token_after_a_prompt_is_the_recipe(text, read, params):
+    mixer = polyattn_jax.state_mixer(text)
+    tokens_BT = tokens()
+    cache = decoder.init_cache(CFG, 2, 1, mixer=mixer)
+    step = jax.jit(lambda cache, x: lm_jax.forward(params, x, CFG, cache=cache, mixer=mixer))
+    logits = []
+    places = [0, *range(read, T + 1)]
+    for start, end in zip(places[:-1], places[1:], strict=True):
+        out = step(cache, tokens_BT[:, start:end])
+        logits.append(np.asarray(out.logits))
+        cache = out.cache
+    assert_close(np.concatenate(logits, 1), whole(params, tokens_BT, text))
+
+
+@pytest.mark.parametrize("text", ["window:w=3,sinks=2", "elu1:w=3,sinks=1,gamma=0.3", "hedgehog"])
+def test_prompts_of_unequal_length_are_continued_as_each_by_itself(text, params):
+    """As `generate` does with a KV cache and the recipe's attend."""
+    prompts = [row[:count].tolist() for row, count in zip(tokens(4), (1, 4, 7, 13), strict=True)]
+    own = lm_jax.generate(
+        params, prompts, CFG, mixer=polyattn_jax.state_mixer(text), max_new_tokens=9
+    )
+    attend = polyattn_jax.recipe(text)
+    alone = [
+        lm_jax.generate(params, [prompt], CFG, attend=attend, max_new_tokens=9)[0]
+        for prompt in prompts
+    ]
+    assert own == alone
+
+
+@every_recipe
+def test_the_cache_has_the_counted_size_at_any_length(text):
+    mixer = polyattn_jax.state_mixer(text)
+    recipe = parse_recipe(text)
+    sizes = set()
+    for length in (1, 10_000):
+        layers = decoder.init_cache(CFG, 1, length, mixer=mixer).layers
+        counted = {name: part.size for name, part in layers.items()}
+        # Positions and logarithms that are taken out are no keys, values or sums.
+        sizes.add(sum(counted[name] for name in counted if name not in ("place", "top")))
+    entry = linear_state(recipe, 0.0, CFG)
+    assert entry.state is not None
+    assert sizes == {CFG.num_layers * CFG.num_kv_heads * entry.state}
+
+
+def test_features_of_great_size_do_not_overflow(params):
+    """Keys a thousand times as large, whose features alone are beyond float32."""
+    big = jax.tree.map(lambda x: x, params)
+    big["blocks"]["mixer"] = dict(big["blocks"]["mixer"])
+    big["blocks"]["mixer"]["k"] = 1e3 * big["blocks"]["mixer"]["k"]
+    text = "performer:m=10,w=3"
+    out = tiny.forward(big, tokens(), cfg=CFG, mixer=polyattn_jax.state_mixer(text))
+    assert np.isfinite(np.asarray(out.logits)).all()
+    agree = np.asarray(out.logits).argmax(-1) == whole(big, tokens(), text).argmax(-1)
+    assert agree.all()
+
+
+def test_a_window_beside_sliding_windows_of_the_model(params):
+    cfg = dataclasses.replace(CFG, windows=(None, 4))
+    text = "window:w=6,sinks=2"
+    out = tiny.forward(params, tokens(), cfg=cfg, mixer=polyattn_jax.state_mixer(text))
+    assert_close(np.asarray(out.logits), whole(params, tokens(), text, cfg))
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "words"),
+    [
+        ("relu:p=2", {}, "cannot be decoded in constant memory here; name a window"),
+        ("softmax", {}, "decode with its attend and a KV cache"),
+        ("elu1", {"windows": (None, 4)}, "name a recipe window:w=,sinks= for it"),
+        (
+            "window:w=3",
+            {"rope": Rope(scaling=DynamicScaling(factor=2.0, original_length=8))},
+            "rotations of this model depend on the length of the text",
+        ),
+    ],
+)
+def test_what_has_no_state_is_refused(text, changes, words, params):
+    with pytest.raises(UsageError, match=words):
+        cfg = dataclasses.replace(CFG, **changes)
+        lm_jax.forward(params, tokens(), cfg, mixer=polyattn_jax.state_mixer(text))
+
+
+def test_sites_of_scores_and_another_attend_are_refused(params):
+    mixer = polyattn_jax.state_mixer("window:w=3")
+    with pytest.raises(UsageError, match="forms no rows of scores"):
+        lm_jax.forward(params, tokens(), CFG, mixer=mixer, record={"attn.pattern": lm_jax.keep})
+    with pytest.raises(UsageError, match="has a recipe of its own"):
+        lm_jax.forward(params, tokens(), CFG, mixer=mixer, attend=polyattn_jax.recipe("elu1"))
+    assert jnp.all(jnp.isfinite(lm_jax.forward(params, tokens(), CFG, mixer=mixer).logits))
