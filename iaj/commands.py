@@ -17,6 +17,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("polyattn", "paper"): "polyattn_jax.studies.paper",
     ("polyattn", "distill"): "polyattn_jax.studies.distill",
     ("polyattn", "rankings"): "polyattn_jax.studies.rankings",
+    ("polyattn", "bench"): "polyattn_jax.studies.bench",
     ("polyattn", "haystack"): "polyattn_jax.studies.feed",
     ("protot", "subset"): "protot_jax.training.subset",
     ("protot", "pretrain"): "protot_jax.studies.pretraining",

@@ -38,6 +38,7 @@ TRAINING = {
 # Commands that train no model.
 OTHERS = {
     "polyattn audit",
+    "polyattn bench",
     "polyattn check",
     "polyattn haystack",
     "polyattn paper",

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[3]
 # Of audits; their own tests run the others, and the default is that of SmolLM2.
-OTHERS = ("audit.py", "check.py", "paper.py", "distill.py", "rankings.py")
+OTHERS = ("audit.py", "check.py", "paper.py", "distill.py", "rankings.py", "bench.py")
 CONFIGS = sorted(
     path.name for path in (ROOT / "configs" / "polyattn").glob("*.py") if path.name not in OTHERS
 )
