@@ -22,12 +22,14 @@ from lm_jax.model.decode import generate
 from lm_jax.model.sampling import InverseSampling
 from lm_jax.run import processes, progress, stop, user_cache
 from lm_jax.run.files import content_digest, replace_file
+from lm_jax.run.finished import Inputs
+from lm_jax.text.corpora import corpus_inputs
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.text.prepared import MANIFEST, EncodedDocument, write_documents
 from lm_jax.text.splits import split_of, split_point
 from lm_jax.text.token_files import id_dtype
 from lm_jax.text.tokenizer import Tokenizer
-from lm_jax.weights.load import OpenedModel, Pretrained, open_pretrained
+from lm_jax.weights.load import OpenedModel, Pretrained, is_there, open_pretrained
 
 KIND = "samples"
 _SAMPLING = InverseSampling(temperature=1.0)
@@ -39,6 +41,15 @@ def model_of(corpus: CorpusConfig) -> str | None:
     """The model whose samples a corpus is; None for any other corpus."""
     kind, _, model = corpus.source.partition(":")
     return model if kind == KIND else None
+
+
+def sampled_inputs(corpus: CorpusConfig) -> Inputs:
+    """The identity of the text that a training reads: of `samples:MODEL`, that of the model."""
+    text = corpus_inputs({"config.corpus": corpus.source})
+    model = model_of(corpus)
+    if model is not None and is_there(model):
+        text["config.corpus"] = open_pretrained(model).identity.text
+    return text
 
 
 def prepare_samples(folder: Path, corpus: CorpusConfig, *, context: int) -> None:

@@ -223,8 +223,8 @@ def _whole_documents(source: str, field: str) -> Iterator[Document]:
         raise BadInputError(f"{source} holds ids and no text; name the corpus they were made of")
     if kind == "samples":
         raise BadInputError(
-            f"{source} is sampled where iaj sparse posttrain reads it, and is no text for other "
-            "commands; name a corpus"
+            f"{source} is sampled where a pretrained model is trained (iaj sparse posttrain, iaj "
+            "polyattn distill and rankings), and is no text for other commands; name a corpus"
         )
     root = Path(source)
     return _from_files(root, _files(root), field)

@@ -52,10 +52,10 @@ class _Method:
     model: Pretrained
     mixer: Mixer
 
-    def empty(self, positions: int, dtype: Any) -> decoder.Cache:
+    def empty(self, positions: int, dtype: Any) -> Any:
         return decoder.init_cache(self.model.cfg, 1, positions, dtype=dtype, mixer=self.mixer)
 
-    def step(self, cache: decoder.Cache, tokens_BT: jax.Array) -> tuple[jax.Array, decoder.Cache]:
+    def step(self, cache: Any, tokens_BT: jax.Array) -> tuple[jax.Array, Any]:
         """The next token of the text after these, and the cache."""
         return _step(self.model.params, cache, tokens_BT, cfg=self.model.cfg, mixer=self.mixer)
 

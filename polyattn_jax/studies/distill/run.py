@@ -19,12 +19,12 @@ from typing import Any
 
 import jax
 
+from lm_jax.evaluate.samples import sampled_inputs
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.run.finished import Inputs, file_inputs
 from lm_jax.run.tables import write_table
 from lm_jax.study import Work
-from lm_jax.text.corpora import corpus_inputs
 from lm_jax.train.config import CheckpointPolicy
 from lm_jax.train.loop import TrainResult, TrainRun, train
 from lm_jax.weights import hub
@@ -57,7 +57,7 @@ def inputs(config: DistillConfig) -> Inputs:
     return {
         **identities({"model": config.model}, model_identity),
         **file_inputs({"config.hybrid": config.hybrid}),
-        **corpus_inputs({"config.corpus": config.corpus.source}),
+        **sampled_inputs(config.corpus),
     }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from lm_jax.assets import published
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.evaluate.samples import prepare_samples
 from lm_jax.model import lora
 from lm_jax.model.decoder import param_spec
 from lm_jax.parallel import sharding
@@ -96,6 +97,7 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
         adapted.append(config.adapters_of_logits(maps=False))
     for settings in adapted:
         lora.adapter_spec(param_spec(opened.cfg), settings)
+    prepare_samples(folder / DATA, config.corpus, context=config.context)
     prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=opened.tokenizer)
     windows = functools.partial(
         Examples, prepared, context=config.context, mode="window", vocab_size=opened.cfg.vocab_size

@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.evaluate.samples import sampled_inputs
 from lm_jax.model import params as params_lib
 from lm_jax.model.params import ParamTree
 from lm_jax.run.files import make_folder
@@ -34,7 +35,6 @@ from lm_jax.run.finished import Inputs, file_inputs
 from lm_jax.run.rows import Unit
 from lm_jax.run.tables import write_table
 from lm_jax.study import Work
-from lm_jax.text.corpora import corpus_inputs
 from lm_jax.text.examples import IGNORE_INDEX, Examples
 from lm_jax.weights import hub
 from lm_jax.weights.load import identities
@@ -65,7 +65,7 @@ def inputs(config: RankingsConfig) -> Inputs:
     return {
         **identities({"model": config.model}, model_identity),
         **file_inputs(own),
-        **corpus_inputs({"config.corpus": config.corpus.source}),
+        **sampled_inputs(config.corpus),
     }
 
 

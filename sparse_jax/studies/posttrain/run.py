@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from lm_jax.evaluate import samples
+from lm_jax.evaluate.samples import sampled_inputs
 from lm_jax.run import processes
 from lm_jax.run.finished import Inputs
 from lm_jax.run.results import load_result
 from lm_jax.statistics import Interval
 from lm_jax.study import Work
-from lm_jax.text.corpora import corpus_inputs
 from lm_jax.weights import hub
-from lm_jax.weights.load import is_there, open_pretrained
+from lm_jax.weights.load import is_there
 from sparse_jax.gates import model as sparse_model
 from sparse_jax.studies.posttrain import export
 from sparse_jax.studies.posttrain.beginning import earlier_gates
@@ -55,10 +54,7 @@ def inputs(config: PosttrainConfig) -> Inputs:
     Raises:
       UsageError, BadInputError: the model does not fit the settings (`open_model`).
     """
-    text = corpus_inputs({"config.corpus": config.corpus.source})
-    sampled = samples.model_of(config.corpus)
-    if sampled is not None and is_there(sampled):
-        text["config.corpus"] = open_pretrained(sampled).identity.text
+    text = sampled_inputs(config.corpus)
     if config.start:
         earlier_gates(config)
         text["config.start"] = sparse_model.open_identity(config.start).text
