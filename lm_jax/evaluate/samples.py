@@ -22,7 +22,6 @@ from lm_jax.model.decode import generate
 from lm_jax.model.sampling import InverseSampling
 from lm_jax.run import processes, progress, stop, user_cache
 from lm_jax.run.files import content_digest, replace_file
-from lm_jax.run.finished import Inputs
 from lm_jax.text.corpora import corpus_inputs
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.text.prepared import MANIFEST, EncodedDocument, write_documents
@@ -43,9 +42,9 @@ def model_of(corpus: CorpusConfig) -> str | None:
     return model if kind == KIND else None
 
 
-def sampled_inputs(corpus: CorpusConfig) -> Inputs:
+def sampled_inputs(corpus: CorpusConfig) -> dict[str, str]:
     """The identity of the text that a training reads: of `samples:MODEL`, that of the model."""
-    text = corpus_inputs({"config.corpus": corpus.source})
+    text = dict(corpus_inputs({"config.corpus": corpus.source}))
     model = model_of(corpus)
     if model is not None and is_there(model):
         text["config.corpus"] = open_pretrained(model).identity.text

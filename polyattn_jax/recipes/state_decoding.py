@@ -189,7 +189,7 @@ class StateAttention(AttentionMixer):
             log_BNCS = jnp.where(inside_BNCS, z_BNCS, -jnp.inf)
 
         log_BKGCS = log_BNCS.reshape(B, K, N // K, C, S)
-        peak_BKGC = log_BKGCS.max(-1)
+        peak_BKGC, a_BKGCF = log_BKGCS.max(-1), None
         if features:
             a_BKGCF = self.map.log_features(q_BCKGH, cfg.scale).transpose(0, 2, 3, 1, 4)
             a_BKGCF += held["top"][:, :, None, None]
@@ -200,7 +200,7 @@ class StateAttention(AttentionMixer):
         weight_BKGCS = jnp.exp(log_BKGCS - peak_BKGC1)
         out_BKGCH = _einsum("BKGCS,BSKH->BKGCH", weight_BKGCS, v)
         total_BKGC = weight_BKGCS.sum(-1)
-        if features:
+        if a_BKGCF is not None:
             phi_BKGCF = jnp.exp(a_BKGCF - peak_BKGC1)
             out_BKGCH += _einsum("BKGCF,BKFH->BKGCH", phi_BKGCF, held["values"])
             total_BKGC += _einsum("BKGCF,BKF->BKGC", phi_BKGCF, held["weights"])

@@ -7,7 +7,7 @@ from lm_jax import report
 from lm_jax.console.terminal import format_table
 from lm_jax.report import Column, Report, section, table_of
 from lm_jax.report.markup import number
-from polyattn_jax.studies.bench.results import SOFTMAX, BenchResult, BenchSummary
+from polyattn_jax.studies.bench.results import SOFTMAX, BenchResult, BenchSummary, Spread
 from polyattn_jax.studies.bench.settings import BenchConfig
 
 TERMS = {
@@ -40,12 +40,13 @@ def build(config: BenchConfig, summary: BenchSummary, folder: Path) -> Report:
 def conclusion(summary: BenchSummary) -> str:
     """Rate and state of every recipe after the longest text, in a sentence each."""
     longest = max(result.length for result in summary.results)
-    own = {r.method: r for r in summary.results if r.length == longest}
-    base = own.pop(SOFTMAX)
+    base = summary.softmax(longest)
     return " ".join(
-        f"After {longest:,} tokens {name} decodes {number(result.over_softmax, '.2f')} times as "
-        f"fast as softmax and keeps {_share(result, base)} of the bytes."
-        for name, result in own.items()
+        f"After {longest:,} tokens {result.method} decodes "
+        f"{number(result.over(base).median, '.2f')} times as fast as softmax and keeps "
+        f"{_share(result, base)} of the bytes."
+        for result in summary.results
+        if result.length == longest and result.method != SOFTMAX
     )
 
 
@@ -60,16 +61,17 @@ def _setting(summary: BenchSummary) -> str:
     )
 
 
-def _range(value: float, low: float, high: float, spec: str) -> str:
-    return f"{number(value, spec)} ({number(low, spec)} to {number(high, spec)})"
+def _range(spread: Spread, spec: str) -> str:
+    median, low, high = (number(value, spec) for value in spread)
+    return f"{median} ({low} to {high})"
 
 
 def _rate(result: BenchResult) -> str:
-    return _range(result.rate, result.rate_low, result.rate_high, ".1f")
+    return _range(result.rate, ".1f")
 
 
-def _over(result: BenchResult) -> str:
-    return _range(result.over_softmax, result.over_low, result.over_high, ".2f")
+def _over(summary: BenchSummary, result: BenchResult) -> str:
+    return _range(result.over(summary.softmax(result.length)), ".2f")
 
 
 def _table(summary: BenchSummary):
@@ -79,7 +81,7 @@ def _table(summary: BenchSummary):
             Column("Tokens before", ",d", lambda r: r.length),
             Column("Method", value=lambda r: r.method),
             Column("Tokens per second", value=_rate),
-            Column("Times softmax", value=_over),
+            Column("Times softmax", value=lambda r: _over(summary, r)),
             Column("State, bytes", ",d", lambda r: r.state_bytes),
         ],
         caption="Decoding of one text, timed in turns in one run.",
@@ -100,7 +102,7 @@ def _deviations(summary: BenchSummary):
 def format_summary(summary: BenchSummary) -> str:
     """The conclusion and the table as plain text."""
     rows = [
-        (f"{r.length:,}", r.method, _rate(r), _over(r), f"{r.state_bytes:,}")
+        (f"{r.length:,}", r.method, _rate(r), _over(summary, r), f"{r.state_bytes:,}")
         for r in summary.results
     ]
     heads = ("tokens", "method", "tokens/s", "times softmax", "bytes")

@@ -1,6 +1,9 @@
 """Results of `iaj polyattn bench`: `summary.json`, and the columns of `turns.parquet`."""
 
+from collections.abc import Sequence
 import dataclasses
+import statistics
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -22,6 +25,14 @@ TURNS = pa.schema(
 )
 
 
+class Spread(NamedTuple):
+    """The median of the turns, and the least and the greatest of them."""
+
+    median: float
+    low: float
+    high: float
+
+
 @dataclasses.dataclass(frozen=True)
 class BenchResult:
     """One method after a text of one length.
@@ -29,21 +40,26 @@ class BenchResult:
     Attributes:
       method: spec of a recipe, or "softmax".
       state_bytes: bytes of the cache or the state of one text.
-      rate: tokens per second, the median of turns; `rate_low` and `rate_high` are the ends of their
-        range.
-      over_softmax: rate over that of softmax in the same turn, the median; `over_low` and
-        `over_high` are the ends of its range.
+      seconds: seconds per token, of each turn.
     """
 
     length: Count
     method: str
     state_bytes: Count
-    rate: Real
-    rate_low: Real
-    rate_high: Real
-    over_softmax: Real
-    over_low: Real
-    over_high: Real
+    seconds: tuple[Real, ...]
+
+    @property
+    def rate(self) -> Spread:
+        """Tokens per second."""
+        return _spread([1 / each for each in self.seconds])
+
+    def over(self, base: "BenchResult") -> Spread:
+        """Tokens per second over those of another method in the same turn."""
+        return _spread([b / a for a, b in zip(self.seconds, base.seconds, strict=True)])
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,3 +90,7 @@ class BenchSummary:
     deviations: dict[str, Real]
     compared: Count
     results: tuple[BenchResult, ...]
+
+    def softmax(self, length: int) -> BenchResult:
+        """Softmax after a text of this length."""
+        return next(r for r in self.results if (r.length, r.method) == (length, SOFTMAX))

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import dataclasses
 import functools
 import os
-import statistics
 import time
 from typing import Any
 
@@ -165,22 +164,10 @@ def _whole(params: Any, tokens_BT: Any, last_11: Any, attend: Any, *, cfg: Any) 
 
 def _results(table: pa.Table, config: BenchConfig) -> Iterator[BenchResult]:
     rows: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for row in table.to_pylist():
+    for row in sorted(table.to_pylist(), key=lambda row: row["turn"]):
         rows.setdefault((row["length"], row["method"]), []).append(row)
     for length in config.lengths:
         for method in (SOFTMAX, *config.recipes):
-            own = sorted(rows[length, method], key=lambda row: row["turn"])
-            base = sorted(rows[length, SOFTMAX], key=lambda row: row["turn"])
-            rates = [1 / row["seconds"] for row in own]
-            over = [b["seconds"] / a["seconds"] for a, b in zip(own, base, strict=True)]
-            yield BenchResult(
-                length=length,
-                method=method,
-                state_bytes=own[0]["state_bytes"],
-                rate=statistics.median(rates),
-                rate_low=min(rates),
-                rate_high=max(rates),
-                over_softmax=statistics.median(over),
-                over_low=min(over),
-                over_high=max(over),
-            )
+            own = rows[length, method]
+            seconds = tuple(row["seconds"] for row in own)
+            yield BenchResult(length, method, own[0]["state_bytes"], seconds)
