@@ -44,7 +44,7 @@ def model_of(corpus: CorpusConfig) -> str | None:
 
 def sampled_inputs(corpus: CorpusConfig) -> dict[str, str]:
     """The identity of the text that a training reads: of `samples:MODEL`, that of the model."""
-    text = dict(corpus_inputs({"config.corpus": corpus.source}))
+    text = corpus_inputs({"config.corpus": corpus.source})
     model = model_of(corpus)
     if model is not None and is_there(model):
         text["config.corpus"] = open_pretrained(model).identity.text
