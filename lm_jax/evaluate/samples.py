@@ -51,7 +51,9 @@ def sampled_inputs(corpus: CorpusConfig) -> dict[str, str]:
     return text
 
 
-def prepare_samples(folder: Path, corpus: CorpusConfig, *, context: int) -> None:
+def prepare_samples(
+    folder: Path, corpus: CorpusConfig, *, context: int, tokenizer: Tokenizer | None
+) -> None:
     """Prepares a corpus `samples:MODEL` in `folder`, unless it is prepared.
 
     `prepare_on_first` then opens the folder. The splits are those of the rows' hashes.
@@ -60,10 +62,12 @@ def prepare_samples(folder: Path, corpus: CorpusConfig, *, context: int) -> None
       folder: the prepared folder.
       corpus: the corpus, whose `max_tokens` says how many tokens are sampled.
       context: length of the model's input in a training, in ids; a row has one more.
+      tokenizer: the tokenizer of the model that is to read the ids.
 
     Raises:
       UsageError: `max_tokens` is 0, or the model has too few positions.
-      BadInputError: there is no such model, it has no tokenizer, or no token that begins a text.
+      BadInputError: there is no such model, it has no tokenizer or another one, or no token that
+        begins a text.
       StoppedError: the command was asked to stop; parts that are done are kept.
     """
     model = model_of(corpus)
@@ -71,7 +75,12 @@ def prepare_samples(folder: Path, corpus: CorpusConfig, *, context: int) -> None
     if model is None or processes.on_first((folder / MANIFEST).is_file):
         return
     opened = open_pretrained(model)
-    tokenizer, begin = _begin(opened, model)
+    own, begin = _begin(opened, model)
+    if tokenizer is None or tokenizer.sha256 != own.sha256:
+        raise BadInputError(
+            f"{model} samples ids of a tokenizer that the model of config.model does not have; "
+            "sample a model with its tokenizer"
+        )
     if not corpus.max_tokens:
         raise UsageError(
             f"config.corpus.max_tokens = 0 samples without end; give the number of tokens that "
@@ -94,10 +103,10 @@ def prepare_samples(folder: Path, corpus: CorpusConfig, *, context: int) -> None
         )
         content = {
             "seed": corpus.seed,
-            "sources": {"model": opened.identity.text},
+            "sources": {"samples of": opened.identity.text},
             "notes": {"corpus": dataclasses.asdict(corpus)},
         }
-        write_documents(folder, documents, tokenizer, corpus.splits, Counter(), content)
+        write_documents(folder, documents, own, corpus.splits, Counter(), content)
 
     processes.on_first(prepare)
 

@@ -8,7 +8,9 @@ a feature map needs of all keys outside its window only the sums over them of ph
     lm_jax.generate(model.params, prompts, model.cfg, mixer=mixer, max_new_tokens=32)
 
 What is computed is what `forward` with the recipe's attend computes, whole rows of scores, to
-rounding. A text is read in chunks. The keys that a chunk can tell apart are those of the cache and
+rounding, where no product of features underflows there (`FeatureMap.scores`: Performer at scores in
+the hundreds; here such a key has its weight once it is in the sums, and may have none before). A
+text is read in chunks. The keys that a chunk can tell apart are those of the cache and
 its own; a query's weights on them are those of the recipe, and everything earlier is in the sums. A
 key enters the sums when its chunk ends and it has left the window, or at once without one.
 
@@ -25,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from lm_jax.errors import UsageError
-from lm_jax.model.attention import softmax
+from lm_jax.model.attention import Fused, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import softcap
 from lm_jax.model.mixers import AttentionMixer, Layer
@@ -82,9 +84,9 @@ class StateAttention(AttentionMixer):
         if isinstance(self.map, FeatureMap):
             F = self.map.size(H)
             cache |= {
-                "values": jnp.zeros((B, K, F, H)),
-                "weights": jnp.zeros((B, K, F)),
-                "top": jnp.zeros((B, K, F)),
+                "values": jnp.zeros((B, K, F, H), jnp.float32),
+                "weights": jnp.zeros((B, K, F), jnp.float32),
+                "top": jnp.zeros((B, K, F), jnp.float32),
             }
         return cache
 
@@ -98,7 +100,8 @@ class StateAttention(AttentionMixer):
     ) -> tuple[jax.Array, Any]:
         """What the heads read, and the cache, after T tokens in chunks."""
         self._check(cfg)
-        if getattr(layer.attend, "func", layer.attend) is not softmax:
+        own = layer.attend.attend if isinstance(layer.attend, Fused) else layer.attend
+        if getattr(own, "func", own) is not softmax:
             raise UsageError("attend: this mixer has a recipe of its own; leave attend out")
         if layer.scope.touches(SCORE_SITES) or layer.dropout.active:
             raise UsageError(
@@ -243,10 +246,12 @@ def _kept(
     sinks: int,
 ) -> dict[str, jax.Array]:
     """The keys of the sinks and of the window; position p is in slot sinks + (p - sinks) mod w."""
-    place_BR = jnp.broadcast_to(jnp.arange(1, sinks + 1)[None], (len(last_B1), sinks))
+    first_1R = jnp.arange(1, sinks + 1, dtype=jnp.int32)[None]
+    place_BR = jnp.broadcast_to(first_1R, (len(last_B1), sinks))
     if w:
         # The latest position of each slot.
-        latest_BW = last_B1 - (last_B1 - 1 - sinks - jnp.arange(w)[None]) % w
+        slot_1W = jnp.arange(w, dtype=jnp.int32)[None]
+        latest_BW = last_B1 - (last_B1 - 1 - sinks - slot_1W) % w
         place_BR = jnp.concatenate([place_BR, jnp.where(latest_BW > sinks, latest_BW, 0)], 1)
     start_B1 = start_B[:, None]
     new_BR = (place_BR > start_B1) & (place_BR <= last_B1)

@@ -15,8 +15,8 @@ TERMS = {
     "their range.",
     "times softmax": "Tokens per second over those of softmax in the same turn, the median of "
     "turns, and their range.",
-    "state": "Bytes of the KV cache of softmax, with room for the text and what is timed after it, "
-    "or of what the recipe keeps of the text: keys and values of its window, and sums.",
+    "state": "Bytes of the KV cache of softmax with the text before, or of what the recipe keeps "
+    "of it: keys and values of its window, and sums.",
     "deviation": "Largest difference of logits, decoded token by token, from those of the recipe "
     "on whole rows of scores, relative to the largest logit.",
 }
@@ -44,14 +44,15 @@ def conclusion(summary: BenchSummary) -> str:
     return " ".join(
         f"After {longest:,} tokens {result.method} decodes "
         f"{number(result.over(base).median, '.2f')} times as fast as softmax and keeps "
-        f"{_share(result, base)} of the bytes."
+        f"{_share(result, base)}."
         for result in summary.results
         if result.length == longest and result.method != SOFTMAX
     )
 
 
 def _share(result: BenchResult, base: BenchResult) -> str:
-    return f"{100 * result.state_bytes / base.state_bytes:.2g} %"
+    share = result.state_bytes / base.state_bytes
+    return f"{100 * share:.2g} % of the bytes" if share < 0.995 else f"{share:.1f} times the bytes"
 
 
 def _setting(summary: BenchSummary) -> str:
@@ -94,8 +95,9 @@ def _deviations(summary: BenchSummary):
         [
             Column("Recipe", value=lambda item: item[0]),
             Column("Deviation", ".1e", lambda item: item[1]),
+            Column("Tokens", ",d", lambda item: summary.compared[item[0]]),
         ],
-        caption=f"Decoded logits against whole rows, on {summary.compared} random tokens.",
+        caption="Decoded logits against whole rows, on random tokens.",
     )
 
 

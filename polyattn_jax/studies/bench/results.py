@@ -73,9 +73,9 @@ class BenchSummary:
       dtype: dtype of weights and caches.
       tokens: number of tokens of a turn.
       turns: number of turns.
-      deviations: largest difference of decoded logits from those of whole rows, relative to the
-        largest logit, by recipe.
-      compared: number of tokens of the text that it is taken on.
+      deviations: largest difference of decoded logits from those of whole rows, over all tokens,
+        relative to the largest logit, by recipe.
+      compared: number of tokens of the text that they are taken on, by recipe.
       results: entries by length and method.
     """
 
@@ -88,7 +88,7 @@ class BenchSummary:
     tokens: Count
     turns: Count
     deviations: dict[str, Real]
-    compared: Count
+    compared: dict[str, Count]
     results: tuple[BenchResult, ...]
 
     def softmax(self, length: int) -> BenchResult:

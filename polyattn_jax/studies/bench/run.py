@@ -35,7 +35,7 @@ from polyattn_jax.recipes.substitute import recipe
 from polyattn_jax.studies.bench.results import SOFTMAX, TURNS, BenchResult, BenchSummary
 from polyattn_jax.studies.bench.settings import BenchConfig
 
-# Tokens of the text on which decoding is compared with whole rows.
+# Tokens of the text on which decoding is compared with whole rows, at least.
 _COMPARED = 96
 
 
@@ -55,7 +55,7 @@ class _Method:
         return decoder.init_cache(self.model.cfg, 1, positions, dtype=dtype, mixer=self.mixer)
 
     def step(self, cache: Any, tokens_BT: jax.Array) -> tuple[jax.Array, Any]:
-        """The next token of the text after these, and the cache."""
+        """The logits after these tokens, and the cache with them."""
         return _step(self.model.params, cache, tokens_BT, cfg=self.model.cfg, mixer=self.mixer)
 
 
@@ -80,8 +80,9 @@ def measure_all(config: BenchConfig, work: Work) -> BenchSummary:
         )
     methods = {SOFTMAX: _Method(model, ATTENTION)}
     methods |= {text: _Method(model, state_mixer(text)) for text in config.recipes}
-    compared = min(_COMPARED, model.cfg.max_length)
-    deviations = {text: _deviation(methods[text], text, compared) for text in config.recipes}
+    deviations = {
+        text: _deviation(methods[text], text, compared(model, text)) for text in config.recipes
+    }
     plan: dict[Unit, int] = {(0, str(length), ""): length for length in config.lengths}
     table = work.units(
         "turns",
@@ -100,7 +101,7 @@ def measure_all(config: BenchConfig, work: Work) -> BenchSummary:
         tokens=config.tokens,
         turns=config.turns,
         deviations=deviations,
-        compared=compared,
+        compared={text: compared(model, text) for text in config.recipes},
         results=tuple(_results(table, config)),
     )
 
@@ -119,8 +120,10 @@ def _timed(
     held: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     for name, method in methods.items():
-        cache = method.empty(room, jnp.dtype(config.dtype))
-        sizes[name] = sum(part.nbytes for part in jax.tree.leaves(cache.layers))
+        dtype = jnp.dtype(config.dtype)
+        kept = jax.eval_shape(functools.partial(method.empty, length, dtype))
+        sizes[name] = sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(kept.layers))
+        cache = method.empty(room, dtype)
         held[name] = cache.replace(length_B=cache.length_B + length)
     for turn in range(-1, config.turns):
         for name, method in methods.items():
@@ -142,24 +145,38 @@ def _timed(
                 }
 
 
+def compared(model: Pretrained, text: str) -> int:
+    """Tokens on which decoding with a recipe is compared: keys leave a window and its slots turn.
+
+    Raises:
+      UsageError: the model has too few positions for that.
+    """
+    row_map = state_mixer(text).map
+    needed, most = 2 * row_map.w + row_map.sinks + 1, model.cfg.max_length
+    if needed > most:
+        raise UsageError(
+            f"config.recipes: {text} is compared with whole rows on {needed} tokens, and the model "
+            f"has {most} positions; name a smaller window"
+        )
+    return min(max(needed, _COMPARED), most)
+
+
 def _deviation(method: _Method, text: str, count: int) -> float:
     """The largest difference of decoded logits from those of the recipe on whole rows."""
     cfg, params = method.model.cfg, method.model.params
     tokens_BT = np.random.default_rng(0).integers(0, cfg.vocab_size, (1, count)).astype(np.int32)
-    last_11 = np.full((1, 1), count - 1)
-    whole = _whole(params, tokens_BT, last_11, recipe(text), cfg=cfg)
+    whole_TV = np.asarray(_whole(params, tokens_BT, recipe(text), cfg=cfg))
     cache = method.empty(count, jax.tree.leaves(params["embed"])[0].dtype)
-    logits_BV = None
-    for at in range(count):
+    off = 0.0
+    for at, expected_V in enumerate(whole_TV):
         logits_BV, cache = method.step(cache, jnp.asarray(tokens_BT[:, at : at + 1]))
-    whole_BV = np.asarray(whole, np.float64)
-    off_BV = np.abs(np.asarray(logits_BV, np.float64) - whole_BV)
-    return float(off_BV.max() / np.abs(whole_BV).max())
+        off = max(off, float(np.abs(np.asarray(logits_BV)[0] - expected_V).max()))
+    return off / float(np.abs(whole_TV).max())
 
 
 @functools.partial(jax.jit, static_argnames="cfg")
-def _whole(params: Any, tokens_BT: Any, last_11: Any, attend: Any, *, cfg: Any) -> jax.Array:
-    return lm_jax.forward(params, tokens_BT, cfg, attend=attend, logits_at=last_11).logits[:, 0]
+def _whole(params: Any, tokens_BT: Any, attend: Any, *, cfg: Any) -> jax.Array:
+    return lm_jax.forward(params, tokens_BT, cfg, attend=attend).logits[0]
 
 
 def _results(table: pa.Table, config: BenchConfig) -> Iterator[BenchResult]:

@@ -34,8 +34,8 @@ class DistillConfig(StepFields, Training):
       recipe: what replaces softmax; the one of `hybrid`, where that is given.
       hybrid: a file of `check --hybrid` that says which heads have a recipe, and its bias; empty
         replaces all heads by `recipe`.
-      corpus: the text and its splits, which may be the model's own samples (samples:MODEL); its
-        `vocab_size` is ignored in favour of the model's.
+      corpus: the text and its splits, which may be samples of a pretrained model with the same
+        tokenizer (samples:MODEL); its `vocab_size` is ignored in favour of the model's.
       context: tokens of a window, always of one document; b_auto is calibrated at this length.
       validation_documents: the most documents to measure on, before and after; 2 or more, which
         intervals over documents take.

@@ -97,7 +97,9 @@ def open_task(config: DistillConfig, folder: Path) -> Task:
         adapted.append(config.adapters_of_logits(maps=False))
     for settings in adapted:
         lora.adapter_spec(param_spec(opened.cfg), settings)
-    prepare_samples(folder / DATA, config.corpus, context=config.context)
+    prepare_samples(
+        folder / DATA, config.corpus, context=config.context, tokenizer=opened.tokenizer
+    )
     prepared = prepare_corpus(folder / DATA, config.corpus, tokenizer=opened.tokenizer)
     windows = functools.partial(
         Examples, prepared, context=config.context, mode="window", vocab_size=opened.cfg.vocab_size

@@ -51,8 +51,8 @@ class RankingsConfig(StepFields, Training):
       statistics: statistics that rank the groups (`audit.ranking`).
       replaced: percent of the groups that a set replaces, the budgets.
       draws: number of random sets of each size.
-      corpus: the text and its splits, which may be the model's own samples (samples:MODEL); its
-        `vocab_size` is ignored in favour of the model's.
+      corpus: the text and its splits, which may be samples of a pretrained model with the same
+        tokenizer (samples:MODEL); its `vocab_size` is ignored in favour of the model's.
       context: tokens of a window of text; b_auto is calibrated at this length.
       ranking_texts: number of windows of the training split that rank the groups.
       validation_documents: the most held-out documents whose loss is measured.

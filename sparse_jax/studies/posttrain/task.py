@@ -110,7 +110,7 @@ def open_task(config: PosttrainConfig, folder: Path, *, force: bool = False) -> 
     # Not among the inputs: what has finished can be shown on a machine with fewer devices.
     check_batch(config.batch_size, config.accumulate, mesh)
     model = open_model(config)
-    prepare_samples(folder / DATA, config.corpus, context=config.context)
+    prepare_samples(folder / DATA, config.corpus, context=config.context, tokenizer=model.tokenizer)
     prepared = prepare_on_first(folder / DATA, config.corpus, tokenizer=model.tokenizer)
     windows = functools.partial(
         Examples, prepared, context=config.context, mode="window", vocab_size=model.cfg.vocab_size

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 import lm_jax
 from lm_jax.errors import BadInputError, StoppedError, UsageError
@@ -13,6 +14,7 @@ from lm_jax.evaluate import samples
 from lm_jax.run import stop, user_cache
 from lm_jax.text.examples import Examples
 from lm_jax.text.preparation import CorpusConfig, prepare_on_first
+from lm_jax.text.tokenizer import Tokenizer
 from tests import tiny
 
 MODEL = "models/pair_small/dense/model"
@@ -84,16 +86,16 @@ def test_sampling_goes_on_after_a_stop_and_more_rows_begin_with_the_same(opened,
 def test_rows_are_documents_of_a_prepared_corpus(opened, cache, tmp_path):
     corpus = CorpusConfig(f"samples:{MODEL}", splits=(0.7, 0.3, 0.0), max_tokens=128 * LENGTH)
     folder = tmp_path / "data"
-    samples.prepare_samples(folder, corpus, context=LENGTH - 1)
+    samples.prepare_samples(folder, corpus, context=LENGTH - 1, tokenizer=opened.tokenizer)
     prepared = prepare_on_first(folder, corpus, tokenizer=opened.tokenizer)
     counts = {name: each["documents"] for name, each in prepared.manifest["splits"].items()}
     assert sum(counts.values()) == 128 and counts["train"] > counts["validation"] > 0
-    assert prepared.manifest["sources"] == {"model": opened.identity.text}
+    assert prepared.manifest["sources"] == {"samples of": opened.identity.text}
     # Each row is one example, without padding.
     examples = Examples(prepared, "train", context=LENGTH - 1, mode="window")
     assert examples.count == counts["train"] and examples.unused_tokens == 0
     # A prepared folder is opened, and another corpus refused.
-    samples.prepare_samples(folder, corpus, context=LENGTH - 1)
+    samples.prepare_samples(folder, corpus, context=LENGTH - 1, tokenizer=opened.tokenizer)
     with pytest.raises(UsageError, match="max_tokens"):
         prepare_on_first(folder, dataclasses.replace(corpus, max_tokens=9), tokenizer=None)
     assert samples.model_of(CorpusConfig("wiki")) is None
@@ -105,7 +107,7 @@ def test_the_first_of_several_processes_decides_whether_to_sample(monkeypatch, t
     asked = []
     monkeypatch.setattr(samples.processes, "on_first", lambda ask: asked.append(ask()) or 1)
     (tmp_path / samples.MANIFEST).touch()
-    samples.prepare_samples(tmp_path, corpus, context=8)
+    samples.prepare_samples(tmp_path, corpus, context=8, tokenizer=None)
     assert asked == [True]
 
 
@@ -117,8 +119,19 @@ def test_the_first_of_several_processes_decides_whether_to_sample(monkeypatch, t
         ({"source": "samples:no/such"}, 8, BadInputError, "no/such"),
     ],
 )
-def test_what_cannot_be_sampled_is_said(changes, context, error, message, cache, tmp_path):
+def test_what_cannot_be_sampled_is_said(changes, context, error, message, opened, cache, tmp_path):
     corpus = dataclasses.replace(CorpusConfig(f"samples:{MODEL}", max_tokens=100), **changes)
     with pytest.raises(error, match=message):
-        samples.prepare_samples(tmp_path / "data", corpus, context=context)
+        samples.prepare_samples(
+            tmp_path / "data", corpus, context=context, tokenizer=opened.tokenizer
+        )
     assert not (tmp_path / "data").exists()
+
+
+def test_ids_of_another_tokenizer_are_refused_before_any_is_sampled(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "sampled", None)
+    corpus = CorpusConfig(f"samples:{MODEL}", max_tokens=100)
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    for other in (None, Tokenizer(backend, eos_id=0)):
+        with pytest.raises(BadInputError, match="sample a model with its tokenizer"):
+            samples.prepare_samples(tmp_path / "data", corpus, context=8, tokenizer=other)

@@ -4,12 +4,14 @@ import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.model import decoder
+from lm_jax.model.attention import softmax
 from lm_jax.model.rope import DynamicScaling, Rope
 import polyattn_jax
 from polyattn_jax.recipes import state_decoding
@@ -152,6 +154,22 @@ def test_what_has_no_state_is_refused(text, changes, words, params):
 
     with pytest.raises(UsageError, match=words):
         run()
+
+
+def test_a_kernel_of_softmax_is_no_other_attend(params):
+    """What `LanguageModelling` passes where no attend is named."""
+    mixer = polyattn_jax.state_mixer("window:w=3")
+    attend = lm_jax.fused(softmax, "kernels")
+    out = tiny.forward(params, tokens(), cfg=CFG, mixer=mixer, attend=attend)
+    assert_close(np.asarray(out.logits), whole(params, tokens(), "window:w=3"))
+
+
+def test_float64_weights_are_read_as_well(params):
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
+        mixer = polyattn_jax.state_mixer("elu1:w=3,sinks=1")
+        out = lm_jax.forward(wide, tokens(), CFG, mixer=mixer)
+    assert_close(np.asarray(out.logits), whole(params, tokens(), "elu1:w=3,sinks=1"))
 
 
 def test_sites_of_scores_and_another_attend_are_refused(params):

@@ -14,7 +14,7 @@ from lm_jax.run.results import load_result
 from lm_jax.study import frame
 from polyattn_jax.recipes import state_decoding
 from polyattn_jax.studies.bench import STUDY, report, run
-from polyattn_jax.studies.bench.results import SOFTMAX, TURNS, BenchSummary
+from polyattn_jax.studies.bench.results import SOFTMAX, TURNS, BenchResult, BenchSummary
 from polyattn_jax.studies.bench.settings import BenchConfig
 
 WINDOW = "window:w=8,sinks=2"
@@ -47,20 +47,44 @@ def test_a_run_counts_the_bytes_of_one_text(tiny, tmp_path):
     summary = load_result(tmp_path / "run" / "summary.json", BenchSummary)
     model = run.lm_jax.load_pretrained(tiny)
     per_token = 2 * 4 * model.cfg.num_layers * model.cfg.num_kv_heads * model.cfg.head_dim
-    room = 3 * 4
     sizes = {(r.length, r.method): r.state_bytes for r in summary.results}
     places = 4 * model.cfg.num_layers * 10
     assert sizes == {
-        (16, SOFTMAX): per_token * (16 + room),
-        (32, SOFTMAX): per_token * (32 + room),
+        (16, SOFTMAX): per_token * 16,
+        (32, SOFTMAX): per_token * 32,
         (16, WINDOW): per_token * 10 + places,
         (32, WINDOW): per_token * 10 + places,
     }
     assert summary.deviations[WINDOW] < 1e-4
     turns = pq.read_table(tmp_path / "run" / "turns.parquet").to_pylist()
     assert len(turns) == 2 * 2 * 3 and min(row["seconds"] for row in turns) > 0
-    text = report.format_summary(summary)
-    assert "After 32 tokens window:w=8,sinks=2 decodes" in text
+    assert summary.compared == {WINDOW: 96}
+    shown = report.conclusion(summary)
+    assert shown.startswith("After 32 tokens window:w=8,sinks=2 decodes ")
+    assert shown.endswith(
+        f" keeps {100 * sizes[32, WINDOW] / sizes[32, SOFTMAX]:.2g} % of the bytes."
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(5, "5 % of the bytes"), (99, "99 % of the bytes"), (150, "1.5 times the bytes")],
+)
+def test_a_share_is_in_words_that_can_be_read(size, words):
+    base = BenchResult(16, SOFTMAX, 100, (1.0,))
+    assert report._share(dataclasses.replace(base, state_bytes=size), base) == words
+
+
+def test_decoding_is_compared_where_keys_have_left_the_window(tiny, monkeypatch):
+    """Without sums the text after the window is another, and a model of few positions is refused."""
+    model = run.lm_jax.load_pretrained(tiny)
+    text = "elu1:w=70"
+    assert run.compared(model, text) == 141
+    monkeypatch.setattr(state_decoding, "_added", lambda held, *_: {})
+    method = run._Method(model, state_decoding.state_mixer(text))
+    assert run._deviation(method, text, run.compared(model, text)) > 1e-3
+    with pytest.raises(UsageError, match="on 301 tokens, and the model has 256 positions"):
+        run.compared(model, "window:w=150")
 
 
 def test_what_is_compared_notices_a_wrong_state(tiny, monkeypatch):
