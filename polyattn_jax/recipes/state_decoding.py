@@ -113,8 +113,9 @@ class StateAttention(AttentionMixer):
             held = self.init_cache(cfg, B, 0, heads["k"].dtype)
         else:
             held = {name: part.read() for name, part in cache.items()}
-        place_BT = layer.positions_BT + 1
-        start_B = layer.positions_BT[:, 0]
+        # In int32 whatever the program's widest integers are, as the cache is.
+        positions_BT = layer.positions_BT.astype(jnp.int32)
+        place_BT, start_B = positions_BT + 1, positions_BT[:, 0]
         if layer.valid_BT is not None:
             place_BT = jnp.where(layer.valid_BT, place_BT, 0)
         tokens = q_BTNH, heads["k"], heads["v"], place_BT

@@ -76,7 +76,7 @@ def test_a_share_is_in_words_that_can_be_read(size, words):
 
 
 def test_decoding_is_compared_where_keys_have_left_the_window(tiny, monkeypatch):
-    """Without sums the text after the window is another, and a model of few positions is refused."""
+    """Without sums the text after the window is another; too few positions are refused."""
     model = run.lm_jax.load_pretrained(tiny)
     text = "elu1:w=70"
     assert run.compared(model, text) == 141
