@@ -10,6 +10,7 @@ from lm_jax.report.markup import Markup, number
 from lm_jax.report.tables import interval_text, rate
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.bias_tables import describe
+from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.studies.distill.results import DistillSummary, LogitStage
 from polyattn_jax.studies.distill.settings import DistillConfig
 
@@ -49,9 +50,10 @@ def build(config: DistillConfig, summary: DistillSummary, folder: Path) -> Repor
 def conclusion(summary: DistillSummary) -> str:
     """What the training changes, in one sentence."""
     before, after = (number(each.estimate) for each in (summary.before, summary.after))
+    option = parse_recipe(summary.recipe).option
     return (
         f"{summary.steps:,} updates of the {summary.trained} of {summary.replaced} of "
-        f"{summary.layers * summary.heads} heads under {summary.recipe} (b = "
+        f"{summary.layers * summary.heads} heads under {summary.recipe} ({option} = "
         f"{describe(summary.bias)}) take the error of their output from "
         f"{summary.error_before.estimate:.3g} to {summary.error_after.estimate:.3g}, and the loss "
         f"over softmax from {before} to {after} nats "
