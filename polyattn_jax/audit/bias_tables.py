@@ -7,9 +7,20 @@ texts, at the same length, and as exactly. A command writes the result to its wo
     calibration_head.json, calibration_layer.json
 
 and reads such a file where a recipe names it.
+
+The bias of the gated delta rule (`gdn`, `recipes.delta_maps`) is how far a head looks on average.
+With w_ts the softmax weight of query t on key s, on the same texts at the same length, that is
+
+    m = sum_ts w_ts (t - s) / sum_ts w_ts,        s > 0
+
+The first token of a text is left out: much of the weight on it is that of a sink, which a head
+gives where it has nothing to read, and would count as looking far. A head that reads nothing else
+has m = 0. The query heads that read one key head share its memory, and with it the decay, so the
+sums are those of all of them. The file is `calibration_distance.json`, and another is read where a
+recipe names it, `gdn:distance=FILE.json`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import hashlib
 from pathlib import Path
@@ -19,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError, UsageError
+from lm_jax.model.config import DecoderConfig
 from lm_jax.run import processes, progress, stop
 from lm_jax.run.files import write_json
 from lm_jax.run.identity import difference
@@ -26,7 +38,8 @@ from lm_jax.run.results import Count, Share, load_result
 from polyattn_jax.audit import measure, model_calibration
 from polyattn_jax.audit.audited_model import AuditedModel
 from polyattn_jax.recipes import calibrate
-from polyattn_jax.recipes.row_maps import Recipe
+from polyattn_jax.recipes.linear_state import key_readers
+from polyattn_jax.recipes.row_maps import DISTANCE, Recipe
 
 Level = Literal["head", "layer"]
 LEVELS: Mapping[str, Level] = {"auto_head": "head", "auto_layer": "layer"}
@@ -62,6 +75,32 @@ class BiasTable:
     text: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class DistanceTable:
+    """A mean distance of every head.
+
+    Attributes:
+      model_sha256: digest of the model (`ModelIdentity.text`); `dtype` is that of its weights.
+      length: tokens of each text.
+      texts: how many there are.
+      distances: m in tokens, by layer and head.
+      mass: average mass of a row outside the first token, by layer and head.
+      text: digest of the text of `config.calibration_text`; empty for the shipped ones.
+    """
+
+    model_sha256: str
+    length: Count
+    texts: Count
+    distances: tuple[tuple[float, ...], ...]
+    mass: tuple[tuple[Share, ...], ...]
+    dtype: str = ""
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if any(distance < 0 for row in self.distances for distance in row):
+            raise ValueError("distances must be 0 or more; measure them with --recipe=gdn")
+
+
 def calibrated(
     audited: AuditedModel,
     folder: Path,
@@ -78,34 +117,45 @@ def calibrated(
     results: dict[str, Any] = {"auto": b_auto}
     for recipe in recipes.values():
         name = recipe.bias
-        if recipe.tabled and name not in results:
-            assert isinstance(name, str)
-            own = of_level(audited, folder, LEVELS[name]).biases if name in LEVELS else None
-            results[name] = read(name, audited) if own is None else np.array(own)
+        # A file is read for every recipe that names it, since a delta rule has files of its own.
+        if not recipe.tabled or (name in results and name in (*LEVELS, DISTANCE)):
+            continue
+        assert isinstance(name, str)
+        if name == DISTANCE:
+            results[name] = np.array(distances(audited, folder).distances)
+        elif name in LEVELS:
+            results[name] = np.array(of_level(audited, folder, LEVELS[name]).biases)
+        else:
+            results[name] = read(name, audited, recipe.option)
     return results
 
 
-def read(path: str | Path, audited: AuditedModel) -> np.ndarray:
-    """The biases `[L, N]` of a file.
+def read(path: str | Path, audited: AuditedModel, option: str = "b") -> np.ndarray:
+    """The biases `[L, N]` of a file, or distances where the option of the recipe is `DISTANCE`.
 
     Raises:
       UsageError: it has another number of layers or heads than the model.
       BadInputError: it is of another model.
       CorruptError: it cannot be read.
     """
-    cfg, table = audited.model.cfg, load_result(path, BiasTable)
-    rows = table.biases
-    if len(rows) != cfg.num_layers or any(len(row) != cfg.num_heads for row in rows):
+    if option == DISTANCE:
+        held = load_result(path, DistanceTable)
+        numbers, remedy = held.distances, "measure one by --recipe=gdn"
+    else:
+        held = load_result(path, BiasTable)
+        numbers, remedy = held.biases, f"calibrate one by b=auto_{held.level}"
+    L, N = audited.shape
+    if [len(row) for row in numbers] != [N] * L:
         raise UsageError(
-            f"{path}: the model has {cfg.num_layers} layers of {cfg.num_heads} heads, and biases "
-            "another number; name a file of this model"
+            f"{path}: the model has {L} layers of {N} heads, and biases another number; name a "
+            "file of this model"
         )
-    if change := difference(table.model_sha256, audited.model.identity.text, where=path):
+    if change := difference(held.model_sha256, audited.model.identity.text, where=path):
         raise BadInputError(
             f"{path}: model_sha256 is not that of config.model: {change}; name a file of this "
-            f"model, or calibrate one by b=auto_{table.level}"
+            f"model, or {remedy}"
         )
-    return np.array(rows)
+    return np.array(numbers)
 
 
 def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
@@ -165,10 +215,61 @@ def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
     return table
 
 
+def distances(audited: AuditedModel, folder: Path) -> DistanceTable:
+    """The measured distances, read from the folder if an earlier start wrote them.
+
+    Raises:
+      BadInputError: the earlier start had another model or other settings.
+    """
+    path = folder / f"calibration_{DISTANCE}.json"
+    if processes.on_first(path.exists):
+        stored = load_result(path, DistanceTable)
+        model_calibration.check_source(path, stored, audited)
+        return stored
+    config, cfg = audited.config, audited.model.cfg
+    texts_UT, *_ = model_calibration.calibration_tokens(audited)
+    texts_UT = texts_UT[:, : config.calibrated_at]
+    mass_LN, distance_LN = np.zeros(audited.shape), np.zeros(audited.shape)
+    name, quiet = "measure distances", not processes.is_first()
+    # Of several processes each measures all texts, and has the same result.
+    with progress.track(name, len(texts_UT), unit="texts", quiet=quiet) as advance:
+        for tokens_T in texts_UT:
+            if processes.share_stop():
+                stop.check("during calibration")
+            sums = measure.distances(audited.model.params, jnp.asarray(tokens_T[None]), cfg=cfg)
+            mass_LN += np.asarray(sums["mass_BNT"], np.float64).sum((1, 3))
+            distance_LN += np.asarray(sums["distance_BNT"], np.float64).sum((1, 3))
+            advance()
+    rows = texts_UT.size
+    for layers, heads in _together(cfg):
+        mass_LN[layers, heads] = mass_LN[layers, heads].mean()
+        distance_LN[layers, heads] = distance_LN[layers, heads].mean()
+    mean_LN = np.where(mass_LN > 0, distance_LN / np.where(mass_LN > 0, mass_LN, 1), 0)
+    table = DistanceTable(
+        model_sha256=audited.model.identity.text,
+        length=config.calibrated_at,
+        texts=len(texts_UT),
+        distances=tuple(map(tuple, mean_LN.tolist())),
+        mass=tuple(map(tuple, (mass_LN / rows).tolist())),
+        dtype=config.dtype,
+        text=model_calibration.text_sha256(config),
+    )
+    processes.on_first(lambda: write_json(path, table))
+    return table
+
+
+def _together(cfg: DecoderConfig) -> Iterator[tuple[list[int], slice]]:
+    """The layers and query heads that read each key head, those of several layers among them."""
+    for own, layers in key_readers(cfg).values():
+        group = own.num_heads // own.num_kv_heads
+        for first in range(0, own.num_heads, group):
+            yield layers, slice(first, first + group)
+
+
 def digests(recipes: Mapping[str, Recipe]) -> list[str]:
     """The digest of every file that a recipe names, for the fingerprint of its results."""
     names = [r.bias for r in recipes.values() if isinstance(r.bias, str) and r.tabled]
-    files = [Path(name) for name in names if name not in LEVELS]
+    files = [Path(name) for name in names if name not in (*LEVELS, DISTANCE)]
     return [hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()]
 
 

@@ -342,3 +342,26 @@ def mass_by_head(
     attend = lm_attention.PerLayer(with_mass, thresholds_LNM)
     last_B1 = jnp.full((tokens_BT.shape[0], 1), tokens_BT.shape[1] - 1)
     return MassBelow(**forward(params, tokens_BT, cfg, attend=attend, logits_at=last_B1).aux)
+
+
+@functools.partial(exact_jit, static_argnames="cfg")
+def distances(params: Any, tokens_BT: jax.Array, *, cfg: DecoderConfig) -> dict[str, jax.Array]:
+    """What softmax reads of each row beyond the first key, `[L, B, N, T]`.
+
+    Returns `mass_BNT`, the weight on keys but the first, and `distance_BNT`, the sum of these
+    weights times the distance of key and query, in tokens.
+    """
+
+    def with_distances(scores_BNTS: jax.Array):
+        pattern_BNTS = lm_attention.softmax(scores_BNTS)
+        tokens_T = jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
+        away_TS = tokens_T[:, None] - tokens_T[None]
+        read_BNTS = jnp.where(tokens_T[None, None, None] > 0, pattern_BNTS, 0.0)
+        distance_BNTS = read_BNTS * away_TS[None, None]
+        return pattern_BNTS, {
+            "mass_BNT": read_BNTS.sum(-1),
+            "distance_BNT": distance_BNTS.sum(-1),
+        }
+
+    last_B1 = jnp.full((tokens_BT.shape[0], 1), tokens_BT.shape[1] - 1)
+    return forward(params, tokens_BT, cfg, attend=with_distances, logits_at=last_B1).aux

@@ -112,6 +112,9 @@ def check_source(path: Path, stored: Any, audited: AuditedModel) -> None:
         "length": c.calibrated_at,
         "text": text_sha256(c),
     }
+    # Not every calibration has a budget.
+    held_fields = {field.name for field in dataclasses.fields(stored)}
+    wanted = {field: value for field, value in wanted.items() if field in held_fields}
     remedy = "remove the file to calibrate again, or choose another --workdir"
     if change := difference(stored.model_sha256, audited.model.identity.text, where=path):
         raise BadInputError(f"{path} is of another model: {change}; {remedy}")

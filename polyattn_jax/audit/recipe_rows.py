@@ -31,6 +31,7 @@ from polyattn_jax.audit.units import ResultStores, run_units
 from polyattn_jax.recipes import row_maps
 from polyattn_jax.recipes.diagnostic import row_stats
 from polyattn_jax.recipes.feature_maps import FeatureMap
+from polyattn_jax.recipes.input_maps import with_inputs
 from polyattn_jax.recipes.probe import DENSE, head_output, relative_change, rows_at
 from polyattn_jax.recipes.row_maps import SOFTMAX, Map, Recipe
 from polyattn_jax.recipes.substitute import on_scores
@@ -84,7 +85,8 @@ def _dense(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, ca
         if isinstance(row_map, FeatureMap):
             own_BNQS = row_map.log_weights(q_BQNH, k_BSKH, scale, scores_BNQS)
             row_map = row_maps.softmax
-        after_BNQH = head_output(row_map(own_BNQS, bias_N11), v_BSKH)
+        weights_of = with_inputs(row_map, q_BQNH, k_BSKH, scale)
+        after_BNQH = head_output(weights_of(own_BNQS, bias_N11), v_BSKH)
         change_BNQ = relative_change(after_BNQH, before_BNQH)
         signed = getattr(row_map, "signed", False)
         if signed:

@@ -36,13 +36,12 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from iaj_kernels.attention.rows import softmax
 from lm_jax.run.config import LATER
 from polyattn_jax.recipes.field_maps import within
 
@@ -165,28 +164,6 @@ class FeatureMap:
                 z_BNTS -= jnp.where(jnp.isneginf(top_BNT1), 0, top_BNT1)
             own_BNTS = jnp.where(inside_BNTS, z_BNTS + math.log(self.gamma), own_BNTS)
         return jnp.where(kept_BNTS, own_BNTS, -jnp.inf)
-
-
-def with_inputs(
-    row_map: Any,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    scale: float,
-    matrices: Mapping[str, jax.Array] | None = None,
-) -> Any:
-    """A row map as it is, or a feature map as a function `(scores, bias) -> weights` of its rows.
-
-    The function reads of the scores which keys are masked, inside a window the scores themselves,
-    and no bias.
-    """
-    if not isinstance(row_map, FeatureMap):
-        return row_map
-
-    def weights(scores_BNTS: jax.Array, bias: Any = 0.0) -> jax.Array:
-        del bias
-        return softmax(row_map.log_weights(q_BTNH, k_BSKH, scale, scores_BNTS, matrices))
-
-    return weights
 
 
 @functools.cache

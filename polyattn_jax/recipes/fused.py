@@ -30,9 +30,9 @@ from lm_jax.model.attention import (
 )
 from lm_jax.model.layers import softcap
 from lm_jax.model.precision import PRECISION
-from polyattn_jax.recipes.feature_maps import FeatureMap
 from polyattn_jax.recipes.field_maps import FieldMap
 from polyattn_jax.recipes.head_probe import HeadProbe
+from polyattn_jax.recipes.input_maps import InputMap
 from polyattn_jax.recipes.probe import Probe, reports, score_rows
 from polyattn_jax.recipes.row_maps import Map
 from polyattn_jax.recipes.substitute import GlobalRowMap, PerHeadRowMap
@@ -57,7 +57,7 @@ def by_kernels(attend: Any) -> Any:
 
 
 def _of_kernels(row_map: Map) -> RowMap:
-    if isinstance(row_map, FieldMap | FeatureMap):
+    if isinstance(row_map, FieldMap | InputMap):
         raise UsageError(f"attend: no kernel computes {row_map.kind}; pass the attend unfused")
     return row_map
 

@@ -27,7 +27,7 @@ from lm_jax.model.attention import (
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output
 from lm_jax.weights.gates import StoredGates
-from polyattn_jax.recipes.feature_maps import with_inputs
+from polyattn_jax.recipes.input_maps import with_inputs
 from polyattn_jax.recipes.probe import DENSE
 from polyattn_jax.recipes.substitute import GlobalRowMap, PerHeadRowMap, bound_to, on_scores
 

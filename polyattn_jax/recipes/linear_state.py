@@ -16,8 +16,10 @@ A window (`window:w=,sinks=`) is no linear attention, but its cache has w + sink
 length, which is what is counted.
 
 A recipe that is a feature map itself (`feature_maps`) has as many features as that map, whatever
-the model does to its scores. Softmax in a window of a feature map or of the Taylor map has no
-features: it needs the cache of w + sinks tokens besides the state.
+the model does to its scores. The gated delta rule (`delta_maps`) has the d numbers of a key, and no
+sum; in a layer with a sliding window it is no recurrence, so that only a cache gives its weights.
+Softmax in a window of a feature map or of the Taylor map has no features: it needs the cache of
+w + sinks tokens besides the state.
 
 There is no finite feature map for any other weight that is no polynomial of u: max(u, 0)^p, a
 sigmoid, an exponential (softmax, softpick), entmax, or a sum over |u|^p with odd p. For the
@@ -35,8 +37,10 @@ import numpy as np
 from iaj_kernels.row_map_attention.maps import RowMap
 from lm_jax.model.config import DecoderConfig
 from lm_jax.run.results import Count
+from polyattn_jax.recipes.delta_maps import GatedDelta
 from polyattn_jax.recipes.feature_maps import FeatureMap
 from polyattn_jax.recipes.field_maps import FieldMap
+from polyattn_jax.recipes.input_maps import InputMap
 from polyattn_jax.recipes.row_maps import Recipe
 
 
@@ -77,7 +81,7 @@ def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
       cfg: the model.
     """
     d = max(stack.cfg.head_dim for stack in cfg.stacks)
-    if isinstance(recipe.map, FeatureMap):
+    if isinstance(recipe.map, InputMap):
         features = recipe.map.size(d)
         return _of_size(recipe, "", None, features, features, d)
     if isinstance(recipe.map, FieldMap) and recipe.map.kind == "window":
@@ -123,7 +127,8 @@ def kept_state(
     A key head whose query heads all have the recipe keeps the recipe's state, one that a softmax
     head reads its cache, and with replaced heads beside it both. A recipe without a finite feature
     map needs the whole cache. In a layer with a sliding window the state of a feature map needs its
-    cache as well, since keys that leave the window are subtracted. A window keeps no more than
+    cache as well, since keys that leave the window are subtracted, and a delta rule has a cache
+    alone. A window keeps no more than
     there is, and no key is outside it where the text is no longer.
 
     Args:
@@ -132,22 +137,14 @@ def kept_state(
       cfg: the model; where layers read the keys of an earlier one, they are of that one's.
       length: number of tokens of the sequence.
     """
-    readers: dict[int, list[int]] = {}
-    owner_cfg: dict[int, DecoderConfig] = {}
-    for stack in cfg.stacks:
-        for layer in stack.layers:
-            owner = stack.cfg.kv if isinstance(stack.cfg.kv, int) else layer
-            readers.setdefault(owner, []).append(layer)
-            if owner == layer:
-                owner_cfg[layer] = stack.cfg
     numbers = key_heads = freed = 0
-    for owner, layers in readers.items():
-        own = owner_cfg[owner]
+    for owner, (own, layers) in key_readers(cfg).items():
         entry, d, window = linear_state(recipe, bias, own), own.head_dim, cfg.layer_windows[owner]
         seen = min(window or length, length)
         cache, kept = 2 * d * seen, 2 * d * min(entry.window or 0, seen)
         features = (entry.state or 0) - 2 * d * (entry.window or 0) if entry.finite else 0
-        if length <= (entry.window or 0):
+        no_recurrence = isinstance(recipe.map, GatedDelta) and seen < length
+        if no_recurrence or length <= (entry.window or 0):
             features = 0
         heads_RKG = heads_LN[layers].reshape(len(layers), own.num_kv_heads, -1)
         goes = (entry.finite and seen == length) or (entry.window is not None and not entry.finite)
@@ -158,12 +155,26 @@ def kept_state(
     return KeptState(numbers, key_heads, freed)
 
 
+def key_readers(cfg: DecoderConfig) -> dict[int, tuple[DecoderConfig, list[int]]]:
+    """The layers that read the keys of each layer that has some, with the latter's configuration.
+
+    Args:
+      cfg: the model; a layer may read the keys of an earlier one.
+    """
+    readers: dict[int, tuple[DecoderConfig, list[int]]] = {}
+    for stack in cfg.stacks:
+        for layer in stack.layers:
+            owner = stack.cfg.kv if isinstance(stack.cfg.kv, int) else layer
+            readers.setdefault(owner, (stack.cfg, []))[1].append(layer)
+    return readers
+
+
 def _of_size(
     recipe: Recipe, reason: str, degree: int | None, features: int, tensor: int, d: int
 ) -> LinearState:
     """The result where there are features to count; `d` is the width of a head."""
     window = None
-    if not isinstance(recipe.map, RowMap) and recipe.map.w:
+    if isinstance(recipe.map, FieldMap | FeatureMap) and recipe.map.w:
         window = recipe.map.w + recipe.map.sinks
     state = features * (d + int(recipe.map.normalised)) + 2 * d * (window or 0)
     return LinearState(

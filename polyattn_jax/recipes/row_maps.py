@@ -3,7 +3,8 @@
 From "When Does Polynomial Attention Concentrate?", Eq. 2, Algorithm 1 and section 5.1. The maps are
 those of `iaj_kernels.row_map_attention.maps`: functions of scores `[..., S]`, where a masked key
 has score -inf, and of a bias, that return weights `[..., S]`. `field_maps` has those of other
-papers, `feature_maps` those of linear attention, which read queries and keys in place of scores.
+papers, `feature_maps` those of linear attention and `delta_maps` the gated delta rule, which read
+queries and keys in place of scores.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,18 +23,23 @@ from iaj_kernels.row_map_attention.maps import (
     relu_power,
 )
 from lm_jax.errors import UsageError, nearest
+from polyattn_jax.recipes.delta_maps import GatedDelta
 from polyattn_jax.recipes.feature_maps import FeatureMap
 from polyattn_jax.recipes.field_maps import FieldMap
+from polyattn_jax.recipes.input_maps import InputMap
 
-Map = RowMap | FieldMap | FeatureMap
+Map = RowMap | FieldMap | InputMap
 
 softmax, sigmoid = maps.softmax(), maps.sigmoid()
 
 
 # A number; "auto", "auto_head", "auto_layer"; the path of a .json file of `bias_tables`; -logn.
+# Of a delta rule: a number; "distance"; the path of another .json file of `bias_tables`.
 Bias = float | str
 Calibrated = float | None | Mapping[str, Any]
 _CALIBRATED = ("auto", "auto_head", "auto_layer")
+# The bias of a delta rule whose mean distances are measured.
+DISTANCE = "distance"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +77,11 @@ class Recipe:
         return "S_p is not measured for this map"
 
     @property
+    def option(self) -> str:
+        """The bias by its name in a spec: `distance` of a delta rule, `b` of any other map."""
+        return DISTANCE if isinstance(self.map, GatedDelta) else "b"
+
+    @property
     def bias_kind(self) -> str:
         """The bias as `rows.parquet` names it: `auto`, `zero`, the number, or the table's name."""
         return "zero" if self.bias == 0 else _bias_name(self.bias)
@@ -92,10 +103,10 @@ def resolve_bias(recipe: Recipe, calibrated: Calibrated) -> Any:
     known = calibrated if isinstance(calibrated, Mapping) else {"auto": calibrated}
     value = known.get(recipe.bias)
     if value is None:
-        raise UsageError(
-            f"recipe {recipe.spec!r}: b={recipe.bias} needs a calibrated bias; pass one or write "
-            "b=<number>"
-        )
+        wanted = f"b={recipe.bias} needs a calibrated bias; pass one"
+        if recipe.option == DISTANCE:
+            wanted = "the mean distances of the heads are not known; pass them as bias"
+        raise UsageError(f"recipe {recipe.spec!r}: {wanted} or write {recipe.option}=<number>")
     return value
 
 
@@ -197,6 +208,14 @@ def _performer_recipe(m: float, seed: float, w: float, sinks: float, gamma: floa
     return _with_window(Recipe(name, spec, row_map, 0.0), w, sinks, gamma)
 
 
+def _gdn_recipe(distance: Bias) -> Recipe:
+    if distance == DISTANCE:
+        return Recipe("gdn", "gdn", GatedDelta(), DISTANCE)
+    prefix = "" if isinstance(distance, str) else DISTANCE
+    name = f"gdn_{prefix}{_bias_name(distance)}"
+    return Recipe(name, f"gdn:distance={_text(distance)}", GatedDelta(), distance)
+
+
 def _whole(kind: str, value: float, option: str = "p") -> int:
     if value != int(value):
         why = ", as scores may be negative" if option == "p" else ""
@@ -262,6 +281,7 @@ _KINDS: dict[str, tuple[Callable[..., Recipe], dict[str, float | str | None]]] =
         _performer_recipe,
         {"m": 256.0, "seed": 0.0, **_WINDOW},
     ),  # arXiv:2009.14794
+    "gdn": (_gdn_recipe, {DISTANCE: DISTANCE}),  # arXiv:2412.06464
 }
 
 
@@ -281,6 +301,10 @@ def parse_recipe(text: str) -> Recipe:
     every head or layer, and `b=FILE.json` reads one (`bias_tables`); the recipe's name has the
     file's without its folder. Feature maps and `taylor2` take `w=,sinks=,gamma=` as well: softmax,
     times gamma, on the last w keys and the first few, and the map on the others.
+
+    `gdn:distance=`, of `delta_maps`, is the gated delta rule. Its distance, in tokens, is 0, a
+    positive number of all heads or a FILE.json (`bias_tables`); without one the mean distance
+    of every head is measured.
 
     Raises:
       UsageError: naming what cannot be read and the nearest thing that can.
@@ -326,9 +350,10 @@ def _value(text: str, kind: str, key: str, value: str) -> float | str:
         words = (*_CALIBRATED, "-logn") if kind == "ramapuram" else _CALIBRATED
     if value in words:
         return value
-    if key == "b" and value.endswith(".json"):
+    if key in ("b", DISTANCE) and value.endswith(".json"):
         stem = Path(value).stem
-        if stem in (*_CALIBRATED, "zero", "-logn") or _number(stem) is not None:
+        own = stem.removeprefix(DISTANCE) if key == DISTANCE else stem
+        if own in ("", *_CALIBRATED, "zero", "-logn") or _number(own) is not None:
             raise UsageError(
                 f"recipe {text!r}: the name of its file reads as the bias {stem}; rename the file"
             )
@@ -336,8 +361,11 @@ def _value(text: str, kind: str, key: str, value: str) -> float | str:
     number = _number(value)
     if number is None:
         number = math.nan
-    least_is_zero = number == 0 and (key == "sinks" or (key == "w" and kind != "window"))
+    least_is_zero = number == 0 and (
+        key in ("sinks", DISTANCE) or (key == "w" and kind != "window")
+    )
     if not math.isfinite(number) or (key != "b" and number <= 0 and not least_is_zero):
-        wanted = " or ".join(("a number" if key == "b" else "a positive number", *words))
-        raise UsageError(f"recipe {text!r}: {key}={value} must be {wanted}")
+        wanted = {"b": "a number", DISTANCE: "0, a positive number or a FILE.json"}
+        allowed = " or ".join((wanted.get(key, "a positive number"), *words))
+        raise UsageError(f"recipe {text!r}: {key}={value} must be {allowed}")
     return number

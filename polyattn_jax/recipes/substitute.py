@@ -4,8 +4,8 @@
 is static; which of them a layer uses, its bias and its heads are traced, so that a sweep over
 recipes, biases, layers and heads compiles once.
 
-A row map is a function of scores. Where one of the maps is a feature map, which reads queries and
-keys, the attend is computed by the name `DENSE` (`lm_jax.fused`), and score sites cannot be
+A row map is a function of scores. Where one of the maps reads queries and keys (`input_maps`), the
+attend is computed by the name `DENSE` (`lm_jax.fused`), and score sites cannot be
 touched.
 """
 
@@ -28,7 +28,7 @@ from lm_jax.model.attention import (
     softmax,
 )
 from lm_jax.model.sites import Scope
-from polyattn_jax.recipes.feature_maps import FeatureMap, with_inputs
+from polyattn_jax.recipes.input_maps import InputMap, with_inputs
 from polyattn_jax.recipes.probe import DENSE
 from polyattn_jax.recipes.row_maps import Map, parse_recipe, resolve_bias
 
@@ -37,7 +37,7 @@ from polyattn_jax.recipes.row_maps import Map, parse_recipe, resolve_bias
 class GlobalRowMap:
     """An attend that uses one map in every layer and head; `bias` is a traced scalar.
 
-    The map is a function of scores, or a feature map, which becomes one `with_inputs`.
+    The map is a function of scores, or an `InputMap`, which becomes one `with_inputs`.
     """
 
     map: Any = struct.field(pytree_node=False)
@@ -128,7 +128,7 @@ def substitute(
 
 def _runnable(attend: Any, maps: Sequence[Map]) -> Any:
     """The attend, set to run by name if one of its maps reads queries and keys."""
-    if any(isinstance(row_map, FeatureMap) for row_map in maps):
+    if any(isinstance(row_map, InputMap) for row_map in maps):
         return fused(attend, DENSE)
     return attend
 
@@ -146,7 +146,7 @@ def _per_head(attend: LayerAttend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale,
 def bound_to(
     attend: PerHeadRowMap, q_BTNH: jax.Array, k_BSKH: jax.Array, scale: float
 ) -> PerHeadRowMap:
-    """The same whose feature maps have these queries and keys."""
+    """The same whose maps have these queries and keys, where they read them."""
     return PerHeadRowMap(tuple(with_inputs(m, q_BTNH, k_BSKH, scale) for m in attend.maps))
 
 

@@ -30,7 +30,7 @@ from lm_jax.model.lora import Adapted
 from lm_jax.model.mixers import ATTENTION, AttentionMixer, Layer
 from lm_jax.model.params import ParamTree
 from lm_jax.model.sites import Scope, keep
-from polyattn_jax.recipes.feature_maps import with_inputs
+from polyattn_jax.recipes.input_maps import with_inputs
 from polyattn_jax.recipes.probe import DENSE
 from polyattn_jax.recipes.row_maps import Map
 from polyattn_jax.recipes.substitute import on_scores

@@ -18,12 +18,8 @@ read at step t has decayed since it was written: S by exp(g_t), with g the runni
 logarithms within the chunk, and the change of step s by exp(g_t - g_s). So Q K^T and K K^T are
 multiplied by the latter, entry by entry. No exponent is above zero, however long the chunk.
 
-The system is solved by substitution in blocks, from blocks of one row on: with the inverses A^{-1}
-and B^{-1} of the diagonal blocks, that of [[A, 0], [F, B]] is [[A^{-1}, 0], [-B^{-1} F A^{-1},
-B^{-1}]]. That keeps its accuracy when keys repeat, where powers of L, as in a Neumann series, grow
-like binomial coefficients. It uses matrix products alone: XLA's triangular solve on a CPU (jaxlib
-0.10.2) can deadlock waiting for threads of its own pool, and did on two cores. A last chunk that is
-short is filled with zeros, which write nothing.
+The system is solved by `core.triangular`. A last chunk that is short is filled with zeros, which
+write nothing.
 
 Differentiation goes through the chunk; `jax.checkpoint` keeps its start alone, so T / C memories
 are stored, and derivatives of every order exist.
@@ -37,6 +33,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from iaj_kernels.core import chunks
+from iaj_kernels.core.triangular import unit_lower_inverse
 from iaj_kernels.delta_rule import reference
 from iaj_kernels.delta_rule.config import Call, Config
 
@@ -73,30 +70,8 @@ def _chunk(S_BNHE: jax.Array, inputs: tuple[Any, ...]) -> tuple[jax.Array, jax.A
         q_BNCH, k_BNCH = decay_BNC1 * q_BNCH, decay_BNC1 * k_BNCH
         kept_BNHE = decay_BNC1[:, :, -1:] * S_BNHE
     unexpected_BNCE = v_BNCE - _einsum("BNCH,BNHE->BNCE", k_BNCH, S_BNHE)
-    inverse_BNCC = _unit_lower_inverse(similar_BNCC)
+    inverse_BNCC = unit_lower_inverse(similar_BNCC)
     changes_BNCE = _einsum("BNCD,BNDE->BNCE", inverse_BNCC, beta_BNC1 * unexpected_BNCE)
     out_BNCE = _einsum("BNCH,BNHE->BNCE", q_BNCH, S_BNHE)
     out_BNCE += _einsum("BNCD,BNDE->BNCE", weight_BNCC, changes_BNCE)
     return kept_BNHE + _einsum("BNCH,BNCE->BNHE", last_BNCH, changes_BNCE), out_BNCE
-
-
-def _unit_lower_inverse(system_BNCC: jax.Array) -> jax.Array:
-    """The inverse of I + L, L the strictly lower triangle of `system_BNCC`."""
-    B, N, C, _ = system_BNCC.shape
-    P = 1 << (C - 1).bit_length()
-    fill = ((0, 0), (0, 0), (0, P - C), (0, P - C))
-    system = jnp.pad(system_BNCC, fill)
-    # The inverses of the M diagonal blocks of X rows.
-    inverse_BNMXX = jnp.ones((B, N, P, 1, 1), system.dtype)
-    size = 1
-    while size < P:
-        pairs = P // (2 * size)
-        blocks = system.reshape(B, N, pairs, 2, size, pairs, 2, size)
-        below = jnp.einsum("BNMXMY->BNMXY", blocks[:, :, :, 1, :, :, 0])
-        inverse = inverse_BNMXX.reshape(B, N, pairs, 2, size, size)
-        first, second = inverse[:, :, :, 0], inverse[:, :, :, 1]
-        corner = -_einsum("BNMXY,BNMYZ,BNMZW->BNMXW", second, below, first)
-        top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
-        inverse_BNMXX = jnp.concatenate([top, jnp.concatenate([corner, second], -1)], -2)
-        size *= 2
-    return inverse_BNMXX[:, :, 0, :C, :C]

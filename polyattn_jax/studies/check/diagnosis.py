@@ -5,8 +5,8 @@
 One forward pass with softmax gives S_p of the rows of 16 positions of each text in every layer and
 head, S of softmax on the same rows, and by how much the map would change the head's output. Rows
 are read at b = 0 and at the recipe's bias; b_auto is calibrated first, on the shipped texts. Where
-each head has a bias of its own they are read at b = 0 alone. The screen warns and promises nothing:
-only `check` without `--diagnose` substitutes.
+each head has a bias of its own, or a recipe reads no scores, they are read at b = 0 alone. The
+screen warns and promises nothing: only `check` without `--diagnose` substitutes.
 """
 
 from lm_jax.study import Work
@@ -15,7 +15,7 @@ from polyattn_jax.audit.audit_suites import TEXTS
 from polyattn_jax.audit.columns import columns, degrees
 from polyattn_jax.audit.opening import open_audit
 from polyattn_jax.audit.results.provenance import read_provenance
-from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.recipes.row_maps import DISTANCE, parse_recipe
 from polyattn_jax.studies.check.numbers import by_head
 from polyattn_jax.studies.check.results import DiagnosisResult
 from polyattn_jax.studies.check.settings import CheckConfig
@@ -31,7 +31,7 @@ def measure(check: CheckConfig, work: Work) -> DiagnosisResult:
         if recipe.bias == "auto":
             calibration = opened.calibrate()
             biases["auto"] = calibration.bias
-        elif not isinstance(recipe.bias, str):
+        elif not isinstance(recipe.bias, str) and recipe.option != DISTANCE:
             biases[recipe.bias_kind] = recipe.bias
         stages.diagnose(audited, opened.stores, {TEXTS: suite}, biases)
         rows = columns(opened.stores.rows.read())

@@ -11,7 +11,7 @@ from lm_jax.report import Report, section
 from lm_jax.report.markup import Markup
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.results import Prevalence
-from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.recipes.row_maps import DISTANCE, parse_recipe
 from polyattn_jax.report import findings
 from polyattn_jax.studies.check.results import DiagnosisResult, HeadRows
 
@@ -111,7 +111,10 @@ def _remarks(result: DiagnosisResult) -> Iterator[str]:
     )
     one = result.documents == 1
     yield text + ("One text, no interval." if one else "Brackets: 95 % over texts.")
-    if parse_recipe(result.recipe).tabled:
+    recipe = parse_recipe(result.recipe)
+    if recipe.option == DISTANCE:
+        yield f"{result.recipe} reads no scores, so it has no S_p: rows are read at b = 0 alone."
+    elif recipe.tabled:
         yield (
             f"{result.recipe} has a bias of each head, at which no S_p is measured: rows are read "
             "at b = 0 alone. Give one bias, --recipe=relu:p=4,b=auto."

@@ -14,6 +14,7 @@ from lm_jax.report.tables import interval_text, rate
 from polyattn_jax.audit import head_sets, ranking
 from polyattn_jax.audit.bias_tables import describe
 from polyattn_jax.audit.results import ConditionResult, HeadSet, HybridResult, SingleHead
+from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.report.figures import banded
 from polyattn_jax.report.recipes import FEW_PROMPTS
 from polyattn_jax.studies.check.hybrid import HEADS
@@ -77,9 +78,10 @@ def conclusion(result: HybridResult) -> str:
         limit += f", in at most {result.search.max_state:g} % of the bytes of softmax's cache"
     if result.best is None:
         return f"No set of heads is shown to lose less than {limit} under {result.recipe}."
+    option = parse_recipe(result.recipe).option
     text = (
-        f"{len(result.best.replaced)} of {total} heads can have {result.recipe} (b = "
-        f"{describe(result.bias)}): they lose less than {limit}."
+        f"{len(result.best.replaced)} of {total} heads can have {result.recipe} ("
+        f"{option} = {describe(result.bias)}): they lose less than {limit}."
     )
     if not result.kv_heads:
         return text
@@ -248,7 +250,8 @@ def format_hybrid(result: HybridResult) -> str:
     """The frontier and the accepted heads as plain text of at most 80 columns."""
     total = result.layers * result.heads
     head = (
-        f"{result.recipe} (b = {describe(result.bias)}) in all heads of {result.model} but K; "
+        f"{result.recipe} ({parse_recipe(result.recipe).option} = {describe(result.bias)}) in all "
+        f"heads of {result.model} but K; "
         f"{_softmax(result)}"
     )
     rows = [

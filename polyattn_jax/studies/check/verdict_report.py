@@ -15,7 +15,7 @@ from lm_jax.report.markup import Markup
 from polyattn_jax.audit import bias_tables
 from polyattn_jax.audit.results import CheckResult, TaskResult
 from polyattn_jax.recipes.linear_state import sentence as linear_sentence
-from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.recipes.row_maps import DISTANCE, parse_recipe
 from polyattn_jax.report import findings
 from polyattn_jax.studies.check import decisions, tasks
 from polyattn_jax.suites import control
@@ -231,9 +231,11 @@ def _statistic(result: CheckResult) -> str:
 def _bias_lines(result: CheckResult) -> list[str | Row]:
     """The bias; where it was calibrated, its interval and its values at other lengths."""
     calibration = result.calibration
-    if calibration is None or parse_recipe(result.recipe).bias != "auto":
+    recipe = parse_recipe(result.recipe)
+    if calibration is None or recipe.bias != "auto":
         one = isinstance(result.bias, float)
-        return [("bias", f"{result.bias:g}" if one else bias_tables.describe(result.bias))]
+        text = f"{result.bias:g}" if one else bias_tables.describe(result.bias)
+        return [("mean distance, tokens" if recipe.option == DISTANCE else "bias", text)]
     bias, _, ends = findings.b_auto(calibration).partition(" ")
     ends = ends.strip("[]").replace(", ", " to ")
     lines: list[str | Row] = [("b_auto", bias, ends, f"{calibration.texts} texts")]

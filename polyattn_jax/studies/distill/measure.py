@@ -94,6 +94,7 @@ def head_table(
     heads_LN = objective.heads_LN
     energy_LN = before["energy"].sum(0, dtype=np.float64)
     read_WQ = before["read"]
+    signed = getattr(objective.row_map, "signed", False)
     columns: dict[str, list[Any]] = {name: [] for name in ROWS.names}
 
     def own(measured: Mapping[str, np.ndarray], name: str, place: tuple[int, int]) -> np.ndarray:
@@ -111,8 +112,8 @@ def head_table(
             s = own(measured, "s", place)
             error = measured["error"].sum(0, dtype=np.float64)[place]
             rows |= {
-                f"safe_{stage}": float((s < 1).mean()),
-                f"s_{stage}": float(np.median(s)),
+                f"safe_{stage}": None if signed else float((s < 1).mean()),
+                f"s_{stage}": np.nan if signed else float(np.median(s)),
                 f"error_{stage}": error / energy_LN[place] if energy_LN[place] else np.nan,
             }
         for name, values in columns.items():

@@ -47,7 +47,7 @@ def summarise(
     names = [field.name for field in dataclasses.fields(HeadRepair)]
     replaced = heads.filter(pc.field("replaced")).select(names).to_pylist()
     by_head = tuple(HeadRepair(**row) for row in replaced)
-    safe = [head.safe_before for head in by_head]
+    safe = [np.nan if head.safe_before is None else head.safe_before for head in by_head]
     rank = functools.partial(rank_correlation, safe, config=config)
     return DistillSummary(
         model=config.model,

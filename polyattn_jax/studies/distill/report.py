@@ -10,6 +10,7 @@ from lm_jax.report.markup import Markup, number
 from lm_jax.report.tables import interval_text, rate
 from lm_jax.statistics import Interval
 from polyattn_jax.audit.bias_tables import describe
+from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.studies.distill.results import DistillSummary, LogitStage
 from polyattn_jax.studies.distill.settings import DistillConfig
 
@@ -49,9 +50,10 @@ def build(config: DistillConfig, summary: DistillSummary, folder: Path) -> Repor
 def conclusion(summary: DistillSummary) -> str:
     """What the training changes, in one sentence."""
     before, after = (number(each.estimate) for each in (summary.before, summary.after))
+    option = parse_recipe(summary.recipe).option
     return (
         f"{summary.steps:,} updates of the {summary.trained} of {summary.replaced} of "
-        f"{summary.layers * summary.heads} heads under {summary.recipe} (b = "
+        f"{summary.layers * summary.heads} heads under {summary.recipe} ({option} = "
         f"{describe(summary.bias)}) take the error of their output from "
         f"{summary.error_before.estimate:.3g} to {summary.error_after.estimate:.3g}, and the loss "
         f"over softmax from {before} to {after} nats "
@@ -74,6 +76,8 @@ def _second(stage: LogitStage | None) -> str:
 def answer(summary: DistillSummary) -> str:
     """The answer to `QUESTION`, from the interval of the rank correlation."""
     rank = summary.repair_rank
+    if not _has_s(summary):
+        return f"{QUESTION} {parse_recipe(summary.recipe).unmeasured}."
     if rank is None:
         return f"{QUESTION} Nothing to rank: the safe share, or what is repaired, is the same."
     where = f"rank correlation {interval_text(rank, '+.2f')} over {rank.n} heads"
@@ -135,11 +139,12 @@ def _logits(summary: DistillSummary, stage: LogitStage) -> Section:
 
 
 def _prediction(summary: DistillSummary) -> Section:
+    if not _has_s(summary):
+        return section(QUESTION, answer(summary))
     heads = summary.by_head
     titles = [f"{head.layer}.{head.head}" for head in heads]
-    points = Points(
-        "replaced heads", [h.safe_before for h in heads], [h.repaired for h in heads], titles
-    )
+    safe = [h.safe_before for h in heads if h.safe_before is not None]
+    points = Points("replaced heads", safe, [h.repaired for h in heads], titles)
     return section(
         QUESTION,
         answer(summary),
@@ -156,6 +161,11 @@ def _prediction(summary: DistillSummary) -> Section:
             n=len(heads),
         ),
     )
+
+
+def _has_s(summary: DistillSummary) -> bool:
+    """Whether S is defined for the rows of the recipe."""
+    return any(head.safe_before is not None for head in summary.by_head)
 
 
 def _ranks(summary: DistillSummary) -> dict[str, Interval | None]:
@@ -179,8 +189,8 @@ def _heads(summary: DistillSummary) -> Section:
             Column("Safe, softmax", ".2f", lambda h: h.safe_softmax),
             Column("Safe before", ".2f", lambda h: h.safe_before),
             Column("Safe after", ".2f", lambda h: h.safe_after),
-            Column("S before", ".3g", lambda h: h.s_before),
-            Column("S after", ".3g", lambda h: h.s_after),
+            Column("S before", ".3g", lambda h: None if h.safe_before is None else h.s_before),
+            Column("S after", ".3g", lambda h: None if h.safe_after is None else h.s_after),
             Column("Error before", ".3g", lambda h: h.error_before),
             Column("Error after", ".3g", lambda h: h.error_after),
             Column("Repaired", ".2f", lambda h: h.repaired),
@@ -213,7 +223,7 @@ def format_summary(summary: DistillSummary) -> str:
             ("  after", *ends(stage.divergence_after, ".3g")),
             ("  change (paired)", *ends(stage.divergence_change, "+.3g")),
         ]
-    for name, rank in _ranks(summary).items():
+    for name, rank in _ranks(summary).items() if _has_s(summary) else ():
         estimate, interval = ends(rank, "+.2f") if rank else ("none", "")
         rows.append((f"safe share and {name}", estimate, interval))
     lines = [*textwrap.wrap(conclusion(summary), 80), ""]

@@ -55,7 +55,8 @@ class HeadRepair:
     Attributes:
       rows: number of rows whose S was read.
       safe_softmax: share of them with S < 1 under softmax.
-      safe_before, safe_after: the same under the recipe, on the key that softmax prefers.
+      safe_before, safe_after: the same under the recipe, on the key that softmax prefers; null
+        where S is not defined, as weights may be negative.
       s_before, s_after: median S.
       error_before, error_after: sum of |z' - z|^2 over that of |z|^2, over all tokens.
     """
@@ -64,8 +65,8 @@ class HeadRepair:
     head: Count
     rows: Count
     safe_softmax: Share
-    safe_before: Share
-    safe_after: Share
+    safe_before: Share | None
+    safe_after: Share | None
     s_before: Real
     s_after: Real
     error_before: Real

@@ -77,7 +77,7 @@ def test_gates_that_are_all_open_change_nothing_and_closed_ones_leave_nothing(in
     assert apart(np.asarray(logits(closed, index)), np.asarray(logits(silent, index)))
 
 
-@pytest.mark.parametrize("text", ["relu:p=2,b=0.5", "elu1", "hedgehog"])
+@pytest.mark.parametrize("text", ["relu:p=2,b=0.5", "elu1", "hedgehog", "gdn:distance=0.5"])
 def test_a_recipe_everywhere_is_that_recipe_in_all_heads(text):
     params, _, _ = models()
     cfg, maps = tiny.DECODER, (parse_recipe(text).map,)

@@ -351,6 +351,7 @@ def test_the_fourteen_recipes_of_table_2_in_order():
         *("softmax", "ramapuram", "relu:p=3,b=-1.5", "softpick:b=auto", "entmax15"),
         *("softmax_logn:n0=512", "poly:p=3,b=-1", "poly_over_length:p=3,b=auto", "taylor2:b=2"),
         *("elu1", "hedgehog", "performer", "performer:m=32,seed=2"),
+        *("gdn", "gdn:distance=20", "gdn:distance=0", "gdn:distance=x/mine.json"),
         *("window:w=64", "window:w=64,sinks=4", "taylor2:w=64,sinks=4,gamma=0.5", "elu1:w=8"),
         *(
             "hedgehog:w=64,gamma=1",
@@ -383,6 +384,12 @@ def test_a_window_around_a_map_is_named_by_what_is_not_its_default():
         assert row_maps.parse_recipe(text).spec == text
         none = f"{text}{',' if ':' in text else ':'}w=0"
         assert row_maps.parse_recipe(none) == row_maps.parse_recipe(text)
+
+
+def test_recipes_with_distances_are_named_by_them():
+    specs = ("gdn", "gdn:distance=20", "gdn:distance=0.5", "gdn:distance=x/mine.json")
+    names = [row_maps.parse_recipe(spec).name for spec in specs]
+    assert names == ["gdn", "gdn_distance20", "gdn_distance0.5", "gdn_mine"]
 
 
 def test_recipes_with_numbers():
@@ -421,6 +428,11 @@ def test_recipes_with_numbers():
         ("performer:w=2.5", "performer: w=2.5 must be a whole number$"),
         ("elu1:w=-1", "w=-1 must be a positive number"),
         ("elu1:w=4,gamma=0", "gamma=0 must be a positive number"),
+        ("gdn:distnce=3", "gdn has no option 'distnce'; did you mean 'distance'"),
+        ("gdn:distance=-1", "distance=-1 must be 0, a positive number or a FILE.json$"),
+        ("gdn:distance=mine/distance20.json", "reads as the bias distance20; rename the file"),
+        ("gdn:distance=distance.json", "reads as the bias distance; rename the file"),
+        ("gnd", "did you mean 'gdn'"),
     ],
 )
 def test_recipes_that_cannot_be_read_name_the_remedy(text, message):

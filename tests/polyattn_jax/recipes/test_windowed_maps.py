@@ -11,7 +11,8 @@ from scipy import special
 
 import lm_jax
 from polyattn_jax.audit import recipe_rows
-from polyattn_jax.recipes.feature_maps import random_vectors, with_inputs
+from polyattn_jax.recipes.feature_maps import random_vectors
+from polyattn_jax.recipes.input_maps import with_inputs
 from polyattn_jax.recipes.linear_state import linear_state, sentence
 from polyattn_jax.recipes.row_maps import parse_recipe
 from polyattn_jax.recipes.substitute import recipe, substitute

@@ -24,6 +24,7 @@ from lm_jax.study import Work, frame
 from lm_jax.study import command as study_command
 from lm_jax.train.objective import LMBatch
 import polyattn_jax
+from polyattn_jax.audit.bias_tables import DistanceTable
 from polyattn_jax.recipes.row_maps import parse_recipe, relu_power
 from polyattn_jax.recipes.substitute import substitute
 from polyattn_jax.recipes.trained_attention import HYBRID, MATCHED, outweighed
@@ -76,7 +77,7 @@ def moved(one):
     return jax.tree.map(shift, fresh(one))
 
 
-@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", "performer:m=8", WINDOWED])
+@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", "performer:m=8", WINDOWED, "gdn"])
 def test_the_frozen_model_is_softmax_whatever_is_trained(frozen, batch, recipe):
     one = objective(recipe)
     matched = one.run(moved(one), frozen, batch, mixer=MATCHED)
@@ -137,7 +138,7 @@ def test_trained_queries_and_keys_are_read_by_replaced_heads_alone(frozen, batch
     assert np.abs(one.run(moved(one), frozen, batch, mixer=HYBRID).hidden - plain).max() > 1e-3
 
 
-@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", WINDOWED])
+@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", WINDOWED, "gdn"])
 def test_a_cache_gives_the_logits_of_whole_rows(frozen, batch, recipe):
     """Six tokens at once and the others one by one; both mixers, adapters and matrices."""
     one = objective(recipe)
@@ -174,7 +175,7 @@ def ids_alone(tokens_BT):
     return LMBatch(tokens_BT, *[jnp.ones(tokens_BT.shape, bool)] * 3)
 
 
-@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", WINDOWED])
+@pytest.mark.parametrize("recipe", ["relu:p=2", "hedgehog", WINDOWED, "gdn"])
 def test_a_layer_is_trained_by_its_own_heads(frozen, batch, recipe):
     one = objective(recipe, replaced=((1, 2),))
     tokens_BS = jnp.pad(batch.input_BT, ((0, 0), (0, 1)), constant_values=-1)
@@ -412,3 +413,26 @@ def test_the_smoke_mode_trains_a_feature_map_in_the_heads_of_a_hybrid(
             from_plain(settings(tiny, text, hybrid=str(heads)), DistillConfig),
             tmp_path / "other",
         )
+
+
+def test_a_recipe_without_an_s_is_trained_at_measured_distances(tiny, text, tmp_path, capsys):
+    argv = [
+        "distill",
+        "--config=polyattn/distill:smoke",
+        f"--config.model={tiny}",
+        "--config.recipe=gdn",
+        f"--config.corpus.source={text}",
+        f"--workdir={tmp_path / 'run'}",
+    ]
+    assert study_command.run(STUDY, argv) == 0
+    summary = load_result(tmp_path / "run" / "summary.json", DistillSummary)
+    held = load_result(tmp_path / "run" / "calibration_distance.json", DistanceTable)
+    assert summary.bias == held.distances
+    assert {(h.safe_before, h.safe_after) for h in summary.by_head} == {(None, None)}
+    assert all(np.isnan([h.s_before, h.s_after]).all() for h in summary.by_head)
+    assert summary.repair_rank is None
+    words = " ".join(capsys.readouterr().out.split())
+    assert "S is not defined for this map, whose weights may be negative." in words
+    assert "(distance = " in words and "safe share and" not in words
+    trained = polyattn_jax.load_trained(tmp_path / "run" / "trained")
+    assert trained.hybrid.recipe == "gdn" and trained.hybrid.bias == held.distances
