@@ -16,7 +16,8 @@ With w_ts the softmax weight of query t on key s, on the same texts at the same 
 The first token of a text is left out: much of the weight on it is that of a sink, which a head
 gives where it has nothing to read, and would count as looking far. A head that reads nothing else
 has m = 0. The query heads that read one key head share its memory, and with it the decay, so the
-sums are those of all of them. The file is `calibration_distance.json`, and another is read where a
+sums are those of all of them. Of a model with gates it is what softmax reads before edges are
+closed. The file is `calibration_distance.json`, and another is read where a
 recipe names it, `gdn:distance=FILE.json`.
 """
 
@@ -135,19 +136,19 @@ def read(path: str | Path, audited: AuditedModel, option: str = "b") -> np.ndarr
 
     Raises:
       UsageError: it has another number of layers or heads than the model.
-      BadInputError: it is of another model.
+      BadInputError: it is of another model, or has several distances for one key head.
       CorruptError: it cannot be read.
     """
     if option == DISTANCE:
         held = load_result(path, DistanceTable)
-        numbers, remedy = held.distances, "measure one by --recipe=gdn"
+        numbers, what, remedy = held.distances, "distances", "measure one by --recipe=gdn"
     else:
         held = load_result(path, BiasTable)
-        numbers, remedy = held.biases, f"calibrate one by b=auto_{held.level}"
+        numbers, what, remedy = held.biases, "biases", f"calibrate one by b=auto_{held.level}"
     L, N = audited.shape
     if [len(row) for row in numbers] != [N] * L:
         raise UsageError(
-            f"{path}: the model has {L} layers of {N} heads, and biases another number; name a "
+            f"{path}: the model has {L} layers of {N} heads, and {what} another number; name a "
             "file of this model"
         )
     if change := difference(held.model_sha256, audited.model.identity.text, where=path):
@@ -155,7 +156,16 @@ def read(path: str | Path, audited: AuditedModel, option: str = "b") -> np.ndarr
             f"{path}: model_sha256 is not that of config.model: {change}; name a file of this "
             f"model, or {remedy}"
         )
-    return np.array(numbers)
+    numbers_LN = np.array(numbers)
+    if option == DISTANCE:
+        for layers, heads in _together(audited.model.cfg):
+            if np.ptp(numbers_LN[layers, heads]) > 0:
+                raise BadInputError(
+                    f"{path}: distances differ in heads of layer {np.min(layers)} that read one "
+                    "key head, whose memory they share; give them one distance, or measure them "
+                    "by --recipe=gdn"
+                )
+    return numbers_LN
 
 
 def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:

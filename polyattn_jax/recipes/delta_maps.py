@@ -11,9 +11,9 @@ of each head: m, the mean distance from a query to the keys that softmax reads, 
 
     alpha = m / (1 + m)        beta = 1 - alpha = 1 / (1 + m)
 
-The weights beta alpha^r of the distances r = 0, 1, ... sum to 1 and have the mean m: a memory whose
-keys do not interfere holds what softmax reads, as far back on average. With m = 0 a query reads its
-own key alone. `audit.bias_tables` measures m.
+The factors beta alpha^r of the distances r = 0, 1, ... sum to 1 and have the mean m. A weight is
+such a factor times q.k, less what later keys erase, so that rows do not sum to 1. With m = 0 a
+query reads its own key alone. `audit.bias_tables` measures m.
 
 The outputs are sums of values, whose weights have both signs. With D_ts = alpha^(t - s) where query
 t sees key s and 0 elsewhere, K and Q of unit rows and L the strictly lower triangle of
@@ -44,10 +44,6 @@ class GatedDelta:
     degree = None
     signed = True
     normalised = False
-
-    def size(self, width: int) -> int:
-        """Rows of the memory of a head of this width."""
-        return width
 
     def weights(
         self, q_BTNH: jax.Array, k_BSKH: jax.Array, scores_BNTS: jax.Array, distance: Any

@@ -41,7 +41,8 @@ class Gated:
 
     Attributes:
       factor: what turns a score into that of its gate: 1, or of a raw gate one over the scale.
-      renormalise: whether the weights of the open edges are divided by their sum.
+      renormalise: whether the weights of the open edges are divided by their share of a row, by
+        their sizes where they have both signs; so they keep its mass.
     """
 
     factor: float
@@ -55,11 +56,13 @@ class Gated:
         visible_BNTS = scores_BNTS > -jnp.inf
         own_BNTS = jnp.where(visible_BNTS, scores_BNTS, 0.0) * self.factor
         open_BNTS = visible_BNTS & (own_BNTS + data["bias_N"][None, :, None, None] > 0)
-        pattern_BNTS = jnp.where(open_BNTS, pattern_BNTS, 0.0)
+        opened_BNTS = jnp.where(open_BNTS, pattern_BNTS, 0.0)
         if self.renormalise:
-            sum_BNT1 = pattern_BNTS.sum(-1, keepdims=True)
-            pattern_BNTS = pattern_BNTS / jnp.where(sum_BNT1 == 0, 1.0, sum_BNT1)
-        return pattern_BNTS, aux
+            whole_BNT1, kept_BNT1 = (
+                jnp.abs(each).sum(-1, keepdims=True) for each in (pattern_BNTS, opened_BNTS)
+            )
+            opened_BNTS *= whole_BNT1 / jnp.where(kept_BNT1 == 0, 1.0, kept_BNT1)
+        return opened_BNTS, aux
 
 
 def gated(attend: Any, params: dict[str, Any], cfg: DecoderConfig) -> Any:

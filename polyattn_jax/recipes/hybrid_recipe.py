@@ -18,7 +18,7 @@ from lm_jax.model.attention import Fused, PerLayer
 from lm_jax.run.identity import difference
 from lm_jax.run.results import Count, load_result
 from lm_jax.weights.load import Pretrained
-from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.recipes.row_maps import DISTANCE, parse_recipe
 from polyattn_jax.recipes.substitute import substitute
 
 
@@ -31,7 +31,8 @@ class HybridRecipe:
       model_sha256: identity of the model that the heads were found on (`ModelIdentity.text`); in a
         file of an earlier version the digest of its weights.
       recipe: the recipe's spec.
-      bias: b that it runs with, whatever its spec says, or one by layer and head.
+      bias: b that it runs with, whatever its spec says, or one by layer and head; of gdn the mean
+        distance.
       layers: layers of the model.
       heads: query heads of each layer.
       replaced: (layer, head) of every head that gets the recipe, ascending.
@@ -47,7 +48,9 @@ class HybridRecipe:
     replaced: tuple[tuple[Count, Count], ...]
 
     def __post_init__(self) -> None:
-        parse_recipe(self.recipe)
+        option = parse_recipe(self.recipe).option
+        if option == DISTANCE and np.min(self.bias) < 0:
+            raise ValueError("bias holds mean distances, which must be 0 or more")
         if list(self.replaced) != sorted(set(self.replaced)):
             raise ValueError("replaced must name each head once, in ascending order")
         if any(layer >= self.layers or head >= self.heads for layer, head in self.replaced):

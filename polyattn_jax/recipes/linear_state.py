@@ -16,8 +16,9 @@ A window (`window:w=,sinks=`) is no linear attention, but its cache has w + sink
 length, which is what is counted.
 
 A recipe that is a feature map itself (`feature_maps`) has as many features as that map, whatever
-the model does to its scores. The gated delta rule (`delta_maps`) has the d numbers of a key, and no
-sum; in a layer with a sliding window it is no recurrence, so that only a cache gives its weights.
+the model does to its scores. The gated delta rule (`delta_maps`) has no features, since its
+weights depend on the keys between, but a state of d x d numbers; in a layer with a sliding window
+it is no recurrence, so that only a cache gives its weights.
 Softmax in a window of a feature map or of the Taylor map has no features: it needs the cache of
 w + sinks tokens besides the state.
 
@@ -40,7 +41,6 @@ from lm_jax.run.results import Count
 from polyattn_jax.recipes.delta_maps import GatedDelta
 from polyattn_jax.recipes.feature_maps import FeatureMap
 from polyattn_jax.recipes.field_maps import FieldMap
-from polyattn_jax.recipes.input_maps import InputMap
 from polyattn_jax.recipes.row_maps import Recipe
 
 
@@ -71,6 +71,11 @@ class LinearState:
     cache_tokens: Count | None
     window: Count | None = None
 
+    @property
+    def own(self) -> bool:
+        """Whether the state that is counted is that of the recipe, and not of the plain power."""
+        return self.finite or (self.state is not None and self.degree is None)
+
 
 def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
     """The cost of linear attention with a recipe in a model, for its widest heads.
@@ -81,7 +86,10 @@ def linear_state(recipe: Recipe, bias: Any, cfg: DecoderConfig) -> LinearState:
       cfg: the model.
     """
     d = max(stack.cfg.head_dim for stack in cfg.stacks)
-    if isinstance(recipe.map, InputMap):
+    if isinstance(recipe.map, GatedDelta):
+        reason = "weights depend on the keys between"
+        return LinearState(recipe.name, False, reason, None, None, None, d * d, -(-d // 2))
+    if isinstance(recipe.map, FeatureMap):
         features = recipe.map.size(d)
         return _of_size(recipe, "", None, features, features, d)
     if isinstance(recipe.map, FieldMap) and recipe.map.kind == "window":
@@ -142,12 +150,13 @@ def kept_state(
         entry, d, window = linear_state(recipe, bias, own), own.head_dim, cfg.layer_windows[owner]
         seen = min(window or length, length)
         cache, kept = 2 * d * seen, 2 * d * min(entry.window or 0, seen)
-        features = (entry.state or 0) - 2 * d * (entry.window or 0) if entry.finite else 0
+        features = (entry.state or 0) - 2 * d * (entry.window or 0) if entry.own else 0
         no_recurrence = isinstance(recipe.map, GatedDelta) and seen < length
         if no_recurrence or length <= (entry.window or 0):
             features = 0
         heads_RKG = heads_LN[layers].reshape(len(layers), own.num_kv_heads, -1)
-        goes = (entry.finite and seen == length) or (entry.window is not None and not entry.finite)
+        is_window = entry.window is not None and not entry.finite
+        goes = is_window or (entry.own and seen == length)
         for heads_RG in heads_RKG.swapaxes(0, 1):
             gone = goes and heads_RG.all() and kept < cache
             numbers += (kept if gone else cache) + features * int(heads_RG.any())
@@ -238,6 +247,8 @@ def sentence(entry: LinearState) -> str:
     if entry.finite:
         return f"a finite feature map of {size}"
     text = f"no finite feature map: {entry.reason}"
+    if entry.own:
+        return f"{text}, but a state of {entry.state or 0:,} numbers per KV head, {size}"
     if entry.degree is None:
         return text
     return f"{text}; the plain power of degree {entry.degree} has {size}"

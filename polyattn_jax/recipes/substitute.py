@@ -53,8 +53,8 @@ def recipe(text: str, *, bias: Any = None) -> GlobalRowMap | PerLayer | Fused:
     Args:
       text: a recipe, or a name of `row_maps.RECIPES`.
       bias: the calibrated bias, needed where the recipe says `b=auto` (`calibrate.calibrate`), or
-        biases `[L, N]` of all heads, where it says `b=auto_head`, `auto_layer` or a file
-        (`bias_tables.read`).
+        biases `[L, N]` of all heads, where it says `b=auto_head`, `auto_layer` or a file, and the
+        mean distances `[L, N]` of `gdn` (`bias_tables.read`).
 
     Raises:
       UsageError: for a recipe that cannot be read, or `b=auto` without a bias.
@@ -62,6 +62,11 @@ def recipe(text: str, *, bias: Any = None) -> GlobalRowMap | PerLayer | Fused:
     parsed = parse_recipe(text)
     if parsed.tabled:
         table = jnp.asarray(resolve_bias(parsed, {str(parsed.bias): bias}))
+        if table.ndim != 2:
+            raise UsageError(
+                f"bias has shape {table.shape}; recipe {parsed.spec!r} has one of each head, "
+                f"[L, N]; or write {parsed.option}=<number>"
+            )
         return substitute([parsed.map], 0, table, jnp.ones(table.shape, bool))
     return _runnable(GlobalRowMap(parsed.map, resolve_bias(parsed, bias)), [parsed.map])
 

@@ -119,9 +119,9 @@ def bias_label(kind: str) -> str:
     return {"zero": "b = 0", "auto": "b_auto"}.get(kind, f"b = {kind}".replace("-", "−"))
 
 
-def bias_text(bias: float) -> str:
-    """The bias of a condition; NaN is one of each head."""
-    return "b by head" if math.isnan(bias) else f"b = {bias:.3g}".replace("-", "−")
+def bias_text(bias: float, option: str) -> str:
+    """The bias of a condition, by its name in recipes; NaN is one of each head."""
+    return f"{option} by head" if math.isnan(bias) else f"{option} = {bias:.3g}".replace("-", "−")
 
 
 def b_auto(calibration: Calibration | AtLength, *, ends: bool = True) -> str:

@@ -59,7 +59,7 @@ def substitution(summary: AuditSummary, model: paper.PaperModel | None) -> Secti
         table_of(
             sweep,
             [
-                Column("Recipe", value=_recipe_cell),
+                Column("Recipe", value=lambda e: _recipe_cell(e, config)),
                 *answer_columns(),
                 Column("Loss, nats", ".2f", lambda e: e.loss),
                 Column("Rank", value=_rank),
@@ -121,9 +121,11 @@ def _is_softmax(entry: ConditionResult | TextLoss) -> bool:
     return entry.cell == SOFTMAX.name
 
 
-def _recipe_cell(entry: ConditionResult) -> Cell:
-    note = "" if _is_softmax(entry) else findings.bias_text(entry.bias)
-    return cell(entry.recipe, note=note)
+def _recipe_cell(entry: ConditionResult, config: AuditConfig) -> Cell:
+    if _is_softmax(entry):
+        return cell(entry.recipe)
+    recipe = config.with_ablation.get(entry.recipe, SOFTMAX)
+    return cell(entry.recipe, note=findings.bias_text(entry.bias, recipe.option))
 
 
 def _rank(entry: ConditionResult) -> int | Cell:

@@ -74,7 +74,7 @@ class CheckResult:
     Attributes:
       recipe: spec of the recipe.
       degree: degree of its row map; null where it has none.
-      bias: b of all heads, or by layer and head.
+      bias: b of all heads, or by layer and head; of gdn the mean distance, in tokens.
       calibration: null where no b_auto was needed.
       measured: whether S_p is defined for the recipe and was measured.
       length: tokens of a prompt of a task that can have any number.

@@ -27,7 +27,7 @@ class ConditionResult:
 
     Attributes:
       cell: the recipe, or the head set of an ablation, as in `answers.parquet`.
-      bias: b of all heads; null where each head has its own.
+      bias: b of all heads, of gdn the mean distance; null where each head has its own.
       heads: number of heads that it replaces softmax in.
       verdict: verdict on the recipe; "undecided" where a control is not met.
       delta: accuracy less that of softmax.
@@ -62,7 +62,7 @@ class TextLoss:
 
     Attributes:
       cell: the recipe, or a head set.
-      bias: b of all heads; null where each head has its own.
+      bias: b of all heads, of gdn the mean distance; null where each head has its own.
       heads: number of heads that it replaces softmax in.
       loss: nats per token.
       change: `loss` less that of softmax, paired by text.

@@ -96,7 +96,7 @@ class HybridResult:
 
     Attributes:
       search: what was tried.
-      bias: b of all heads, or by layer and head.
+      bias: b of all heads, or by layer and head; of gdn the mean distance, in tokens.
       layers: number of layers of the model.
       heads: query heads of each layer.
       search_texts: number of texts that ranked the heads.

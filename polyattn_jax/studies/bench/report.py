@@ -7,7 +7,8 @@ from lm_jax import report
 from lm_jax.console.terminal import format_table
 from lm_jax.report import Column, Report, section, table_of
 from lm_jax.report.markup import number
-from polyattn_jax.studies.bench.results import SOFTMAX, BenchResult, BenchSummary, Spread
+from polyattn_jax.studies.bench import numbers
+from polyattn_jax.studies.bench.results import SOFTMAX, BenchResult, BenchSummary
 from polyattn_jax.studies.bench.settings import BenchConfig
 
 TERMS = {
@@ -43,7 +44,7 @@ def conclusion(summary: BenchSummary) -> str:
     base = summary.softmax(longest)
     return " ".join(
         f"After {longest:,} tokens {result.method} decodes "
-        f"{number(result.over(base).median, '.2f')} times as fast as softmax and keeps "
+        f"{number(numbers.over(result, base).median, '.2f')} times as fast as softmax and keeps "
         f"{_share(result, base)}."
         for result in summary.results
         if result.length == longest and result.method != SOFTMAX
@@ -62,17 +63,17 @@ def _setting(summary: BenchSummary) -> str:
     )
 
 
-def _range(spread: Spread, spec: str) -> str:
+def _range(spread: numbers.Spread, spec: str) -> str:
     median, low, high = (number(value, spec) for value in spread)
     return f"{median} ({low} to {high})"
 
 
 def _rate(result: BenchResult) -> str:
-    return _range(result.rate, ".1f")
+    return _range(numbers.rate(result), ".1f")
 
 
 def _over(summary: BenchSummary, result: BenchResult) -> str:
-    return _range(result.over(summary.softmax(result.length)), ".2f")
+    return _range(numbers.over(result, summary.softmax(result.length)), ".2f")
 
 
 def _table(summary: BenchSummary):

@@ -1,9 +1,6 @@
 """Results of `iaj polyattn bench`: `summary.json`, and the columns of `turns.parquet`."""
 
-from collections.abc import Sequence
 import dataclasses
-import statistics
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -25,14 +22,6 @@ TURNS = pa.schema(
 )
 
 
-class Spread(NamedTuple):
-    """The median of the turns, and the least and the greatest of them."""
-
-    median: float
-    low: float
-    high: float
-
-
 @dataclasses.dataclass(frozen=True)
 class BenchResult:
     """One method after a text of one length.
@@ -47,19 +36,6 @@ class BenchResult:
     method: str
     state_bytes: Count
     seconds: tuple[Real, ...]
-
-    @property
-    def rate(self) -> Spread:
-        """Tokens per second."""
-        return _spread([1 / each for each in self.seconds])
-
-    def over(self, base: "BenchResult") -> Spread:
-        """Tokens per second over those of another method in the same turn."""
-        return _spread([b / a for a, b in zip(self.seconds, base.seconds, strict=True)])
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(statistics.median(values), min(values), max(values))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,8 @@ from polyattn_jax.audit.audited_model import model_identity
 from polyattn_jax.audit.results.provenance import read_provenance
 from polyattn_jax.recipes.state_decoding import state_mixer
 from polyattn_jax.recipes.substitute import recipe
-from polyattn_jax.studies.bench.results import SOFTMAX, TURNS, BenchResult, BenchSummary
+from polyattn_jax.studies.bench import numbers
+from polyattn_jax.studies.bench.results import SOFTMAX, TURNS, BenchSummary
 from polyattn_jax.studies.bench.settings import BenchConfig
 
 # Tokens of the text on which decoding is compared with whole rows, at least.
@@ -102,7 +103,7 @@ def measure_all(config: BenchConfig, work: Work) -> BenchSummary:
         turns=config.turns,
         deviations=deviations,
         compared={text: compared(model, text) for text in config.recipes},
-        results=tuple(_results(table, config)),
+        results=numbers.results(table, config),
     )
 
 
@@ -177,14 +178,3 @@ def _deviation(method: _Method, text: str, count: int) -> float:
 @functools.partial(jax.jit, static_argnames="cfg")
 def _whole(params: Any, tokens_BT: Any, attend: Any, *, cfg: Any) -> jax.Array:
     return lm_jax.forward(params, tokens_BT, cfg, attend=attend).logits[0]
-
-
-def _results(table: pa.Table, config: BenchConfig) -> Iterator[BenchResult]:
-    rows: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for row in sorted(table.to_pylist(), key=lambda row: row["turn"]):
-        rows.setdefault((row["length"], row["method"]), []).append(row)
-    for length in config.lengths:
-        for method in (SOFTMAX, *config.recipes):
-            own = rows[length, method]
-            seconds = tuple(row["seconds"] for row in own)
-            yield BenchResult(length, method, own[0]["state_bytes"], seconds)

@@ -165,7 +165,8 @@ def _prediction(summary: DistillSummary) -> Section:
 
 def _has_s(summary: DistillSummary) -> bool:
     """Whether S is defined for the rows of the recipe."""
-    return any(head.safe_before is not None for head in summary.by_head)
+    signed = getattr(parse_recipe(summary.recipe).map, "signed", False)
+    return not signed and any(head.safe_before is not None for head in summary.by_head)
 
 
 def _ranks(summary: DistillSummary) -> dict[str, Interval | None]:

@@ -115,7 +115,7 @@ class DistillSummary:
 
     Attributes:
       recipe: spec of the recipe.
-      bias: b of all heads, or by layer and head.
+      bias: b of all heads, or by layer and head; of gdn the mean distance, in tokens.
       trained: "matrices of the feature map" or "adapters of queries and keys".
       parameters: number of trained numbers.
       layers: number of layers of the model.

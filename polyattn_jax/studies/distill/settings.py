@@ -36,7 +36,7 @@ class DistillConfig(StepFields, Training):
         replaces all heads by `recipe`.
       corpus: the text and its splits, which may be samples of a pretrained model with the same
         tokenizer (samples:MODEL); its `vocab_size` is ignored in favour of the model's.
-      context: tokens of a window, always of one document; b_auto is calibrated at this length.
+      context: tokens of a window, always of one document; biases are calibrated at this length.
       validation_documents: the most documents to measure on, before and after; 2 or more, which
         intervals over documents take.
       adapters: rank, alpha and targets of the adapters on queries and keys; for a feature map with

@@ -53,7 +53,7 @@ class RankingsConfig(StepFields, Training):
       draws: number of random sets of each size.
       corpus: the text and its splits, which may be samples of a pretrained model with the same
         tokenizer (samples:MODEL); its `vocab_size` is ignored in favour of the model's.
-      context: tokens of a window of text; b_auto is calibrated at this length.
+      context: tokens of a window of text; biases are calibrated at this length.
       ranking_texts: number of windows of the training split that rank the groups.
       validation_documents: the most held-out documents whose loss is measured.
       task: task whose answers rank and are measured, as `check --task` takes it, without choices.

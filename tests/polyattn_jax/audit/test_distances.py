@@ -123,6 +123,11 @@ def test_a_table_of_other_settings_is_not_taken(tmp_path):
     path.write_text(json.dumps(held | {"distances": [[-1.0] * 4] * 2}))
     with pytest.raises(CorruptError, match="distances must be 0 or more"):
         bias_tables.read(path, audited, "distance")
+    # Two query heads of one key head, whose memory has one decay.
+    own = {"model_sha256": audited.model.identity.text}
+    path.write_text(json.dumps(held | own | {"distances": [[1.0, 1.0, 2.0, 2.5]] * 2}))
+    with pytest.raises(BadInputError, match="heads of layer 0 that read one key head"):
+        bias_tables.read(path, audited, "distance")
     # A file of biases is no file of distances, whatever read it before.
     path.write_text(json.dumps(held))
     spec = f"gdn:distance={path}"
@@ -137,7 +142,7 @@ def test_a_check_measures_distances_and_says_that_s_is_not_defined(run_check, ti
     assert outcome.code in (10, 11), outcome.err
     words = " ".join(outcome.out.split())
     assert "S is not defined for this map, whose weights may be negative" in words
-    assert "16 features per KV head" in words
+    assert "a state of 256 numbers per KV head" in words
     path = tmp_path / "run" / "calibration_distance.json"
     held = json.loads(path.read_text())
     first = json.loads((tmp_path / "run" / "summary.json").read_text())

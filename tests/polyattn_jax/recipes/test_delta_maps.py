@@ -14,7 +14,7 @@ from lm_jax.errors import UsageError
 from polyattn_jax.audit import ranking, recipe_rows
 from polyattn_jax.recipes.delta_maps import GatedDelta
 from polyattn_jax.recipes.fused import by_kernels
-from polyattn_jax.recipes.linear_state import kept_state, linear_state
+from polyattn_jax.recipes.linear_state import kept_state, linear_state, sentence
 from polyattn_jax.recipes.row_maps import parse_recipe, resolve_bias
 from polyattn_jax.recipes.substitute import recipe, substitute
 from tests import tiny
@@ -323,8 +323,12 @@ def test_the_state_is_a_matrix_of_every_key_head():
     cfg = tiny.decoder(num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
     for changed in (cfg, dataclasses.replace(cfg, score_softcap=30.0)):
         entry = linear_state(parse_recipe("gdn"), TABLE, changed)
-        assert entry.finite and entry.window is None
-        assert (entry.features, entry.state, entry.cache_tokens) == (8, 64, 4)
+        assert entry.own and not entry.finite and entry.window is None
+        assert (entry.features, entry.state, entry.cache_tokens) == (None, 64, 4)
+        assert sentence(entry) == (
+            "no finite feature map: weights depend on the keys between, but a state of 64 numbers "
+            "per KV head, as much memory as 4 tokens of KV cache"
+        )
     heads_LN = np.array([[1, 1, 1, 0], [0, 0, 1, 1]], bool)
     cache = 2 * 8 * 100
     kept = kept_state(parse_recipe("gdn"), TABLE, heads_LN, cfg, 100)

@@ -77,6 +77,22 @@ def test_gates_that_are_all_open_change_nothing_and_closed_ones_leave_nothing(in
     assert apart(np.asarray(logits(closed, index)), np.asarray(logits(silent, index)))
 
 
+@pytest.mark.parametrize(
+    "text", ["gdn:distance=0.5", "poly:p=3,b=0.1", "ramapuram", "relu:p=2,b=1"]
+)
+def test_open_gates_change_nothing_where_they_divide_by_the_open_share(text):
+    """Also of maps whose rows do not sum to 1, or have both signs and sums near 0."""
+    params, plain, _ = models(renormalise=True)
+    stored = params[GATES]
+    opened = plain | {GATES: stored.replace(bias_LN=np.full_like(stored.bias_LN, 1e6))}
+    attend = recipe(text)
+    got, wanted = (
+        np.asarray(forward(each, jnp.asarray(TOKENS), tiny.DECODER, attend=attend).logits)
+        for each in (opened, plain)
+    )
+    assert apart(got, wanted)
+
+
 @pytest.mark.parametrize("text", ["relu:p=2,b=0.5", "elu1", "hedgehog", "gdn:distance=0.5"])
 def test_a_recipe_everywhere_is_that_recipe_in_all_heads(text):
     params, _, _ = models()

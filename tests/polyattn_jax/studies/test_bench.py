@@ -13,7 +13,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.results import load_result
 from lm_jax.study import frame
 from polyattn_jax.recipes import state_decoding
-from polyattn_jax.studies.bench import STUDY, report, run
+from polyattn_jax.studies.bench import STUDY, numbers, report, run
 from polyattn_jax.studies.bench.results import SOFTMAX, TURNS, BenchResult, BenchSummary
 from polyattn_jax.studies.bench.settings import BenchConfig
 
@@ -33,10 +33,10 @@ def test_rates_are_medians_and_ratios_are_of_one_turn():
         for turn, value in reversed(list(enumerate(values)))
     ]
     table = pa.Table.from_pylist(rows, schema=TURNS)
-    softmax, window = run._results(table, config(lengths=(16,)))
-    assert softmax.rate == pytest.approx((5, 1, 10))
-    assert softmax.over(softmax) == (1, 1, 1)
-    assert window.over(softmax) == pytest.approx((2, 2, 4))
+    softmax, window = numbers.results(table, config(lengths=(16,)))
+    assert numbers.rate(softmax) == pytest.approx((5, 1, 10))
+    assert numbers.over(softmax, softmax) == (1, 1, 1)
+    assert numbers.over(window, softmax) == pytest.approx((2, 2, 4))
     assert (window.method, window.state_bytes) == (WINDOW, len(WINDOW))
 
 
