@@ -206,7 +206,9 @@ class AttentionMixer:
           q_BTNH: queries as scored.
           heads: keys `k` and values `v` of the new tokens, `[B, T, K, H]`; those of all tokens
             where they are another layer's.
-          cfg, layer, cache: arguments of `apply`.
+          cfg: configuration of the model.
+          layer: context of the layer.
+          cache: the layer's part of the cache, or None.
         """
         scope, positions_BT = layer.scope, layer.positions_BT
         if cache is not None and not isinstance(cfg.kv, int):
