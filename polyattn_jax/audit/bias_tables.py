@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -102,6 +102,9 @@ class DistanceTable:
             raise ValueError("distances must be 0 or more; measure them with --recipe=gdn")
 
 
+Table = TypeVar("Table", BiasTable, DistanceTable)
+
+
 def calibrated(
     audited: AuditedModel,
     folder: Path,
@@ -175,14 +178,11 @@ def of_level(audited: AuditedModel, folder: Path, level: Level) -> BiasTable:
       BadInputError: the earlier start had another model or other settings.
     """
     path = folder / f"calibration_{level}.json"
-    if processes.on_first(path.exists):
-        stored = load_result(path, BiasTable)
-        model_calibration.check_source(path, stored, audited)
+    if (stored := _stored(path, BiasTable, audited)) is not None:
         return stored
     config, cfg = audited.config, audited.model.cfg
     shape = audited.shape
-    texts_UT, *_ = model_calibration.calibration_tokens(audited)
-    texts_UT = texts_UT[:, : config.calibrated_at]
+    texts_UT = _texts(audited)
     sets = shape if level == "head" else (cfg.num_layers, 1)
     name, quiet = f"calibrate b by {level}", not processes.is_first()
     # Of several processes each measures all texts, and has the same result.
@@ -232,13 +232,10 @@ def distances(audited: AuditedModel, folder: Path) -> DistanceTable:
       BadInputError: the earlier start had another model or other settings.
     """
     path = folder / f"calibration_{DISTANCE}.json"
-    if processes.on_first(path.exists):
-        stored = load_result(path, DistanceTable)
-        model_calibration.check_source(path, stored, audited)
+    if (stored := _stored(path, DistanceTable, audited)) is not None:
         return stored
     config, cfg = audited.config, audited.model.cfg
-    texts_UT, *_ = model_calibration.calibration_tokens(audited)
-    texts_UT = texts_UT[:, : config.calibrated_at]
+    texts_UT = _texts(audited)
     mass_LN, distance_LN = np.zeros(audited.shape), np.zeros(audited.shape)
     name, quiet = "measure distances", not processes.is_first()
     # Of several processes each measures all texts, and has the same result.
@@ -266,6 +263,21 @@ def distances(audited: AuditedModel, folder: Path) -> DistanceTable:
     )
     processes.on_first(lambda: write_json(path, table))
     return table
+
+
+def _stored(path: Path, kind: type[Table], audited: AuditedModel) -> Table | None:
+    """The table that an earlier start wrote, of the same model and settings; None without one."""
+    if not processes.on_first(path.exists):
+        return None
+    stored = load_result(path, kind)
+    model_calibration.check_source(path, stored, audited)
+    return stored
+
+
+def _texts(audited: AuditedModel) -> np.ndarray:
+    """The calibration texts at the audited length, ids `[U, T]`."""
+    texts_UT, *_ = model_calibration.calibration_tokens(audited)
+    return texts_UT[:, : audited.config.calibrated_at]
 
 
 def _together(cfg: DecoderConfig) -> Iterator[tuple[list[int], slice]]:
