@@ -37,6 +37,7 @@ NOT_MEASURED = {
     "lm_jax/train/state.py": "initialises",
     "lm_jax/train/step.py": "the training step",
     "lm_jax/train/throughput.py": "times the products of training",
+    "polyattn_jax/studies/bench/run.py": "times decoding as users decode; compares by exact_jit",
     "protot_jax/studies/concepts/sae.py": "trains",
     "sparse_jax/circuits/edge_pruning.py": "trains masks",
     "sparse_jax/studies/posttrain/export.py": "merges adapters, by a product of explicit precision",

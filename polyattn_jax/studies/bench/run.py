@@ -23,6 +23,7 @@ from lm_jax.assets import published
 from lm_jax.errors import UsageError
 from lm_jax.model import decoder
 from lm_jax.model.mixers import ATTENTION, Mixer
+from lm_jax.model.precision import exact_jit
 from lm_jax.run.finished import Inputs
 from lm_jax.run.rows import Unit
 from lm_jax.study import Work
@@ -55,17 +56,24 @@ class _Method:
     def empty(self, positions: int, dtype: Any) -> Any:
         return decoder.init_cache(self.model.cfg, 1, positions, dtype=dtype, mixer=self.mixer)
 
-    def step(self, cache: Any, tokens_BT: jax.Array) -> tuple[jax.Array, Any]:
+    def step(
+        self, cache: Any, tokens_BT: jax.Array, *, exact: bool = False
+    ) -> tuple[jax.Array, Any]:
         """The logits after these tokens, and the cache with them."""
-        return _step(self.model.params, cache, tokens_BT, cfg=self.model.cfg, mixer=self.mixer)
+        step = _exact_step if exact else _step
+        return step(self.model.params, cache, tokens_BT, cfg=self.model.cfg, mixer=self.mixer)
 
 
-# Without a donated cache a step would copy all of it.
-@functools.partial(jax.jit, static_argnames=("cfg", "mixer"), donate_argnames=("cache",))
-def _step(params: Any, cache: Any, tokens_BT: jax.Array, *, cfg: Any, mixer: Any) -> Any:
+def _advance(params: Any, cache: Any, tokens_BT: jax.Array, *, cfg: Any, mixer: Any) -> Any:
     last_11 = jnp.full((1, 1), tokens_BT.shape[1] - 1)
     out = lm_jax.forward(params, tokens_BT, cfg, mixer=mixer, cache=cache, logits_at=last_11)
     return out.logits[:, 0], out.cache
+
+
+# Without a donated cache a step would copy all of it.
+_COMPILED: Any = {"static_argnames": ("cfg", "mixer"), "donate_argnames": ("cache",)}
+_step = jax.jit(_advance, **_COMPILED)
+_exact_step = exact_jit(_advance, **_COMPILED)
 
 
 def measure_all(config: BenchConfig, work: Work) -> BenchSummary:
@@ -170,11 +178,11 @@ def _deviation(method: _Method, text: str, count: int) -> float:
     cache = method.empty(count, jax.tree.leaves(params["embed"])[0].dtype)
     off = 0.0
     for at, expected_V in enumerate(whole_TV):
-        logits_BV, cache = method.step(cache, jnp.asarray(tokens_BT[:, at : at + 1]))
+        logits_BV, cache = method.step(cache, jnp.asarray(tokens_BT[:, at : at + 1]), exact=True)
         off = max(off, float(np.abs(np.asarray(logits_BV)[0] - expected_V).max()))
     return off / float(np.abs(whole_TV).max())
 
 
-@functools.partial(jax.jit, static_argnames="cfg")
+@functools.partial(exact_jit, static_argnames="cfg")
 def _whole(params: Any, tokens_BT: Any, attend: Any, *, cfg: Any) -> jax.Array:
     return lm_jax.forward(params, tokens_BT, cfg, attend=attend).logits[0]
