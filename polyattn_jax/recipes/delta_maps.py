@@ -62,7 +62,7 @@ class GatedDelta:
         B, T, N, H = q_BTNH.shape
         S, K = k_BSKH.shape[1:3]
         dtype = jnp.promote_types(q_BTNH.dtype, jnp.float32)
-        q_BTNH, k_BSKH = _unit(q_BTNH.astype(dtype)), _unit(k_BSKH.astype(dtype))
+        q_BTNH, k_BSKH = unit(q_BTNH.astype(dtype)), unit(k_BSKH.astype(dtype))
         q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
         read = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, precision="highest")
         alike_BKSC = jnp.einsum("BSKH,BCKH->BKSC", k_BSKH, k_BSKH, precision="highest")
@@ -84,7 +84,7 @@ class GatedDelta:
         return jnp.where(sees_BNTS, weights_BNTS, 0)
 
 
-def _unit(x: jax.Array) -> jax.Array:
+def unit(x: jax.Array) -> jax.Array:
     """Vectors of the last axis over their length; one without a length stays 0."""
     square = (x * x).sum(-1, keepdims=True)
     some = square > 0

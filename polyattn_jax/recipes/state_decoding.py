@@ -1,18 +1,18 @@
 """Decoding with a recipe in every head, in memory that does not grow with the text.
 
-A KV cache has every key. A recipe with a window needs the last w keys and the first few alone, and
-a feature map needs of all keys outside its window only the sums over them of phi(k) v^T and phi(k)
-(`linear_state` counts both):
+A KV cache has every key. A recipe with a window needs the last w keys and the first few alone, a
+feature map needs of all keys outside its window only the sums over them of phi(k) v^T and phi(k),
+and the gated delta rule needs its memory (`delta_decoding`; `linear_state` counts all three):
 
     mixer = polyattn_jax.state_mixer("window:w=64,sinks=4")
     lm_jax.generate(model.params, prompts, model.cfg, mixer=mixer, max_new_tokens=32)
 
 What is computed is what `forward` with the recipe's attend computes, whole rows of scores, to
 rounding, where no product of features underflows there (`FeatureMap.scores`: Performer at scores in
-the hundreds; here such a key has its weight once it is in the sums, and may have none before). A
-text is read in chunks. The keys that a chunk can tell apart are those of the cache and
-its own; a query's weights on them are those of the recipe, and everything earlier is in the sums. A
-key enters the sums when its chunk ends and it has left the window, or at once without one.
+the hundreds; here such a key has its weight once it is in the sums, and may have none before). The
+keys that a chunk of a text can tell apart are those of the cache and its own; a query's weights on
+them are those of the recipe, and everything earlier is in the sums. A key enters the sums when its
+chunk ends and it has left the window, or at once without one.
 
 Features are kept as logarithms, and each has its largest logarithm over keys taken out of its sum,
 so that no sum overflows. There is no state for a map without finite features, none for a trained
@@ -21,50 +21,52 @@ window would have to be taken out of the sums.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lm_jax.errors import UsageError
-from lm_jax.model.attention import Fused, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import softcap
-from lm_jax.model.mixers import AttentionMixer, Layer
-from lm_jax.model.sites import SCORE_SITES
+from polyattn_jax.recipes.constant_memory import Chunk, ConstantMemory, einsum
+from polyattn_jax.recipes.delta_decoding import DeltaAttention
+from polyattn_jax.recipes.delta_maps import GatedDelta
 from polyattn_jax.recipes.feature_maps import FeatureMap
 from polyattn_jax.recipes.field_maps import FieldMap
-from polyattn_jax.recipes.row_maps import parse_recipe
+from polyattn_jax.recipes.row_maps import parse_recipe, resolve_bias
 
-# Tokens that are read at once.
-_CHUNK = 128
+Held = dict[str, jax.Array]
 
 
-def state_mixer(text: str) -> "StateAttention":
+def state_mixer(text: str, *, bias: Any = None) -> ConstantMemory:
     """A mixer that decodes with a recipe in every head, in constant memory.
 
     Args:
-      text: `window:w=,sinks=`, or `elu1`, `hedgehog` or `performer:m=,seed=`, each with
-        `w=,sinks=,gamma=` or without.
+      text: `window:w=,sinks=`; `elu1`, `hedgehog` or `performer:m=,seed=`, each with
+        `w=,sinks=,gamma=` or without; or `gdn:distance=`.
+      bias: the mean distances `[L, N]` of `gdn`, where its recipe has no number of its own.
 
     Raises:
-      UsageError: a recipe that cannot be read, or one that has no such state.
+      UsageError: a recipe that cannot be read, one that has no such state, or one without its bias.
     """
     recipe = parse_recipe(text)
     row_map = recipe.map
+    if isinstance(row_map, GatedDelta):
+        return DeltaAttention.of(resolve_bias(recipe, {str(recipe.bias): bias}))
     window = isinstance(row_map, FieldMap) and row_map.kind == "window"
     if not (isinstance(row_map, FeatureMap) or window):
         raise UsageError(
             f"recipe {recipe.spec!r} cannot be decoded in constant memory here; name a window "
-            "(window:w=64,sinks=4) or a feature map (elu1, hedgehog, performer:m=256), or decode "
-            "with its attend and a KV cache"
+            "(window:w=64,sinks=4), a feature map (elu1, hedgehog, performer:m=256) or a delta "
+            "rule (gdn:distance=20), or decode with its attend and a KV cache"
         )
     return StateAttention(map=row_map)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StateAttention(AttentionMixer):
-    """Attention with one recipe in all heads, whose cache has one size; `state_mixer` builds it.
+class StateAttention(ConstantMemory):
+    """A window, a feature map or both in all heads; `state_mixer` builds it.
 
     The cache of a layer has the keys and values of the sinks and of the window, `[B, K, R, H]` with
     R = sinks + w, one more than the position of each, `[B, R]`, 0 for none, and of a feature map
@@ -72,152 +74,120 @@ class StateAttention(AttentionMixer):
     """
 
     map: Any
-    separates_documents: ClassVar[bool] = False
 
-    def init_cache(self, cfg: DecoderConfig, batch: int, length: int, dtype: Any) -> Any:
-        """An empty cache; it does not depend on `length`."""
-        del length
-        self._check(cfg)
+    @property
+    def compared(self) -> int:
+        """Tokens after which every slot of the window has had two keys."""
+        return 2 * self.map.w + self.map.sinks + 1
+
+    def empty(self, cfg: DecoderConfig, batch: int, dtype: Any) -> Held:
+        """No keys, and sums of nothing."""
         B, K, H, R = batch, cfg.num_kv_heads, cfg.head_dim, self.map.w + self.map.sinks
-        cache = {name: jnp.zeros((B, K, R, H), dtype) for name in ("k", "v")}
-        cache["place"] = jnp.zeros((B, R), jnp.int32)
+        held = {name: jnp.zeros((B, K, R, H), dtype) for name in ("k", "v")}
+        held["place"] = jnp.zeros((B, R), jnp.int32)
         if isinstance(self.map, FeatureMap):
             F = self.map.size(H)
-            cache |= {
+            held |= {
                 "values": jnp.zeros((B, K, F, H), jnp.float32),
                 "weights": jnp.zeros((B, K, F), jnp.float32),
                 "top": jnp.zeros((B, K, F), jnp.float32),
             }
-        return cache
+        return held
 
-    def attend(
-        self,
-        q_BTNH: jax.Array,
-        heads: dict[str, jax.Array],
-        cfg: DecoderConfig,
-        layer: Layer,
-        cache: Any,
-    ) -> tuple[jax.Array, Any]:
-        """What the heads read, and the cache, after T tokens in chunks."""
-        self._check(cfg)
-        own = layer.attend.attend if isinstance(layer.attend, Fused) else layer.attend
-        if getattr(own, "func", own) is not softmax:
-            raise UsageError("attend: this mixer has a recipe of its own; leave attend out")
-        if layer.scope.touches(SCORE_SITES) or layer.dropout.active:
-            raise UsageError(
-                "edits, record or dropout: this mixer forms no rows of scores; pass the recipe as "
-                "an attend (polyattn_jax.recipe) to touch attn.scores or attn.pattern"
-            )
-        B, T = q_BTNH.shape[:2]
-        if cache is None:
-            held = self.init_cache(cfg, B, 0, heads["k"].dtype)
-        else:
-            held = {name: part.read() for name, part in cache.items()}
-        # In int32 whatever the program's widest integers are, as the cache is.
-        positions_BT = layer.positions_BT.astype(jnp.int32)
-        place_BT, start_B = positions_BT + 1, positions_BT[:, 0]
-        if layer.valid_BT is not None:
-            place_BT = jnp.where(layer.valid_BT, place_BT, 0)
-        tokens = q_BTNH, heads["k"], heads["v"], place_BT
-        C = min(T, _CHUNK)
-
-        def step(carry: Any, chunk: Any) -> Any:
-            held, start_B = carry
-            z_BCNH, held = self._chunk(held, start_B, *chunk, cfg=cfg, window=layer.window)
-            return (held, start_B + C), z_BCNH
-
-        def split(x: jax.Array) -> jax.Array:
-            more = [(0, 0), (0, -T % C)] + [(0, 0)] * (x.ndim - 2)
-            x = jnp.pad(x, more)
-            return x.reshape(B, -1, C, *x.shape[2:]).swapaxes(0, 1)
-
-        (held, _), z_ZBCNH = jax.lax.scan(step, (held, start_B), jax.tree.map(split, tokens))
-        z_BTNH = z_ZBCNH.swapaxes(0, 1).reshape(B, -1, *z_ZBCNH.shape[3:])[:, :T]
-        z_BTNH = layer.scope("attn.z", z_BTNH.astype(heads["v"].dtype))
-        return z_BTNH, None if cache is None else held
-
-    def _check(self, cfg: DecoderConfig) -> None:
-        if isinstance(cfg.kv, int) or cfg.stacks[0].lends:
-            raise UsageError(
-                "mixer: this model's layers read keys of other layers, which a state does not hold;"
-                " decode with the recipe's attend and a KV cache"
-            )
+    def check(self, cfg: DecoderConfig) -> None:
+        """Raises UsageError for a model without such a state."""
+        super().check(cfg)
         if isinstance(self.map, FeatureMap) and any(cfg.layer_windows):
             raise UsageError(
                 "mixer: this model has layers with a sliding window, and keys that leave it cannot "
                 "be taken out of a state; name a recipe window:w=,sinks= for it"
             )
-        if any(rope and len(rope.lengths(2**30)) > 1 for rope in (cfg.rope, cfg.local_rope)):
-            raise UsageError(
-                "mixer: rotations of this model depend on the length of the text, and a state has "
-                "rotated keys; decode with the recipe's attend and a KV cache"
-            )
 
-    def _chunk(
-        self,
-        held: dict[str, jax.Array],
-        start_B: jax.Array,
-        q_BCNH: jax.Array,
-        k_BCKH: jax.Array,
-        v_BCKH: jax.Array,
-        place_BC: jax.Array,
-        *,
-        cfg: DecoderConfig,
-        window: jax.Array | None,
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def chunk(self, held: Held, chunk: Chunk, cfg: DecoderConfig) -> tuple[jax.Array, Held]:
         """What C queries read, in float32, and the cache after them."""
-        w, sinks = self.map.w, self.map.sinks
-        k_BSKH = jnp.concatenate([held["k"].swapaxes(1, 2), k_BCKH], 1)
-        v_BSKH = jnp.concatenate([held["v"].swapaxes(1, 2), v_BCKH], 1)
-        place_BS = jnp.concatenate([held["place"], place_BC], 1)
-        last_B1 = place_BS.max(1, keepdims=True)
-        query_BC1 = (start_B[:, None] + 1 + jnp.arange(q_BCNH.shape[1])[None])[..., None]
-        place_B1S = place_BS[:, None]
-        age_BCS = query_BC1 - place_B1S
-        seen_BCS = (place_B1S > 0) & (age_BCS >= 0)
-        if window is not None:
-            seen_BCS &= age_BCS < window
-        inside_BCS = seen_BCS & ((age_BCS < w) | (place_B1S <= sinks))
-
-        B, C, N, H = q_BCNH.shape
-        S, K = k_BSKH.shape[1:3]
-        q, k, v = (x.astype(jnp.float32) for x in (q_BCNH, k_BSKH, v_BSKH))
-        q_BCKGH = q.reshape(B, C, K, N // K, H)
-        z_BKGCS = softcap(_einsum("BCKGH,BSKH->BKGCS", q_BCKGH, k) * cfg.scale, cfg.score_softcap)
-        z_BNCS = jnp.where(seen_BCS[:, None], z_BKGCS.reshape(B, N, C, S), -jnp.inf)
-        inside_BNCS = jnp.broadcast_to(inside_BCS[:, None], z_BNCS.shape)
         features = isinstance(self.map, FeatureMap)
-        if features:
-            log_BNCS = self.map.log_weights(q, k, cfg.scale, z_BNCS, inside_BNTS=inside_BNCS)
-        else:
-            log_BNCS = jnp.where(inside_BNCS, z_BNCS, -jnp.inf)
+        k_BSKH = jnp.concatenate([held["k"].swapaxes(1, 2), chunk.k_BCKH], 1).astype(jnp.float32)
+        v_BSKH = jnp.concatenate([held["v"].swapaxes(1, 2), chunk.v_BCKH], 1).astype(jnp.float32)
+        place_BS = jnp.concatenate([held["place"], chunk.place_BC], 1)
+        B, C, N, H = chunk.q_BCNH.shape
+        K = k_BSKH.shape[2]
+        q_BCKGH = chunk.q_BCNH.astype(jnp.float32).reshape(B, C, K, N // K, H)
 
-        log_BKGCS = log_BNCS.reshape(B, K, N // K, C, S)
-        peak_BKGC, a_BKGCF = log_BKGCS.max(-1), None
+        log_BKGCS = self._log_weights(q_BCKGH, k_BSKH, place_BS, chunk, cfg)
+        log_BKGCF = None
         if features:
-            a_BKGCF = self.map.log_features(q_BCKGH, cfg.scale).transpose(0, 2, 3, 1, 4)
-            a_BKGCF += held["top"][:, :, None, None]
-            some = (held["weights"] > 0)[:, :, None, None]
-            a_BKGCF = jnp.where(some, a_BKGCF, -jnp.inf)
-            peak_BKGC = jnp.maximum(peak_BKGC, a_BKGCF.max(-1))
-        peak_BKGC1 = jnp.where(jnp.isneginf(peak_BKGC), 0, peak_BKGC)[..., None]
-        weight_BKGCS = jnp.exp(log_BKGCS - peak_BKGC1)
-        out_BKGCH = _einsum("BKGCS,BSKH->BKGCH", weight_BKGCS, v)
-        total_BKGC = weight_BKGCS.sum(-1)
-        if a_BKGCF is not None:
-            phi_BKGCF = jnp.exp(a_BKGCF - peak_BKGC1)
-            out_BKGCH += _einsum("BKGCF,BKFH->BKGCH", phi_BKGCF, held["values"])
-            total_BKGC += _einsum("BKGCF,BKF->BKGC", phi_BKGCF, held["weights"])
-        z_BKGCH = out_BKGCH / jnp.where(total_BKGC > 0, total_BKGC, 1)[..., None]
+            log_BKGCF = self.map.log_features(q_BCKGH.transpose(0, 2, 3, 1, 4), cfg.scale)
+        z_BKGCH = _read(log_BKGCS, v_BSKH, held, log_BKGCF)
         z_BCNH = z_BKGCH.transpose(0, 3, 1, 2, 4).reshape(B, C, N, H)
 
+        w, sinks = self.map.w, self.map.sinks
+        last_B1 = place_BS.max(1, keepdims=True)
         after = dict(held)
         if features:
             leaves_BS = (place_BS > sinks) & (place_BS <= last_B1 - w)
-            after |= _added(held, self.map.log_features(k, cfg.scale), v, leaves_BS)
+            after |= _added(held, self.map.log_features(k_BSKH, cfg.scale), v_BSKH, leaves_BS)
         if w + sinks:
-            after |= _kept(held, start_B, k_BCKH, v_BCKH, last_B1, w, sinks)
+            after |= _kept(held, chunk.start_B, chunk.k_BCKH, chunk.v_BCKH, last_B1, w, sinks)
         return z_BCNH, after
+
+    def _log_weights(
+        self,
+        q_BCKGH: jax.Array,
+        k_BSKH: jax.Array,
+        place_BS: jax.Array,
+        chunk: Chunk,
+        cfg: DecoderConfig,
+    ) -> jax.Array:
+        """Logarithms `[B, K, G, C, S]` of weights on the keys that are told apart."""
+        B, C, K, G, H = q_BCKGH.shape
+        N, S = K * G, k_BSKH.shape[1]
+        query_BC1 = (chunk.start_B[:, None] + 1 + jnp.arange(C)[None])[..., None]
+        place_B1S = place_BS[:, None]
+        age_BCS = query_BC1 - place_B1S
+        seen_BCS = (place_B1S > 0) & (age_BCS >= 0)
+        if chunk.window is not None:
+            seen_BCS &= age_BCS < chunk.window
+        inside_BCS = seen_BCS & ((age_BCS < self.map.w) | (place_B1S <= self.map.sinks))
+        z_BKGCS = softcap(
+            einsum("BCKGH,BSKH->BKGCS", q_BCKGH, k_BSKH) * cfg.scale, cfg.score_softcap
+        )
+        z_BNCS = jnp.where(seen_BCS[:, None], z_BKGCS.reshape(B, N, C, S), -jnp.inf)
+        inside_BNCS = jnp.broadcast_to(inside_BCS[:, None], z_BNCS.shape)
+        if isinstance(self.map, FeatureMap):
+            q_BCNH = q_BCKGH.reshape(B, C, N, H)
+            log_BNCS = self.map.log_weights(
+                q_BCNH, k_BSKH, cfg.scale, z_BNCS, inside_BNTS=inside_BNCS
+            )
+        else:
+            log_BNCS = jnp.where(inside_BNCS, z_BNCS, -jnp.inf)
+        return log_BNCS.reshape(B, K, G, C, S)
+
+
+def _read(
+    log_BKGCS: jax.Array, v_BSKH: jax.Array, held: Held, log_BKGCF: jax.Array | None
+) -> jax.Array:
+    """Averages `[B, K, G, C, H]` of values: of the keys told apart and of the sums over others.
+
+    Args:
+      log_BKGCS: logarithms of weights, -inf for a key without weight.
+      v_BSKH: values.
+      held: sums over earlier keys.
+      log_BKGCF: logarithms of the features of the queries; None without a feature map.
+    """
+    peak_BKGC, a_BKGCF = log_BKGCS.max(-1), None
+    if log_BKGCF is not None:
+        some = (held["weights"] > 0)[:, :, None, None]
+        a_BKGCF = jnp.where(some, log_BKGCF + held["top"][:, :, None, None], -jnp.inf)
+        peak_BKGC = jnp.maximum(peak_BKGC, a_BKGCF.max(-1))
+    peak_BKGC1 = jnp.where(jnp.isneginf(peak_BKGC), 0, peak_BKGC)[..., None]
+    weight_BKGCS = jnp.exp(log_BKGCS - peak_BKGC1)
+    out_BKGCH = einsum("BKGCS,BSKH->BKGCH", weight_BKGCS, v_BSKH)
+    total_BKGC = weight_BKGCS.sum(-1)
+    if a_BKGCF is not None:
+        phi_BKGCF = jnp.exp(a_BKGCF - peak_BKGC1)
+        out_BKGCH += einsum("BKGCF,BKFH->BKGCH", phi_BKGCF, held["values"])
+        total_BKGC += einsum("BKGCF,BKF->BKGC", phi_BKGCF, held["weights"])
+    return out_BKGCH / jnp.where(total_BKGC > 0, total_BKGC, 1)[..., None]
 
 
 def _added(
@@ -231,7 +201,7 @@ def _added(
     factor_BKF, phi_BKSF = jnp.exp(before_BKF - top_BKF), jnp.exp(log_BKSF - top_BKF[:, :, None])
     values = held["values"] * factor_BKF[..., None]
     return {
-        "values": values + _einsum("BKSF,BSKH->BKFH", phi_BKSF, v_BSKH),
+        "values": values + einsum("BKSF,BSKH->BKFH", phi_BKSF, v_BSKH),
         "weights": held["weights"] * factor_BKF + phi_BKSF.sum(2),
         "top": top_BKF,
     }
@@ -267,7 +237,3 @@ def _kept(
         "v": chosen(held["v"], v_BCKH),
         "place": jnp.where(new_BR, place_BR, held["place"]),
     }
-
-
-def _einsum(spec: str, *arrays: jax.Array) -> jax.Array:
-    return jnp.einsum(spec, *arrays, precision="highest")

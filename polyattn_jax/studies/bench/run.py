@@ -160,8 +160,7 @@ def compared(model: Pretrained, text: str) -> int:
     Raises:
       UsageError: the model has too few positions for that.
     """
-    row_map = state_mixer(text).map
-    needed, most = 2 * row_map.w + row_map.sinks + 1, model.cfg.max_length
+    needed, most = state_mixer(text).compared, model.cfg.max_length
     if needed > most:
         raise UsageError(
             f"config.recipes: {text} is compared with whole rows on {needed} tokens, and the model "

@@ -14,7 +14,7 @@ from lm_jax.model import decoder
 from lm_jax.model.attention import softmax
 from lm_jax.model.rope import DynamicScaling, Rope
 import polyattn_jax
-from polyattn_jax.recipes import state_decoding
+from polyattn_jax.recipes import constant_memory
 from polyattn_jax.recipes.linear_state import linear_state
 from polyattn_jax.recipes.row_maps import parse_recipe
 from tests import tiny
@@ -29,6 +29,8 @@ RECIPES = (
     "elu1:w=3,sinks=1,gamma=0.3",
     "hedgehog:w=4",
     "performer:m=10,w=3,sinks=2",
+    "gdn:distance=3",
+    "gdn:distance=0",
 )
 every_recipe = pytest.mark.parametrize("text", RECIPES)
 # Of float32 with sums over keys in another order, relative to the largest logit: at most T + F
@@ -39,7 +41,7 @@ BOUND = 40 * 2 * (T + 12) * 2.0**-24
 @pytest.fixture(autouse=True)
 def chunks(monkeypatch):
     """Chunks of five tokens, so that texts have several, wider than some windows."""
-    monkeypatch.setattr(state_decoding, "_CHUNK", 5)
+    monkeypatch.setattr(constant_memory, "_CHUNK", 5)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,9 @@ def test_token_by_token_after_a_prompt_is_the_recipe(text, read, params):
     assert_close(np.concatenate(logits, 1), whole(params, tokens_BT, text))
 
 
-@pytest.mark.parametrize("text", ["window:w=3,sinks=2", "elu1:w=3,sinks=1,gamma=0.3", "hedgehog"])
+@pytest.mark.parametrize(
+    "text", ["window:w=3,sinks=2", "elu1:w=3,sinks=1,gamma=0.3", "hedgehog", "gdn:distance=3"]
+)
 def test_prompts_of_unequal_length_are_continued_as_each_by_itself(text, params):
     """As `generate` does with a KV cache and the recipe's attend."""
     prompts = [row[:count].tolist() for row, count in zip(tokens(4), (1, 4, 7, 13), strict=True)]
@@ -114,6 +118,37 @@ def test_the_cache_has_the_counted_size_at_any_length(text):
     assert sizes == {CFG.num_layers * CFG.num_kv_heads * entry.state}
 
 
+def test_mean_distances_of_every_layer_and_key_head(params):
+    """Measured ones differ, so that a layer that read another's would be seen."""
+    key_heads_LK = np.array([[0.0, 7.0], [30.0, 0.4]])
+    table_LN = np.repeat(key_heads_LK, CFG.num_heads // CFG.num_kv_heads, axis=1)
+    mixer = polyattn_jax.state_mixer("gdn", bias=table_LN)
+    out = tiny.forward(params, tokens(), cfg=CFG, mixer=mixer)
+    attend = polyattn_jax.recipe("gdn", bias=table_LN)
+    assert_close(
+        np.asarray(out.logits),
+        np.asarray(tiny.forward(params, tokens(), cfg=CFG, attend=attend).logits),
+    )
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        (None, "mean distances of the heads are not known; pass them as bias"),
+        (np.ones(4), r"bias has shape \(4,\); gdn has one mean distance of each head"),
+        (np.ones((3, 4)), r"bias has shape \(3, 4\), and these layers are 2 of 4 heads"),
+        (np.arange(8.0).reshape(2, 4), "differs in heads that read one key head"),
+    ],
+)
+def test_mean_distances_that_do_not_fit_are_refused(bias, words, params):
+    def run():
+        mixer = polyattn_jax.state_mixer("gdn", bias=bias)
+        return lm_jax.forward(params, tokens(), CFG, mixer=mixer)
+
+    with pytest.raises(UsageError, match=words):
+        run()
+
+
 def test_features_of_great_size_do_not_overflow(params):
     """Keys a thousand times as large, whose features alone are beyond float32."""
     big = jax.tree.map(lambda x: x, params)
@@ -139,6 +174,11 @@ def test_a_window_beside_sliding_windows_of_the_model(params):
         ("relu:p=2", {}, "cannot be decoded in constant memory here; name a window"),
         ("softmax", {}, "decode with its attend and a KV cache"),
         ("elu1", {"windows": (None, 4)}, "name a recipe window:w=,sinks= for it"),
+        (
+            "gdn:distance=3",
+            {"windows": (None, 4)},
+            "what leaves it cannot be taken out of a memory",
+        ),
         (
             "window:w=3",
             {"rope": Rope(scaling=DynamicScaling(factor=2.0, original_length=8))},
