@@ -162,6 +162,7 @@ def prepare(
 ) -> Prompt:
     """What `attribute` starts from, by one forward pass; arguments and errors are its own."""
     model, tokens = circuit_model(model), np.asarray(tokens)
+    features = features.for_model(model.params, model.cfg)
     check(model, features, tokens)
     with exact_products():
         replacement = _record(model, features, jnp.asarray(tokens, jnp.int32))

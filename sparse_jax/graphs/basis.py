@@ -1,8 +1,9 @@
 """What an attribution graph needs of the features that stand for a model's MLPs.
 
 A `Transcoder` has these methods, and so have the neurons of the MLPs themselves (`neurons`). A
-feature reads the input of one MLP, after its norm, and writes into the outputs of MLPs. `reading`
-is its pre-activation: linear in that input, if need be by quotients that are frozen for a prompt.
+feature reads the input of one MLP, after its norm or before it, and writes into outputs of MLPs.
+`reading` is its pre-activation: linear in that input, if need be by quotients that are frozen for a
+prompt.
 """
 
 from typing import Protocol
@@ -10,6 +11,7 @@ from typing import Protocol
 import jax
 
 from lm_jax.model.config import DecoderConfig
+from lm_jax.model.params import ParamTree
 
 
 class Features(Protocol):
@@ -23,6 +25,20 @@ class Features(Protocol):
     @property
     def skip_start(self) -> int:
         """First tokens of a prompt that have no features; their MLP outputs are errors."""
+        ...
+
+    @property
+    def site(self) -> str:
+        """The site of the inputs: "mlp.in", or "resid_mid" for the residual stream itself."""
+        ...
+
+    @property
+    def skip_LDD(self) -> jax.Array | None:
+        """Linear paths from inputs to MLP outputs, past all features; None without any."""
+        ...
+
+    def for_model(self, params: ParamTree, cfg: DecoderConfig) -> "Features":
+        """The features with inputs that the model has."""
         ...
 
     def check(self, cfg: DecoderConfig) -> None:
@@ -52,7 +68,7 @@ class Features(Protocol):
         ...
 
     def decode(self, features_LXF: jax.Array) -> jax.Array:
-        """MLP outputs `[L, X, D]` of activations, biases included."""
+        """MLP outputs `[L, X, D]` of activations, biases included and `skip_LDD` not."""
         ...
 
     @property

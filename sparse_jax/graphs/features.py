@@ -143,8 +143,9 @@ def _activations(model, basis, layer_X, index_X, tokens_BS):
     """Activations `[X, B, T]` of the features, 0 at tokens that are left out, and the mask of the
     others."""
     batch = ignore_index_batch(tokens_BS)
-    record = {"mlp.in": keep}
-    input_LBTD = model.forward(batch.input_BT, batch.input_mask_BT, record=record).records["mlp.in"]
+    record = {basis.site: keep}
+    run = model.forward(batch.input_BT, batch.input_mask_BT, record=record)
+    input_LBTD = run.records[basis.site]
     L, B, T, D = input_LBTD.shape
     input_LXD = input_LBTD.reshape(L, B * T, D).astype(jnp.float32)
     act_XBT = basis.encode_some(input_LXD, layer_X, index_X).T.reshape(-1, B, T)

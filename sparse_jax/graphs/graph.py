@@ -133,7 +133,7 @@ class Graph:
         bias = self.bias.astype(np.float64)
         error_R = np.abs(weight.sum(1) + bias - self.readings)
         error_R = error_R / np.maximum(np.abs(weight).sum(1) + np.abs(bias), _tiny())
-        largest = np.zeros(len(self.replacement.read_bias_LD) + 1)
+        largest = np.zeros(len(self.replacement.error_LTD) + 1)
         np.maximum.at(largest, self._column("layer")[self.row_nodes], error_R)
         return largest
 

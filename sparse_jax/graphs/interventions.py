@@ -143,7 +143,7 @@ class Run:
     """Forward passes of which the first is the clean one.
 
     Attributes:
-      input_LBTD: inputs of MLPs.
+      input_LBTD: inputs of the features.
       hidden_BD: hidden state at the last position, after the last norm.
     """
 
@@ -300,10 +300,17 @@ def _run(model, features, error_LTD, tokens_T, sources, row_X, added_X, scaled, 
     edits: dict[str, Any] = dict.fromkeys(frozen, _LikeFirst())
     if mode == "frozen":
         edits |= {"mlp.out": Chain((_LikeFirst(), Add(added_LBTD))), "embed": Add(embedding_BTD)}
+        if (skip_LDD := features.skip_LDD) is not None:
+            # MLP outputs respond through W_skip alone.
+            edits |= {
+                "embed": _StartSkip(embedding_BTD),
+                features.site: _ReadSkip(skip_LDD),
+                "mlp.out": _WriteSkip(added_LBTD),
+            }
     else:
         edits |= responding(features, error_LTD, added_LBTD, embedding_BTD, scaled)
-    run = model.forward(tokens_BT, valid_BT, edits=edits, record={"mlp.in": keep})
-    return Run(run.records["mlp.in"], run.hidden[:, -1])
+    run = model.forward(tokens_BT, valid_BT, edits=edits, record={features.site: keep})
+    return Run(run.records[features.site], run.hidden[:, -1])
 
 
 @struct.dataclass
@@ -312,6 +319,38 @@ class _LikeFirst:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x[:1], x.shape)
+
+
+@struct.dataclass
+class _StartSkip(StatefulEdit):
+    """The edit at the embedding: additions, and room for what W_skip of a layer adds."""
+
+    added_BTD: jax.Array
+
+    def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        del state
+        return x + self.added_BTD, jnp.zeros_like(x)
+
+
+@struct.dataclass
+class _ReadSkip(StatefulEdit):
+    """The edit at the features' input: what W_skip makes of its difference from the clean run."""
+
+    skip_DD: jax.Array
+
+    def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        del state
+        return x, jnp.einsum("BTD,ED->BTE", x - x[:1], self.skip_DD)
+
+
+@struct.dataclass
+class _WriteSkip(StatefulEdit):
+    """The edit at MLP outputs: those of the clean run, what is added, and what W_skip adds."""
+
+    added_BTD: jax.Array
+
+    def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        return x[:1] + self.added_BTD + state, state
 
 
 @functools.singledispatch

@@ -9,7 +9,8 @@ layer after another for a whole batch (axis X), without automatic differentiatio
     c_attn    cotangent of the attention output
     c_skip    cotangent of the block's input, past attention
 
-c_attn = c_skip = c_out + readings of the layer's MLP; in parallel blocks c_attn = c_out.
+c_attn = c_skip = c_out + readings of the layer's MLP; in parallel blocks c_attn = c_out. Where the
+transcoder has W_skip, its transpose adds to these readings what comes from c_out.
 """
 
 from typing import Any, Protocol, Self
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 
 from lm_jax.model.frozen import FrozenLayers, centre
 from sparse_jax.graphs.basis import Features
-from sparse_jax.graphs.replacement import Replacement
+from sparse_jax.graphs.replacement import Reading, Replacement
 
 
 @struct.dataclass
@@ -64,19 +65,20 @@ def feature_targets(
 ) -> Targets:
     """Pre-activations of features."""
     encoder_XD, constant_X = features.readings(layer_X, position_X, feature_X)
-    factor_XD = replacement.read_LTD[layer_X, position_X]
-    bias_X = (encoder_XD * replacement.read_bias_LD[layer_X]).sum(-1)
+    reading = replacement.reading
+    factor_XD = reading.factor_LTD[layer_X, position_X]
+    bias_X = (encoder_XD * reading.bias_LD[layer_X]).sum(-1)
     return Targets(
         layer_X,
         position_X,
-        centre(encoder_XD * factor_XD, replacement.layers.centred),
+        centre(encoder_XD * factor_XD, reading.centred),
         bias_X + constant_X,
     )
 
 
 def logit_targets(replacement: Replacement, direction_XD: jax.Array) -> Targets:
     """Directions after the last norm, at the last position."""
-    L, T, _ = replacement.read_LTD.shape
+    L, T, _ = replacement.error_LTD.shape
     vector_XD = direction_XD * replacement.final_TD[-1][None]
     full = jnp.full(len(direction_XD), T - 1)
     return Targets(
@@ -96,10 +98,10 @@ def readings(targets: Targets, index: jax.Array | int, T: int) -> jax.Array:
 
 
 def below_attention(
-    layer: FrozenLayers, c_out_XTD: jax.Array, read_XTD: jax.Array
+    layer: FrozenLayers, reading: Reading, c_out_XTD: jax.Array, read_XTD: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`c_attn` and `c_skip` of a block, of `c_out` and what its MLP's targets read."""
-    c_skip_XTD = c_out_XTD + read_XTD
+    c_skip_XTD = c_out_XTD + read_XTD + reading.below_skip(c_out_XTD)
     return (c_out_XTD if layer.parallel else c_skip_XTD), c_skip_XTD
 
 
@@ -120,17 +122,18 @@ class Tangents:
 
 def tangents(replacement: Replacement, sources: Sources) -> Tangents:
     """Tangents of sources, layer by layer upwards."""
-    T = replacement.read_LTD.shape[1]
+    T = replacement.error_LTD.shape[1]
     at_XT1 = (sources.position_X[:, None] == jnp.arange(T)[None])[:, :, None]
 
     def up(x_XTD, each):
-        layer, write_XD = each
+        layer, reading, write_XD = each
         value_XS = layer.values(x_XTD)
         above_XTD = x_XTD + layer.mix(value_XS)
+        above_XTD += reading.skipped(x_XTD if layer.parallel else above_XTD)
         return above_XTD + jnp.where(at_XT1, write_XD[:, None], 0.0), (x_XTD, value_XS)
 
     start_XTD = jnp.where(at_XT1, sources.embedding_XD[:, None], 0.0)
-    each = replacement.layers, jnp.swapaxes(sources.write_XLD, 0, 1)
+    each = replacement.layers, replacement.reading, jnp.swapaxes(sources.write_XLD, 0, 1)
     last_XTD, (input_LXTD, value_LXS) = jax.lax.scan(up, start_XTD, each)
     return Tangents(input_LXTD, value_LXS, last_XTD)
 
@@ -271,13 +274,13 @@ def attribution_rows(
 
     def down(carry, each):
         def step():
-            layer, index, written, error_TD, attention_TD, decoder_D = each
+            layer, index, reading, written, error_TD, attention_TD, decoder_D = each
             c_XTD, features, bias_X = carry
             features, own = writes.add(features, written, c_XTD)
             error_XT = jnp.einsum("XTD,TD->XT", c_XTD, error_TD)
             read_XTD = readings(targets, index, T)
             at_mlp_XTD = jnp.zeros_like(read_XTD) if entering else read_XTD
-            c_attn_XTD, c_skip_XTD = below_attention(layer, c_XTD, at_mlp_XTD)
+            c_attn_XTD, c_skip_XTD = below_attention(layer, reading, c_XTD, at_mlp_XTD)
             constants_X = jnp.einsum("XTD,D->X", c_XTD, decoder_D)
             constants_X += jnp.einsum("XTD,TD->X", c_attn_XTD, attention_TD)
             c_XTD = c_skip_XTD + layer.transpose(c_attn_XTD)
@@ -293,8 +296,8 @@ def attribution_rows(
     none, nothing = writes.start(X)
     start = readings(targets, L, T), none, targets.constant_X
     each = (
-        *(r.layers.first(T), jnp.arange(L), writes.layers, r.error_LTD[:, :T]),
-        *(r.attention_bias_LTD[:, :T], r.decoder_bias_LD),
+        *(r.layers.first(T), jnp.arange(L), r.reading.first(T), writes.layers),
+        *(r.error_LTD[:, :T], r.attention_bias_LTD[:, :T], r.decoder_bias_LD),
     )
     (c_XTD, features, bias_X), (error_LXT, own) = jax.lax.scan(down, start, each, reverse=True)
 

@@ -98,13 +98,13 @@ def mediate_edges(
       open_L3P: the entries of each layer's pattern that are not 0 (`open_pairs`), without which
         there is no share; None to contract all.
     """
-    L, T, _ = replacement.read_LTD.shape
+    L, T, _ = replacement.error_LTD.shape
     at_X = sources.position_X[source_X]
 
     def down(c_XTD, each):
-        layer, index, input_XTD, value_XS, write_XD, open_3P = each
+        layer, index, reading, input_XTD, value_XS, write_XD, open_3P = each
         read_XTD = linear.readings(targets, index, T)
-        c_attn_XTD, c_skip_XTD = linear.below_attention(layer, c_XTD, read_XTD)
+        c_attn_XTD, c_skip_XTD = linear.below_attention(layer, reading, c_XTD, read_XTD)
         value_XS, u_XT = value_XS[source_X], layer.cotangents(c_attn_XTD)[target_X]
         if open_3P is None:
             score_XNTS = layer.mixer.shares(value_XS, u_XT)
@@ -119,8 +119,8 @@ def mediate_edges(
         return below_XTD, (score_XNTS, bypass_X, written_X)
 
     each = (
-        *(replacement.layers, jnp.arange(L), tangents.input_LXTD, tangents.value_LXS),
-        *(jnp.swapaxes(sources.write_XLD, 0, 1), open_L3P),
+        *(replacement.layers, jnp.arange(L), replacement.reading, tangents.input_LXTD),
+        *(tangents.value_LXS, jnp.swapaxes(sources.write_XLD, 0, 1), open_L3P),
     )
     start_XTD = linear.readings(targets, L, T)
     _, parts = jax.lax.scan(down, start_XTD, each, reverse=True)

@@ -28,6 +28,7 @@ from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import Add
 from lm_jax.model.layers import ACTIVATIONS
+from lm_jax.model.params import ParamTree
 from lm_jax.model.precision import exact_jit, exact_products
 from sparse_jax.graphs import linear
 from sparse_jax.graphs.attribute import (
@@ -75,6 +76,21 @@ class Neurons:
         mlps = model.params["blocks"].get("mlp", {})
         params = {name: jnp.asarray(leaf, jnp.float32) for name, leaf in mlps.items()}
         return cls(params, None, None, model.cfg.activation, "ln2_post" in model.cfg.norm_names)
+
+    @property
+    def site(self) -> str:
+        """The site of the inputs of MLPs."""
+        return "mlp.in"
+
+    @property
+    def skip_LDD(self) -> None:
+        """None, since all that an MLP writes passes its neurons."""
+        return None
+
+    def for_model(self, params: ParamTree, cfg: DecoderConfig) -> "Neurons":
+        """Itself: its inputs are those of the model's MLPs."""
+        del params, cfg
+        return self
 
     @property
     def skip_start(self) -> int:

@@ -1,7 +1,8 @@
-"""Activation functions of transcoders: ReLU, JumpReLU and BatchTopK.
+"""Activation functions of transcoders: ReLU, JumpReLU, TopK and BatchTopK.
 
     ReLU        max(x, 0)
     JumpReLU    x where x > theta, else 0 (Rajamanoharan et al., 2024)
+    TopK        x where it is among the k largest of its token, else 0 (Gao et al., 2024)
     BatchTopK   x where x is among the largest of the batch, else 0 (Bussmann et al., 2024)
 
 `products_of_some` are the inputs of a few units of all layers.
@@ -67,6 +68,20 @@ def _backward(
 
 
 jumprelu.defvjp(_forward, _backward)
+
+
+def topk(x: jax.Array, k: int, *, rectified: bool) -> jax.Array:
+    """The k largest numbers of the last axis, and 0 elsewhere; of equal ones the first.
+
+    Args:
+      x: pre-activations `[..., F]`.
+      k: number of them that are kept.
+      rectified: whether kept ones below 0 become 0.
+    """
+    value, index = jax.lax.top_k(x, k)
+    if rectified:
+        value = jax.nn.relu(value)
+    return jnp.put_along_axis(jnp.zeros_like(x), index, value, axis=-1, inplace=False)
 
 
 def largest(x: jax.Array, count: jax.Array | float, *, steps: int = 30) -> jax.Array:

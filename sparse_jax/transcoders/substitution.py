@@ -4,7 +4,8 @@ The features of a layer are computed from the input that its MLP has in the repl
 of one layer reach the next. Tokens that training left out (`inputs`) keep their MLPs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import functools
 from typing import Any
 
 from flax import struct
@@ -14,8 +15,8 @@ import jax.numpy as jnp
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import StatefulEdit
 from sparse_jax.circuits.runs import CircuitModel
-from sparse_jax.transcoders.inputs import INPUT, OUTPUT
-from sparse_jax.transcoders.transcoder import Transcoder
+from sparse_jax.transcoders.inputs import OUTPUT
+from sparse_jax.transcoders.transcoder import Transcoder, activated
 
 
 @struct.dataclass
@@ -35,7 +36,10 @@ class Agreement:
 
 @struct.dataclass
 class _State:
-    """What features so far write into each layer, [L, B, T, D], and the next layer."""
+    """What features so far write into each layer, [L, B, T, D], and the next layer.
+
+    W_skip of a layer is in what is written there from its input on.
+    """
 
     outputs_LBTD: jax.Array
     layer: jax.Array
@@ -67,16 +71,21 @@ class _Encode(StatefulEdit):
     bias_F: jax.Array
     theta_F: jax.Array
     decoder_LFD: jax.Array
+    skip_DD: jax.Array | None
     activations: StatefulEdit | None
+    activated: Callable[[jax.Array, jax.Array], jax.Array] = struct.field(pytree_node=False)
 
     def __call__(self, x: jax.Array, state: _State) -> tuple[jax.Array, _State]:
         pre_BTF = jnp.einsum("BTD,FD->BTF", x.astype(jnp.float32), self.encoder_FD)
         pre_BTF += self.bias_F[None, None]
-        z_BTF = jnp.where(pre_BTF > self.theta_F[None, None], pre_BTF, 0.0)
+        z_BTF = self.activated(pre_BTF, self.theta_F[None, None])
         if self.activations is not None:
             z_BTF, _ = self.activations(z_BTF, None)
-        written = jnp.einsum("BTF,LFD->LBTD", z_BTF, self.decoder_LFD)
-        return x, _State(state.outputs_LBTD + written, state.layer)
+        outputs_LBTD = state.outputs_LBTD + jnp.einsum("BTF,LFD->LBTD", z_BTF, self.decoder_LFD)
+        if self.skip_DD is not None:
+            skipped_BTD = jnp.einsum("BTD,ED->BTE", x.astype(jnp.float32), self.skip_DD)
+            outputs_LBTD = outputs_LBTD.at[state.layer].add(skipped_BTD)
+        return x, _State(outputs_LBTD, state.layer)
 
 
 @struct.dataclass
@@ -124,12 +133,14 @@ def substitute(
     everywhere = jnp.broadcast_to(replaced_BT[None, :, :, None], (L, *replaced_BT.shape, 1))
     return {
         "embed": _Start(L, written_LBTD, embedding_BTD),
-        INPUT: _Encode(
+        transcoder.site: _Encode(
             p["encoder"],
             p["encoder_bias"],
             transcoder.theta_LF,
             jnp.stack(decoders),
+            transcoder.skip_LDD,
             activations,
+            functools.partial(activated, cfg),
         ),
         OUTPUT: _Write(p["decoder_bias"], everywhere),
     }

@@ -8,7 +8,10 @@ Sparse Attention Post-Training, Eq. 8 and 9 (cross-layer transcoders are those o
 
 with window(l) = l - window + 1 .. l: all layers up to l for a cross-layer transcoder, and l alone
 for a per-layer one. Inputs are those that the model's MLP reads after its norm (`mlp.in`), outputs
-are what it adds to the residual stream (`mlp.out`).
+are what it adds to the residual stream (`mlp.out`). One that was read from a file may read the
+residual stream itself in place of `mlp.in`, and may have a linear path past its features,
+
+    y_l ~ ... + x_l W_skip,l^T                               W_skip [D, D], rows are outputs
 """
 
 import dataclasses
@@ -23,18 +26,23 @@ import numpy as np
 from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
+from lm_jax.model.frozen import norm_factor
 from lm_jax.model.params import ParamSpec, ParamTree, constant, zeros
 from lm_jax.parallel.kernels import split_axes
+from lm_jax.run.config import LATER
 from lm_jax.run.settings import PositiveFloat, PositiveInt, Settings, at_least, choice
-from sparse_jax.transcoders.activations import jumprelu, products_of_some
+from sparse_jax.transcoders.activations import jumprelu, products_of_some, topk
 
-Kind = Literal["jumprelu", "batchtopk", "relu"]
+Trained = Literal["jumprelu", "batchtopk", "relu"]
+Kind = Literal["jumprelu", "batchtopk", "relu", "topk"]
 KINDS = get_args(Kind)
 
 # What circuit-tracer calls the input of an MLP and what the residual stream adds of it.
 HOOKS = ("mlp.hook_in", "hook_mlp_out")
-# The same in some models alone: before the weights of the norm, and before a norm after the MLP.
-BARE_INPUT, BARE_OUTPUT = "ln2.hook_normalized", "mlp.hook_out"
+# The input before the weights of the norm, and before the norm itself.
+BARE_INPUT, STREAM = "ln2.hook_normalized", "hook_resid_mid"
+# The output before a norm after the MLP, which some models have.
+BARE_OUTPUT = "mlp.hook_out"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +54,14 @@ class TranscoderConfig(Settings):
       hidden_size: D of the model.
       features: F, per layer.
       kind: kind of activation function; "batchtopk" has thresholds too, by which it is evaluated
-        and exported.
+        and exported; "topk" is of files alone.
       window: the number of layers that a feature writes into, from its own on; None for all of
         them, 1 for a per-layer transcoder.
       bandwidth: width of the band in which the threshold has a derivative (`activations.jumprelu`).
       threshold: initial theta of each feature.
+      k: number of features of a layer that are open at a token, of "topk"; 0 for other kinds.
+      rectified: whether "topk" leaves out negative pre-activations, as sparsify and SAELens do and
+        circuit-tracer does not.
 
     Raises:
       UsageError: fields are out of range.
@@ -65,6 +76,14 @@ class TranscoderConfig(Settings):
     window: Annotated[int | None, at_least(1)] = None
     bandwidth: PositiveFloat = 1.0
     threshold: PositiveFloat = 0.03
+    k: Annotated[int, at_least(0)] = dataclasses.field(default=0, metadata=LATER)
+    rectified: bool = dataclasses.field(default=True, metadata=LATER)
+
+    def problems(self) -> list[str]:
+        """What does not fit together."""
+        if (self.kind == "topk") == (0 < self.k <= self.features):
+            return []
+        return [f"k = {self.k} must be 1 to {self.features} for kind='topk', and 0 for others"]
 
     def sources(self, layer: int) -> range:
         """The layers whose features write into this one."""
@@ -79,7 +98,7 @@ class TranscoderConfig(Settings):
     @property
     def has_thresholds(self) -> bool:
         """Whether features open above a threshold of their own."""
-        return self.kind != "relu"
+        return self.kind not in ("relu", "topk")
 
 
 def spec(cfg: TranscoderConfig) -> ParamTree:
@@ -145,9 +164,10 @@ def _uniform(bound: float) -> params_lib.Initializer:
 class Transcoder:
     """Parameters as in `spec(cfg)`; a pytree.
 
-    One that is not in training has `threshold` in place of its logarithm. `hooks` are the names of
-    its inputs and outputs in circuit-tracer; others than `HOOKS` come from files alone. Training
-    left out the first `skip_start` tokens of a row, and graphs have no features there.
+    One that is not in training has `threshold` in place of its logarithm, and may have W_skip as
+    `skip`, `[L, D, D]`. `hooks` are the names of its inputs and outputs in circuit-tracer; others
+    than `HOOKS` come from files alone. Training left out the first `skip_start` tokens of a row,
+    and graphs have no features there.
     """
 
     params: ParamTree
@@ -156,8 +176,18 @@ class Transcoder:
     skip_start: int = struct.field(pytree_node=False, default=0)
 
     @property
+    def site(self) -> str:
+        """The site of its inputs: "mlp.in", or "resid_mid" for the residual stream itself."""
+        return "resid_mid" if self.hooks[0] == STREAM else "mlp.in"
+
+    @property
+    def skip_LDD(self) -> jax.Array | None:
+        """W_skip of each layer, or None."""
+        return self.params.get("skip")
+
+    @property
     def theta_LF(self) -> jax.Array:
-        """The threshold of each feature; 0 for ReLU."""
+        """The threshold of each feature; 0 for ReLU and TopK."""
         if not self.cfg.has_thresholds:
             return jnp.zeros((self.cfg.num_layers, self.cfg.features), jnp.float32)
         if "threshold" in self.params:
@@ -171,9 +201,7 @@ class Transcoder:
 
     def activate(self, pre_LXF: jax.Array) -> jax.Array:
         """Features of pre-activations, each above its threshold."""
-        if not self.cfg.has_thresholds:
-            return jax.nn.relu(pre_LXF)
-        return jumprelu(pre_LXF, self.theta_LF[:, None], self.cfg.bandwidth)
+        return activated(self.cfg, pre_LXF, self.theta_LF[:, None])
 
     def encode(self, input_LXD: jax.Array) -> jax.Array:
         """Features `[L, X, F]` of MLP inputs `[L, X, D]`."""
@@ -184,15 +212,23 @@ class Transcoder:
     ) -> jax.Array:
         """Some features `[X, Y]`, by layer and index, of MLP inputs `[L, X, D]`."""
         at = layer_Y, feature_Y
+        if self.cfg.kind == "topk":
+            # Whether a feature is among the largest, only all of them say.
+            return self.encode(input_LXD)[layer_Y, :, feature_Y].T
         pre_XY = products_of_some(input_LXD, layer_Y, self.params["encoder"][at])
         pre_XY = pre_XY + self.params["encoder_bias"][at][None]
-        if not self.cfg.has_thresholds:
-            return jax.nn.relu(pre_XY)
-        return jumprelu(pre_XY, self.theta_LF[at][None], self.cfg.bandwidth)
+        return activated(self.cfg, pre_XY, self.theta_LF[at][None])
 
     def decode(self, features_LXF: jax.Array) -> jax.Array:
-        """Reconstructed MLP outputs `[L, X, D]` of features `[L, X, F]`."""
+        """Reconstructed MLP outputs `[L, X, D]` of features `[L, X, F]`, without W_skip."""
         return self.written(features_LXF) + self.params["decoder_bias"][:, None]
+
+    def reconstruct(self, input_LXD: jax.Array) -> jax.Array:
+        """Reconstructed MLP outputs `[L, X, D]` of inputs."""
+        output_LXD = self.decode(self.encode(input_LXD))
+        if self.skip_LDD is None:
+            return output_LXD
+        return output_LXD + jnp.einsum("LXD,LED->LXE", input_LXD, self.skip_LDD)
 
     def written(self, features_LXF: jax.Array) -> jax.Array:
         """What features write into each layer, `[L, X, D]`: `decode` without the bias.
@@ -238,8 +274,8 @@ class Transcoder:
 
     @property
     def signed(self) -> bool:
-        """False: thresholds are above 0, and so are activations."""
-        return False
+        """Whether activations may be below 0: of the k largest where they are not rectified."""
+        return self.cfg.kind == "topk" and not self.cfg.rectified
 
     @property
     def decoder_bias_LD(self) -> jax.Array:
@@ -262,8 +298,12 @@ class Transcoder:
         if BARE_INPUT in self.hooks and cfg.norm_weights:
             raise UsageError(
                 f"transcoder: it reads {BARE_INPUT}, inputs of MLPs before the weights of their "
-                f"norm; divide W_enc by these weights, take the norm's bias out of b_enc, and name "
-                f"feature_input_hook: {HOOKS[0]} in its config.yaml"
+                "norm; pass transcoder.for_model(params, cfg), which reads them after"
+            )
+        if STREAM in self.hooks and cfg.parallel_residual:
+            raise UsageError(
+                f"transcoder: it reads {STREAM}, and the blocks of this model have no residual "
+                "stream between attention and MLP; give a transcoder of this model"
             )
         if BARE_OUTPUT in self.hooks and "ln2_post" in cfg.norm_names:
             raise UsageError(
@@ -276,6 +316,44 @@ class Transcoder:
                     f"transcoder: {jax.tree_util.keystr(name)} holds numbers that are not finite; "
                     "give an earlier checkpoint"
                 )
+
+    def for_model(self, params: ParamTree, cfg: DecoderConfig) -> "Transcoder":
+        """The transcoder with inputs that the model has: after the weights of its norms.
+
+        Of an input x' before the weights w and the bias b of a norm, x = w x' + b after them, so
+        that W_enc x' + b_enc = (W_enc / w) x + b_enc - (W_enc / w) b. Of any other input it is
+        itself.
+
+        Args:
+          params: parameters of the model.
+          cfg: configuration of the model.
+
+        Raises:
+          UsageError: a weight is 0, so that its input is lost.
+        """
+        if BARE_INPUT not in self.hooks or not cfg.norm_weights:
+            return self
+        self.check(dataclasses.replace(cfg, norm_weights=False))
+        one_L1 = jnp.ones((cfg.num_layers, 1, 1), jnp.float32)
+        weight_L1D, bias_LD = norm_factor(params["blocks"].get("ln2"), one_L1, cfg)
+        if not bool((weight_L1D != 0).all()):
+            raise UsageError(
+                f"transcoder: it reads {BARE_INPUT}, and a weight of the norms of this model is 0, "
+                "so that this input cannot be had from the MLP's; give a transcoder that reads "
+                f"{HOOKS[0]}"
+            )
+        own = {"encoder": self.params["encoder"] / weight_L1D}
+        own["encoder_bias"] = self.params["encoder_bias"] - jnp.einsum(
+            "LFD,LD->LF", own["encoder"], bias_LD, precision="highest"
+        )
+        if self.skip_LDD is not None:
+            own["skip"] = self.skip_LDD / weight_L1D
+            own["decoder_bias"] = self.params["decoder_bias"] - jnp.einsum(
+                "LED,LD->LE", own["skip"], bias_LD, precision="highest"
+            )
+        return dataclasses.replace(
+            self, params=dict(self.params) | own, hooks=(HOOKS[0], self.hooks[1])
+        )
 
     def for_prompt(self, input_LTD: jax.Array) -> "Transcoder":
         """Itself: nothing in it depends on a prompt (`graphs.basis`)."""
@@ -330,8 +408,19 @@ class Transcoder:
         }
         if self.cfg.has_thresholds:
             folded["threshold"] = self.theta_LF
+        if self.skip_LDD is not None:
+            folded["skip"] = self.skip_LDD * (scale_in_L / scale_out_L)[:, None, None]
         kept = {name: leaf for name, leaf in p.items() if name != "log_threshold"}
         return dataclasses.replace(self, params=kept | folded)
+
+
+def activated(cfg: TranscoderConfig, pre: jax.Array, theta: jax.Array) -> jax.Array:
+    """Features `[..., F]` of pre-activations, with thresholds that broadcast against them."""
+    if cfg.kind == "topk":
+        return topk(pre, cfg.k, rectified=cfg.rectified)
+    if not cfg.has_thresholds:
+        return jax.nn.relu(pre)
+    return jumprelu(pre, theta, cfg.bandwidth)
 
 
 def init(
@@ -339,7 +428,7 @@ def init(
     cfg: DecoderConfig,
     *,
     features: int,
-    kind: Kind = "jumprelu",
+    kind: Trained = "jumprelu",
     window: int | None = None,
 ) -> Transcoder:
     """A transcoder of a model with random weights; the options are of `TranscoderConfig`."""

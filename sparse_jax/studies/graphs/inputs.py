@@ -235,6 +235,7 @@ def _load(role: str, source: str, folder: str, config: GraphConfig) -> GraphMode
     if config.skip_start >= 0:
         transcoder = dataclasses.replace(transcoder, skip_start=config.skip_start)
     model = SourceModel.load(source)
+    transcoder = transcoder.for_model(model.model.params, model.model.cfg)
     if not origin.model_sha256 and not config.unknown_origin:
         raise BadInputError(
             f"{flag}={folder} does not say of which model it is; give one that iaj sparse "
@@ -278,11 +279,11 @@ def _check_active(model: GraphModel, prompts: Sequence[EncodedPrompt]) -> None:
 
 @exact_jit
 def _active(model, transcoder, tokens_BT, valid_BT):
-    record = {"mlp.in": keep}
-    input_LBTD = model.forward(tokens_BT, valid_BT, record=record).records["mlp.in"]
+    site = transcoder.site
+    input_LBTD = model.forward(tokens_BT, valid_BT, record={site: keep}).records[site]
     L, B, T, D = input_LBTD.shape
     feature_LXF = transcoder.encode(input_LBTD.reshape(L, B * T, D).astype(jnp.float32))
-    any_LBT = (feature_LXF > 0).any(-1).reshape(L, B, T)
+    any_LBT = (feature_LXF != 0).any(-1).reshape(L, B, T)
     counted_BT = valid_BT & (jnp.arange(T) >= transcoder.skip_start)[None]
     return (any_LBT & counted_BT[None]).any((0, 2))
 

@@ -19,7 +19,7 @@ from lm_jax.study import Distributed, Training
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.train.config import StepFields, TrainConfig, train_config
 from sparse_jax.transcoders.objective import Penalties
-from sparse_jax.transcoders.transcoder import Kind, TranscoderConfig
+from sparse_jax.transcoders.transcoder import Trained, TranscoderConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class TranscoderTraining(StepFields, Training, Distributed):
     context: Annotated[PositiveInt, READ_AT_ONCE] = 64
     validation_documents: PositiveInt = 200
     features: PositiveInt = 2_048
-    kind: Kind = "jumprelu"
+    kind: Trained = "jumprelu"
     window: NonNegativeInt = 0
     bandwidth: PositiveFloat = 1.0
     threshold: PositiveFloat = 0.03

@@ -1,0 +1,84 @@
+"""Files of tensors, read strictly: each has its shape, and none is left over."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.errors import BadInputError, CorruptError
+
+Shape = tuple[int, ...]
+
+
+def read(file: Path) -> dict[str, np.ndarray]:
+    """The tensors of a safetensors file.
+
+    Raises:
+      CorruptError: it is missing or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    if not file.is_file():
+        raise CorruptError(f"{file} is missing; copy the whole folder")
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise CorruptError(f"{file} is damaged: {error}") from error
+
+
+def get(file: Path, tensors: Mapping[str, np.ndarray], name: str, *shapes: Shape) -> np.ndarray:
+    """A tensor in float32.
+
+    Args:
+      file: file of the tensors, for errors.
+      tensors: tensors by name.
+      name: name of the tensor.
+      shapes: shapes that it may have, the usual first.
+
+    Raises:
+      CorruptError: it is missing, of another shape or not finite.
+    """
+    x = tensors.get(name)
+    if x is None or x.shape not in shapes:
+        actual = "missing" if x is None else f"of shape {x.shape}"
+        raise CorruptError(f"{file}: {name} is {actual}; it must be {shapes[0]}")
+    if not np.isfinite(x).all():
+        raise CorruptError(f"{file}: {name} has values that are not finite")
+    return np.asarray(x, np.float32)
+
+
+def stacked(
+    files: Sequence[Path], layers: Sequence[Mapping[str, np.ndarray]], name: str, shape: Shape
+) -> jnp.ndarray:
+    """A tensor of every layer `[L, ...]`; `{layer}` in its name is the layer's number.
+
+    Raises:
+      CorruptError: as `get`.
+    """
+    each = [
+        get(file, tensors, name.format(layer=layer), shape)
+        for layer, (file, tensors) in enumerate(zip(files, layers, strict=True))
+    ]
+    return jnp.asarray(np.stack(each))
+
+
+def check_known(file: Path, tensors: Mapping[str, np.ndarray], known: set[str], what: str) -> None:
+    """Raises for a tensor that has no part in what is read.
+
+    Raises:
+      BadInputError: naming it.
+    """
+    for name in sorted(tensors.keys() - known):
+        raise BadInputError(f"{file}: {name} has no part in a {what}; give one without it")
+
+
+def check_thresholds(folder: Path, theta_LF: np.ndarray | jnp.ndarray) -> None:
+    """Raises for thresholds under which activations could be below 0.
+
+    Raises:
+      CorruptError: one is.
+    """
+    if not (np.asarray(theta_LF) >= 0).all():
+        raise CorruptError(f"{folder}: thresholds must be at least 0")
