@@ -1,4 +1,4 @@
-"""Small models and dictionaries from seeds, of which circuit-tracer made the graphs in circuit_tracer/.
+"""Small models and dictionaries from seeds: circuit-tracer made the graphs in circuit_tracer/ of them.
 
 The order of draws decides what is drawn: it must stay.
 """

@@ -91,9 +91,7 @@ def test_pruning_and_scores_are_equal(pair):
     )
     edges.start_R[-len(graph.probabilities) :] = graph.probabilities
     found = scores(edges)
-    np.testing.assert_allclose(
-        [found.replacement, found.completeness], theirs["scores"], rtol=1e-6
-    )
+    np.testing.assert_allclose([found.replacement, found.completeness], theirs["scores"], rtol=1e-6)
     pruned = prune(edges, node_threshold=0.8, edge_threshold=0.98)
     # It keeps all tokens and logits, and so do we.
     np.testing.assert_array_equal(pruned.kept_S, theirs["node_mask"][:sources])
