@@ -30,7 +30,7 @@ from lm_jax.run.files import new_folder, read_json, write_bytes, write_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.results import Count, InvalidError, parse_result
 from lm_jax.weights.identity import canonical, weights_digest
-from sparse_jax.transcoders.layouts import circuit_tracer
+from sparse_jax.transcoders.layouts import circuit_tracer, folders
 from sparse_jax.transcoders.layouts.circuit_tracer import CROSS_LAYER, PER_LAYER
 from sparse_jax.transcoders.transcoder import HOOKS, Transcoder, TranscoderConfig
 
@@ -146,13 +146,16 @@ def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
       CorruptError: a file is damaged, or a tensor missing, of another shape or not finite.
     """
     folder = published.resolve(folder)
+    if not (folder / CONFIG).is_file() and folders.is_known(folder):
+        transcoder, model_name = folders.read_other(folder)
+        return transcoder, Origin(model_name)
     description = _description(folder)
     note = _noted(folder, description)
     hooks = _hooks_of(folder, description, note)
     if note is None:
         origin = Origin(model_name=str(description.get("model_name", "")))
-        return circuit_tracer.read(folder, description, None, hooks), origin
-    transcoder = circuit_tracer.read(folder, description, note.config, hooks)
+        return folders.read_described(folder, description, None, hooks), origin
+    transcoder = folders.read_described(folder, description, note.config, hooks)
     origin = Origin(note.model_name, note.model_sha256, note.numbers)
     return dataclasses.replace(transcoder, skip_start=note.skip_start), origin
 
@@ -167,6 +170,9 @@ def identity(folder: str | os.PathLike[str]) -> ModelIdentity:
       BadInputError, CorruptError: as `load`, of its two files of settings.
     """
     folder = published.resolve(folder)
+    if not (folder / CONFIG).is_file() and folders.is_known(folder):
+        others = [read_json(file) for file in folders.setting_files(folder)]
+        return _identity(folders.weight_files(folder), others)
     description = _description(folder)
     note = _noted(folder, description)
     settings: list[Any] = [
@@ -176,8 +182,21 @@ def identity(folder: str | os.PathLike[str]) -> ModelIdentity:
     ]
     if description.get("activation") == "topk":
         settings.append([description["activation"], description.get("k")])
-    tensors = list(folder.glob("*.safetensors"))
-    return ModelIdentity(weights_digest(tensors), config_hash(canonical(settings)))
+    if "transcoders" in description:
+        each = [_identity(*_parts(place)) for place in folders.places(folder, description)]
+        return _identity([], [settings, [one.text for one in each]])
+    return _identity(list(folder.glob("*.safetensors")), settings)
+
+
+def _parts(place: Path) -> tuple[list[Path], list[Any]]:
+    """The files of tensors and the settings of one layer."""
+    if not place.is_dir():
+        return [place], []
+    return folders.weight_files(place), [read_json(file) for file in folders.setting_files(place)]
+
+
+def _identity(files: list[Path], settings: list[Any]) -> ModelIdentity:
+    return ModelIdentity(weights_digest(files), config_hash(canonical(settings)))
 
 
 def _description(folder: Path) -> dict[str, Any]:

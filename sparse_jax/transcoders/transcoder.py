@@ -320,9 +320,10 @@ class Transcoder:
     def for_model(self, params: ParamTree, cfg: DecoderConfig) -> "Transcoder":
         """The transcoder with inputs that the model has: after the weights of its norms.
 
-        Of an input x' before the weights w and the bias b of a norm, x = w x' + b after them, so
-        that W_enc x' + b_enc = (W_enc / w) x + b_enc - (W_enc / w) b. Of any other input it is
-        itself.
+        Of an input x' before the weights w of an RMS norm, x = w x' after them, so that
+        W_enc x' = (W_enc / w) x. The layer norm of TransformerLens, which the name of the input is
+        of, has its weights and bias in that place already, so that only the name differs. Of any
+        other input it is itself.
 
         Args:
           params: parameters of the model.
@@ -334,8 +335,11 @@ class Transcoder:
         if BARE_INPUT not in self.hooks or not cfg.norm_weights:
             return self
         self.check(dataclasses.replace(cfg, norm_weights=False))
-        one_L1 = jnp.ones((cfg.num_layers, 1, 1), jnp.float32)
-        weight_L1D, bias_LD = norm_factor(params["blocks"].get("ln2"), one_L1, cfg)
+        named = dataclasses.replace(self, hooks=(HOOKS[0], self.hooks[1]))
+        if cfg.norm == "layer":
+            return named
+        one_L11 = jnp.ones((cfg.num_layers, 1, 1), jnp.float32)
+        weight_L1D, _ = norm_factor(params["blocks"].get("ln2"), one_L11, cfg)
         if not bool((weight_L1D != 0).all()):
             raise UsageError(
                 f"transcoder: it reads {BARE_INPUT}, and a weight of the norms of this model is 0, "
@@ -343,17 +347,9 @@ class Transcoder:
                 f"{HOOKS[0]}"
             )
         own = {"encoder": self.params["encoder"] / weight_L1D}
-        own["encoder_bias"] = self.params["encoder_bias"] - jnp.einsum(
-            "LFD,LD->LF", own["encoder"], bias_LD, precision="highest"
-        )
         if self.skip_LDD is not None:
             own["skip"] = self.skip_LDD / weight_L1D
-            own["decoder_bias"] = self.params["decoder_bias"] - jnp.einsum(
-                "LED,LD->LE", own["skip"], bias_LD, precision="highest"
-            )
-        return dataclasses.replace(
-            self, params=dict(self.params) | own, hooks=(HOOKS[0], self.hooks[1])
-        )
+        return dataclasses.replace(named, params=dict(self.params) | own)
 
     def for_prompt(self, input_LTD: jax.Array) -> "Transcoder":
         """Itself: nothing in it depends on a prompt (`graphs.basis`)."""

@@ -26,6 +26,7 @@ import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError
 from sparse_jax.transcoders.layouts import tensors as files
+from sparse_jax.transcoders.layouts.layer import Layer
 from sparse_jax.transcoders.transcoder import (
     BARE_INPUT,
     BARE_OUTPUT,
@@ -80,17 +81,14 @@ def layers(folder: Path, description: Mapping[str, Any]) -> int:
     return len(numbers)
 
 
-def read(
-    folder: Path,
-    description: Mapping[str, Any],
-    cfg: TranscoderConfig | None,
-    hooks: tuple[str, str],
+def cross_layer(
+    folder: Path, L: int, cfg: TranscoderConfig | None, hooks: tuple[str, str]
 ) -> Transcoder:
-    """The transcoder of a folder.
+    """A cross-layer transcoder.
 
     Args:
-      folder: folder with config.yaml.
-      description: content of config.yaml.
+      folder: folder of its files.
+      L: number of layers.
       cfg: configuration that is known; None for what the tensors say.
       hooks: names of inputs and outputs.
 
@@ -98,15 +96,6 @@ def read(
       BadInputError: a tensor has no part in a transcoder.
       CorruptError: one is missing, of another shape or not finite.
     """
-    each = _cross_layer if description["model_kind"] == CROSS_LAYER else _per_layer
-    cfg, params = each(folder, description, cfg)
-    return Transcoder(params, cfg, hooks)
-
-
-def _cross_layer(
-    folder: Path, description: Mapping[str, Any], cfg: TranscoderConfig | None
-) -> tuple[TranscoderConfig, dict[str, Any]]:
-    L = layers(folder, description)
     encoder_files = [folder / f"W_enc_{layer}.safetensors" for layer in range(L)]
     encoders = [files.read(file) for file in encoder_files]
     decoders = [files.read(folder / f"W_dec_{layer}.safetensors") for layer in range(L)]
@@ -153,69 +142,71 @@ def _cross_layer(
     if cfg.has_thresholds:
         params["threshold"] = files.stacked(encoder_files, encoders, "threshold_{layer}", (F,))
         files.check_thresholds(folder, params["threshold"])
-    return cfg, params
+    return Transcoder(params, cfg, hooks)
 
 
-def _per_layer(
-    folder: Path, description: Mapping[str, Any], cfg: TranscoderConfig | None
-) -> tuple[TranscoderConfig, dict[str, Any]]:
-    L = layers(folder, description)
-    names = [folder / f"layer_{layer}.safetensors" for layer in range(L)]
-    read = [files.read(file) for file in names]
-    if cfg is None:
-        try:
-            features, hidden = read[0]["W_enc"].shape
-        except (KeyError, ValueError) as error:
-            raise CorruptError(f"{names[0]}: W_enc is missing or misshapen") from error
-        cfg = _config(folder, description, read[0], L, hidden, features)
-    D, F = cfg.hidden_size, cfg.features
-    known = {"W_enc", "W_dec", "b_enc", "b_dec"}
-    known |= {_THRESHOLD} if cfg.has_thresholds else set()
-    known |= {"k"} if cfg.kind == "topk" else set()
-    known |= {"W_skip"} if "W_skip" in read[0] else set()
-    for file, tensors in zip(names, read, strict=True):
-        files.check_known(file, tensors, known, f"{cfg.kind} transcoder")
-        if "k" in tensors and int(tensors["k"]) != cfg.k:
-            raise CorruptError(
-                f"{file}: k is {int(tensors['k'])}, and {cfg.k} in config.yaml; copy the whole "
-                "folder"
-            )
-    decoder_LFD = files.stacked(names, read, "W_dec", (F, D))
-    params = {
-        "encoder": files.stacked(names, read, "W_enc", (F, D)),
-        "encoder_bias": files.stacked(names, read, "b_enc", (F,)),
-        "decoder": {f"to_{to}": decoder_LFD[to : to + 1] for to in range(L)},
-        "decoder_bias": files.stacked(names, read, "b_dec", (D,)),
-    }
-    if cfg.has_thresholds:
-        params["threshold"] = files.stacked(names, read, _THRESHOLD, (F,))
-        files.check_thresholds(folder, params["threshold"])
-    if "W_skip" in read[0]:
-        params["skip"] = files.stacked(names, read, "W_skip", (D, D))
-    return cfg, params
+def set_layer(file: Path, k: int, hooks: tuple[str, str]) -> Layer:
+    """A layer of a set.
+
+    Args:
+      file: file of the layer.
+      k: number of open features of TopK; 0 for ReLU or JumpReLU.
+      hooks: names of input and output.
+
+    Raises:
+      BadInputError: a tensor has no part in it.
+      CorruptError: a tensor is missing or does not fit.
+    """
+    tensors = files.read(file)
+    has_thresholds = _THRESHOLD in tensors and not k
+    known = {"W_enc", "W_dec", "b_enc", "b_dec", "W_skip"}
+    known |= {_THRESHOLD} if has_thresholds else set()
+    known |= {"k"} if k else set()
+    kind = "topk" if k else "jumprelu" if has_thresholds else "relu"
+    files.check_known(file, tensors, known, f"{kind} transcoder")
+    if "k" in tensors and int(tensors["k"]) != k:
+        raise CorruptError(
+            f"{file}: k is {int(tensors['k'])}, and {k} in config.yaml; copy the whole folder"
+        )
+    shape = tensors["W_enc"].shape if "W_enc" in tensors else ()
+    if len(shape) != 2:
+        raise CorruptError(f"{file}: W_enc is missing or misshapen; copy the whole folder")
+    F, D = shape
+    if k > F:
+        raise BadInputError(f"{file}: k is {k} in config.yaml, and there are {F} features")
+    threshold_F = files.get(file, tensors, _THRESHOLD, (F,)) if has_thresholds else None
+    if threshold_F is not None:
+        files.check_thresholds(file, threshold_F)
+    return Layer(
+        source=file,
+        encoder_FD=files.get(file, tensors, "W_enc", (F, D)),
+        encoder_bias_F=files.get(file, tensors, "b_enc", (F,)),
+        decoder_FWD=files.get(file, tensors, "W_dec", (F, D))[:, None],
+        decoder_bias_D=files.get(file, tensors, "b_dec", (D,)),
+        threshold_F=threshold_F,
+        skip_DD=files.get(file, tensors, "W_skip", (D, D)) if "W_skip" in tensors else None,
+        k=k,
+        rectified=not k,
+        hooks=hooks,
+    )
 
 
-def _config(
-    folder: Path,
-    description: Mapping[str, Any],
-    first: Mapping[str, np.ndarray],
-    layers: int,
-    hidden: int,
-    features: int,
-) -> TranscoderConfig:
-    """The configuration of a set, by its first layer and config.yaml."""
-    kind = description.get("activation", "jumprelu" if _THRESHOLD in first else "relu")
+def open_features(folder: Path, description: Mapping[str, Any]) -> int:
+    """The k of a set whose features are the k largest; 0 for others.
+
+    Raises:
+      BadInputError: an activation that is not known, or no k.
+    """
+    kind = description.get("activation", "relu")
     if kind not in ("jumprelu", "relu", "topk"):
         raise BadInputError(
             f"{folder / 'config.yaml'}: activation is {kind!r}; give a transcoder of topk, relu or "
             "jumprelu"
         )
-    if kind != "topk":
-        return TranscoderConfig(layers, hidden, features, kind=kind, window=1)
     k = description.get("k")
-    if not isinstance(k, int) or not 0 < k <= features:
+    if kind == "topk" and (not isinstance(k, int) or k < 1):
         raise BadInputError(
             f"{folder / 'config.yaml'}: k is {k!r}, and activation topk needs the number of "
-            f"features that are open at a token, 1 to {features}; write it there"
+            "features that are open at a token; write it there"
         )
-    return TranscoderConfig(layers, hidden, features, kind, 1, k=k, rectified=False)
+    return k if kind == "topk" and isinstance(k, int) else 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+import zipfile
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +27,38 @@ def read(file: Path) -> dict[str, np.ndarray]:
         return load_file(file)
     except SafetensorError as error:
         raise CorruptError(f"{file} is damaged: {error}") from error
+
+
+def names(file: Path) -> set[str]:
+    """The names of the tensors of a safetensors file, of which none is read.
+
+    Raises:
+      CorruptError: it is missing or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not file.is_file():
+        raise CorruptError(f"{file} is missing; copy the whole folder")
+    try:
+        with safe_open(file, "numpy") as opened:
+            return set(opened.keys())
+    except SafetensorError as error:
+        raise CorruptError(f"{file} is damaged: {error}") from error
+
+
+def read_npz(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of a .npz file; pickled ones are refused.
+
+    Raises:
+      CorruptError: it is missing or damaged, or an array of it is pickled.
+    """
+    if not file.is_file():
+        raise CorruptError(f"{file} is missing; copy the whole folder")
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise CorruptError(f"{file} is damaged, or holds objects: {error}") from error
 
 
 def get(file: Path, tensors: Mapping[str, np.ndarray], name: str, *shapes: Shape) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Small models and dictionaries from seeds: circuit-tracer made the graphs in circuit_tracer/ of them.
+"""Small models and dictionaries from seeds, those of the graphs in circuit_tracer/.
 
 The order of draws decides what is drawn: it must stay.
 """

@@ -1,0 +1,345 @@
+"""Layouts of other programs, each written by its description, against its formulas in float64."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from lm_jax.errors import BadInputError, CorruptError
+from sparse_jax.transcoders import files
+
+L, D, F, X = 3, 16, 8, 6
+
+
+class Drawn:
+    """Arrays from one seed, in float32."""
+
+    def __init__(self, seed=3):
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, *shape):
+        return self._rng.normal(size=shape).astype(np.float32)
+
+
+def inputs():
+    return Drawn(0)(L, X, D)
+
+
+def wide(tensors):
+    return {name: np.asarray(value, np.float64) for name, value in tensors.items()}
+
+
+def close(folder, expected_LXD, kind, hooks):
+    """Asserts what a folder holds, and that its outputs are these, to rounding."""
+    read, _ = files.load(folder)
+    assert (read.cfg.kind, read.hooks) == (kind, hooks)
+    size = np.abs(expected_LXD).max()
+    # Some hundred additions of float32, of terms that are a few times as large as the outputs.
+    np.testing.assert_allclose(read.reconstruct(inputs()), expected_LXD, rtol=0, atol=1e-5 * size)
+    return read
+
+
+def jumprelu(pre, theta):
+    return np.where(pre > theta, pre, 0.0)
+
+
+def write_gemma_scope_1(folder):
+    draw, expected = Drawn(), []
+    for layer in range(L):
+        place = folder / f"layer_{layer}" / "width_16k" / f"average_l0_{70 + layer}"
+        place.mkdir(parents=True)
+        tensors = {"W_enc": draw(D, F), "b_enc": draw(F), "W_dec": draw(F, D), "b_dec": draw(D)}
+        tensors["threshold"] = np.abs(draw(F))
+        np.savez(place / "params.npz", **tensors)
+        t = wide(tensors)
+        z = jumprelu(inputs()[layer] @ t["W_enc"] + t["b_enc"], t["threshold"])
+        expected.append(z @ t["W_dec"] + t["b_dec"])
+    return np.stack(expected)
+
+
+def test_gemma_scope_1(tmp_path):
+    """Encoders are columns there, and inputs are those before the weights of the norm."""
+    expected = write_gemma_scope_1(tmp_path / "scope")
+    close(tmp_path / "scope", expected, "jumprelu", ("ln2.hook_normalized", "hook_mlp_out"))
+
+
+def test_of_several_transcoders_of_a_layer_one_must_be_named(tmp_path):
+    expected = write_gemma_scope_1(tmp_path / "scope")
+    other = tmp_path / "scope" / "layer_1" / "width_16k" / "average_l0_9"
+    other.mkdir()
+    first = tmp_path / "scope" / "layer_1" / "width_16k" / "average_l0_71" / "params.npz"
+    (other / "params.npz").write_bytes(first.read_bytes())
+    with pytest.raises(
+        BadInputError, match=r"layer 1 has 2 transcoders \(layer_1/width_16k/av.*config"
+    ):
+        files.load(tmp_path / "scope")
+    paths = [f"layer_{i}/width_16k/average_l0_{70 + i}/params.npz" for i in range(L)]
+    described = (
+        "model_kind: transcoder_set\nmodel_name: gemma\nfeature_input_hook: ln2.hook_normalized\n"
+    )
+    described += "feature_output_hook: hook_mlp_out\ntranscoders:\n"
+    (tmp_path / "scope" / "config.yaml").write_text(
+        described + "".join(f"- {path}\n" for path in paths)
+    )
+    close(tmp_path / "scope", expected, "jumprelu", ("ln2.hook_normalized", "hook_mlp_out"))
+    assert files.load(tmp_path / "scope")[1].model_name == "gemma"
+    before = files.identity(tmp_path / "scope")
+    (other / "params.npz").unlink()
+    assert files.identity(tmp_path / "scope") == before
+    first.write_bytes(first.read_bytes() + b"0")
+    assert files.identity(tmp_path / "scope") != before
+
+
+def test_files_of_the_hub_are_read_from_its_cache_or_named(tmp_path, monkeypatch):
+    write_gemma_scope_1(tmp_path / "scope")
+    cached = {}
+    for i in range(L):
+        path = f"layer_{i}/width_16k/average_l0_{70 + i}/params.npz"
+        cached["google/scope", path, "main"] = str(tmp_path / "scope" / path)
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache",
+        lambda repository, name, revision=None: cached.get((repository, name, revision)),
+    )
+    described = (
+        "model_kind: transcoder_set\nmodel_name: gemma\nfeature_input_hook: ln2.hook_normalized\n"
+    )
+    described += "feature_output_hook: hook_mlp_out\ntranscoders:\n"
+    lines = [f"- hf://{owner}/{path}?revision={at}\n" for owner, path, at in cached]
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(described + "".join(lines))
+    np.testing.assert_array_equal(
+        files.load(folder)[0].params["encoder"], files.load(tmp_path / "scope")[0].params["encoder"]
+    )
+    cached.popitem()
+    said = (
+        r"run hf download google/scope layer_2/width_16k/average_l0_72/params\.npz --revision main"
+    )
+    with pytest.raises(BadInputError, match=said):
+        files.load(folder)
+
+
+def test_a_path_outside_of_the_folder_is_refused(tmp_path):
+    write_gemma_scope_1(tmp_path / "scope")
+    (tmp_path / "set").mkdir()
+    described = "model_kind: transcoder_set\nmodel_name: gemma\nfeature_input_hook: mlp.hook_in\n"
+    described += "feature_output_hook: hook_mlp_out\ntranscoders:\n- ../scope/layer_0\n"
+    (tmp_path / "set" / "config.yaml").write_text(described)
+    with pytest.raises(BadInputError, match="is not within"):
+        files.load(tmp_path / "set")
+
+
+def test_pickled_arrays_are_refused(tmp_path):
+    write_gemma_scope_1(tmp_path / "scope")
+    file = next((tmp_path / "scope").rglob("params.npz"))
+    np.savez(file, W_enc=np.array([object()], dtype=object))
+    with pytest.raises(CorruptError, match="is damaged, or holds objects"):
+        files.load(tmp_path / "scope")
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_gemma_scope_2(tmp_path, affine):
+    """Rows of its affine skip connection are inputs."""
+    draw, expected = Drawn(), []
+    for layer in range(L):
+        end = "_affine" if affine else ""
+        place = tmp_path / "scope" / f"layer_{layer}_width_16k_l0_small{end}"
+        place.mkdir(parents=True)
+        tensors = {"w_enc": draw(D, F), "b_enc": draw(F), "w_dec": draw(F, D), "b_dec": draw(D)}
+        tensors["threshold"] = np.abs(draw(F))
+        if affine:
+            tensors["affine_skip_connection"] = draw(D, D)
+        save_file(tensors, place / "params.safetensors")
+        t, x = wide(tensors), inputs()[layer].astype(np.float64)
+        y = jumprelu(x @ t["w_enc"] + t["b_enc"], t["threshold"]) @ t["w_dec"] + t["b_dec"]
+        expected.append(y + (x @ t["affine_skip_connection"] if affine else 0.0))
+    read = close(
+        tmp_path / "scope", np.stack(expected), "jumprelu", ("mlp.hook_in", "hook_mlp_out")
+    )
+    assert read.cfg.window == 1 and (read.skip_LDD is not None) == affine
+
+
+def test_a_cross_layer_transcoder_of_gemma_scope_2(tmp_path):
+    """Its decoders are of all layers, where those before the own one are unused."""
+    draw, z, t = Drawn(), [], []
+    for layer in range(L):
+        tensors = {"w_enc": draw(D, F), "b_enc": draw(F), "w_dec": draw(F, L, D), "b_dec": draw(D)}
+        tensors["threshold"] = np.abs(draw(F))
+        save_file(tensors, tmp_path / f"params_layer_{layer}.safetensors")
+        t.append(wide(tensors))
+        z.append(jumprelu(inputs()[layer] @ t[-1]["w_enc"] + t[-1]["b_enc"], t[-1]["threshold"]))
+    expected = [
+        t[to]["b_dec"] + sum(z[s] @ t[s]["w_dec"][:, to] for s in range(to + 1)) for to in range(L)
+    ]
+    read = close(tmp_path, np.stack(expected), "jumprelu", ("mlp.hook_in", "hook_mlp_out"))
+    assert read.cfg.window is None
+    (tmp_path / "params_layer_1.safetensors").unlink()
+    with pytest.raises(CorruptError, match=r"encoders of layers \[0, 2\]"):
+        files.load(tmp_path)
+
+
+def sae_tensors(draw, architecture):
+    tensors = {"W_enc": draw(D, F), "W_dec": draw(F, D), "b_enc": draw(F), "b_dec": draw(D)}
+    if "jumprelu" in architecture:
+        tensors["threshold"] = draw(F)
+    if "skip" in architecture:
+        tensors["W_skip"] = draw(D, D)
+    return tensors
+
+
+def write_saelens(folder, architecture="transcoder", **more):
+    """One folder for each layer; the expected outputs."""
+    draw, expected = Drawn(), []
+    for layer in range(L):
+        place = folder / f"any_name_{layer}"
+        place.mkdir(parents=True)
+        tensors = sae_tensors(draw, architecture)
+        config = {
+            "architecture": architecture,
+            "d_in": D,
+            "d_sae": F,
+            "d_out": D,
+            "dtype": "float32",
+        }
+        config |= {"normalize_activations": "none", "reshape_activations": "none"}
+        config |= {"apply_b_dec_to_input": False}
+        config["metadata"] = {
+            "sae_lens_version": "6.5.0",
+            "model_name": "gpt2-small",
+            "hook_name": f"blocks.{layer}.hook_resid_mid",
+            "hook_name_out": f"blocks.{layer}.hook_mlp_out",
+        }
+        (place / "cfg.json").write_text(json.dumps(config | more))
+        save_file(tensors, place / "sae_weights.safetensors")
+        t, x = wide(tensors), inputs()[layer].astype(np.float64)
+        subtracts = (config | more)["apply_b_dec_to_input"]
+        pre = (x - t["b_dec"] if subtracts else x) @ t["W_enc"] + t["b_enc"]
+        z = np.where(pre > t.get("threshold", 0.0), np.maximum(pre, 0.0), 0.0)
+        y = z @ t["W_dec"] + t["b_dec"]
+        expected.append(y + (x @ t["W_skip"].T if "W_skip" in t else 0.0))
+    return np.stack(expected)
+
+
+@pytest.mark.parametrize("more", [{}, {"apply_b_dec_to_input": True}])
+@pytest.mark.parametrize(
+    "architecture",
+    ["transcoder", "skip_transcoder", "jumprelu_transcoder", "jumprelu_skip_transcoder"],
+)
+def test_transcoders_of_saelens(tmp_path, architecture, more):
+    """Thresholds below 0 close a feature that is below 0, where circuit-tracer's would be open."""
+    expected = write_saelens(tmp_path / "sae", architecture, **more)
+    kind = "jumprelu" if "jumprelu" in architecture else "relu"
+    close(tmp_path / "sae", expected, kind, ("hook_resid_mid", "hook_mlp_out"))
+    assert files.load(tmp_path / "sae")[1].model_name == "gpt2-small"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"architecture": "temporal"}, "architecture is 'temporal'; give one of transcoder, skip"),
+        ({"normalize_activations": "layer_norm"}, "normalize_activations is 'layer_norm', a scale"),
+        ({"architecture": "standard"}, "stands for no MLP, so that it has no graph; read it by"),
+        ({"metadata": {"hook_name": "model.layers.3.mlp"}}, "is not blocks.<number>.<name>"),
+    ],
+)
+def test_what_saelens_has_and_no_graph_can_use_is_named(tmp_path, more, said):
+    write_saelens(tmp_path / "sae", **more)
+    with pytest.raises(BadInputError, match=said):
+        files.load(tmp_path / "sae")
+
+
+def test_a_missing_layer_of_saelens_is_named(tmp_path):
+    write_saelens(tmp_path / "sae")
+    (tmp_path / "sae" / "any_name_1" / "sae_weights.safetensors").unlink()
+    with pytest.raises(
+        BadInputError, match=r"transcoders of layers \[0, 2\], and a graph needs all"
+    ):
+        files.load(tmp_path / "sae")
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_sparsify(tmp_path, skip):
+    """Of the k largest, those below 0 are left out; outputs are those of the MLP module."""
+    draw, expected, k = Drawn(), [], 5
+    for layer in range(L):
+        place = tmp_path / "run" / f"layers.{layer}.mlp"
+        place.mkdir(parents=True)
+        tensors = {"encoder.weight": draw(F, D), "encoder.bias": draw(F), "W_dec": draw(F, D)}
+        tensors["b_dec"] = draw(D)
+        if skip:
+            tensors["W_skip"] = draw(D, D)
+        save_file(tensors, place / "sae.safetensors")
+        config = {
+            "activation": "topk",
+            "k": k,
+            "d_in": D,
+            "transcode": True,
+            "skip_connection": skip,
+        }
+        (place / "cfg.json").write_text(json.dumps(config))
+        t, x = wide(tensors), inputs()[layer].astype(np.float64)
+        pre = np.maximum(x @ t["encoder.weight"].T + t["encoder.bias"], 0.0)
+        least = np.sort(pre, axis=1)[:, -k:].min(1, keepdims=True)
+        y = np.where(pre >= least, pre, 0.0) @ t["W_dec"] + t["b_dec"]
+        expected.append(y + (x @ t["W_skip"].T if skip else 0.0))
+    read = close(tmp_path / "run", np.stack(expected), "topk", ("mlp.hook_in", "mlp.hook_out"))
+    assert not read.signed and (np.asarray(read.encode(inputs())) < 0).sum() == 0
+    config = json.loads((place / "cfg.json").read_text())
+    (place / "cfg.json").write_text(json.dumps(config | {"transcode": False}))
+    with pytest.raises(BadInputError, match="it is no transcoder of an MLP"):
+        files.load(tmp_path / "run")
+
+
+def test_clt_forge(tmp_path):
+    """Inputs and outputs were scaled, and biases of an output are summed over its sources."""
+    draw, pairs = Drawn(), L * (L + 1) // 2
+    tensors = {
+        "W_enc": draw(L, D, F),
+        "b_enc": draw(L, F),
+        "W_dec": draw(pairs, F, D),
+        "b_dec": draw(pairs, D),
+        "log_threshold": draw(L, F),
+        "feature_count": np.zeros((L, F), np.int64),
+        "estimated_norm_scaling_factor_in": 1 + np.abs(draw(L)),
+        "estimated_norm_scaling_factor_out": 1 + np.abs(draw(L)),
+    }
+    save_file(tensors, tmp_path / "clt_weights.safetensors")
+    (tmp_path / "clt_cfg.json").write_text(json.dumps({"model_name": "gpt2"}))
+    t = wide(tensors)
+    scale_in, scale_out = (t[f"estimated_norm_scaling_factor_{end}"] for end in ("in", "out"))
+    z = [
+        jumprelu(
+            scale_in[s] * inputs()[s] @ t["W_enc"][s] + t["b_enc"][s], np.exp(t["log_threshold"][s])
+        )
+        for s in range(L)
+    ]
+    number = {pair: i for i, pair in enumerate((s, to) for s in range(L) for to in range(s, L))}
+    expected = [
+        sum(z[s] @ t["W_dec"][number[s, to]] + t["b_dec"][number[s, to]] for s in range(to + 1))
+        / scale_out[to]
+        for to in range(L)
+    ]
+    close(tmp_path, np.stack(expected), "jumprelu", ("ln2.hook_normalized", "hook_mlp_out"))
+    assert files.load(tmp_path)[1].model_name == "gpt2"
+    save_file(tensors | {"W_gate": draw(F)}, tmp_path / "clt_weights.safetensors")
+    with pytest.raises(BadInputError, match="W_gate has no part in a transcoder of CLT-Forge"):
+        files.load(tmp_path)
+
+
+def test_what_is_no_transcoder_is_named(tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(BadInputError, match=r"has no config\.yaml, so it is no transcoder"):
+        files.load(tmp_path)
+
+
+def test_identities_are_of_tensors_and_settings(tmp_path):
+    write_saelens(tmp_path / "sae")
+    first = files.identity(tmp_path / "sae")
+    file = tmp_path / "sae" / "any_name_1" / "cfg.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": "bfloat16"}))
+    second = files.identity(tmp_path / "sae")
+    assert second.weights == first.weights and second.config != first.config
+    weights = tmp_path / "sae" / "any_name_2" / "sae_weights.safetensors"
+    save_file({n: x + 1 for n, x in load_file(weights).items()}, weights)
+    assert files.identity(tmp_path / "sae").weights != first.weights
