@@ -4,10 +4,22 @@ transcoder     parameters, encoder and decoder; `init`
 activations    ReLU, JumpReLU, BatchTopK
 inputs         inputs and outputs of a model's MLPs, scaled, without outliers
 objective      the loss, for the shared training loop
-files          folders in circuit-tracer's layout; `save`, `load`
+files          folders in public layouts; `save`, `load`
+fit            how much of MLP outputs a transcoder leaves out
+autoencoders   features of one place, to read and to steer by; `load_autoencoder`
 """
 
+from sparse_jax.transcoders.autoencoders import Autoencoder, load_autoencoder
 from sparse_jax.transcoders.files import Origin, load, save
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig, init
 
-__all__ = ["Origin", "Transcoder", "TranscoderConfig", "init", "load", "save"]
+__all__ = [
+    "Autoencoder",
+    "Origin",
+    "Transcoder",
+    "TranscoderConfig",
+    "init",
+    "load",
+    "load_autoencoder",
+    "save",
+]

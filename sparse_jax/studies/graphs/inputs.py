@@ -18,6 +18,7 @@ from lm_jax.run.identity import difference
 from lm_jax.study import Opened
 from lm_jax.text import corpora
 from lm_jax.weights.load import identities
+from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.circuits.source_model import SourceModel, open_identity
 from sparse_jax.graphs import neurons
 from sparse_jax.graphs.basis import Features
@@ -28,8 +29,11 @@ from sparse_jax.studies.graphs.labels import Labels, read_labels
 from sparse_jax.studies.graphs.prompts import FINDINGS, EncodedPrompt, Prompt
 from sparse_jax.studies.graphs.results import ComparedPrompt, ModelFacts
 from sparse_jax.studies.graphs.settings import COMPARED, GraphConfig, labels_field
-from sparse_jax.transcoders import files
+from sparse_jax.transcoders import files, fit
 from sparse_jax.transcoders.transcoder import Transcoder
+
+# Tokens of a row of the text on which a transcoder is tried.
+_WIDTH = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +86,7 @@ def read(config: GraphConfig) -> Inputs:
     models = {
         role: _load_neurons(role, source)
         if config.neurons
-        else _load(role, source, transcoder, config)
+        else _load(role, source, transcoder, config, [each.prompt for each in wanted])
         for role, (source, transcoder) in config.sources.items()
     }
     tokenizers = {each.source.tokenizer.sha256 for each in models.values()}
@@ -148,7 +152,7 @@ def choose_targets(
 
 def _next_log_probabilities(model: GraphModel, prompts: Sequence[EncodedPrompt]) -> np.ndarray:
     """Log-probabilities of the token after each prompt by the model itself, `[B, V]`."""
-    tokens_BT, valid_BT = _pad(prompts)
+    tokens_BT, valid_BT = _pad([each.ids for each in prompts])
     last_B1 = valid_BT.sum(1, keepdims=True) - 1
     logits = _forward_at(model.source.model, tokens_BT, valid_BT, last_B1)
     return np.asarray(jax.nn.log_softmax(logits[:, 0].astype(jnp.float32)))
@@ -159,12 +163,12 @@ def _forward_at(model, tokens_BT, valid_BT, at_B1):
     return model.forward(tokens_BT, valid_BT, logits_at=at_B1).logits
 
 
-def _pad(prompts: Sequence[EncodedPrompt]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of all prompts, padded on the right, and where they are no padding."""
-    tokens_BT = np.zeros((len(prompts), max(len(each.ids) for each in prompts)), np.int32)
+def _pad(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of all rows, padded on the right, and where they are no padding."""
+    tokens_BT = np.zeros((len(rows), max(map(len, rows))), np.int32)
     valid_BT = np.zeros(tokens_BT.shape, bool)
-    for b, each in enumerate(prompts):
-        tokens_BT[b, : len(each.ids)], valid_BT[b, : len(each.ids)] = each.ids, True
+    for b, row in enumerate(rows):
+        tokens_BT[b, : len(row)], valid_BT[b, : len(row)] = row, True
     return tokens_BT, valid_BT
 
 
@@ -229,18 +233,16 @@ def _facts(role: str, source: str, model: SourceModel) -> ModelFacts:
     )
 
 
-def _load(role: str, source: str, folder: str, config: GraphConfig) -> GraphModel:
+def _load(
+    role: str, source: str, folder: str, config: GraphConfig, prompts: Sequence[str]
+) -> GraphModel:
     flag = "--transcoder" if role not in COMPARED else f"--{role}_transcoder"
-    transcoder, origin = files.load(folder)
+    as_read, origin = files.load(folder)
+    transcoder = as_read
     if config.skip_start >= 0:
         transcoder = dataclasses.replace(transcoder, skip_start=config.skip_start)
     model = SourceModel.load(source)
     transcoder = transcoder.for_model(model.model.params, model.model.cfg)
-    if not origin.model_sha256 and not config.unknown_origin:
-        raise BadInputError(
-            f"{flag}={folder} does not say of which model it is; give one that iaj sparse "
-            "transcoder wrote, or add --unknown_origin"
-        )
     recorded = origin.model_sha256
     if recorded and (change := difference(recorded, model.identity.text, where=folder)):
         raise BadInputError(
@@ -252,6 +254,19 @@ def _load(role: str, source: str, folder: str, config: GraphConfig) -> GraphMode
             f"{flag}={folder}: all decoders are zero, so that no feature writes anything; give an "
             "earlier checkpoint"
         )
+    transcoder.check(model.model.cfg)
+    unexplained_L = np.zeros(0)
+    if not recorded:
+        tokens_BT, valid_BT = _text(config, model, prompts)
+        unexplained_L = fit.unexplained(model.model, transcoder, tokens_BT, valid_BT)
+        if fit.is_wrong(unexplained_L) and not config.unknown_origin:
+            others = _other_readings(model.model, as_read, tokens_BT, valid_BT)
+            raise BadInputError(
+                f"{flag}={folder} does not say of which model it is, and leaves out "
+                f"{_percent(unexplained_L)} of the variance of MLP outputs of {source} on "
+                f"{int(valid_BT.sum()):,} tokens, so that it is of another model or read wrongly; "
+                f"other readings leave out {others}; give the model's own, or add --unknown_origin"
+            )
     facts = dataclasses.replace(
         _facts(role, source, model),
         transcoder=folder,
@@ -261,13 +276,52 @@ def _load(role: str, source: str, folder: str, config: GraphConfig) -> GraphMode
         features=transcoder.cfg.features,
         window=transcoder.cfg.window,
         skip_start=transcoder.skip_start,
+        unexplained=tuple(map(float, unexplained_L)),
     )
     return GraphModel(facts, model, transcoder)
 
 
+def _text(
+    config: GraphConfig, model: SourceModel, prompts: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Some 2,000 tokens of the corpus, or else the prompts, and where they are no padding."""
+    corpus, texts = config.corpus, iter(prompts)
+    if corpus.source:
+        options = {"unit": corpus.unit, "words": corpus.words, "field": corpus.field}
+        texts = (
+            text.decode() if isinstance(text, bytes) else text
+            for _, text in corpora.documents(corpus.source, **options)
+        )
+    width, rows, count = min(_WIDTH, model.model.cfg.max_length), [], 0
+    for text in texts:
+        row = model.tokenizer.encode(text)[:width]
+        rows.append(row)
+        count += len(row)
+        if count >= fit.TOKENS:
+            break
+    return _pad(rows)
+
+
+def _other_readings(
+    model: CircuitModel, transcoder: Transcoder, tokens_BT: np.ndarray, valid_BT: np.ndarray
+) -> str:
+    parts = []
+    for name, other in fit.mistakes(transcoder, model):
+        bound = other.for_model(model.params, model.cfg)
+        left_L = fit.unexplained(model, bound, tokens_BT, valid_BT)
+        parts.append(f"{_percent(left_L)} ({name})")
+    return ", ".join(parts)
+
+
+def _percent(share_L: np.ndarray) -> str:
+    """The range over layers, in words."""
+    ends = dict.fromkeys(f"{100 * end:.3g}" for end in (share_L.min(), share_L.max()))
+    return f"{' to '.join(ends)} %"
+
+
 def _check_active(model: GraphModel, prompts: Sequence[EncodedPrompt]) -> None:
     """Raises where no feature is active on a prompt; one run for all, padded on the right."""
-    tokens_BT, valid_BT = _pad(prompts)
+    tokens_BT, valid_BT = _pad([each.ids for each in prompts])
     active_B = np.asarray(_active(model.source.model, model.features, tokens_BT, valid_BT))
     for each, active in zip(prompts, active_B, strict=True):
         if not active:

@@ -7,11 +7,13 @@ from lm_jax.report.markup import number
 from lm_jax.report.tables import interval_text
 from lm_jax.statistics import Interval
 from sparse_jax.studies.graphs.results import (
+    PLAUSIBLE,
     EdgeCounts,
     GraphResult,
     GraphSummary,
     GroupIntervention,
     MassRatio,
+    ModelFacts,
 )
 
 NAMES = {"heads": "heads", "pairs": "key-query pairs"}
@@ -36,6 +38,7 @@ def summary_lines(
         lines += _graph_lines(graph)
     if summary.config.neurons:
         lines.append("features are neurons of the models' MLPs; this is no transcoder")
+    lines += [_fit_line(each) for each in summary.models if each.unexplained]
     if len(summary.graphs) == 1:
         lines += [*_layer_errors(summary.graphs[0]), *_supernode_lines(summary.graphs[0])]
     labels = [
@@ -54,6 +57,16 @@ def summary_lines(
     compared = [f"  left out: {each.slug}, as {each.why}" for each in summary.compared if each.why]
     ratios = [line for each in summary.ratios if (line := format_ratio(each)) not in opening]
     return [*lines, *labels, *compared, *ratios, *stable]
+
+
+def _fit_line(model: ModelFacts) -> str:
+    """How much a transcoder of unknown origin leaves out."""
+    low, high = (100 * end for end in (min(model.unexplained), max(model.unexplained)))
+    verdict = "as one of this model does" if high < 100 * PLAUSIBLE else "which is much"
+    return (
+        f"{model.transcoder} does not say of which model it is; it leaves out {low:.3g} to "
+        f"{high:.3g} % of the variance of MLP outputs in a layer, {verdict}"
+    )
 
 
 def _layer_errors(graph: GraphResult) -> list[str]:

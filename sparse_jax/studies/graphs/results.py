@@ -12,6 +12,8 @@ from sparse_jax.studies.graphs.settings import GraphConfig
 
 # Files of a work folder that both the run and its pages name.
 FEATURES, PROPOSALS, MASSES = "features", "proposals", "masses.parquet"
+# A transcoder that leaves out less in every layer is plausibly of the model.
+PLAUSIBLE = 0.6
 
 
 def proposals_file(graph: str) -> Path:
@@ -40,6 +42,8 @@ class ModelFacts:
       kind, features, window: settings of the transcoder; for neurons the kind is "neurons" and the
         features are how many a layer has.
       skip_start: first tokens of a prompt that have no features.
+      unexplained: share of the variance of MLP outputs, by layer, that is left out by a transcoder
+        which does not say of which model it is (`transcoders.fit`); empty for others.
     """
 
     role: str
@@ -56,6 +60,7 @@ class ModelFacts:
     features: Count
     window: int | None
     skip_start: Count = 0
+    unexplained: tuple[Real, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,7 +74,8 @@ class GraphConfig(Settings):
       judge: source of the themes of features without a label: "null" for none, "local:FOLDER" for a
         language model, "cached:FILE" for stored answers
         (`lm_jax.evaluate.judge`).
-      unknown_origin: whether transcoders are accepted that do not say of which model they are.
+      unknown_origin: whether a transcoder is accepted that does not say of which model it is and
+        leaves out most of what the MLPs of this one write.
       skip_start: first tokens of a prompt that have no features; -1 for as many as the transcoder's
         file says that training left out. circuit-tracer leaves out one.
       resamples: bootstrap samples of the prompts.

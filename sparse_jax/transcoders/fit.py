@@ -1,0 +1,91 @@
+"""How much of MLP outputs a transcoder leaves out: is a file of this model, and read rightly?
+
+Of the tokens of some text but the first ones, for each layer,
+
+    unexplained  sum |y - y'|^2 / sum |y - mean y|^2
+
+with outputs y and reconstructions y'. A wrong hook, a transposed matrix, a forgotten factor or
+another model leaves out about everything. `mistakes` are readings of the same tensors that are
+often meant.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm_jax.model.precision import exact_jit
+from lm_jax.model.sites import keep
+from sparse_jax.circuits.runs import CircuitModel
+from sparse_jax.transcoders.transcoder import BARE_INPUT, HOOKS, STREAM, Transcoder
+
+# One that leaves out more in most layers is wrong.
+WRONG = 0.9
+TOKENS = 2_000
+
+
+def unexplained(
+    model: CircuitModel, transcoder: Transcoder, tokens_BT: np.ndarray, valid_BT: np.ndarray
+) -> np.ndarray:
+    """The share of the variance of MLP outputs that is left out, by layer `[L]`.
+
+    Args:
+      model: a dense or sparse model.
+      transcoder: a transcoder of raw activations that fits the model (`Transcoder.for_model`).
+      tokens_BT: ids of some text.
+      valid_BT: false where a token is padding.
+    """
+    counted_BT = valid_BT & (np.arange(tokens_BT.shape[1]) >= max(transcoder.skip_start, 1))[None]
+    left_L, whole_L = map(np.asarray, _sums(model, transcoder, tokens_BT, valid_BT, counted_BT))
+    return left_L / np.where(whole_L > 0, whole_L, 1.0)
+
+
+def is_wrong(unexplained_L: np.ndarray) -> bool:
+    """Whether most layers are left out."""
+    return bool((unexplained_L > WRONG).mean() > 0.5)
+
+
+def mistakes(transcoder: Transcoder, model: CircuitModel) -> Iterator[tuple[str, Transcoder]]:
+    """Other readings of the same tensors that fit the model, with what is different about them.
+
+    Args:
+      transcoder: a transcoder as it was read, before `Transcoder.for_model`.
+      model: the model.
+    """
+    reads, writes = transcoder.hooks
+    for hook in (HOOKS[0], BARE_INPUT, STREAM):
+        is_same = model.cfg.norm == "layer" and {hook, reads} <= {HOOKS[0], BARE_INPUT}
+        if hook != reads and not is_same and not (hook == STREAM and model.cfg.parallel_residual):
+            yield (
+                f"feature_input_hook: {hook}",
+                dataclasses.replace(transcoder, hooks=(hook, writes)),
+            )
+    params = dict(transcoder.params)
+    shift_LF = jnp.einsum("LFD,LD->LF", params["encoder"], params["decoder_bias"])
+    params["encoder_bias"] = params["encoder_bias"] - shift_LF
+    yield "b_dec subtracted from the input", dataclasses.replace(transcoder, params=params)
+
+
+@exact_jit
+def _sums(
+    model: CircuitModel,
+    transcoder: Transcoder,
+    tokens_BT: jax.Array,
+    valid_BT: jax.Array,
+    counted_BT: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Sums of squares of what is left out, and of the outputs less their mean, by layer."""
+    record = dict.fromkeys((transcoder.site, "mlp.out"), keep)
+    records = model.forward(tokens_BT, valid_BT, record=record).records
+    L, B, T, D = records["mlp.out"].shape
+    x_LXD, y_LXD = (
+        records[name].reshape(L, B * T, D).astype(jnp.float32)
+        for name in (transcoder.site, "mlp.out")
+    )
+    weight_1X1 = counted_BT.reshape(1, B * T, 1).astype(jnp.float32)
+    mean_L1D = (weight_1X1 * y_LXD).sum(1, keepdims=True) / jnp.maximum(weight_1X1.sum(), 1)
+    left_LXD = y_LXD - transcoder.reconstruct(x_LXD)
+    whole_LXD = y_LXD - mean_L1D
+    return (weight_1X1 * left_LXD**2).sum((1, 2)), (weight_1X1 * whole_LXD**2).sum((1, 2))
