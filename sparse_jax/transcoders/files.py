@@ -29,6 +29,7 @@ from lm_jax.run.config import config_hash
 from lm_jax.run.files import new_folder, read_json, write_bytes, write_json
 from lm_jax.run.identity import ModelIdentity
 from lm_jax.run.results import Count, InvalidError, parse_result
+from lm_jax.weights import hub
 from lm_jax.weights.identity import canonical, weights_digest
 from sparse_jax.transcoders.layouts import circuit_tracer, folders
 from sparse_jax.transcoders.layouts.circuit_tracer import CROSS_LAYER, PER_LAYER
@@ -38,6 +39,8 @@ CONFIG, NOTE = "config.yaml", "transcoder.json"
 _FORMAT = 2
 # Its folders name another input in config.yaml than the one that they read, which is `HOOKS`.
 _OTHER_HOOKS = 1
+# What is read of a repository of the hub: no pickles.
+_PATTERNS = ("*.safetensors", "*params.npz", "*config.yaml", "*cfg.json", NOTE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,15 +140,46 @@ def _tensors(transcoder: Transcoder) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"W_dec_{layer}", {f"W_dec_{layer}": np.stack(decoders, axis=1)}
 
 
+def resolve(source: str | os.PathLike[str]) -> Path:
+    """The folder of a source: a path, a published name, or a repository of the hub.
+
+    A repository is `ORG/NAME`, `ORG/NAME/FOLDER` or either with `@REVISION`. Where its config.yaml
+    lists files of other repositories, none but that one is fetched here.
+
+    Raises:
+      BadInputError: the source is in none of these places, or a download failed.
+    """
+    folder, name = published.resolve(source), os.fspath(source)
+    if folder.exists() or hub.PART.fullmatch(name) is None or name.startswith("."):
+        return folder
+    found = hub.part(name, [CONFIG])
+    if found is None or "transcoders" not in _settings(found / CONFIG):
+        found = hub.part(name, _PATTERNS)
+    if found is None:
+        raise BadInputError(
+            f"{name} is no folder here, and not in the cache of the Hugging Face hub {hub.cache()};"
+            " add --download (lm_jax.run.downloads.allowed(True)), or copy its files here"
+        )
+    return found
+
+
+def _settings(file: Path) -> Any:
+    """The content of a config.yaml, if there is one."""
+    return (yaml.safe_load(file.read_text("utf-8")) or {}) if file.is_file() else {}
+
+
 def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
-    """Reads a folder that `save` or circuit-tracer wrote, or the published one of that name.
+    """Reads a folder in one of the public layouts (`layouts.folders`).
+
+    Args:
+      folder: path, published name, or repository of the hub (`resolve`).
 
     Raises:
       BadInputError: it is no transcoder, one of another version, one that reads or writes something
         else than inputs and outputs of MLPs, or one with further tensors.
       CorruptError: a file is damaged, or a tensor missing, of another shape or not finite.
     """
-    folder = published.resolve(folder)
+    folder = resolve(folder)
     if not (folder / CONFIG).is_file() and folders.is_known(folder):
         transcoder, model_name = folders.read_other(folder)
         return transcoder, Origin(model_name)
@@ -169,7 +203,7 @@ def identity(folder: str | os.PathLike[str]) -> ModelIdentity:
     Raises:
       BadInputError, CorruptError: as `load`, of its two files of settings.
     """
-    folder = published.resolve(folder)
+    folder = resolve(folder)
     if not (folder / CONFIG).is_file() and folders.is_known(folder):
         others = [read_json(file) for file in folders.setting_files(folder)]
         return _identity(folders.weight_files(folder), others)

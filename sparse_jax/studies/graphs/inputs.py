@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm_jax.assets import published
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.evaluate.judge import check_judge, judge_inputs
 from lm_jax.model.precision import exact_jit
@@ -184,7 +183,7 @@ def identify(config: GraphConfig) -> dict[str, str]:
         **{
             f"transcoders {role}": files.identity(folder).text
             for role, (_, folder) in config.sources.items()
-            if folder and published.resolve(folder).is_dir()
+            if folder and files.resolve(folder).is_dir()
         },
         "prompts": prompt_files.digest(_wanted_prompts(config)),
         **corpora.corpus_inputs({"config.corpus": config.corpus.source}),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.weights import hub
 from sparse_jax.transcoders.layouts import circuit_tracer, clt_forge, gemma_scope, saelens, sparsify
 from sparse_jax.transcoders.layouts import tensors as files
 from sparse_jax.transcoders.layouts.layer import Layer, joined
@@ -88,20 +89,19 @@ def _place(folder: Path, path: str) -> Path:
 
 
 def _on_hub(folder: Path, path: str) -> Path:
-    """The file of a list in the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
+    """The file of a list in the hub's cache, downloaded where that is allowed."""
     name, _, query = path.removeprefix(HUB).partition("?")
     owner, repository, *parts = name.split("/")
     revision = query.removeprefix("revision=") or None
-    found = try_to_load_from_cache(f"{owner}/{repository}", "/".join(parts), revision=revision)
-    if not isinstance(found, str):
+    found = hub.file(f"{owner}/{repository}", "/".join(parts), revision)
+    if found is None:
         command = f"hf download {owner}/{repository} {'/'.join(parts)}"
         command += f" --revision {revision}" if revision else ""
         raise BadInputError(
-            f"{folder / 'config.yaml'}: {path} is not in the cache of the hub; run {command}"
+            f"{folder / 'config.yaml'}: {path} is not in the cache of the hub; add --download, or "
+            f"run {command}"
         )
-    return Path(found)
+    return found
 
 
 def _item(place: Path, k: int, hooks: tuple[str, str]) -> Layer:

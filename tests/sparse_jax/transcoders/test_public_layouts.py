@@ -2,11 +2,14 @@
 
 import json
 
+import huggingface_hub
+from huggingface_hub.utils import filter_repo_objects
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.run import downloads
 from sparse_jax.transcoders import files
 
 L, D, F, X = 3, 16, 8, 6
@@ -114,7 +117,7 @@ def test_files_of_the_hub_are_read_from_its_cache_or_named(tmp_path, monkeypatch
     )
     cached.popitem()
     said = (
-        r"run hf download google/scope layer_2/width_16k/average_l0_72/params\.npz --revision main"
+        r"add --download, or run hf download google/scope layer_2/.*72/params\.npz --revision main"
     )
     with pytest.raises(BadInputError, match=said):
         files.load(folder)
@@ -343,3 +346,61 @@ def test_identities_are_of_tensors_and_settings(tmp_path):
     weights = tmp_path / "sae" / "any_name_2" / "sae_weights.safetensors"
     save_file({n: x + 1 for n, x in load_file(weights).items()}, weights)
     assert files.identity(tmp_path / "sae").weights != first.weights
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache of the hub, in place of the user's."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    return folder
+
+
+def test_a_repository_of_the_hub_and_a_folder_in_one_are_read_from_the_cache(tmp_path, cache):
+    snapshot = cache / "models--org--sets" / "snapshots" / ("1" * 40)
+    write_saelens(snapshot / "width_16k")
+    refs = cache / "models--org--sets" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("1" * 40)
+    expected = write_saelens(tmp_path / "sae")
+    for name in ("org/sets/width_16k", "org/sets/width_16k@main", "org/sets"):
+        close(name, expected, "relu", ("hook_resid_mid", "hook_mlp_out"))
+        assert files.identity(name) == files.identity(tmp_path / "sae")
+
+
+@pytest.mark.parametrize("name", ["org/other", "org/sets/missing", "org/sets@v2"])
+def test_a_repository_that_is_nowhere_is_named_with_what_fetches_it(
+    tmp_path, cache, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    (cache / "models--org--sets" / "snapshots" / ("1" * 40)).mkdir(parents=True)
+    with pytest.raises(
+        BadInputError, match=f"{name} is no folder here, and not in .* add --download"
+    ):
+        files.load(name)
+
+
+def test_only_tensors_and_settings_of_a_repository_are_downloaded(tmp_path, cache, monkeypatch):
+    """Of one whose list names files of another, nothing but the list."""
+    asked, real = [], huggingface_hub.snapshot_download
+
+    def snapshot_download(repository, *, local_files_only, **options):
+        assert not local_files_only
+        asked.append((repository, options["revision"], options["allow_patterns"]))
+        folder = cache / f"models--{repository.replace('/', '--')}" / "snapshots" / ("2" * 40)
+        if not folder.exists():
+            write_saelens(folder / "a")
+            (folder.parents[1] / "refs").mkdir()
+            (folder.parents[1] / "refs" / "main").write_text("2" * 40)
+        return real(repository, local_files_only=True, **options)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    with downloads.allowed(True):
+        files.load("org/sets")
+    assert asked[0][2] == ["config.yaml"]
+    wanted = ["a/cfg.json", "a/sae_weights.safetensors", "layer_0/params.npz", "config.yaml"]
+    others = ["sae.pt", "pytorch_model.bin", "train.py", "ae.pkl"]
+    chosen = filter_repo_objects(wanted + others, allow_patterns=asked[-1][2])
+    assert list(chosen) == wanted
