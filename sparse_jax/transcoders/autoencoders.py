@@ -9,8 +9,9 @@ features have activations on text, and directions for an edit of the site:
     edits = {sae.site: lm_jax.OneLayer(sae.layer, steering)}
 
 Folders are those of SAELens (`layouts.saelens`) with an architecture standard, jumprelu, topk or
-gated. With p = x W_enc + b_enc and x less b_dec where the settings say so, features are relu(p);
-relu(p) where p is above its threshold; relu of the k largest p; and of a gated one
+gated, and of dictionary_learning (`layouts.dictionary_learning`). With p = x W_enc + b_enc and x
+less b_dec where the settings say so, features are relu(p); relu(p) where p is above its threshold;
+relu of the k largest p; and of a gated one
 
     relu(x (W_enc e^r_mag) + b_mag) where x W_enc + b_gate > 0
 """
@@ -28,6 +29,7 @@ from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.transcoders.activations import topk
+from sparse_jax.transcoders.layouts import dictionary_learning as learned
 from sparse_jax.transcoders.layouts import saelens
 from sparse_jax.transcoders.layouts import tensors as files
 
@@ -121,18 +123,62 @@ def _activations(
 
 
 def load_autoencoder(folder: str | os.PathLike[str]) -> Autoencoder:
-    """Reads an autoencoder of SAELens.
+    """Reads an autoencoder of SAELens or of dictionary_learning.
 
     Args:
-      folder: folder with cfg.json and sae_weights.safetensors.
+      folder: folder with cfg.json and sae_weights.safetensors, or config.json and ae.safetensors.
 
     Raises:
       BadInputError: it is none, or is of a place that is not read here.
       CorruptError: a file is damaged, or a tensor missing or of another shape.
     """
     folder = Path(folder)
-    if not (folder / saelens.CONFIG).is_file():
-        raise BadInputError(f"{folder} has no {saelens.CONFIG}, so it is no autoencoder of SAELens")
+    if (folder / saelens.CONFIG).is_file():
+        read, scales = _of_saelens(folder)
+    elif any((folder / name).is_file() for name in (learned.WEIGHTS, learned.PICKLE)):
+        read, scales = learned.read(folder), False
+    else:
+        raise BadInputError(
+            f"{folder} has no {saelens.CONFIG} and no {learned.WEIGHTS}, so it is no autoencoder "
+            "of SAELens or dictionary_learning"
+        )
+    encoder_FD, decoder_FD, bias_F = read.encoder_FD, read.decoder_FD, read.bias_F
+    gate_bias_F, magnitude_F = read.gate_bias_F, read.magnitude_F
+    if read.subtracts:
+        # What the subtraction does to a product with an encoder, in float64.
+        shift_F = encoder_FD @ read.decoder_bias_D.astype(np.float64)
+        gate_bias_F = None if gate_bias_F is None else gate_bias_F - shift_F
+        bias_F = bias_F - (shift_F if magnitude_F is None else magnitude_F * shift_F)
+    if scales:
+        # Features are ranked times the norms of their decoders, by which they are divided again.
+        norm_F = np.linalg.norm(decoder_FD.astype(np.float64), axis=1)
+        encoder_FD, bias_F = encoder_FD * norm_F[:, None], bias_F * norm_F
+        decoder_FD = decoder_FD / np.where(norm_F > 0, norm_F, 1.0)[:, None]
+
+    def single(x: np.ndarray) -> jax.Array:
+        return jnp.asarray(np.ascontiguousarray(x), jnp.float32)
+
+    return Autoencoder(
+        encoder_FD=single(encoder_FD),
+        encoder_bias_F=single(bias_F),
+        decoder_FD=single(decoder_FD),
+        decoder_bias_D=single(read.decoder_bias_D),
+        threshold_F=single(read.threshold_F),
+        gate_bias_F=None if gate_bias_F is None else single(gate_bias_F),
+        magnitude_F=None if magnitude_F is None else single(magnitude_F),
+        site=read.site,
+        layer=read.layer,
+        k=read.k,
+        model_name=read.model_name,
+    )
+
+
+def _of_saelens(folder: Path) -> tuple[learned.Read, bool]:
+    """The arrays of SAELens, and whether features are ranked times the norms of their decoders.
+
+    Raises:
+      BadInputError, CorruptError: as `load_autoencoder`.
+    """
     described = saelens.describe(folder)
     if described.architecture in saelens.TRANSCODERS:
         raise BadInputError(
@@ -151,40 +197,23 @@ def load_autoencoder(folder: str | os.PathLike[str]) -> Autoencoder:
     known |= {"b_gate", "b_mag", "r_mag"} if gated else {"b_enc"}
     known |= {"threshold"} if described.architecture == "jumprelu" else set()
     files.check_known(file, tensors, known, f"{described.architecture} autoencoder")
-    encoder_DF = files.get(file, tensors, "W_enc", (D, F))
-    decoder_FD = files.get(file, tensors, "W_dec", (F, D))
-    bias_D = files.get(file, tensors, "b_dec", (D,))
+
+    def get(name: str, *shape: int) -> np.ndarray:
+        return files.get(file, tensors, name, shape)
+
     theta_F = np.zeros(F, np.float32)
-    if "threshold" in known:
-        theta_F = files.get(file, tensors, "threshold", (F,)).clip(0)
-    # What the subtraction of b_dec does to a product with W_enc, in float64.
-    shift_F = bias_D.astype(np.float64) @ encoder_DF if described.subtracts else np.zeros(F)
-    gate_bias_F = magnitude_F = None
-    if gated:
-        magnitude_F = np.exp(files.get(file, tensors, "r_mag", (F,)))
-        gate_bias_F = files.get(file, tensors, "b_gate", (F,)) - shift_F
-        bias_F = files.get(file, tensors, "b_mag", (F,)) - magnitude_F * shift_F
-    else:
-        bias_F = files.get(file, tensors, "b_enc", (F,)) - shift_F
-    if described.scales:
-        # Features are ranked times the norms of their decoders, by which they are divided again.
-        norm_F = np.linalg.norm(decoder_FD.astype(np.float64), axis=1)
-        encoder_DF, bias_F = encoder_DF * norm_F, bias_F * norm_F
-        decoder_FD = decoder_FD / np.where(norm_F > 0, norm_F, 1.0)[:, None]
-
-    def single(x: np.ndarray) -> jax.Array:
-        return jnp.asarray(np.ascontiguousarray(x), jnp.float32)
-
-    return Autoencoder(
-        encoder_FD=single(encoder_DF.T),
-        encoder_bias_F=single(bias_F),
-        decoder_FD=single(decoder_FD),
-        decoder_bias_D=single(bias_D),
-        threshold_F=single(theta_F),
-        gate_bias_F=None if gate_bias_F is None else single(gate_bias_F),
-        magnitude_F=None if magnitude_F is None else single(magnitude_F),
+    read = learned.Read(
+        encoder_FD=get("W_enc", D, F).T,
+        bias_F=get("b_mag" if gated else "b_enc", F),
+        decoder_FD=get("W_dec", F, D),
+        decoder_bias_D=get("b_dec", D),
+        subtracts=described.subtracts,
+        threshold_F=get("threshold", F).clip(0) if "threshold" in known else theta_F,
+        gate_bias_F=get("b_gate", F) if gated else None,
+        magnitude_F=np.exp(get("r_mag", F)) if gated else None,
+        k=described.k,
         site=_SITES[hook],
         layer=layer,
-        k=described.k,
         model_name=described.model_name,
     )
+    return read, described.scales

@@ -8,4 +8,5 @@ gemma_scope      Gemma Scope 1 and 2
 saelens          SAELens 6 and before
 sparsify         sparsify
 clt_forge        CLT-Forge
+dictionary_learning    autoencoders of dictionary_learning
 """

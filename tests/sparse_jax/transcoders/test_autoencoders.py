@@ -165,3 +165,84 @@ def test_a_model_of_another_width_is_refused(tmp_path, model):
     sae = load_autoencoder(tmp_path / "sae")
     with pytest.raises(UsageError, match="give the model that it was trained on"):
         sae.activations(model, np.zeros((1, 2), np.int32), np.ones((1, 2), bool))
+
+
+def write_learned(folder, kind, *, place="resid_post_layer_1", width=16, k=4):
+    """An autoencoder of dictionary_learning, and its features and reconstructions of `inputs`."""
+    rng = np.random.default_rng(6)
+
+    def f32(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    folder.mkdir()
+    if kind == "JumpReluAutoEncoder":
+        t = {"W_enc": f32(width, F), "b_enc": f32(F), "W_dec": f32(F, width), "b_dec": f32(width)}
+        t["threshold"] = f32(F)
+    else:
+        t = {"encoder.weight": f32(F, width), "decoder.weight": f32(width, F)}
+        bias = {"AutoEncoder": "bias", "GatedAutoEncoder": "decoder_bias"}.get(kind, "b_dec")
+        t[bias] = f32(width)
+        if kind == "GatedAutoEncoder":
+            t |= {"gate_bias": f32(F), "mag_bias": f32(F), "r_mag": f32(F)}
+        else:
+            t["encoder.bias"] = f32(F)
+    if kind == "AutoEncoderTopK":
+        t |= {"k": np.array(k, np.int64), "threshold": np.array(-1.0, np.float32)}
+    if kind == "BatchTopKSAE":
+        t |= {"k": np.array(k, np.int64), "threshold": np.array(0.7, np.float32)}
+    save_file(t, folder / "ae.safetensors")
+    trainer = {"dict_class": kind, "activation_dim": width, "dict_size": F, "k": k}
+    trainer |= {"lm_name": "tiny", "submodule_name": place}
+    (folder / "config.json").write_text(json.dumps({"trainer": trainer}))
+    t = {name: value.astype(np.float64) for name, value in t.items()}
+    x_XD = np.random.default_rng(0).normal(size=(X, width))
+    if kind == "JumpReluAutoEncoder":
+        p_XF = x_XD @ t["W_enc"] + t["b_enc"]
+        z_XF = np.where(p_XF > t["threshold"], np.maximum(p_XF, 0), 0)
+        return z_XF, z_XF @ t["W_dec"] + t["b_dec"]
+    product_XF = (x_XD - t[bias]) @ t["encoder.weight"].T
+    if kind == "GatedAutoEncoder":
+        value_XF = np.maximum(np.exp(t["r_mag"]) * product_XF + t["mag_bias"], 0)
+        z_XF = np.where(product_XF + t["gate_bias"] > 0, value_XF, 0)
+    else:
+        z_XF = np.maximum(product_XF + t["encoder.bias"], 0)
+    if kind == "AutoEncoderTopK":
+        z_XF = np.where(z_XF >= np.sort(z_XF, 1)[:, -k:].min(1, keepdims=True), z_XF, 0)
+    if kind == "BatchTopKSAE":
+        z_XF = np.where(z_XF > t["threshold"], z_XF, 0)
+    return z_XF, z_XF @ t["decoder.weight"].T + t[bias]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["AutoEncoder", "AutoEncoderTopK", "BatchTopKSAE", "JumpReluAutoEncoder", "GatedAutoEncoder"],
+)
+def test_those_of_dictionary_learning(tmp_path, kind):
+    z_XF, y_XD = write_learned(tmp_path / "ae", kind)
+    sae = load_autoencoder(tmp_path / "ae")
+    z = np.asarray(sae.encode(np.random.default_rng(0).normal(size=(X, 16)).astype(np.float32)))
+    np.testing.assert_array_equal(z != 0, z_XF != 0)
+    np.testing.assert_allclose(z, z_XF, rtol=0, atol=2e-5 * z_XF.max())
+    np.testing.assert_allclose(sae.decode(z), y_XD, rtol=0, atol=2e-5 * np.abs(y_XD).max())
+    assert (sae.site, sae.layer, sae.model_name) == ("resid_post", 1, "tiny")
+
+
+def test_a_pickle_is_refused_with_what_to_do(tmp_path):
+    write_learned(tmp_path / "ae", "AutoEncoder")
+    (tmp_path / "ae" / "ae.safetensors").rename(tmp_path / "ae" / "ae.pt")
+    with pytest.raises(BadInputError, match=r"a pickle, which is never opened here; save its tens"):
+        load_autoencoder(tmp_path / "ae")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kind": "CrossCoder"}, "trainer.dict_class is 'CrossCoder'; give an AutoEncoder"),
+        ({"kind": "AutoEncoder", "place": "model.layers.3"}, "resid_post_layer_<number> is read"),
+        ({"kind": "AutoEncoderTopK", "k": 11}, "k is 11; it must be 1 to 10"),
+    ],
+)
+def test_others_of_dictionary_learning_are_named(tmp_path, options, said):
+    write_learned(tmp_path / "ae", **options)
+    with pytest.raises(BadInputError, match=said):
+        load_autoencoder(tmp_path / "ae")
