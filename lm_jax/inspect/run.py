@@ -10,7 +10,7 @@ A site that was not recorded in the first pass is recorded in another one, with 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,14 @@ from lm_jax.text.tokenizer import Tokenizer
 
 Token = str | int
 Top = list[tuple[str, float]]
+
+
+class Lens(Protocol):
+    """What makes of the stream that leaves a layer the one that leaves the last."""
+
+    def transport(self, h: jax.Array, layer: int) -> jax.Array:
+        """The stream `[..., D]` that leaves the last layer, of that which leaves `layer`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,21 +211,24 @@ class Run:
         a, b = self.token_id(answer), self.token_id(other)
         return self._answer([float(x[a] - x[b]) for x in self._at(self.logits, at)])
 
-    def logit_lens(self, k: int = 1, *, at: int = -1) -> Any:
+    def logit_lens(self, k: int = 1, *, at: int = -1, lens: Lens | None = None) -> Any:
         """The k most probable tokens by the residual stream that leaves each layer.
 
-        The last norm and the unembedding read the stream of every layer (nostalgebraist 2020); what
-        the run edits behind the last layer is left out.
+        The last norm and the unembedding read the stream of every layer (nostalgebraist 2020), or
+        what a lens makes of it; what the run edits behind the last layer is left out.
 
         Args:
           k: number of tokens.
           at: position, counted from the end where negative.
+          lens: a lens of this model (`inspect.jacobian_lens`); None for the stream as it is.
 
         Returns:
           Lists by layer, as of `top`.
         """
         at_B = self._positions(at)
         x_LBD = self.whole("resid_post")[:, jnp.arange(len(at_B)), at_B]
+        if lens is not None:
+            x_LBD = jnp.stack([lens.transport(x_BD, layer) for layer, x_BD in enumerate(x_LBD)])
         logits_LBV = np.asarray(_lens(self.subject.params, x_LBD, cfg=self.subject.cfg))
         by_text = logits_LBV.swapaxes(0, 1)
         return self._answer([[self._top(x_V, k) for x_V in of_text] for of_text in by_text])

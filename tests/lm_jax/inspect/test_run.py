@@ -11,7 +11,7 @@ import tokenizers
 
 import lm_jax
 from lm_jax.errors import UsageError
-from lm_jax.inspect import names
+from lm_jax.inspect import jacobian_lens, names
 from lm_jax.inspect.attribution import direct_logit_attribution
 from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.weights.load import Pretrained
@@ -204,6 +204,20 @@ def test_the_lens_of_the_last_layer_is_the_answer(model):
         model.params, lm_jax.final_norm(model.params, run.cache["final_input"], CFG), CFG
     )
     np.testing.assert_allclose(run.logits[0], want[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_lens_of_jacobians_reads_what_a_stream_will_have_become(model):
+    ids, layers = [3, 1, 4], CFG.num_layers
+    matrix_SDD = np.random.default_rng(0).normal(size=(layers - 1, 20, 20)).astype(np.float32)
+    lens = jacobian_lens.JacobianLens(matrix_SDD, layers, 1, 20, 0, np.full(layers - 1, np.nan))
+    run = model.run(ids)
+    for layer, top in enumerate(run.logit_lens(3, lens=lens)):
+        h_BTD = run.cache["resid_post"][layer][:, -1:]
+        logits_V = lens.logits(model.params, CFG, h_BTD, layer)[0, 0]
+        best = np.argsort(-np.asarray(logits_V))[:3]
+        assert [token for token, _ in top] == [WORDS[i] for i in best]
+    assert run.logit_lens(3, lens=lens)[0] != run.logit_lens(3)[0]
+    assert run.logit_lens(3, lens=lens)[-1] == run.logit_lens(3)[-1]
 
 
 def frozen_difference(params, cfg, ids, answers, values, without=None):
