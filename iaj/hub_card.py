@@ -150,6 +150,9 @@ def _sparse(folder: Path) -> HubModel:
     return HubModel(folder, _files(folder, *hub.FILES), body, _LIBRARY, tags)
 
 
+_LATER = "and writes into the outputs of its own and later ones."
+
+
 def _transcoder(folder: Path) -> HubModel:
     from sparse_jax.transcoders import files
 
@@ -161,13 +164,15 @@ def _transcoder(folder: Path) -> HubModel:
         "features a layer": cfg.features,
         "width": cfg.hidden_size,
         "activation": cfg.kind,
-        "writes into": "all later layers" if cfg.window is None else f"{cfg.window} layers",
+        "writes into": {None: "all later layers", 1: "its own layer"}.get(
+            cfg.window, f"{cfg.window} layers"
+        ),
         "identity of the model": origin.model_sha256 or "not recorded",
     }
     body = cards.card(
-        "A cross-layer transcoder",
+        "Transcoders of each layer" if cfg.window == 1 else "A cross-layer transcoder",
         "Sparse features in place of the MLPs of a language model: each reads the input of an MLP "
-        "and writes into the outputs of its own and later ones.",
+        + ("and writes into its output." if cfg.window == 1 else _LATER),
         facts | dict(origin.numbers),
         "Load it with `sparse_jax.transcoders.load(folder)`, or give its folder to "
         f"`iaj sparse graph --transcoder=`; the folder is what `{_UNPACKED} returns. The layout is "

@@ -1,7 +1,7 @@
 """Cross-layer transcoders: sparse features that stand for the MLPs of a model.
 
 transcoder     parameters, encoder and decoder; `init`
-activations    ReLU, JumpReLU, BatchTopK
+activations    ReLU, JumpReLU, TopK, BatchTopK
 inputs         inputs and outputs of a model's MLPs, scaled, without outliers
 objective      the loss, for the shared training loop
 files          folders in public layouts; `save`, `load`

@@ -29,6 +29,7 @@ from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.transcoders.activations import topk
+from sparse_jax.transcoders.files import resolve
 from sparse_jax.transcoders.layouts import dictionary_learning as learned
 from sparse_jax.transcoders.layouts import saelens
 from sparse_jax.transcoders.layouts import tensors as files
@@ -126,17 +127,20 @@ def load_autoencoder(folder: str | os.PathLike[str]) -> Autoencoder:
     """Reads an autoencoder of SAELens or of dictionary_learning.
 
     Args:
-      folder: folder with cfg.json and sae_weights.safetensors, or config.json and ae.safetensors.
+      folder: folder with cfg.json and sae_weights.safetensors, or config.json and ae.safetensors;
+        or a repository of the hub (`files.resolve`).
 
     Raises:
       BadInputError: it is none, or is of a place that is not read here.
       CorruptError: a file is damaged, or a tensor missing or of another shape.
     """
-    folder = Path(folder)
+    folder = resolve(folder)
     if (folder / saelens.CONFIG).is_file():
-        read, scales = _of_saelens(folder)
+        read, described = _of_saelens(folder)
+        scales = described.scales
+        centred = "center_writing_weights" in described.processing
     elif any((folder / name).is_file() for name in (learned.WEIGHTS, learned.PICKLE)):
-        read, scales = learned.read(folder), False
+        read, scales, centred = learned.read(folder), False, False
     else:
         raise BadInputError(
             f"{folder} has no {saelens.CONFIG} and no {learned.WEIGHTS}, so it is no autoencoder "
@@ -149,6 +153,9 @@ def load_autoencoder(folder: str | os.PathLike[str]) -> Autoencoder:
         shift_F = encoder_FD @ read.decoder_bias_D.astype(np.float64)
         gate_bias_F = None if gate_bias_F is None else gate_bias_F - shift_F
         bias_F = bias_F - (shift_F if magnitude_F is None else magnitude_F * shift_F)
+    if centred:
+        # Of a stream less its mean a product is that of the encoder less its own.
+        encoder_FD = encoder_FD - encoder_FD.mean(1, keepdims=True, dtype=np.float64)
     if scales:
         # Features are ranked times the norms of their decoders, by which they are divided again.
         norm_F = np.linalg.norm(decoder_FD.astype(np.float64), axis=1)
@@ -173,8 +180,8 @@ def load_autoencoder(folder: str | os.PathLike[str]) -> Autoencoder:
     )
 
 
-def _of_saelens(folder: Path) -> tuple[learned.Read, bool]:
-    """The arrays of SAELens, and whether features are ranked times the norms of their decoders.
+def _of_saelens(folder: Path) -> tuple[learned.Read, saelens.Description]:
+    """The arrays of SAELens, and the settings.
 
     Raises:
       BadInputError, CorruptError: as `load_autoencoder`.
@@ -189,6 +196,11 @@ def _of_saelens(folder: Path) -> tuple[learned.Read, bool]:
         raise BadInputError(
             f"{described.file}: the hook {hook!r} is not read here; give an autoencoder of "
             f"{', '.join(_SITES)}"
+        )
+    if described.processing and not _SITES[hook].startswith("resid"):
+        raise BadInputError(
+            f"{described.file}: it is of a model with {', '.join(described.processing)}, in which "
+            f"{hook} holds something else than in the checkpoint; give one of the residual stream"
         )
     file, D, F = folder / saelens.WEIGHTS, described.inputs, described.features
     tensors = files.read(file)
@@ -216,4 +228,4 @@ def _of_saelens(folder: Path) -> tuple[learned.Read, bool]:
         layer=layer,
         model_name=described.model_name,
     )
-    return read, described.scales
+    return read, described

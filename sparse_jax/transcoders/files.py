@@ -25,6 +25,7 @@ import yaml
 
 from lm_jax.assets import published
 from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.run import downloads
 from lm_jax.run.config import config_hash
 from lm_jax.run.files import new_folder, read_json, write_bytes, write_json
 from lm_jax.run.identity import ModelIdentity
@@ -39,8 +40,6 @@ CONFIG, NOTE = "config.yaml", "transcoder.json"
 _FORMAT = 2
 # Its folders name another input in config.yaml than the one that they read, which is `HOOKS`.
 _OTHER_HOOKS = 1
-# What is read of a repository of the hub: no pickles.
-_PATTERNS = ("*.safetensors", "*params.npz", "*config.yaml", "*cfg.json", NOTE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +78,8 @@ def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin)
 
     Raises:
       BadInputError: the folder exists.
-      UsageError: a cross-layer transcoder has W_skip, for which the layout has no place.
+      UsageError: the layout has no place for it: W_skip of a cross-layer transcoder, or TopK that
+        leaves out negative features, since circuit-tracer's keeps them.
       StorageError: it cannot be written.
     """
     from safetensors.numpy import save as to_bytes
@@ -89,6 +89,11 @@ def save(folder: str | os.PathLike[str], transcoder: Transcoder, origin: Origin)
         raise UsageError(
             "transcoder: the layout of cross-layer transcoders has no place for W_skip; save one "
             "with window=1"
+        )
+    if cfg.kind == "topk" and cfg.rectified:
+        raise UsageError(
+            "transcoder: circuit-tracer's TopK keeps features below 0, which this one leaves out; "
+            "keep its own files"
         )
     with new_folder(folder) as draft:
         for name, tensors in _tensors(transcoder):
@@ -143,18 +148,30 @@ def _tensors(transcoder: Transcoder) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def resolve(source: str | os.PathLike[str]) -> Path:
     """The folder of a source: a path, a published name, or a repository of the hub.
 
-    A repository is `ORG/NAME`, `ORG/NAME/FOLDER` or either with `@REVISION`. Where its config.yaml
-    lists files of other repositories, none but that one is fetched here.
+    A repository is `ORG/NAME` or, with a folder in it, `ORG/NAME/FOLDER`, and either with
+    `@REVISION`. What is downloaded is its config.yaml and what that lists, or all tensors and
+    settings of the folder.
 
     Raises:
       BadInputError: the source is in none of these places, or a download failed.
     """
     folder, name = published.resolve(source), os.fspath(source)
-    if folder.exists() or hub.PART.fullmatch(name) is None or name.startswith("."):
+    match = hub.PART.fullmatch(name)
+    if folder.exists() or match is None or name.startswith("."):
         return folder
     found = hub.part(name, [CONFIG])
-    if found is None or "transcoders" not in _settings(found / CONFIG):
-        found = hub.part(name, _PATTERNS)
+    description = _yaml(found / CONFIG) if found and (found / CONFIG).is_file() else None
+    if found and isinstance(description, dict) and "transcoders" in description:
+        # What it lists of its own repository; others are looked up where they are read.
+        own = [path for path in folders.listed(found, description) if folders.HUB not in path]
+        found = hub.part(name, [CONFIG, *own, *(f"{path}/*" for path in own)])
+    elif description is not None or match[2] or not downloads.are_allowed():
+        found = hub.part(name, [*folders.PATTERNS, NOTE])
+    else:
+        raise BadInputError(
+            f"{name} has no {CONFIG}, so that it may hold transcoders of many sizes; name a folder "
+            "of it, ORG/NAME/FOLDER"
+        )
     if found is None:
         raise BadInputError(
             f"{name} is no folder here, and not in the cache of the Hugging Face hub {hub.cache()};"
@@ -163,9 +180,16 @@ def resolve(source: str | os.PathLike[str]) -> Path:
     return found
 
 
-def _settings(file: Path) -> Any:
-    """The content of a config.yaml, if there is one."""
-    return (yaml.safe_load(file.read_text("utf-8")) or {}) if file.is_file() else {}
+def _yaml(file: Path) -> Any:
+    """The content of a file.
+
+    Raises:
+      CorruptError: it is no YAML.
+    """
+    try:
+        return yaml.safe_load(file.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CorruptError(f"{file} is damaged: {' '.join(str(error).split())}") from error
 
 
 def load(folder: str | os.PathLike[str]) -> tuple[Transcoder, Origin]:
@@ -239,10 +263,7 @@ def _description(folder: Path) -> dict[str, Any]:
         raise BadInputError(
             f"{folder} has no {CONFIG}, so it is no transcoder{published.hint(folder)}"
         )
-    try:
-        description = yaml.safe_load((folder / CONFIG).read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CorruptError(f"{folder / CONFIG} is damaged: {error}") from error
+    description = _yaml(folder / CONFIG)
     kind = description.get("model_kind") if isinstance(description, dict) else None
     if kind not in circuit_tracer.KINDS:
         known = " or ".join(map(repr, circuit_tracer.KINDS))

@@ -6,7 +6,8 @@ Of the tokens of some text but the first ones, for each layer,
 
 with outputs y and reconstructions y'. A wrong hook, a transposed matrix, a forgotten factor or
 another model leaves out about everything. `mistakes` are readings of the same tensors that are
-often meant.
+often meant. Few tokens say little, since their mean takes much of the variance: `FEWEST` are asked
+for.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm_jax.errors import UsageError
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.runs import CircuitModel
@@ -23,7 +25,9 @@ from sparse_jax.transcoders.transcoder import BARE_INPUT, HOOKS, STREAM, Transco
 
 # One that leaves out more in most layers is wrong.
 WRONG = 0.9
-TOKENS = 2_000
+TOKENS, FEWEST = 2_000, 200
+# Rows of text at a time: of all layers, features of so many are there at once.
+_ROWS = 4
 
 
 def unexplained(
@@ -36,15 +40,37 @@ def unexplained(
       transcoder: a transcoder of raw activations that fits the model (`Transcoder.for_model`).
       tokens_BT: ids of some text.
       valid_BT: false where a token is padding.
+
+    Raises:
+      UsageError: there are fewer than `FEWEST` tokens.
     """
     counted_BT = valid_BT & (np.arange(tokens_BT.shape[1]) >= max(transcoder.skip_start, 1))[None]
-    left_L, whole_L = map(np.asarray, _sums(model, transcoder, tokens_BT, valid_BT, counted_BT))
-    return left_L / np.where(whole_L > 0, whole_L, 1.0)
+    total, left_L, whole_L, mean_LD = 0, 0.0, 0.0, 0.0
+    for start in range(0, len(tokens_BT), _ROWS):
+        at = slice(start, start + _ROWS)
+        missing = _ROWS - len(tokens_BT[at])
+        rows = (np.pad(x[at], [(0, missing), (0, 0)]) for x in (tokens_BT, valid_BT, counted_BT))
+        count, left, mean, whole = (
+            np.asarray(x, np.float64) for x in _sums(model, transcoder, *rows)
+        )
+        # Sums of squares about two means are joined by the distance of these.
+        apart_LD = mean - mean_LD
+        joined = total + count
+        share = total * count / joined if joined else 0.0
+        whole_L = whole_L + whole + share * (apart_LD**2).sum(-1)
+        mean_LD = mean_LD + apart_LD * (count / joined if joined else 0.0)
+        left_L, total = left_L + left, joined
+    if total < FEWEST:
+        raise UsageError(
+            f"text: {int(total)} tokens are too few to try a transcoder on; give {FEWEST} or more"
+        )
+    return np.asarray(left_L / whole_L)
 
 
 def is_wrong(unexplained_L: np.ndarray) -> bool:
     """Whether most layers are left out."""
-    return bool((unexplained_L > WRONG).mean() > 0.5)
+    # Of what is no number too.
+    return bool((~(unexplained_L <= WRONG)).mean() > 0.5)
 
 
 def mistakes(transcoder: Transcoder, model: CircuitModel) -> Iterator[tuple[str, Transcoder]]:
@@ -75,8 +101,8 @@ def _sums(
     tokens_BT: jax.Array,
     valid_BT: jax.Array,
     counted_BT: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Sums of squares of what is left out, and of the outputs less their mean, by layer."""
+) -> tuple[jax.Array, ...]:
+    """Count of tokens; sums of squares left out; means; sums of squares about them; by layer."""
     record = dict.fromkeys((transcoder.site, "mlp.out"), keep)
     records = model.forward(tokens_BT, valid_BT, record=record).records
     L, B, T, D = records["mlp.out"].shape
@@ -85,7 +111,9 @@ def _sums(
         for name in (transcoder.site, "mlp.out")
     )
     weight_1X1 = counted_BT.reshape(1, B * T, 1).astype(jnp.float32)
-    mean_L1D = (weight_1X1 * y_LXD).sum(1, keepdims=True) / jnp.maximum(weight_1X1.sum(), 1)
+    count = weight_1X1.sum()
+    mean_L1D = (weight_1X1 * y_LXD).sum(1, keepdims=True) / jnp.maximum(count, 1)
     left_LXD = y_LXD - transcoder.reconstruct(x_LXD)
     whole_LXD = y_LXD - mean_L1D
-    return (weight_1X1 * left_LXD**2).sum((1, 2)), (weight_1X1 * whole_LXD**2).sum((1, 2))
+    left_L, whole_L = ((weight_1X1 * x**2).sum((1, 2)) for x in (left_LXD, whole_LXD))
+    return count, left_L, mean_L1D[:, 0], whole_L

@@ -36,9 +36,10 @@ class Agreement:
 
 @struct.dataclass
 class _State:
-    """What features so far write into each layer, [L, B, T, D], and the next layer.
+    """What features so far write into each layer, and the next layer.
 
-    W_skip of a layer is in what is written there from its input on.
+    After L layers there is room for what a window would have beyond the last, so that a layer's
+    writes are one slice. W_skip of a layer is in what is written there from its input on.
     """
 
     outputs_LBTD: jax.Array
@@ -50,6 +51,7 @@ class _Start(StatefulEdit):
     """The edit at the embedding: sets what is there before any feature writes."""
 
     num_layers: int = struct.field(pytree_node=False)
+    beyond: int = struct.field(pytree_node=False, default=0)
     written_LBTD: jax.Array | None = None
     embedding_BTD: jax.Array | None = None
 
@@ -58,6 +60,7 @@ class _Start(StatefulEdit):
         written_LBTD = jnp.zeros((self.num_layers, *x.shape), jnp.float32)
         if self.written_LBTD is not None:
             written_LBTD = written_LBTD + self.written_LBTD
+        written_LBTD = jnp.pad(written_LBTD, [(0, self.beyond), (0, 0), (0, 0), (0, 0)])
         if self.embedding_BTD is not None:
             x = x + self.embedding_BTD
         return x, _State(written_LBTD, jnp.zeros((), jnp.int32))
@@ -70,7 +73,7 @@ class _Encode(StatefulEdit):
     encoder_FD: jax.Array
     bias_F: jax.Array
     theta_F: jax.Array
-    decoder_LFD: jax.Array
+    decoder_WFD: jax.Array
     skip_DD: jax.Array | None
     activations: StatefulEdit | None
     activated: Callable[[jax.Array, jax.Array], jax.Array] = struct.field(pytree_node=False)
@@ -81,11 +84,14 @@ class _Encode(StatefulEdit):
         z_BTF = self.activated(pre_BTF, self.theta_F[None, None])
         if self.activations is not None:
             z_BTF, _ = self.activations(z_BTF, None)
-        outputs_LBTD = state.outputs_LBTD + jnp.einsum("BTF,LFD->LBTD", z_BTF, self.decoder_LFD)
+        written_WBTD = jnp.einsum("BTF,WFD->WBTD", z_BTF, self.decoder_WFD)
         if self.skip_DD is not None:
             skipped_BTD = jnp.einsum("BTD,ED->BTE", x.astype(jnp.float32), self.skip_DD)
-            outputs_LBTD = outputs_LBTD.at[state.layer].add(skipped_BTD)
-        return x, _State(outputs_LBTD, state.layer)
+            written_WBTD = written_WBTD.at[0].add(skipped_BTD)
+        before, at = state.outputs_LBTD, state.layer
+        window_WBTD = jax.lax.dynamic_slice_in_dim(before, at, len(written_WBTD)) + written_WBTD
+        after = jax.lax.dynamic_update_slice_in_dim(before, window_WBTD, at, 0)
+        return x, _State(after, at)
 
 
 @struct.dataclass
@@ -121,18 +127,19 @@ def substitute(
     cfg, p = transcoder.cfg, transcoder.params
     L, F, D = cfg.num_layers, cfg.features, cfg.hidden_size
     zero_FD = jnp.zeros((F, D), jnp.float32)
+    W = min(cfg.window or L, L)
     decoders = [
         jnp.stack(
             [
-                transcoder.decoder(source, target) if target in cfg.targets(source) else zero_FD
-                for target in range(L)
+                transcoder.decoder(source, target) if target < L else zero_FD
+                for target in range(source, source + W)
             ]
         )
         for source in range(L)
     ]
     everywhere = jnp.broadcast_to(replaced_BT[None, :, :, None], (L, *replaced_BT.shape, 1))
     return {
-        "embed": _Start(L, written_LBTD, embedding_BTD),
+        "embed": _Start(L, W - 1, written_LBTD, embedding_BTD),
         transcoder.site: _Encode(
             p["encoder"],
             p["encoder_bias"],

@@ -15,7 +15,7 @@ residual stream itself in place of `mlp.in`, and may have a linear path past its
 """
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from flax import struct
 import jax
@@ -43,6 +43,8 @@ HOOKS = ("mlp.hook_in", "hook_mlp_out")
 BARE_INPUT, STREAM = "ln2.hook_normalized", "hook_resid_mid"
 # The output before a norm after the MLP, which some models have.
 BARE_OUTPUT = "mlp.hook_out"
+# What may be read, and what may be written.
+INPUTS, OUTPUTS = (HOOKS[0], BARE_INPUT, STREAM), (HOOKS[1], BARE_OUTPUT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,11 +215,27 @@ class Transcoder:
         """Some features `[X, Y]`, by layer and index, of MLP inputs `[L, X, D]`."""
         at = layer_Y, feature_Y
         if self.cfg.kind == "topk":
-            # Whether a feature is among the largest, only all of them say.
-            return self.encode(input_LXD)[layer_Y, :, feature_Y].T
+            return self._some_of_topk(input_LXD, layer_Y, feature_Y)
         pre_XY = products_of_some(input_LXD, layer_Y, self.params["encoder"][at])
         pre_XY = pre_XY + self.params["encoder_bias"][at][None]
         return activated(self.cfg, pre_XY, self.theta_LF[at][None])
+
+    def _some_of_topk(
+        self, input_LXD: jax.Array, layer_Y: jax.Array, feature_Y: jax.Array
+    ) -> jax.Array:
+        """`encode_some` where all features of a token say whether one is among the largest."""
+
+        def add(value_XY: jax.Array, each: Any) -> tuple[jax.Array, None]:
+            input_XD, encoder_FD, bias_F, layer = each
+            pre_XF = jnp.einsum("XD,FD->XF", input_XD, encoder_FD) + bias_F[None]
+            own_XY = activated(self.cfg, pre_XF, jnp.zeros_like(pre_XF))[:, feature_Y]
+            return jnp.where((layer_Y == layer)[None], own_XY, value_XY), None
+
+        L, X, _ = input_LXD.shape
+        start_XY = jnp.zeros((X, len(layer_Y)), input_LXD.dtype)
+        p = self.params
+        each = input_LXD, p["encoder"], p["encoder_bias"], jnp.arange(L)
+        return jax.lax.scan(add, start_XY, each)[0]
 
     def decode(self, features_LXF: jax.Array) -> jax.Array:
         """Reconstructed MLP outputs `[L, X, D]` of features `[L, X, F]`, without W_skip."""
@@ -295,6 +313,12 @@ class Transcoder:
                     f"transcoder: its {name} is {getattr(self.cfg, name)}, but that of the model "
                     f"is {getattr(cfg, name)}; give a transcoder that was trained on this model"
                 )
+        for hook, known in zip(self.hooks, (INPUTS, OUTPUTS), strict=True):
+            if hook not in known:
+                raise UsageError(
+                    f"transcoder: {hook!r} is no input or output of an MLP here; give one with "
+                    f"{', '.join(known)}"
+                )
         if BARE_INPUT in self.hooks and cfg.norm_weights:
             raise UsageError(
                 f"transcoder: it reads {BARE_INPUT}, inputs of MLPs before the weights of their "
@@ -330,16 +354,24 @@ class Transcoder:
           cfg: configuration of the model.
 
         Raises:
-          UsageError: a weight is 0, so that its input is lost.
+          UsageError: a weight is 0, so that its input is lost, or MLPs have no norm before them.
         """
-        if BARE_INPUT not in self.hooks or not cfg.norm_weights:
+        if BARE_INPUT not in self.hooks:
+            return self
+        if "ln2" not in cfg.norm_names:
+            raise UsageError(
+                f"transcoder: it reads {BARE_INPUT}, and this model has no norm before its MLPs; "
+                "give a transcoder of this model"
+            )
+        if not cfg.norm_weights:
             return self
         self.check(dataclasses.replace(cfg, norm_weights=False))
         named = dataclasses.replace(self, hooks=(HOOKS[0], self.hooks[1]))
         if cfg.norm == "layer":
             return named
         one_L11 = jnp.ones((cfg.num_layers, 1, 1), jnp.float32)
-        weight_L1D, _ = norm_factor(params["blocks"].get("ln2"), one_L11, cfg)
+        norm = jax.tree.map(lambda x: x.astype(jnp.float32), params["blocks"].get("ln2"))
+        weight_L1D, _ = norm_factor(norm, one_L11, cfg)
         if not bool((weight_L1D != 0).all()):
             raise UsageError(
                 f"transcoder: it reads {BARE_INPUT}, and a weight of the norms of this model is 0, "

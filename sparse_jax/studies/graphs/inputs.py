@@ -32,7 +32,7 @@ from sparse_jax.transcoders import files, fit
 from sparse_jax.transcoders.transcoder import Transcoder
 
 # Tokens of a row of the text on which a transcoder is tried.
-_WIDTH = 256
+_WIDTH = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,16 +256,7 @@ def _load(
     transcoder.check(model.model.cfg)
     unexplained_L = np.zeros(0)
     if not recorded:
-        tokens_BT, valid_BT = _text(config, model, prompts)
-        unexplained_L = fit.unexplained(model.model, transcoder, tokens_BT, valid_BT)
-        if fit.is_wrong(unexplained_L) and not config.unknown_origin:
-            others = _other_readings(model.model, as_read, tokens_BT, valid_BT)
-            raise BadInputError(
-                f"{flag}={folder} does not say of which model it is, and leaves out "
-                f"{_percent(unexplained_L)} of the variance of MLP outputs of {source} on "
-                f"{int(valid_BT.sum()):,} tokens, so that it is of another model or read wrongly; "
-                f"other readings leave out {others}; give the model's own, or add --unknown_origin"
-            )
+        unexplained_L = _tried(f"{flag}={folder}", model, as_read, transcoder, config, prompts)
     facts = dataclasses.replace(
         _facts(role, source, model),
         transcoder=folder,
@@ -278,6 +269,40 @@ def _load(
         unexplained=tuple(map(float, unexplained_L)),
     )
     return GraphModel(facts, model, transcoder)
+
+
+def _tried(
+    what: str,
+    model: SourceModel,
+    as_read: Transcoder,
+    transcoder: Transcoder,
+    config: GraphConfig,
+    prompts: Sequence[str],
+) -> np.ndarray:
+    """What a transcoder leaves out by layer `[L]` that does not say whose it is; or nothing.
+
+    Raises:
+      BadInputError: it leaves out nearly all, or there is too little text to say.
+    """
+    tokens_BT, valid_BT = _text(config, model, prompts)
+    try:
+        left_L = fit.unexplained(model.model, transcoder, tokens_BT, valid_BT)
+    except UsageError as error:
+        if config.unknown_origin:
+            return np.zeros(0)
+        raise BadInputError(
+            f"{what} does not say of which model it is, and there is too little text to try it on "
+            f"({error}); name a text by --config.corpus.source, or add --unknown_origin"
+        ) from error
+    if fit.is_wrong(left_L) and not config.unknown_origin:
+        others = _other_readings(model.model, as_read, tokens_BT, valid_BT)
+        raise BadInputError(
+            f"{what} does not say of which model it is, and leaves out {_percent(left_L)} of the "
+            f"variance of MLP outputs of {model.name} on {int(valid_BT.sum()):,} tokens, so that "
+            f"it is of another model or read wrongly; other readings leave out {others}; give the "
+            "model's own, or add --unknown_origin"
+        )
+    return left_L
 
 
 def _text(
@@ -294,11 +319,12 @@ def _text(
     width, rows, count = min(_WIDTH, model.model.cfg.max_length), [], 0
     for text in texts:
         row = model.tokenizer.encode(text)[:width]
-        rows.append(row)
-        count += len(row)
+        if row:
+            rows.append(row)
+            count += len(row)
         if count >= fit.TOKENS:
             break
-    return _pad(rows)
+    return _pad(rows or [[0]])
 
 
 def _other_readings(
@@ -306,7 +332,11 @@ def _other_readings(
 ) -> str:
     parts = []
     for name, other in fit.mistakes(transcoder, model):
-        bound = other.for_model(model.params, model.cfg)
+        try:
+            bound = other.for_model(model.params, model.cfg)
+        except UsageError:
+            parts.append(f"nothing that could be said ({name}, which this model does not have)")
+            continue
         left_L = fit.unexplained(model, bound, tokens_BT, valid_BT)
         parts.append(f"{_percent(left_L)} ({name})")
     return ", ".join(parts)

@@ -62,10 +62,10 @@ def summary_lines(
 def _fit_line(model: ModelFacts) -> str:
     """How much a transcoder of unknown origin leaves out."""
     low, high = (100 * end for end in (min(model.unexplained), max(model.unexplained)))
-    verdict = "as one of this model does" if high < 100 * PLAUSIBLE else "which is much"
+    much = "" if high < 100 * PLAUSIBLE else "; more than 60 % in one layer is much"
     return (
         f"{model.transcoder} does not say of which model it is; it leaves out {low:.3g} to "
-        f"{high:.3g} % of the variance of MLP outputs in a layer, {verdict}"
+        f"{high:.3g} % of the variance of MLP outputs, by layer{much}"
     )
 
 

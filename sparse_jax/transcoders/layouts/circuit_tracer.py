@@ -27,22 +27,12 @@ import numpy as np
 from lm_jax.errors import BadInputError, CorruptError
 from sparse_jax.transcoders.layouts import tensors as files
 from sparse_jax.transcoders.layouts.layer import Layer
-from sparse_jax.transcoders.transcoder import (
-    BARE_INPUT,
-    BARE_OUTPUT,
-    HOOKS,
-    STREAM,
-    Transcoder,
-    TranscoderConfig,
-)
+from sparse_jax.transcoders.transcoder import INPUTS, OUTPUTS, Transcoder, TranscoderConfig
 
 CROSS_LAYER, PER_LAYER = "cross_layer_transcoder", "transcoder_set"
 KINDS = (CROSS_LAYER, PER_LAYER)
 # By field of config.yaml, the names that may be inputs and outputs of MLPs.
-HOOK_FIELDS = {
-    "feature_input_hook": (HOOKS[0], BARE_INPUT, STREAM),
-    "feature_output_hook": (HOOKS[1], BARE_OUTPUT),
-}
+HOOK_FIELDS = {"feature_input_hook": INPUTS, "feature_output_hook": OUTPUTS}
 _SITES = {
     "feature_input_hook": "input of each MLP after or before its norm",
     "feature_output_hook": "output of each MLP",
@@ -158,15 +148,20 @@ def set_layer(file: Path, k: int, hooks: tuple[str, str]) -> Layer:
       CorruptError: a tensor is missing or does not fit.
     """
     tensors = files.read(file)
+    if "k" in tensors and not k:
+        raise BadInputError(
+            f"{file}: it has a tensor k, so that features are the k largest; write activation: "
+            "topk and k: NUMBER into config.yaml"
+        )
     has_thresholds = _THRESHOLD in tensors and not k
     known = {"W_enc", "W_dec", "b_enc", "b_dec", "W_skip"}
     known |= {_THRESHOLD} if has_thresholds else set()
     known |= {"k"} if k else set()
     kind = "topk" if k else "jumprelu" if has_thresholds else "relu"
     files.check_known(file, tensors, known, f"{kind} transcoder")
-    if "k" in tensors and int(tensors["k"]) != k:
+    if "k" in tensors and tensors["k"].reshape(-1).tolist() != [k]:
         raise CorruptError(
-            f"{file}: k is {int(tensors['k'])}, and {k} in config.yaml; copy the whole folder"
+            f"{file}: k is {tensors['k'].tolist()}, and {k} in config.yaml; copy the whole folder"
         )
     shape = tensors["W_enc"].shape if "W_enc" in tensors else ()
     if len(shape) != 2:
@@ -204,7 +199,7 @@ def open_features(folder: Path, description: Mapping[str, Any]) -> int:
             "jumprelu"
         )
     k = description.get("k")
-    if kind == "topk" and (not isinstance(k, int) or k < 1):
+    if kind == "topk" and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
         raise BadInputError(
             f"{folder / 'config.yaml'}: k is {k!r}, and activation topk needs the number of "
             "features that are open at a token; write it there"

@@ -13,7 +13,9 @@ writes the same tensors, by the class of the autoencoder (`trainer.dict_class` i
     JumpReluAutoEncoder    W_enc [D, F], b_enc, W_dec [F, D], b_dec, threshold [F]
     GatedAutoEncoder       encoder.weight, decoder.weight, decoder_bias, gate_bias, mag_bias, r_mag
 
-All but JumpReluAutoEncoder subtract the decoder's bias from inputs. No feature is below 0.
+All but JumpReluAutoEncoder subtract the decoder's bias from inputs. No feature is below 0. The
+program divides the rows of an AutoEncoder's decoder by their lengths when it loads one, unless told
+otherwise; here tensors are read as they are.
 """
 
 import dataclasses
@@ -27,8 +29,7 @@ from lm_jax.run.files import read_json
 from sparse_jax.transcoders.layouts import tensors as files
 
 CONFIG, WEIGHTS, PICKLE = "config.json", "ae.safetensors", "ae.pt"
-_PLACE = re.compile(r"(resid_post|resid_pre|mlp_out|attention_out|attn_out)_layer_(\d+)")
-_SITES = {"mlp_out": "mlp.out", "attention_out": "attn.out", "attn_out": "attn.out"}
+_PLACE = re.compile(r"(resid_post|resid_pre)_layer_(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,12 @@ def read(folder: Path) -> Read:
             f"{folder} has {PICKLE}, a pickle, which is never opened here; save its tensors as "
             f"{WEIGHTS} (docs/sparse/dictionaries)"
         )
+    buffer = config.get("buffer")
+    if isinstance(buffer, dict) and buffer.get("io", "out") != "out":
+        raise BadInputError(
+            f"{folder / CONFIG}: buffer.io is {buffer['io']!r}, and an autoencoder is of one place "
+            "(out)"
+        )
     site, layer = _place(folder / CONFIG, str(trainer.get("submodule_name") or ""))
     kind, tensors = str(trainer.get("dict_class")), files.read(file)
     try:
@@ -104,7 +111,8 @@ def read(folder: Path) -> Read:
         if kind in ("AutoEncoderTopK", "BatchTopKSAE"):
             known |= {"k", "threshold"}
         if kind == "AutoEncoderTopK":
-            k = int(tensors["k"]) if "k" in tensors else int(trainer.get("k") or 0)
+            k = tensors["k"].reshape(-1)[0] if "k" in tensors else trainer.get("k")
+            k = int(k) if isinstance(k, int | np.integer) else 0
         if kind == "BatchTopKSAE":
             threshold_F = np.full(F, get("threshold").clip(0), np.float32)
         known |= {bias_name}
@@ -136,7 +144,7 @@ def _place(file: Path, name: str) -> tuple[str, int]:
     match = _PLACE.fullmatch(name)
     if match is None:
         raise BadInputError(
-            f"{file}: trainer.submodule_name is {name!r}, and resid_post_layer_<number> is read "
-            "here, or resid_pre, mlp_out or attention_out; write it so"
+            f"{file}: trainer.submodule_name is {name!r}, and resid_post_layer_<number> or "
+            "resid_pre_layer_<number> is read here; write it so"
         )
-    return _SITES.get(match[1], match[1]), int(match[2])
+    return match[1], int(match[2])

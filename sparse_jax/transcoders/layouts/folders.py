@@ -7,6 +7,7 @@ have several transcoders of a layer must say which in such a list.
 """
 
 from collections.abc import Mapping
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from sparse_jax.transcoders.layouts import tensors as files
 from sparse_jax.transcoders.layouts.layer import Layer, joined
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
 
-HUB = "hf://"
+CONFIG, HUB = "config.yaml", "hf://"
+# What is read of a repository of the hub: no pickles.
+PATTERNS = ("*.safetensors", "*params.npz", "*config.yaml", "*config.json", "*cfg.json")
 
 
 def read_described(
@@ -39,20 +42,46 @@ def read_described(
       CorruptError: a tensor is missing, of another shape or not finite.
     """
     if description["model_kind"] == circuit_tracer.CROSS_LAYER:
+        if "transcoders" in description:
+            layers = gemma_scope.cross_layer(places(folder, description))
+            return _with_hooks(joined(layers, window=None)[0], folder, hooks)
         L = circuit_tracer.layers(folder, description)
         return circuit_tracer.cross_layer(folder, L, cfg, hooks)
     k = circuit_tracer.open_features(folder, description)
-    layers = [_item(place, k, hooks) for place in places(folder, description)]
-    transcoder, _ = joined(layers, window=1)
+    layers = []
+    for number, place in enumerate(places(folder, description)):
+        own, layer = _item(place, k, hooks)
+        if own not in (None, number):
+            raise BadInputError(
+                f"{folder / CONFIG}: {place} is of layer {own}, and stands at {number} of "
+                "transcoders; list the layers in order"
+            )
+        layers.append(layer)
+    transcoder = _with_hooks(joined(layers, window=1)[0], folder, hooks)
     own = transcoder.cfg
+    if description.get("activation") == "jumprelu" and not own.has_thresholds:
+        raise BadInputError(
+            f"{folder / CONFIG}: activation is jumprelu, and the files have no thresholds; copy "
+            "the whole folder"
+        )
     if cfg is None:
-        return Transcoder(transcoder.params, own, hooks)
+        return transcoder
     sizes = cfg.num_layers, cfg.hidden_size, cfg.features, cfg.kind in ("relu", "topk"), cfg.k
     if sizes != (own.num_layers, own.hidden_size, own.features, not own.has_thresholds, own.k):
         raise CorruptError(
             f"{folder}: transcoder.json has other sizes than the tensors; copy the whole folder"
         )
     return Transcoder(transcoder.params, cfg, hooks)
+
+
+def _with_hooks(transcoder: Transcoder, folder: Path, hooks: tuple[str, str]) -> Transcoder:
+    """The transcoder, where its files do not say that it is of other places."""
+    if transcoder.hooks != hooks:
+        raise BadInputError(
+            f"{folder / CONFIG}: its hooks are {' and '.join(hooks)}, and those of its files "
+            f"{' and '.join(transcoder.hooks)}; write these"
+        )
+    return transcoder
 
 
 def places(folder: Path, description: Mapping[str, Any]) -> list[Path]:
@@ -62,64 +91,100 @@ def places(folder: Path, description: Mapping[str, Any]) -> list[Path]:
       BadInputError: one of the list is not here.
       CorruptError: a layer is missing.
     """
-    listed = description.get("transcoders")
-    if listed is None:
+    if "transcoders" not in description:
         count = circuit_tracer.layers(folder, description)
         return [folder / f"layer_{layer}.safetensors" for layer in range(count)]
-    if not isinstance(listed, list) or not listed:
+    return [_place(folder, path) for path in listed(folder, description)]
+
+
+def listed(folder: Path, description: Mapping[str, Any]) -> list[str]:
+    """The paths in the list of a config.yaml, from the first layer on.
+
+    Raises:
+      BadInputError: it is no list of paths, or its layers are not in order.
+    """
+    items = description["transcoders"]
+    paths = []
+    for number, item in enumerate(items if isinstance(items, list) else ()):
+        # An older form has a mapping for each layer.
+        path = item.get("filepath") if isinstance(item, dict) else item
+        layer = item.get("layer", number) if isinstance(item, dict) else number
+        if layer != number:
+            raise BadInputError(
+                f"{folder / CONFIG}: item {number} of transcoders is of layer {layer}; list the "
+                "layers in order"
+            )
+        if isinstance(path, str):
+            paths.append(path)
+    if not paths or not isinstance(items, list) or len(paths) < len(items):
         raise BadInputError(
-            f"{folder / 'config.yaml'}: transcoders must be a list with a path of each layer"
+            f"{folder / CONFIG}: transcoders must be a list with a path of each layer (filepath in "
+            "the older form)"
         )
-    # An older form has a mapping of each.
-    paths = [each.get("filepath") if isinstance(each, dict) else each for each in listed]
-    return [_place(folder, str(path)) for path in paths]
+    return paths
 
 
 def _place(folder: Path, path: str) -> Path:
     if path.startswith(HUB):
         return _on_hub(folder, path)
-    place = folder / path
-    if folder.resolve() not in place.resolve().parents:
-        raise BadInputError(
-            f"{folder / 'config.yaml'}: {path} is not within {folder}; copy it there"
-        )
+    # As it is spelled: files in the hub's cache are links to others.
+    place = Path(os.path.normpath(folder / path))
+    if Path(os.path.normpath(folder)) not in place.parents:
+        raise BadInputError(f"{folder / CONFIG}: {path} is not within {folder}; copy it there")
     if not place.exists():
-        raise BadInputError(f"{folder / 'config.yaml'}: {path} is not in {folder}; copy it there")
+        raise BadInputError(f"{folder / CONFIG}: {path} is not in {folder}; copy it there")
     return place
 
 
 def _on_hub(folder: Path, path: str) -> Path:
-    """The file of a list in the hub's cache, downloaded where that is allowed."""
+    """The file or folder of a list in the hub's cache, downloaded where that is allowed."""
     name, _, query = path.removeprefix(HUB).partition("?")
-    owner, repository, *parts = name.split("/")
-    revision = query.removeprefix("revision=") or None
-    found = hub.file(f"{owner}/{repository}", "/".join(parts), revision)
-    if found is None:
-        command = f"hf download {owner}/{repository} {'/'.join(parts)}"
-        command += f" --revision {revision}" if revision else ""
+    revision = query.removeprefix("revision=")
+    whole = f"{name}@{revision}" if revision else name
+    match = hub.PART.fullmatch(whole)
+    if match is None or not match[2]:
         raise BadInputError(
-            f"{folder / 'config.yaml'}: {path} is not in the cache of the hub; add --download, or "
-            f"run {command}"
+            f"{folder / CONFIG}: {path} is not hf://OWNER/REPOSITORY/PATH, with ?revision=NAME or "
+            "without; write it so"
+        )
+    inner = match[2].removeprefix("/")
+    if Path(inner).suffix in (".npz", ".safetensors"):
+        found = hub.file(match[1], inner, revision or None)
+    else:
+        found = hub.part(whole, PATTERNS)
+    if found is None:
+        command = f"hf download {match[1]} {inner}" + (
+            f" --revision {revision}" if revision else ""
+        )
+        raise BadInputError(
+            f"{folder / CONFIG}: {path} is not in the cache of the hub; add --download, or run "
+            f"{command}"
         )
     return found
 
 
-def _item(place: Path, k: int, hooks: tuple[str, str]) -> Layer:
-    """The layer of a file or folder, by its names."""
+def _item(place: Path, k: int, hooks: tuple[str, str]) -> tuple[int | None, Layer]:
+    """The layer of a file or folder, by its names, and its number where it says it."""
     if place.is_dir():
         if (place / saelens.WEIGHTS).is_file():
-            return saelens.layer(place)[1]
+            return saelens.layer(place)
         if (place / sparsify.WEIGHTS).is_file():
-            return sparsify.layer(place)[1]
+            return sparsify.layer(place)
         raise BadInputError(
             f"{place} holds no transcoder ({saelens.WEIGHTS} or {sparsify.WEIGHTS}); name a folder "
             "or file that does"
         )
     if place.suffix == ".npz":
-        return gemma_scope.first_layer(place)
+        return _number(place), gemma_scope.first_layer(place)
     if "w_enc" in files.names(place):
-        return gemma_scope.second_layer(place)
-    return circuit_tracer.set_layer(place, k, hooks)
+        return _number(place), gemma_scope.second_layer(place)
+    return None, circuit_tracer.set_layer(place, k, hooks)
+
+
+def _number(file: Path) -> int | None:
+    """The layer of a file of Gemma Scope, by the names of its folders."""
+    matches = map(gemma_scope.FOLDER.fullmatch, reversed(file.absolute().parent.parts))
+    return next((int(match[1]) for match in matches if match), None)
 
 
 def is_known(folder: Path) -> bool:
@@ -136,9 +201,11 @@ def read_other(folder: Path) -> tuple[Transcoder, str]:
       CorruptError: a file is damaged.
     """
     if (folder / clt_forge.CONFIG).is_file():
-        return joined(clt_forge.layers(folder), window=None)
+        layers, window = clt_forge.layers(folder)
+        return joined(layers, window=window)
     if _has_cross_layer(folder):
-        return joined(gemma_scope.cross_layer(folder), window=None)
+        found = gemma_scope.cross_layer_files(folder)
+        return joined(gemma_scope.cross_layer(found), window=None)
     by_layer: dict[int, list[tuple[Path, Layer]]] = {}
     for place in _found(folder):
         number, layer = _numbered(folder, place)
@@ -148,7 +215,8 @@ def read_other(folder: Path) -> tuple[Transcoder, str]:
             names = ", ".join(str(place.relative_to(folder)) for place, _ in found[:4])
             raise BadInputError(
                 f"{folder}: layer {number} has {len(found)} transcoders ({names}); copy one of "
-                "each layer into a folder, or name them in a config.yaml (docs/sparse/dictionaries)"
+                "each layer into a folder, or list them in a config.yaml "
+                "(docs/sparse/dictionaries.md)"
             )
     if sorted(by_layer) != list(range(len(by_layer))):
         raise BadInputError(
@@ -163,9 +231,9 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / clt_forge.CONFIG).is_file():
         return [folder / clt_forge.WEIGHTS]
     if _has_cross_layer(folder):
-        return [file for file in folder.iterdir() if gemma_scope.CROSS_LAYER.fullmatch(file.name)]
+        return gemma_scope.cross_layer_files(folder)
     found = []
-    for place in _found(folder):
+    for place in _in_order(folder):
         name = saelens.WEIGHTS if (place / saelens.WEIGHTS).is_file() else sparsify.WEIGHTS
         found.append(place / name if place.is_dir() else place)
     return found
@@ -177,7 +245,23 @@ def setting_files(folder: Path) -> list[Path]:
         return [folder / clt_forge.CONFIG]
     if _has_cross_layer(folder):
         return []
-    return [place / saelens.CONFIG for place in _found(folder) if place.is_dir()]
+    return [place / saelens.CONFIG for place in _in_order(folder) if place.is_dir()]
+
+
+def _in_order(folder: Path) -> list[Path]:
+    """Those of `_found` in the order of their layers, where that is known."""
+
+    def key(place: Path) -> tuple[int, str]:
+        if not place.is_dir():
+            number = _number(place)
+        elif (place / saelens.WEIGHTS).is_file():
+            number = saelens.describe(place).place[0]
+        else:
+            match = sparsify.FOLDER.fullmatch(place.name)
+            number = int(match[1]) if match else None
+        return -1 if number is None else number, str(place)
+
+    return sorted(_found(folder), key=key)
 
 
 def _has_cross_layer(folder: Path) -> bool:
@@ -199,8 +283,7 @@ def _numbered(folder: Path, place: Path) -> tuple[int, Layer]:
     if place.is_dir():
         is_first = (place / saelens.WEIGHTS).is_file()
         return saelens.layer(place) if is_first else sparsify.layer(place)
-    matches = map(gemma_scope.FOLDER.fullmatch, reversed(place.absolute().parent.parts))
-    number = next((int(match[1]) for match in matches if match), None)
+    number = _number(place)
     if number is None:
         raise BadInputError(
             f"{place} is in no folder layer_<number>, so that its layer is not known; keep the "

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import BadInputError
-from sparse_jax.transcoders.transcoder import HOOKS, Transcoder, TranscoderConfig
+from sparse_jax.transcoders.transcoder import (
+    HOOKS,
+    INPUTS,
+    OUTPUTS,
+    Transcoder,
+    TranscoderConfig,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,14 +47,19 @@ class Layer:
     model_name: str = ""
 
     @property
-    def form(self) -> tuple[object, ...]:
-        """What all layers of a transcoder have alike."""
+    def form(self) -> dict[str, object]:
+        """What all layers of a transcoder have alike, by name."""
         features, hidden = self.encoder_FD.shape
-        has = ("missing" if x is None else "there" for x in (self.threshold_F, self.skip_DD))
-        return features, hidden, *has, self.k, self.rectified, self.hooks
-
-
-_NAMES = ("features", "width", "thresholds", "W_skip", "k", "rectification", "hooks")
+        return {
+            "number of features": features,
+            "width": hidden,
+            "array of thresholds": "missing" if self.threshold_F is None else "there",
+            "W_skip": "missing" if self.skip_DD is None else "there",
+            "k": self.k,
+            "rule of TopK": "without negative ones" if self.rectified else "with negative ones",
+            "input hook": self.hooks[0],
+            "output hook": self.hooks[1],
+        }
 
 
 def joined(layers: Sequence[Layer], *, window: int | None) -> tuple[Transcoder, str]:
@@ -62,12 +73,18 @@ def joined(layers: Sequence[Layer], *, window: int | None) -> tuple[Transcoder, 
       BadInputError: layers differ in what they hold.
     """
     first = layers[0]
+    for hook, known in zip(first.hooks, (INPUTS, OUTPUTS), strict=True):
+        if hook not in known:
+            raise BadInputError(
+                f"{first.source}: {hook!r} is no input or output of an MLP here; give one with "
+                f"{', '.join(known)}"
+            )
     for layer in layers[1:]:
-        for name, here, there in zip(_NAMES, layer.form, first.form, strict=True):
-            if here != there:
+        for name, here in layer.form.items():
+            if here != first.form[name]:
                 raise BadInputError(
-                    f"{layer.source}: {name} is {here}, but {there} in {first.source}; a graph "
-                    "needs layers that are alike"
+                    f"{layer.source}: the {name} is {here}, and that of {first.source} "
+                    f"{first.form[name]}; a graph needs layers that are alike"
                 )
     features, hidden = first.encoder_FD.shape
     kind = "relu" if first.threshold_F is None else "jumprelu"

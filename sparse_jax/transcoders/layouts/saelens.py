@@ -8,7 +8,8 @@
 With p = x W_enc + b_enc, features are relu(p), relu(p) where p is above its threshold, or the k
 largest of p without those below 0. Where `apply_b_dec_to_input`, x is less b_dec. A threshold below
 0 is 0. Versions before 6 have flat settings with other names. What was divided by during training
-and is not in the file (`normalize_activations`) is refused.
+and is not in the file (`normalize_activations`) is refused. Of a model whose writing weights were
+centred, the residual stream has no mean: an encoder reads it from ours less its own mean.
 """
 
 from collections.abc import Mapping
@@ -33,6 +34,10 @@ TRANSCODERS = {
 }
 AUTOENCODERS = ("standard", "jumprelu", "topk", "gated")
 _HOOK = re.compile(r"blocks\.(\d+)\.(.+)")
+# Names that are the same place, where TransformerLens splits the stream.
+_SAME = {"hook_mlp_in": "hook_resid_mid"}
+# Settings of TransformerLens that change what a hook holds.
+_PROCESSING = ("fold_ln", "center_writing_weights", "fold_value_biases")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Description:
       k: number of open features, of topk; 0 for others.
       scales: whether features of topk are ranked times the norms of their decoders.
       hook, hook_out: names of input and output in TransformerLens, with the block.
+      processing: settings of TransformerLens that changed the weights of the model.
       model_name: name of the model.
     """
 
@@ -60,6 +66,7 @@ class Description:
     scales: bool
     hook: str
     hook_out: str
+    processing: tuple[str, ...]
     model_name: str
 
     @property
@@ -85,9 +92,18 @@ def describe(folder: Path) -> Description:
     architecture = both.get("architecture", "standard")
     activation = both.get("activation_fn", both.get("activation_fn_str", "relu"))
     options = both.get("activation_fn_kwargs") or {}
-    k = both.get("k", options.get("k", 0)) if activation == "topk" or architecture == "topk" else 0
-    if k and architecture == "standard":
+    if activation not in ("relu", "topk"):
+        raise BadInputError(f"{file}: the activation is {activation!r}; give one of relu or topk")
+    if activation == "topk" and architecture == "standard":
         architecture = "topk"
+    k = 0
+    if architecture == "topk":
+        k = both.get("k", options.get("k") if isinstance(options, dict) else None)
+        if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= int(both.get("d_sae", k)):
+            raise BadInputError(
+                f"{file}: k is {k!r}, and topk needs the number of features that are open at a "
+                "token; write it there"
+            )
     if architecture not in (*TRANSCODERS, *AUTOENCODERS):
         known = ", ".join((*TRANSCODERS, *AUTOENCODERS))
         raise BadInputError(f"{file}: architecture is {architecture!r}; give one of {known}")
@@ -105,6 +121,8 @@ def describe(folder: Path) -> Description:
             f"{file}: reshape_activations is {both['reshape_activations']!r}; outputs of heads are "
             "not read here"
         )
+    kwargs = both.get("model_from_pretrained_kwargs")
+    kwargs = kwargs if isinstance(kwargs, dict) else {}
     try:
         return Description(
             file=file,
@@ -114,14 +132,19 @@ def describe(folder: Path) -> Description:
             features=int(both["d_sae"]),
             # The older form leaves it out where it is so.
             subtracts=bool(both.get("apply_b_dec_to_input", architecture not in TRANSCODERS)),
-            k=int(k),
+            k=k,
             scales=bool(new and both.get("rescale_acts_by_decoder_norm", False)),
             hook=str(both.get("hook_name") or both["hook_point"]),
             hook_out=str(both.get("hook_name_out") or ""),
+            processing=tuple(name for name in _PROCESSING if kwargs.get(name)),
             model_name=str(both.get("model_name") or ""),
         )
     except KeyError as error:
         raise CorruptError(f"{file}: {error.args[0]} is missing; copy the whole folder") from error
+    except (TypeError, ValueError) as error:
+        raise CorruptError(
+            f"{file}: a size is no number ({error}); copy the whole folder"
+        ) from error
 
 
 def layer(folder: Path) -> tuple[int, Layer]:
@@ -143,6 +166,11 @@ def layer(folder: Path) -> tuple[int, Layer]:
         raise BadInputError(
             f"{folder}: it reads {described.hook} and writes {described.hook_out}; a graph needs "
             "input and output of one MLP"
+        )
+    if described.processing:
+        raise BadInputError(
+            f"{described.file}: it is of a model with {', '.join(described.processing)}, whose "
+            "MLPs write something else than those of the checkpoint; give one of the model as it is"
         )
     file = folder / WEIGHTS
     tensors = files.read(file)
@@ -190,4 +218,4 @@ def _place(file: Path, hook: Any) -> tuple[int, str]:
             f"{file}: the hook {hook!r} is not blocks.<number>.<name>, as TransformerLens has it; "
             "write it so"
         )
-    return int(match[1]), match[2]
+    return int(match[1]), _SAME.get(match[2], match[2])

@@ -1,4 +1,4 @@
-"""Transcoders of sparsify: a folder `layers.<l>.mlp` with cfg.json and sae.safetensors.
+"""Transcoders of sparsify: folders `layers.<l>.mlp` (or `h.<l>.mlp`), cfg.json, sae.safetensors.
 
     encoder.weight [F, D], encoder.bias [F], W_dec [F, D], b_dec [D], W_skip [D, D]
 
@@ -17,7 +17,7 @@ from sparse_jax.transcoders.layouts.layer import Layer
 from sparse_jax.transcoders.transcoder import BARE_OUTPUT, HOOKS
 
 CONFIG, WEIGHTS = "cfg.json", "sae.safetensors"
-FOLDER = re.compile(r"layers\.(\d+)\.mlp")
+FOLDER = re.compile(r"(?:layers|h)\.(\d+)\.mlp")
 
 
 def layer(folder: Path) -> tuple[int, Layer]:
@@ -33,12 +33,18 @@ def layer(folder: Path) -> tuple[int, Layer]:
     match = FOLDER.fullmatch(folder.name)
     if not config.get("transcode") or match is None:
         raise BadInputError(
-            f"{folder}: it is no transcoder of an MLP (transcode = {config.get('transcode')!r}, in "
-            "a folder layers.<number>.mlp), so that it has no graph"
+            f"{folder}: it is no transcoder of an MLP (transcode: true in cfg.json, in a folder "
+            "layers.<number>.mlp or h.<number>.mlp), so that it has no graph"
         )
     activation = config.get("activation", "topk")
     if activation != "topk":
         raise BadInputError(f"{folder / CONFIG}: activation is {activation!r}; give one of topk")
+    for field in ("signed", "gram_lookup"):
+        if config.get(field):
+            raise BadInputError(
+                f"{folder / CONFIG}: {field} is {config[field]!r}, which is not read here; give a "
+                "transcoder without it"
+            )
     k, file = config.get("k"), folder / WEIGHTS
     tensors = files.read(file)
     known = {"encoder.weight", "encoder.bias", "W_dec", "b_dec"}
@@ -48,7 +54,7 @@ def layer(folder: Path) -> tuple[int, Layer]:
     if len(shape) != 2:
         raise CorruptError(f"{file}: encoder.weight is missing or misshapen; copy the whole folder")
     F, D = shape
-    if not isinstance(k, int) or not 0 < k <= F:
+    if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= F:
         raise BadInputError(f"{folder / CONFIG}: k is {k!r}; it must be 1 to {F}")
     return int(match[1]), Layer(
         source=folder,

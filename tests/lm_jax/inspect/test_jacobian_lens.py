@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 import lm_jax
-from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.errors import UsageError
 from lm_jax.inspect import jacobian_lens
 from lm_jax.inspect.jacobian_lens import Sums
 from lm_jax.model.layers import unembedding
@@ -165,36 +164,6 @@ def test_a_direction_says_its_token(model):
         moved_D = lens.transport(h_D, layer)
         said = float(moved_D @ unembedding(model.params, CFG)[5])
         assert float(h_D @ direction_D) == pytest.approx(said, rel=1e-4)
-
-
-def test_a_file_is_read_as_it_was_written(model, tmp_path):
-    lens = jacobian_lens.fit(model, prompts(4), length=T, rows=D, skipped=SKIPPED, name="tiny")
-    jacobian_lens.save(tmp_path / "lens.safetensors", lens)
-    again = jacobian_lens.load(tmp_path / "lens.safetensors")
-    np.testing.assert_allclose(again.matrix_SDD, lens.matrix_SDD, rtol=2.0**-10, atol=1e-6)
-    for name in ("layers", "prompts", "rows", "skipped", "model"):
-        assert getattr(again, name) == getattr(lens, name)
-    np.testing.assert_allclose(again.spread_S, lens.spread_S)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "error", "said"),
-    [
-        ({"J_0": np.eye(4), "J_2": np.eye(4)}, BadInputError, "holds J_0, J_2, and a lens has J_0"),
-        ({"J_0": np.ones((4, 3))}, CorruptError, r"J_0 is of shape \(4, 3\)"),
-        ({"J_0": np.full((4, 4), np.nan)}, CorruptError, "or not finite"),
-    ],
-)
-def test_files_that_are_no_lens_are_named(tmp_path, tensors, error, said):
-    save_file(tensors, tmp_path / "lens.safetensors")
-    with pytest.raises(error, match=said):
-        jacobian_lens.load(tmp_path / "lens.safetensors")
-
-
-def test_a_pickle_is_refused_with_what_to_do(tmp_path):
-    (tmp_path / "lens.pt").write_bytes(b"\x80\x02}q\x00.")
-    with pytest.raises(BadInputError, match="a pickle, which is never opened here: convert it"):
-        jacobian_lens.load(tmp_path / "lens.pt")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ def test_graphs_follow_the_file_or_the_option(tmp_path, monkeypatch, asked, give
     files.save(folder, dataclasses.replace(small_transcoder(), skip_start=1), Origin("tiny"))
     source = types.SimpleNamespace(sha256="0" * 64, model=small_model("llama"))
     monkeypatch.setattr(inputs.SourceModel, "load", lambda name: source)
-    config = GraphConfig(model="m", transcoder=str(folder), unknown_origin=True, skip_start=asked)
-    loaded = inputs._load("model", "m", str(folder), config)
+    none = dataclasses.replace(GraphConfig().corpus, source="")
+    options = {"unknown_origin": True, "skip_start": asked, "corpus": none}
+    config = GraphConfig(model="m", transcoder=str(folder), **options)
+    loaded = inputs._load("model", "m", str(folder), config, [])
     assert loaded.features.skip_start == loaded.facts.skip_start == given

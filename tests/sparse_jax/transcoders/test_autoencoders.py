@@ -96,6 +96,20 @@ def test_features_are_those_of_the_formulas(tmp_path, architecture, more, model)
     assert (sae.site, sae.layer, sae.model_name) == ("resid_post", 1, "tiny")
 
 
+def test_of_a_centred_model_encoders_read_the_stream_less_its_mean(tmp_path, model):
+    D = model.cfg.hidden_size
+    kwargs = {"model_from_pretrained_kwargs": {"center_writing_weights": True}}
+    t = write(tmp_path / "sae", D, "standard", **kwargs)
+    sae = load_autoencoder(tmp_path / "sae")
+    x_XD = 3 + np.random.default_rng(0).normal(size=(X, D)).astype(np.float32)
+    centred_XD = x_XD.astype(np.float64) - x_XD.astype(np.float64).mean(1, keepdims=True)
+    z_XF, _ = by_formula(t, "standard", centred_XD)
+    np.testing.assert_allclose(sae.encode(x_XD), z_XF, rtol=0, atol=2e-5 * z_XF.max())
+    write(tmp_path / "other", D, "standard", hook="blocks.1.hook_mlp_out", **kwargs)
+    with pytest.raises(BadInputError, match="hook_mlp_out holds something else than in the check"):
+        load_autoencoder(tmp_path / "other")
+
+
 def test_the_older_flat_settings_are_read(tmp_path, model):
     """There b_dec is subtracted where nothing is said, and TopK is an activation function."""
     D = model.cfg.hidden_size
@@ -167,7 +181,7 @@ def test_a_model_of_another_width_is_refused(tmp_path, model):
         sae.activations(model, np.zeros((1, 2), np.int32), np.ones((1, 2), bool))
 
 
-def write_learned(folder, kind, *, place="resid_post_layer_1", width=16, k=4):
+def write_learned(folder, kind, *, place="resid_post_layer_1", width=16, k=4, io="out"):
     """An autoencoder of dictionary_learning, and its features and reconstructions of `inputs`."""
     rng = np.random.default_rng(6)
 
@@ -193,7 +207,7 @@ def write_learned(folder, kind, *, place="resid_post_layer_1", width=16, k=4):
     save_file(t, folder / "ae.safetensors")
     trainer = {"dict_class": kind, "activation_dim": width, "dict_size": F, "k": k}
     trainer |= {"lm_name": "tiny", "submodule_name": place}
-    (folder / "config.json").write_text(json.dumps({"trainer": trainer}))
+    (folder / "config.json").write_text(json.dumps({"trainer": trainer, "buffer": {"io": io}}))
     t = {name: value.astype(np.float64) for name, value in t.items()}
     x_XD = np.random.default_rng(0).normal(size=(X, width))
     if kind == "JumpReluAutoEncoder":
@@ -238,7 +252,9 @@ def test_a_pickle_is_refused_with_what_to_do(tmp_path):
     ("options", "said"),
     [
         ({"kind": "CrossCoder"}, "trainer.dict_class is 'CrossCoder'; give an AutoEncoder"),
-        ({"kind": "AutoEncoder", "place": "model.layers.3"}, "resid_post_layer_<number> is read"),
+        ({"kind": "AutoEncoder", "place": "model.layers.3"}, "resid_post_layer_<number> or"),
+        ({"kind": "AutoEncoder", "place": "mlp_out_layer_1"}, "resid_post_layer_<number> or"),
+        ({"kind": "AutoEncoder", "io": "in_and_out"}, "buffer.io is 'in_and_out', and an autoenc"),
         ({"kind": "AutoEncoderTopK", "k": 11}, "k is 11; it must be 1 to 10"),
     ],
 )

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lm_jax.errors import UsageError
 from lm_jax.model.sites import keep
 from sparse_jax.graphs.neurons import Neurons
 from sparse_jax.transcoders import fit
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
 from tests.sparse_jax.circuits.small_models import circuit_model
 
-ROWS, TOKENS = 6, 20
+ROWS, TOKENS = 13, 20
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +95,10 @@ def test_a_bias_that_should_have_been_subtracted_is_among_them(model, own):
     other = dict(fit.mistakes(dataclasses.replace(own, params=params), model))
     left_L = fit.unexplained(model, other["b_dec subtracted from the input"], *text(model))
     assert left_L.max() < 1e-9
+
+
+def test_few_tokens_are_no_answer_and_what_is_no_number_is_wrong(model, own):
+    tokens_BT, valid_BT = text(model)
+    with pytest.raises(UsageError, match=r"text: 38 tokens are too few .* give 200 or more"):
+        fit.unexplained(model, own, tokens_BT[1:3], valid_BT[1:3])
+    assert fit.is_wrong(np.array([np.nan, np.nan])) and not fit.is_wrong(np.array([0.1, np.nan]))

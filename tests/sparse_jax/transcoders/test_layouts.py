@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -156,7 +157,7 @@ def change(folder, name, value):
             BadInputError,
             r"layer_1\.safetensors: W_gate has no part in a relu",
         ),
-        ("W_skip", np.zeros((D, D), np.float32), BadInputError, "W_skip is there, but missing in"),
+        ("W_skip", np.zeros((D, D), np.float32), BadInputError, "the W_skip is there, and that of"),
         (
             "W_dec",
             np.zeros((F + 1, D), np.float32),
@@ -184,6 +185,8 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, name, value, error, said):
     [
         ({"activation": "topk"}, BadInputError, r"k is None, and activation topk needs the number"),
         ({"activation": "topk", "k": 9}, BadInputError, r"k is 9 in config\.yaml, and there are 8"),
+        ({"activation": "topk", "k": True}, BadInputError, "k is True, and activation topk needs"),
+        ({"activation": "jumprelu"}, BadInputError, "and the files have no thresholds; copy"),
         ({"activation": "gelu"}, BadInputError, "activation is 'gelu'; give a transcoder of topk"),
     ],
 )
@@ -243,6 +246,26 @@ def test_inputs_before_the_weights_of_a_norm_are_had_from_those_after(tmp_path, 
     np.testing.assert_allclose(pre, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
     graph = graphs.attribute(model, bare, small_tokens())
     assert graph.certificate().max() <= 1e-5
+
+
+def test_weights_of_a_norm_in_bfloat16_are_read_as_float32(tmp_path):
+    """Of Gemma, whose norms multiply by 1 + w: the sum has more digits than bfloat16 has."""
+    model = small_model("gemma")
+    options = {"layers": LAYERS, "width": model.cfg.hidden_size}
+    bare, _ = files.load(write_set(tmp_path / "set", reads="ln2.hook_normalized", **options))
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params)
+    own = bare.for_model(narrow, model.cfg)
+    scale_LD = np.asarray(narrow["blocks"]["ln2"]["scale"].astype(jnp.float32), np.float64)
+    wanted = np.asarray(bare.params["encoder"], np.float64) / (1 + scale_LD)[:, None]
+    np.testing.assert_allclose(own.params["encoder"], wanted, rtol=1e-6)
+
+
+def test_a_model_without_a_norm_before_its_mlps_has_no_such_input(tmp_path):
+    model = small_model("olmo2")
+    options = {"layers": LAYERS, "width": model.cfg.hidden_size}
+    bare, _ = files.load(write_set(tmp_path / "set", reads="ln2.hook_normalized", **options))
+    with pytest.raises(UsageError, match="this model has no norm before its MLPs"):
+        bare.for_model(model.params, model.cfg)
 
 
 def test_an_input_that_a_weight_of_zero_loses_is_refused(tmp_path):

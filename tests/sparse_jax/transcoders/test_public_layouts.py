@@ -7,8 +7,9 @@ from huggingface_hub.utils import filter_repo_objects
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+import yaml
 
-from lm_jax.errors import BadInputError, CorruptError
+from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.run import downloads
 from sparse_jax.transcoders import files
 
@@ -163,6 +164,29 @@ def test_gemma_scope_2(tmp_path, affine):
     assert read.cfg.window == 1 and (read.skip_LDD is not None) == affine
 
 
+@pytest.mark.parametrize(
+    ("place", "config", "said"),
+    [
+        ("resid_post_all/layer_0_width_16k_l0_small", {}, "resid_post_all has autoencoders"),
+        ("gemma-scope-2b-pt-res/layer_0", {}, "gemma-scope-2b-pt-res has autoencoders of Gemma"),
+        (
+            "layer_0_width_16k_l0_small",
+            {"hf_hook_point_in": "model.layers.0.output"},
+            "hf_hook_point_in is 'model.layers.0.output', and a transcoder stands for an MLP",
+        ),
+    ],
+)
+def test_autoencoders_of_gemma_scope_are_no_transcoders(tmp_path, place, config, said):
+    """Their files have the same tensors."""
+    draw, folder = Drawn(), tmp_path / place
+    folder.mkdir(parents=True)
+    tensors = {"w_enc": draw(D, F), "b_enc": draw(F), "w_dec": draw(F, D), "b_dec": draw(D)}
+    save_file(tensors | {"threshold": np.abs(draw(F))}, folder / "params.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInputError, match=said):
+        files.load(tmp_path)
+
+
 def test_a_cross_layer_transcoder_of_gemma_scope_2(tmp_path):
     """Its decoders are of all layers, where those before the own one are unused."""
     draw, z, t = Drawn(), [], []
@@ -177,6 +201,11 @@ def test_a_cross_layer_transcoder_of_gemma_scope_2(tmp_path):
     ]
     read = close(tmp_path, np.stack(expected), "jumprelu", ("mlp.hook_in", "hook_mlp_out"))
     assert read.cfg.window is None
+    # As circuit-tracer lists them.
+    lines = [f"params_layer_{layer}.safetensors" for layer in range(L)]
+    more = {"model_kind": "cross_layer_transcoder", "feature_input_hook": "mlp.hook_in"}
+    close(listed(tmp_path, lines, **more), np.stack(expected), "jumprelu", read.hooks)
+    (tmp_path / "config.yaml").unlink()
     (tmp_path / "params_layer_1.safetensors").unlink()
     with pytest.raises(CorruptError, match=r"encoders of layers \[0, 2\]"):
         files.load(tmp_path)
@@ -244,12 +273,110 @@ def test_transcoders_of_saelens(tmp_path, architecture, more):
         ({"normalize_activations": "layer_norm"}, "normalize_activations is 'layer_norm', a scale"),
         ({"architecture": "standard"}, "stands for no MLP, so that it has no graph; read it by"),
         ({"metadata": {"hook_name": "model.layers.3.mlp"}}, "is not blocks.<number>.<name>"),
+        ({"architecture": "topk"}, "k is None, and topk needs the number of features"),
+        ({"architecture": "topk", "k": 9}, "k is 9, and topk needs the number of features"),
+        ({"activation_fn": "tanh-relu"}, "the activation is 'tanh-relu'; give one of relu or topk"),
+        (
+            {"model_from_pretrained_kwargs": {"fold_ln": True, "center_unembed": True}},
+            "of a model with fold_ln, whose MLPs write something else",
+        ),
     ],
 )
 def test_what_saelens_has_and_no_graph_can_use_is_named(tmp_path, more, said):
     write_saelens(tmp_path / "sae", **more)
     with pytest.raises(BadInputError, match=said):
         files.load(tmp_path / "sae")
+
+
+@pytest.mark.parametrize("field", ["d_in", "d_sae"])
+def test_a_size_that_is_no_number_is_named(tmp_path, field):
+    write_saelens(tmp_path / "sae", **{field: "x"})
+    with pytest.raises(CorruptError, match="a size is no number"):
+        files.load(tmp_path / "sae")
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "said"),
+    [
+        ("hook_resid_pre", "hook_mlp_out", "'hook_resid_pre' is no input or output of an MLP here"),
+        ("attn.hook_z", "hook_mlp_out", "'attn.hook_z' is no input"),
+        ("mlp.hook_in", "hook_resid_post", "'hook_resid_post' is no input or output of an MLP"),
+    ],
+)
+def test_features_of_other_places_are_refused(tmp_path, reads, writes, said):
+    write_saelens(tmp_path / "sae")
+    for layer in range(L):
+        file = tmp_path / "sae" / f"any_name_{layer}" / "cfg.json"
+        config = json.loads(file.read_text())
+        config["metadata"] |= {
+            "hook_name": f"blocks.{layer}.{reads}",
+            "hook_name_out": f"blocks.{layer}.{writes}",
+        }
+        file.write_text(json.dumps(config))
+    with pytest.raises(BadInputError, match=said):
+        files.load(tmp_path / "sae")
+
+
+def test_the_input_of_an_mlp_before_its_norm_is_the_residual_stream(tmp_path):
+    expected = write_saelens(tmp_path / "sae")
+    for file in (tmp_path / "sae").rglob("cfg.json"):
+        file.write_text(file.read_text().replace("hook_resid_mid", "hook_mlp_in"))
+    close(tmp_path / "sae", expected, "relu", ("hook_resid_mid", "hook_mlp_out"))
+
+
+def listed(folder, lines, **more):
+    """A set with a list."""
+    described = {"model_kind": "transcoder_set", "model_name": "m", "scan": "m"}
+    described |= {"feature_input_hook": "hook_resid_mid", "feature_output_hook": "hook_mlp_out"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(described | {"transcoders": lines} | more))
+    return folder
+
+
+def test_a_list_has_the_layers_in_order_and_the_hooks_of_its_files(tmp_path):
+    folder = tmp_path / "sae"
+    expected = write_saelens(folder)
+    names = [f"any_name_{layer}" for layer in range(L)]
+    close(listed(folder, names), expected, "relu", ("hook_resid_mid", "hook_mlp_out"))
+    mappings = [{"id": name, "layer": i, "filepath": name} for i, name in enumerate(names)]
+    close(listed(folder, mappings), expected, "relu", ("hook_resid_mid", "hook_mlp_out"))
+    for lines, said in (
+        (names[::-1], r"any_name_2 is of layer 2, and stands at 0 of transcoders; list the layers"),
+        (mappings[::-1], "item 0 of transcoders is of layer 2; list the layers in order"),
+        ([{"id": "x"}], "must be a list with a path of each layer"),
+        (names[0], "must be a list with a path of each layer"),
+        (["hf://google"], "hf://google is not hf://OWNER/REPOSITORY/PATH"),
+        (["hf://a/b/../../x.npz"], "is not hf://OWNER/REPOSITORY/PATH"),
+    ):
+        with pytest.raises(BadInputError, match=said):
+            files.load(listed(folder, lines))
+    other = listed(folder, names, feature_input_hook="mlp.hook_in")
+    with pytest.raises(BadInputError, match=r"hooks are mlp\.hook_in and .*, and those of its"):
+        files.load(other)
+
+
+def test_files_of_a_snapshot_of_the_hub_are_links(tmp_path):
+    """Into another folder, which a path in the list does not leave for that."""
+    expected = write_saelens(tmp_path / "blobs")
+    folder = tmp_path / "snapshot"
+    for file in (tmp_path / "blobs").rglob("*.*"):
+        link = folder / file.relative_to(tmp_path / "blobs")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file)
+    names = [f"any_name_{layer}" for layer in range(L)]
+    close(listed(folder, names), expected, "relu", ("hook_resid_mid", "hook_mlp_out"))
+
+
+def test_the_same_files_in_another_order_are_another_transcoder(tmp_path):
+    for name, order in (("first", (0, 1)), ("second", (1, 0))):
+        for folder, layer in zip("ab", order, strict=True):
+            place = tmp_path / name / folder / f"layer_{layer}"
+            place.mkdir(parents=True)
+            draw = Drawn(ord(folder))
+            tensors = {"W_enc": draw(D, F), "b_enc": draw(F), "W_dec": draw(F, D), "b_dec": draw(D)}
+            np.savez(place / "params.npz", **tensors, threshold=np.abs(draw(F)))
+    first, second = (files.load(tmp_path / name)[0] for name in ("first", "second"))
+    np.testing.assert_array_equal(first.params["encoder"], second.params["encoder"][::-1])
+    assert files.identity(tmp_path / "first") != files.identity(tmp_path / "second")
 
 
 def test_a_missing_layer_of_saelens_is_named(tmp_path):
@@ -292,6 +419,12 @@ def test_sparsify(tmp_path, skip):
     (place / "cfg.json").write_text(json.dumps(config | {"transcode": False}))
     with pytest.raises(BadInputError, match="it is no transcoder of an MLP"):
         files.load(tmp_path / "run")
+    (place / "cfg.json").write_text(json.dumps(config | {"signed": True}))
+    with pytest.raises(BadInputError, match="signed is True, which is not read here"):
+        files.load(tmp_path / "run")
+    # circuit-tracer's TopK is another one.
+    with pytest.raises(UsageError, match="keeps features below 0, which this one leaves out"):
+        files.save(tmp_path / "copy", read, files.Origin("m"))
 
 
 def test_clt_forge(tmp_path):
@@ -304,6 +437,7 @@ def test_clt_forge(tmp_path):
         "b_dec": draw(pairs, D),
         "log_threshold": draw(L, F),
         "feature_count": np.zeros((L, F), np.int64),
+        "layer_mask": np.ones((L, L), bool),
         "estimated_norm_scaling_factor_in": 1 + np.abs(draw(L)),
         "estimated_norm_scaling_factor_out": 1 + np.abs(draw(L)),
     }
@@ -328,6 +462,33 @@ def test_clt_forge(tmp_path):
     save_file(tensors | {"W_gate": draw(F)}, tmp_path / "clt_weights.safetensors")
     with pytest.raises(BadInputError, match="W_gate has no part in a transcoder of CLT-Forge"):
         files.load(tmp_path)
+    (tmp_path / "clt_cfg.json").write_text(json.dumps({"activation_fn": "topk", "k": 2}))
+    with pytest.raises(BadInputError, match="activation_fn is 'topk'; give one of jumprelu"):
+        files.load(tmp_path)
+    (tmp_path / "clt_cfg.json").write_text("{}")
+    (tmp_path / "clt_weights.safetensors").rename(tmp_path / "rank0_clt_weights.safetensors")
+    with pytest.raises(BadInputError, match="a file for each process of its training; save it"):
+        files.load(tmp_path)
+
+
+def test_decoders_of_the_own_layer_alone_of_clt_forge(tmp_path):
+    draw = Drawn()
+    tensors = {"W_enc": draw(L, D, F), "b_enc": draw(L, F), "log_threshold": draw(L, F)}
+    tensors |= {"W_dec": draw(L, F, D), "b_dec": draw(L, D)}
+    tensors |= {
+        f"estimated_norm_scaling_factor_{end}": np.ones(L, np.float32) for end in ("in", "out")
+    }
+    save_file(tensors, tmp_path / "clt_weights.safetensors")
+    (tmp_path / "clt_cfg.json").write_text(json.dumps({"cross_layer_decoders": False}))
+    t = wide(tensors)
+    expected = [
+        jumprelu(inputs()[s] @ t["W_enc"][s] + t["b_enc"][s], np.exp(t["log_threshold"][s]))
+        @ t["W_dec"][s]
+        + t["b_dec"][s]
+        for s in range(L)
+    ]
+    read = close(tmp_path, np.stack(expected), "jumprelu", ("ln2.hook_normalized", "hook_mlp_out"))
+    assert read.cfg.window == 1
 
 
 def test_what_is_no_transcoder_is_named(tmp_path):
@@ -390,7 +551,7 @@ def test_only_tensors_and_settings_of_a_repository_are_downloaded(tmp_path, cach
         asked.append((repository, options["revision"], options["allow_patterns"]))
         folder = cache / f"models--{repository.replace('/', '--')}" / "snapshots" / ("2" * 40)
         if not folder.exists():
-            write_saelens(folder / "a")
+            write_saelens(folder / "all")
             (folder.parents[1] / "refs").mkdir()
             (folder.parents[1] / "refs" / "main").write_text("2" * 40)
         return real(repository, local_files_only=True, **options)
@@ -398,9 +559,13 @@ def test_only_tensors_and_settings_of_a_repository_are_downloaded(tmp_path, cach
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.chdir(tmp_path)
     with downloads.allowed(True):
-        files.load("org/sets")
+        # It may hold many sizes, which nobody asked for.
+        with pytest.raises(BadInputError, match=r"has no config\.yaml, .* ORG/NAME/FOLDER"):
+            files.load("org/sets")
+        files.load("org/sets/all")
     assert asked[0][2] == ["config.yaml"]
-    wanted = ["a/cfg.json", "a/sae_weights.safetensors", "layer_0/params.npz", "config.yaml"]
-    others = ["sae.pt", "pytorch_model.bin", "train.py", "ae.pkl"]
+    wanted = ["cfg.json", "a/sae_weights.safetensors", "layer_0/params.npz", "config.yaml"]
+    wanted = [f"all/{name}" for name in wanted]
+    others = ["all/sae.pt", "pytorch_model.bin", "all/train.py", "all/ae.pkl", "b/cfg.json"]
     chosen = filter_repo_objects(wanted + others, allow_patterns=asked[-1][2])
     assert list(chosen) == wanted
