@@ -95,7 +95,8 @@ class JacobianLens:
         """Logits `[B, T, V]` that the output of a block is on its way to.
 
         Args:
-          params, cfg: the model.
+          params: parameters of the model.
+          cfg: configuration of the model.
           h_BTD: the output of the block.
           layer: number of the block.
 
@@ -108,7 +109,8 @@ class JacobianLens:
         """The direction `[D]` in the output of a block that says a token, J^T w.
 
         Args:
-          params, cfg: the model.
+          params: parameters of the model.
+          cfg: configuration of the model.
           token: id of the token.
           layer: number of the block.
 

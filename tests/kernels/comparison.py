@@ -41,6 +41,22 @@ _PROGRAMS: dict[Any, Callable] = {}
 NIGHTLY = (pytest.mark.slow, pytest.mark.nightly)
 
 
+# Of so many cases one runs before a commit, the others with the long tests.
+_THINNED = 3
+
+
+def thinned(parameters: list[Any]) -> list[Any]:
+    """The same parameters of a test, of which a contributor waits for some before a commit."""
+    quick, kept = 0, []
+    for each in parameters:
+        marks = tuple(each.marks)
+        if not marks:
+            marks = (pytest.mark.long,) if quick % _THINNED else ()
+            quick += 1
+        kept.append(pytest.param(*each.values, id=each.id, marks=marks))
+    return kept
+
+
 def parameter(case: cases.Case, *more: Any, nightly: bool) -> Any:
     """A case, and what else its test takes, as the parameters of a test that are named so."""
     name = "-".join([case.name, *map(str, more)])
@@ -56,11 +72,13 @@ def crossed(suite: cases.Suite, **nightly: tuple[str, ...]) -> list[Any]:
     """
     for names in nightly.values():
         assert set(names) <= {case.name for case in suite.using("test")}, names
-    return [
-        parameter(case, implementation, nightly=case.name in names)
-        for case in suite.using("test")
-        for implementation, names in nightly.items()
-    ]
+    return thinned(
+        [
+            parameter(case, implementation, nightly=case.name in names)
+            for case in suite.using("test")
+            for implementation, names in nightly.items()
+        ]
+    )
 
 
 def forget() -> None:

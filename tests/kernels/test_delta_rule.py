@@ -95,7 +95,9 @@ def compared(case):
     return comparison.parameter(case, nightly=case.sizes["T"] in ends)
 
 
-@pytest.mark.parametrize("case", [compared(case) for case in SUITE.using("test")])
+@pytest.mark.parametrize(
+    "case", comparison.thinned([compared(case) for case in SUITE.using("test")])
+)
 def test_value_and_gradients_equal_the_reference(case):
     result = comparison.deviations(SUITE, case, "xla")
     assert all(each.ok for each in result), result

@@ -75,7 +75,7 @@ def _compared(case: cases.Case):
     return comparison.parameter(case, nightly=further)
 
 
-@pytest.mark.parametrize("case", [_compared(case) for case in CASES])
+@pytest.mark.parametrize("case", comparison.thinned([_compared(case) for case in CASES]))
 def test_value_and_gradients_equal_the_reference(case):
     result = comparison.deviations(SUITE, case, "xla")
     assert all(each.ok for each in result), result
@@ -86,6 +86,7 @@ def _compared_optimised(case: cases.Case):
     return comparison.parameter(case, nightly=not here)
 
 
+@pytest.mark.long
 @pytest.mark.optimised
 @pytest.mark.parametrize("case", [_compared_optimised(case) for case in CASES])
 def test_value_and_gradients_equal_the_reference_as_training_compiles_them(case):

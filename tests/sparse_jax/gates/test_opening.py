@@ -170,6 +170,7 @@ def test_smollm2_starts_within_a_hundredth_of_a_nat(tmp_path):
     assert _mean_loss(base, paper, held_out, "sample") - dense > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.real("stories15m")
 def test_stories15m_starts_within_a_hundredth_of_a_nat_with_many_edges_closed():
     """As its recipe starts, on text that it samples."""
