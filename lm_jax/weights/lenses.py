@@ -9,7 +9,7 @@ from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.inspect.jacobian_lens import SKIPPED, JacobianLens
 from lm_jax.run.files import write_bytes
 
-_ESTIMATOR = "rows in turn"
+_ESTIMATOR, _ABOUT = "rows in turn", "about"
 
 
 def save_lens(path: str | Path, lens: JacobianLens) -> None:
@@ -32,8 +32,8 @@ def save_lens(path: str | Path, lens: JacobianLens) -> None:
         "spread": [None if np.isnan(x) else float(x) for x in lens.spread_S],
         "model": lens.model,
     }
-    metadata = {name: json.dumps(value) for name, value in about.items()}
-    write_bytes(path, to_bytes(tensors, metadata=metadata))
+    # One entry, as the order of several is another one each time.
+    write_bytes(path, to_bytes(tensors, metadata={_ABOUT: json.dumps(about)}))
 
 
 def load_lens(path: str | Path) -> JacobianLens:
@@ -66,7 +66,9 @@ def load_lens(path: str | Path) -> JacobianLens:
             raw = file.metadata() or {}
     except SafetensorError as error:
         raise CorruptError(f"{path} is damaged: {error}") from error
-    about = {name: json.loads(value) for name, value in raw.items() if name != "format"}
+    raw.pop("format", None)
+    about = {name: json.loads(value) for name, value in raw.items()}
+    about |= about.pop(_ABOUT, {})
     S = len(tensors)
     if set(tensors) != {f"J_{layer}" for layer in range(S)} or not S:
         raise BadInputError(

@@ -1,0 +1,297 @@
+"""Fits the lens of a model, and reads streams by it.
+
+Besides what every study has, the work folder holds
+
+    lens.safetensors     the lens (`lm_jax.weights.lenses`)
+    sums.npz             what the texts gave so far, until the lens is there
+    compared.parquet     one row per held-out text, layer and lens (`results.COMPARISONS`)
+    readouts.parquet     one row per prompt, layer, position and lens (`results.TOKENS`)
+"""
+
+from collections.abc import Iterator
+import functools
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.inspect import jacobian_lens
+from lm_jax.inspect.jacobian_lens import JacobianLens, Sums
+from lm_jax.inspect.run import logit_lens
+from lm_jax.model.precision import exact_jit
+from lm_jax.model.sites import keep
+from lm_jax.run import progress, stop
+from lm_jax.run.files import write_bytes
+from lm_jax.run.finished import Inputs, file_inputs
+from lm_jax.run.rows import Unit
+from lm_jax.study import Work
+from lm_jax.text import corpora
+from lm_jax.weights.lenses import load_lens, save_lens
+from lm_jax.weights.load import identities
+from sparse_jax.circuits.source_model import SourceModel, open_identity
+from sparse_jax.studies.lens import numbers
+from sparse_jax.studies.lens.results import (
+    COMPARED,
+    COMPARISONS,
+    JACOBIAN,
+    LENS_FILE,
+    LENSES,
+    LOGIT,
+    READOUTS,
+    TOKENS,
+    LensSummary,
+)
+from sparse_jax.studies.lens.settings import LensConfig
+
+_SUMS = "sums.npz"
+# Texts after which what they gave is kept.
+_KEPT_AFTER = 10
+
+
+def inputs(config: LensConfig) -> Inputs:
+    """The model, the texts and the file of a lens, without loading weights.
+
+    Raises:
+      BadInputError, CorruptError: one of them cannot be read.
+    """
+    return {
+        **identities({"model": config.model}, open_identity),
+        **corpora.corpus_inputs({"config.corpus": config.corpus.source}),
+        **file_inputs({"config.lens": config.lens}),
+    }
+
+
+def measure(config: LensConfig, work: Work) -> LensSummary:
+    """Fits the lens, or reads it, compares it on held-out texts and reads the prompts.
+
+    Raises:
+      BadInputError: the model is sparse, there are too few texts, or the lens is of another model.
+      UsageError: the settings do not fit the model.
+    """
+    source = SourceModel.load(config.model)
+    if source.model.gates is not None:
+        raise BadInputError(
+            f"config.model: {config.model} is sparse, and closed gates have no derivative; give "
+            "the dense model"
+        )
+    cfg = source.model.cfg
+    if config.context > cfg.max_length:
+        raise UsageError(
+            f"config.context = {config.context} is beyond the {cfg.max_length} positions of "
+            f"{config.model}; lower it"
+        )
+    held_out, texts = _texts(config, source)
+    prompts = _prompts(config, source)
+    lens = _lens(config, work, source, texts)
+    if (lens.layers, lens.matrix_SDD.shape[-1]) != (cfg.num_layers, cfg.hidden_size):
+        raise BadInputError(
+            f"config.lens: {config.lens} is of {lens.layers} layers of width "
+            f"{lens.matrix_SDD.shape[-1]}, and {config.model} has {cfg.num_layers} of "
+            f"{cfg.hidden_size}; give the lens of this model"
+        )
+    matrix_LDD = jnp.asarray(np.concatenate([lens.matrix_SDD, np.eye(cfg.hidden_size)[None]]))
+    matrix_LDD = matrix_LDD.astype(jnp.float32)
+    plan: dict[Unit, Any] = {(0, str(n), ""): (n, ids) for n, ids in enumerate(held_out)}
+    compared = work.units(
+        COMPARED,
+        COMPARISONS,
+        plan,
+        lambda item: pa.Table.from_pylist(
+            list(_compared(source, matrix_LDD, config, *item)), schema=COMPARISONS
+        ),
+        shards="compared_shards",
+        noun="texts",
+    )
+    if prompts:
+        reads: dict[Unit, Any] = {(0, str(n), ""): (n, ids) for n, ids in enumerate(prompts)}
+        work.units(
+            READOUTS,
+            TOKENS,
+            reads,
+            lambda item: pa.Table.from_pylist(
+                list(_read(source, matrix_LDD, *item)), schema=TOKENS
+            ),
+            shards="readout_shards",
+            noun="prompts",
+        )
+    return LensSummary(
+        model=config.model,
+        model_sha256=source.identity.text,
+        prompts=lens.prompts,
+        rows=lens.rows,
+        skipped=lens.skipped,
+        texts=len(held_out),
+        tokens=numbers.tokens(compared),
+        layers=numbers.layers(compared, lens),
+        readouts=config.prompts,
+    )
+
+
+def _texts(config: LensConfig, source: SourceModel) -> tuple[list[Any], list[Any]]:
+    """Token ids of the held-out texts and of those of the fit, all long enough."""
+    corpus = config.corpus
+    options = {"unit": corpus.unit, "words": corpus.words, "field": corpus.field}
+    wanted = config.held_out + (0 if config.lens else config.texts)
+    encoded = (
+        source.tokenizer.encode(text.decode() if isinstance(text, bytes) else text)
+        for _, text in corpora.documents(corpus.source, **options)
+    )
+    long_enough = (ids[: config.context] for ids in encoded if len(ids) >= config.skipped + 2)
+    found = list(itertools.islice(long_enough, wanted))
+    if len(found) < wanted:
+        raise BadInputError(
+            f"config.corpus.source: {corpus.source} has {len(found)} texts of {config.skipped + 2} "
+            f"tokens or more, and {wanted} are needed; lower config.texts or give more text"
+        )
+    return found[: config.held_out], found[config.held_out :]
+
+
+def _lens(config: LensConfig, work: Work, source: SourceModel, texts: list[Any]) -> JacobianLens:
+    """The lens that is named, that of an earlier start, or a new one."""
+    if config.lens:
+        return load_lens(config.lens)
+    file, kept = work.path / LENS_FILE, work.path / _SUMS
+    if file.is_file():
+        return load_lens(file)
+    model = source.model
+    rows = min(config.rows, model.cfg.hidden_size)
+    sums = _read_sums(kept) or Sums.empty(model.cfg)
+    with progress.track("lens", len(texts), unit="texts", done=sums.prompts) as advance:
+
+        def after(sums: Sums) -> None:
+            advance()
+            if sums.prompts % _KEPT_AFTER == 0:
+                _write_sums(kept, sums)
+            stop.check("while the lens was fitted")
+
+        lens = jacobian_lens.fit(
+            model,
+            texts,
+            length=config.context,
+            rows=rows,
+            skipped=config.skipped,
+            mixer=model.mixer,
+            sums=sums,
+            after=after,
+            name=config.model,
+        )
+    save_lens(file, lens)
+    kept.unlink(missing_ok=True)
+    # As the file has it, in float16, whether this start fitted it or an earlier one.
+    return load_lens(file)
+
+
+def _write_sums(file: Path, sums: Sums) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, total=sums.total_2SDD, visits=sums.visits_D, prompts=sums.prompts)
+    write_bytes(file, buffer.getvalue())
+
+
+def _read_sums(file: Path) -> Sums | None:
+    if not file.is_file():
+        return None
+    try:
+        with np.load(file, allow_pickle=False) as kept:
+            return Sums(kept["total"], kept["visits"], int(kept["prompts"]))
+    except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
+        raise CorruptError(f"{file} is damaged: {error}; remove it to begin anew") from error
+
+
+def _compared(
+    source: SourceModel, matrix_LDD: jax.Array, config: LensConfig, number: int, ids: Any
+) -> Iterator[dict[str, Any]]:
+    """Rows of one text."""
+    tokens_1T = np.zeros((1, config.context), np.int32)
+    tokens_1T[0, : len(ids)] = ids
+    values = _agreement(source.model, matrix_LDD, tokens_1T, len(ids), skipped=config.skipped)
+    count, divergence_2L, agreeing_2L = map(np.asarray, values)
+    for which, lens in enumerate(LENSES):
+        for layer in range(len(matrix_LDD)):
+            yield {
+                "text": number,
+                "layer": layer,
+                "lens": lens,
+                "tokens": int(count),
+                "divergence": float(divergence_2L[which, layer]),
+                "agreeing": int(agreeing_2L[which, layer]),
+            }
+
+
+@functools.partial(exact_jit, static_argnames="skipped")
+def _agreement(model, matrix_LDD, tokens_1T, count, *, skipped):
+    """Tokens that count; sums of divergences and of agreement `[2, L]`, logit lens first."""
+    at_T = jnp.arange(tokens_1T.shape[1])
+    counted_T = (at_T >= skipped) & (at_T < count - 1)
+    run = model.forward(tokens_1T, (at_T < count)[None], record={"resid_post": keep})
+    log_p_TV = jax.nn.log_softmax(run.logits[0].astype(jnp.float32))
+
+    def of_layer(_, each):
+        h_1TD, matrix_DD = each
+        moved_1TD = jnp.einsum("BTD,ED->BTE", h_1TD.astype(jnp.float32), matrix_DD)
+        parts = []
+        for stream in (h_1TD, moved_1TD.astype(h_1TD.dtype)):
+            logits_TV = logit_lens(model.params, stream, model.cfg)[0]
+            log_q_TV = jax.nn.log_softmax(logits_TV.astype(jnp.float32))
+            kl_T = (jnp.exp(log_p_TV) * (log_p_TV - log_q_TV)).sum(-1)
+            same_T = log_p_TV.argmax(-1) == log_q_TV.argmax(-1)
+            parts.append((jnp.where(counted_T, kl_T, 0.0).sum(), (same_T & counted_T).sum()))
+        return None, jax.tree.map(lambda *x: jnp.stack(x), *parts)
+
+    _, (kl_L2, same_L2) = jax.lax.scan(of_layer, None, (run.records["resid_post"], matrix_LDD))
+    return counted_T.sum(), kl_L2.T, same_L2.T
+
+
+def _prompts(config: LensConfig, source: SourceModel) -> list[list[int]]:
+    """Token ids of the prompts."""
+    encoded = [source.tokenizer.encode(text) for text in config.prompts]
+    for text, ids in zip(config.prompts, encoded, strict=True):
+        if not 0 < len(ids) <= source.model.cfg.max_length:
+            raise BadInputError(
+                f"config.prompts: {text!r} has {len(ids)} tokens; give 1 to "
+                f"{source.model.cfg.max_length}"
+            )
+    return encoded
+
+
+def _read(
+    source: SourceModel, matrix_LDD: jax.Array, number: int, ids: list[int]
+) -> Iterator[dict[str, Any]]:
+    """Rows of one prompt."""
+    best, probability = map(
+        np.asarray, _most_probable(source.model, matrix_LDD, np.array([ids], np.int32))
+    )
+    for which, lens in enumerate((LOGIT, JACOBIAN)):
+        for layer, position in itertools.product(range(len(matrix_LDD)), range(len(ids))):
+            yield {
+                "prompt": number,
+                "layer": layer,
+                "position": position,
+                "lens": lens,
+                "read": source.tokenizer.piece(int(best[layer, which, position])),
+                "probability": float(probability[layer, which, position]),
+                "token": source.tokenizer.piece(ids[position]),
+            }
+
+
+@exact_jit
+def _most_probable(model, matrix_LDD, tokens_1T):
+    """The most probable token and its probability `[L, 2, T]`, logit lens first."""
+    valid_1T = jnp.ones_like(tokens_1T, bool)
+    run = model.forward(tokens_1T, valid_1T, record={"resid_post": keep})
+
+    def of_layer(_, each):
+        h_1TD, matrix_DD = each
+        moved_1TD = jnp.einsum("BTD,ED->BTE", h_1TD.astype(jnp.float32), matrix_DD)
+        streams_2TD = jnp.concatenate([h_1TD, moved_1TD.astype(h_1TD.dtype)])
+        logits_2TV = logit_lens(model.params, streams_2TD, model.cfg)
+        probability_2TV = jax.nn.softmax(logits_2TV.astype(jnp.float32))
+        return None, (probability_2TV.argmax(-1), probability_2TV.max(-1))
+
+    return jax.lax.scan(of_layer, None, (run.records["resid_post"], matrix_LDD))[1]
