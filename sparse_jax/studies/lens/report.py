@@ -41,7 +41,7 @@ def build(config: LensConfig, summary: LensSummary, folder: Path) -> Report:
 
 
 def conclusion(summary: LensSummary) -> str:
-    """From which layer on each lens says what the model will say."""
+    """The layer from which on each lens says what the model will say, in a sentence."""
     last = summary.layers[-1].layer
     parts = []
     for lens in LENSES:
