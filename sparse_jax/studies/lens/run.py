@@ -110,7 +110,7 @@ def measure(config: LensConfig, work: Work) -> LensSummary:
         noun="texts",
     )
     if prompts:
-        reads: dict[Unit, Any] = {(0, str(n), ""): (n, ids) for n, ids in enumerate(prompts)}
+        reads: dict[Unit, Any] = {(0, str(n), "prompt"): (n, ids) for n, ids in enumerate(prompts)}
         work.units(
             READOUTS,
             TOKENS,
