@@ -33,6 +33,7 @@ from lm_jax.run.finished import Inputs, file_inputs
 from lm_jax.run.rows import Unit
 from lm_jax.study import Work
 from lm_jax.text import corpora
+from lm_jax.text.tokenizer import added_tokens
 from lm_jax.weights.lenses import load_lens, save_lens
 from lm_jax.weights.load import identities
 from sparse_jax.circuits.source_model import SourceModel, open_identity
@@ -250,7 +251,13 @@ def _agreement(model, matrix_LDD, tokens_1T, count, *, skipped):
 
 def _prompts(config: LensConfig, source: SourceModel) -> list[list[int]]:
     """Token ids of the prompts."""
-    encoded = [source.tokenizer.encode(text) for text in config.prompts]
+    tokenizer = source.tokenizer
+    # With the token that begins a text, and without one that ends it.
+    before, _ = added_tokens(tokenizer)
+    encoded = [
+        [*before, *tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)]
+        for text in config.prompts
+    ]
     for text, ids in zip(config.prompts, encoded, strict=True):
         if not 0 < len(ids) <= source.model.cfg.max_length:
             raise BadInputError(
