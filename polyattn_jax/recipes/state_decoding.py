@@ -1,8 +1,8 @@
 """Decoding with a recipe in every head, in memory that does not grow with the text.
 
 A KV cache has every key. A recipe with a window needs the last w keys and the first few alone, a
-feature map needs of all keys outside its window only the sums over them of phi(k) v^T and phi(k),
-and the gated delta rule needs its memory (`delta_decoding`; `linear_state` counts all three):
+feature map or the Taylor map needs of all keys outside its window only sums over them (`sums`), and
+the gated delta rule needs its memory (`delta_decoding`; `linear_state` counts all):
 
     mixer = polyattn_jax.state_mixer("window:w=64,sinks=4")
     lm_jax.generate(model.params, prompts, model.cfg, mixer=mixer, max_new_tokens=32)
@@ -14,13 +14,12 @@ keys that a chunk of a text can tell apart are those of the cache and its own; a
 them are those of the recipe, and everything earlier is in the sums. A key enters the sums when its
 chunk ends and it has left the window, or at once without one.
 
-Features are kept as logarithms, and each has its largest logarithm over keys taken out of its sum,
-so that no sum overflows. There is no state for a map without finite features, none for a trained
-map, and none where a layer has a sliding window beside a feature map, since keys that leave that
-window would have to be taken out of the sums.
+There is no state for a map without finite features, none for a trained map, and none where a layer
+has a sliding window beside sums, since keys that leave that window would have to be taken out.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -35,17 +34,17 @@ from polyattn_jax.recipes.delta_maps import GatedDelta
 from polyattn_jax.recipes.feature_maps import FeatureMap
 from polyattn_jax.recipes.field_maps import FieldMap
 from polyattn_jax.recipes.row_maps import parse_recipe, resolve_bias
-
-Held = dict[str, jax.Array]
+from polyattn_jax.recipes.sums import FeatureSums, Held, Sums, TaylorSums
 
 
 def state_mixer(text: str, *, bias: Any = None) -> ConstantMemory:
     """A mixer that decodes with a recipe in every head, in constant memory.
 
     Args:
-      text: `window:w=,sinks=`; `elu1`, `hedgehog` or `performer:m=,seed=`, each with
+      text: `window:w=,sinks=`; `elu1`, `hedgehog`, `performer:m=,seed=` or `taylor2:b=`, each with
         `w=,sinks=,gamma=` or without; or `gdn:distance=`.
-      bias: the mean distances `[L, N]` of `gdn`, where its recipe has no number of its own.
+      bias: the mean distances `[L, N]` of `gdn`, or b_auto of `taylor2`, where its recipe has no
+        number of its own.
 
     Raises:
       UsageError: a recipe that cannot be read, one that has no such state, or one without its bias.
@@ -54,26 +53,32 @@ def state_mixer(text: str, *, bias: Any = None) -> ConstantMemory:
     row_map = recipe.map
     if isinstance(row_map, GatedDelta):
         return DeltaAttention.of(resolve_bias(recipe, {str(recipe.bias): bias}))
-    window = isinstance(row_map, FieldMap) and row_map.kind == "window"
-    if not (isinstance(row_map, FeatureMap) or window):
+    known = isinstance(row_map, FieldMap) and row_map.kind in ("window", "taylor2")
+    if not (isinstance(row_map, FeatureMap) or known):
         raise UsageError(
             f"recipe {recipe.spec!r} cannot be decoded in constant memory here; name a window "
-            "(window:w=64,sinks=4), a feature map (elu1, hedgehog, performer:m=256) or a delta "
-            "rule (gdn:distance=20), or decode with its attend and a KV cache"
+            "(window:w=64,sinks=4), a feature map (elu1, hedgehog, performer:m=256, taylor2) or a "
+            "delta rule (gdn:distance=20), or decode with its attend and a KV cache"
         )
-    return StateAttention(map=row_map)
+    if recipe.tabled:
+        raise UsageError(
+            f"recipe {recipe.spec!r} has a bias of each head, and the sums of all heads have one "
+            "here; write b=<number>"
+        )
+    return StateAttention(map=row_map, bias=float(resolve_bias(recipe, bias)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StateAttention(ConstantMemory):
-    """A window, a feature map or both in all heads; `state_mixer` builds it.
+    """A window, a feature map, the Taylor map or both in all heads; `state_mixer` builds it.
 
     The cache of a layer has the keys and values of the sinks and of the window, `[B, K, R, H]` with
-    R = sinks + w, one more than the position of each, `[B, R]`, 0 for none, and of a feature map
-    the sums `[B, K, F, H]` and `[B, K, F]` with the logarithms `[B, K, F]` that are taken out.
+    R = sinks + w, one more than the position of each, `[B, R]`, 0 for none, and the sums over keys
+    outside of it (`sums`). `bias` is that of the Taylor map.
     """
 
     map: Any
+    bias: float = 0.0
 
     @property
     def compared(self) -> int:
@@ -85,27 +90,32 @@ class StateAttention(ConstantMemory):
         B, K, H, R = batch, cfg.num_kv_heads, cfg.head_dim, self.map.w + self.map.sinks
         held = {name: jnp.zeros((B, K, R, H), dtype) for name in ("k", "v")}
         held["place"] = jnp.zeros((B, R), jnp.int32)
+        return held if self._sums is None else held | self._sums.empty(B, K, H)
+
+    @property
+    def _sums(self) -> Sums | None:
+        """The sums over keys outside of the window; None for a window alone."""
         if isinstance(self.map, FeatureMap):
-            F = self.map.size(H)
-            held |= {
-                "values": jnp.zeros((B, K, F, H), jnp.float32),
-                "weights": jnp.zeros((B, K, F), jnp.float32),
-                "top": jnp.zeros((B, K, F), jnp.float32),
-            }
-        return held
+            return FeatureSums(self.map)
+        return TaylorSums(self.bias) if self.map.kind == "taylor2" else None
 
     def check(self, cfg: DecoderConfig) -> None:
         """Raises UsageError for a model without such a state."""
         super().check(cfg)
-        if isinstance(self.map, FeatureMap) and any(cfg.layer_windows):
+        if self._sums is not None and any(cfg.layer_windows):
             raise UsageError(
                 "mixer: this model has layers with a sliding window, and keys that leave it cannot "
                 "be taken out of a state; name a recipe window:w=,sinks= for it"
             )
+        if isinstance(self._sums, TaylorSums) and cfg.score_softcap is not None:
+            raise UsageError(
+                "mixer: this model caps its scores by a tanh, so that weights of taylor2 are no "
+                "polynomial of keys; decode with its attend and a KV cache"
+            )
 
     def chunk(self, held: Held, chunk: Chunk, cfg: DecoderConfig) -> tuple[jax.Array, Held]:
         """What C queries read, in float32, and the cache after them."""
-        features = isinstance(self.map, FeatureMap)
+        sums = self._sums
         k_BSKH = jnp.concatenate([held["k"].swapaxes(1, 2), chunk.k_BCKH], 1).astype(jnp.float32)
         v_BSKH = jnp.concatenate([held["v"].swapaxes(1, 2), chunk.v_BCKH], 1).astype(jnp.float32)
         place_BS = jnp.concatenate([held["place"], chunk.place_BC], 1)
@@ -114,18 +124,16 @@ class StateAttention(ConstantMemory):
         q_BCKGH = chunk.q_BCNH.astype(jnp.float32).reshape(B, C, K, N // K, H)
 
         log_BKGCS = self._log_weights(q_BCKGH, k_BSKH, place_BS, chunk, cfg)
-        log_BKGCF = None
-        if features:
-            log_BKGCF = self.map.log_features(q_BCKGH.transpose(0, 2, 3, 1, 4), cfg.scale)
-        z_BKGCH = _read(log_BKGCS, v_BSKH, held, log_BKGCF)
+        earlier = None if sums is None else sums.read(held, q_BCKGH, cfg.scale)
+        z_BKGCH = _read(log_BKGCS, v_BSKH, earlier)
         z_BCNH = z_BKGCH.transpose(0, 3, 1, 2, 4).reshape(B, C, N, H)
 
         w, sinks = self.map.w, self.map.sinks
         last_B1 = place_BS.max(1, keepdims=True)
         after = dict(held)
-        if features:
+        if sums is not None:
             leaves_BS = (place_BS > sinks) & (place_BS <= last_B1 - w)
-            after |= _added(held, self.map.log_features(k_BSKH, cfg.scale), v_BSKH, leaves_BS)
+            after |= sums.added(held, k_BSKH, v_BSKH, leaves_BS, cfg.scale)
         if w + sinks:
             after |= _kept(held, chunk.start_B, chunk.k_BCKH, chunk.v_BCKH, last_B1, w, sinks)
         return z_BCNH, after
@@ -158,53 +166,45 @@ class StateAttention(ConstantMemory):
             log_BNCS = self.map.log_weights(
                 q_BCNH, k_BSKH, cfg.scale, z_BNCS, inside_BNTS=inside_BNCS
             )
+        elif self._sums is not None:
+            log_BNCS = self._log_taylor(z_BNCS, inside_BNCS)
         else:
             log_BNCS = jnp.where(inside_BNCS, z_BNCS, -jnp.inf)
         return log_BNCS.reshape(B, K, G, C, S)
 
+    def _log_taylor(self, z_BNCS: jax.Array, inside_BNCS: jax.Array) -> jax.Array:
+        """Logarithms of the Taylor polynomial's weights, and of softmax's inside its window."""
+        u_BNCS = jnp.where(z_BNCS == -jnp.inf, 0, z_BNCS) + self.bias
+        log_BNCS = jnp.log(((1 + u_BNCS) ** 2 + 1) / 2)
+        if self.map.w:
+            log_BNCS = jnp.where(inside_BNCS, u_BNCS + math.log(self.map.gamma), log_BNCS)
+        return jnp.where(z_BNCS == -jnp.inf, -jnp.inf, log_BNCS)
+
 
 def _read(
-    log_BKGCS: jax.Array, v_BSKH: jax.Array, held: Held, log_BKGCF: jax.Array | None
+    log_BKGCS: jax.Array, v_BSKH: jax.Array, earlier: tuple[jax.Array, jax.Array] | None
 ) -> jax.Array:
     """Averages `[B, K, G, C, H]` of values: of the keys told apart and of the sums over others.
 
     Args:
       log_BKGCS: logarithms of weights, -inf for a key without weight.
       v_BSKH: values.
-      held: sums over earlier keys.
-      log_BKGCF: logarithms of the features of the queries; None without a feature map.
+      earlier: logarithms of the weights of all other keys, and their averages (`sums.Sums.read`);
+        None without any.
     """
-    peak_BKGC, a_BKGCF = log_BKGCS.max(-1), None
-    if log_BKGCF is not None:
-        some = (held["weights"] > 0)[:, :, None, None]
-        a_BKGCF = jnp.where(some, log_BKGCF + held["top"][:, :, None, None], -jnp.inf)
-        peak_BKGC = jnp.maximum(peak_BKGC, a_BKGCF.max(-1))
+    peak_BKGC = log_BKGCS.max(-1)
+    if earlier is not None:
+        peak_BKGC = jnp.maximum(peak_BKGC, earlier[0])
     peak_BKGC1 = jnp.where(jnp.isneginf(peak_BKGC), 0, peak_BKGC)[..., None]
     weight_BKGCS = jnp.exp(log_BKGCS - peak_BKGC1)
     out_BKGCH = einsum("BKGCS,BSKH->BKGCH", weight_BKGCS, v_BSKH)
-    total_BKGC = weight_BKGCS.sum(-1)
-    if a_BKGCF is not None:
-        phi_BKGCF = jnp.exp(a_BKGCF - peak_BKGC1)
-        out_BKGCH += einsum("BKGCF,BKFH->BKGCH", phi_BKGCF, held["values"])
-        total_BKGC += einsum("BKGCF,BKF->BKGC", phi_BKGCF, held["weights"])
-    return out_BKGCH / jnp.where(total_BKGC > 0, total_BKGC, 1)[..., None]
-
-
-def _added(
-    held: dict[str, jax.Array], log_BSKF: jax.Array, v_BSKH: jax.Array, leaves_BS: jax.Array
-) -> dict[str, jax.Array]:
-    """The sums with the keys that leave the window."""
-    log_BKSF = jnp.where(leaves_BS[..., None, None], log_BSKF, -jnp.inf).swapaxes(1, 2)
-    before_BKF = jnp.where(held["weights"] > 0, held["top"], -jnp.inf)
-    top_BKF = jnp.maximum(before_BKF, log_BKSF.max(2))
-    top_BKF = jnp.where(jnp.isneginf(top_BKF), 0, top_BKF)
-    factor_BKF, phi_BKSF = jnp.exp(before_BKF - top_BKF), jnp.exp(log_BKSF - top_BKF[:, :, None])
-    values = held["values"] * factor_BKF[..., None]
-    return {
-        "values": values + einsum("BKSF,BSKH->BKFH", phi_BKSF, v_BSKH),
-        "weights": held["weights"] * factor_BKF + phi_BKSF.sum(2),
-        "top": top_BKF,
-    }
+    total_BKGC1 = weight_BKGCS.sum(-1, keepdims=True)
+    if earlier is not None:
+        log_BKGC, average_BKGCH = earlier
+        weight_BKGC1 = jnp.exp(log_BKGC[..., None] - peak_BKGC1)
+        out_BKGCH += weight_BKGC1 * average_BKGCH
+        total_BKGC1 += weight_BKGC1
+    return out_BKGCH / jnp.where(total_BKGC1 > 0, total_BKGC1, 1)
 
 
 def _kept(

@@ -29,6 +29,9 @@ RECIPES = (
     "elu1:w=3,sinks=1,gamma=0.3",
     "hedgehog:w=4",
     "performer:m=10,w=3,sinks=2",
+    "taylor2",
+    "taylor2:b=-1.5",
+    "taylor2:b=0.5,w=3,sinks=1,gamma=0.3",
     "gdn:distance=3",
     "gdn:distance=0",
 )
@@ -87,7 +90,8 @@ def test_token_by_token_after_a_prompt_is_the_recipe(text, read, params):
 
 
 @pytest.mark.parametrize(
-    "text", ["window:w=3,sinks=2", "elu1:w=3,sinks=1,gamma=0.3", "hedgehog", "gdn:distance=3"]
+    "text",
+    ["window:w=3,sinks=2", "elu1:w=3,sinks=1,gamma=0.3", "hedgehog", "taylor2", "gdn:distance=3"],
 )
 def test_prompts_of_unequal_length_are_continued_as_each_by_itself(text, params):
     """As `generate` does with a KV cache and the recipe's attend."""
@@ -171,6 +175,8 @@ def test_a_window_beside_sliding_windows_of_the_model(params):
 @pytest.mark.parametrize(
     ("text", "changes", "words"),
     [
+        ("taylor2", {"score_softcap": 20.0}, "caps its scores by a tanh, so that weights of taylor2"),
+        ("taylor2:b=auto_head", {}, "has a bias of each head, and the sums of all heads have one"),
         ("relu:p=2", {}, "cannot be decoded in constant memory here; name a window"),
         ("softmax", {}, "decode with its attend and a KV cache"),
         ("elu1", {"windows": (None, 4)}, "name a recipe window:w=,sinks= for it"),

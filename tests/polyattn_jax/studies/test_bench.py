@@ -13,6 +13,7 @@ from lm_jax.run.config import from_plain
 from lm_jax.run.results import load_result
 from lm_jax.study import frame
 from polyattn_jax.recipes import state_decoding
+from polyattn_jax.recipes.sums import FeatureSums
 from polyattn_jax.studies.bench import STUDY, numbers, report, run
 from polyattn_jax.studies.bench.results import SOFTMAX, TURNS, BenchResult, BenchSummary
 from polyattn_jax.studies.bench.settings import BenchConfig
@@ -80,7 +81,7 @@ def test_decoding_is_compared_where_keys_have_left_the_window(tiny, monkeypatch)
     model = run.lm_jax.load_pretrained(tiny)
     text = "elu1:w=70"
     assert run.compared(model, text) == 141
-    monkeypatch.setattr(state_decoding, "_added", lambda held, *_: {})
+    monkeypatch.setattr(FeatureSums, "added", lambda *_: {})
     method = run._Method(model, state_decoding.state_mixer(text))
     assert run._deviation(method, text, run.compared(model, text)) > 1e-3
     with pytest.raises(UsageError, match="on 301 tokens, and the model has 256 positions"):
