@@ -23,7 +23,7 @@ class Case:
     reads: str = "mlp.hook_in"
     writes: str = "hook_mlp_out"
     window: int | None = None
-    skip: bool = False
+    with_skip: bool = False
     active: float = 1.4
 
 
@@ -31,8 +31,8 @@ CASES = {
     "gpt2_plt": Case(3, "gpt2", "relu", writes="mlp.hook_out", window=1),
     "llama_clt": Case(4, "llama", "jumprelu"),
     "llama_resid_mid": Case(6, "llama", "jumprelu", reads="hook_resid_mid", active=2.5),
-    "llama_skip": Case(7, "llama", "relu", window=1, skip=True),
-    "llama_topk": Case(8, "llama", "topk", window=1, skip=True),
+    "llama_skip": Case(7, "llama", "relu", window=1, with_skip=True),
+    "llama_topk": Case(8, "llama", "topk", window=1, with_skip=True),
 }
 
 
@@ -91,7 +91,7 @@ def _per_layer(draw: Draws, folder: Path, layers: int, width: int, case: Case) -
             "b_enc": draw(FEATURES, scale=0.2) - shift,
             "b_dec": draw(width, scale=0.2),
         }
-        if case.skip:
+        if case.with_skip:
             tensors["W_skip"] = draw(width, width, scale=0.3 * width**-0.5)
         save_file(tensors, folder / f"layer_{layer}.safetensors")
 
