@@ -16,10 +16,10 @@ with a recipe in all heads in constant memory.
 
 from lm_jax.run.moved import keep_names
 from polyattn_jax.audit.decision import Verdict, verdict
+from polyattn_jax.recipes.decoding.state_attention import state_mixer
 from polyattn_jax.recipes.diagnostic import RowStats, required_degree, row_stats
 from polyattn_jax.recipes.hybrid_recipe import load_recipe
 from polyattn_jax.recipes.row_maps import RECIPES, parse_recipe
-from polyattn_jax.recipes.state_decoding import state_mixer
 from polyattn_jax.recipes.substitute import recipe, substitute
 from polyattn_jax.recipes.trained_heads import TrainedHeads, load_trained
 

@@ -5,7 +5,7 @@
         --config.recipes="('window:w=64,sinks=4', 'elu1')" --workdir=runs/mine
 
 For each length of the text before it: tokens per second of one text, and bytes of what is kept of
-it, with softmax and its KV cache and with each recipe in constant memory (`recipes.state_decoding`,
+it, with softmax and its KV cache and with each recipe in constant memory (`recipes.decoding`,
 which says what recipes have that). All are timed in turns in one run, so that load on the machine
 affects all of them, and the ratio of the rates of a turn is what to read. Before that, decoding is
 compared with the recipe on whole rows of scores. The text before is not read, since what it holds

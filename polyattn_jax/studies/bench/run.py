@@ -31,7 +31,7 @@ from lm_jax.weights import runs
 from lm_jax.weights.load import Pretrained, identities
 from polyattn_jax.audit.audited_model import model_identity
 from polyattn_jax.audit.results.provenance import read_provenance
-from polyattn_jax.recipes.state_decoding import state_mixer
+from polyattn_jax.recipes.decoding.state_attention import state_mixer
 from polyattn_jax.recipes.substitute import recipe
 from polyattn_jax.studies.bench import numbers
 from polyattn_jax.studies.bench.results import SOFTMAX, TURNS, BenchSummary

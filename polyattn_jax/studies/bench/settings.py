@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from lm_jax.run.settings import READS_MODEL, PositiveInt, Settings, at_least, different
-from polyattn_jax.recipes.state_decoding import state_mixer
+from polyattn_jax.recipes.decoding.state_attention import state_mixer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

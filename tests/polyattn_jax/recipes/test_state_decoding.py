@@ -14,7 +14,7 @@ from lm_jax.model import decoder
 from lm_jax.model.attention import softmax
 from lm_jax.model.rope import DynamicScaling, Rope
 import polyattn_jax
-from polyattn_jax.recipes import constant_memory
+from polyattn_jax.recipes.decoding import constant_memory
 from polyattn_jax.recipes.linear_state import linear_state
 from polyattn_jax.recipes.row_maps import parse_recipe
 from tests import tiny

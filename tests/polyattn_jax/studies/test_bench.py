@@ -12,8 +12,8 @@ from lm_jax.errors import UsageError
 from lm_jax.run.config import from_plain
 from lm_jax.run.results import load_result
 from lm_jax.study import frame
-from polyattn_jax.recipes import state_decoding
-from polyattn_jax.recipes.sums import FeatureSums
+from polyattn_jax.recipes.decoding import state_attention
+from polyattn_jax.recipes.decoding.sums import FeatureSums
 from polyattn_jax.studies.bench import STUDY, numbers, report, run
 from polyattn_jax.studies.bench.results import SOFTMAX, TURNS, BenchResult, BenchSummary
 from polyattn_jax.studies.bench.settings import BenchConfig
@@ -82,7 +82,7 @@ def test_decoding_is_compared_where_keys_have_left_the_window(tiny, monkeypatch)
     text = "elu1:w=70"
     assert run.compared(model, text) == 141
     monkeypatch.setattr(FeatureSums, "added", lambda *_: {})
-    method = run._Method(model, state_decoding.state_mixer(text))
+    method = run._Method(model, state_attention.state_mixer(text))
     assert run._deviation(method, text, run.compared(model, text)) > 1e-3
     with pytest.raises(UsageError, match="on 301 tokens, and the model has 256 positions"):
         run.compared(model, "window:w=150")
@@ -90,16 +90,16 @@ def test_decoding_is_compared_where_keys_have_left_the_window(tiny, monkeypatch)
 
 def test_what_is_compared_notices_a_wrong_state(tiny, monkeypatch):
     model = run.lm_jax.load_pretrained(tiny)
-    kept = state_decoding._kept
+    kept = state_attention._kept
 
     def without_the_last(held, *args):
         after = kept(held, *args)
         return after | {"place": jax.numpy.where(after["place"] == 5, 0, after["place"])}
 
-    monkeypatch.setattr(state_decoding, "_kept", without_the_last)
+    monkeypatch.setattr(state_attention, "_kept", without_the_last)
     # Another recipe than elsewhere, for programs are kept by what they are called with.
     text = "window:w=7,sinks=6"
-    method = run._Method(model, state_decoding.state_mixer(text))
+    method = run._Method(model, state_attention.state_mixer(text))
     assert np.isfinite(off := run._deviation(method, text, 12))
     assert off > 1e-3
 

@@ -2,7 +2,7 @@
 
 A KV cache has every key. A recipe with a window needs the last w keys and the first few alone, a
 feature map or the Taylor map needs of all keys outside its window only sums over them (`sums`), and
-the gated delta rule needs its memory (`delta_decoding`; `linear_state` counts all):
+the gated delta rule needs its memory (`delta_attention`; `linear_state` counts all):
 
     mixer = polyattn_jax.state_mixer("window:w=64,sinks=4")
     lm_jax.generate(model.params, prompts, model.cfg, mixer=mixer, max_new_tokens=32)
@@ -28,13 +28,13 @@ import jax.numpy as jnp
 from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.layers import softcap
-from polyattn_jax.recipes.constant_memory import Chunk, ConstantMemory, einsum
-from polyattn_jax.recipes.delta_decoding import DeltaAttention
+from polyattn_jax.recipes.decoding.constant_memory import Chunk, ConstantMemory, einsum
+from polyattn_jax.recipes.decoding.delta_attention import DeltaAttention
+from polyattn_jax.recipes.decoding.sums import FeatureSums, Held, Sums, TaylorSums
 from polyattn_jax.recipes.delta_maps import GatedDelta
 from polyattn_jax.recipes.feature_maps import FeatureMap
 from polyattn_jax.recipes.field_maps import FieldMap
 from polyattn_jax.recipes.row_maps import parse_recipe, resolve_bias
-from polyattn_jax.recipes.sums import FeatureSums, Held, Sums, TaylorSums
 
 
 def state_mixer(text: str, *, bias: Any = None) -> ConstantMemory:

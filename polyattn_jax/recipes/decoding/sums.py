@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyattn_jax.recipes.constant_memory import einsum
+from polyattn_jax.recipes.decoding.constant_memory import einsum
 from polyattn_jax.recipes.feature_maps import FeatureMap
 
 Held = dict[str, jax.Array]

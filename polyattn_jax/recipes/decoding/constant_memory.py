@@ -1,7 +1,7 @@
 """What mixers that decode in memory of one size have in common: chunks, and what they refuse.
 
 A text is read in chunks. A mixer says what is held, what the queries of a chunk read, and what is
-held after them (`state_decoding` and `delta_decoding`).
+held after them (`state_attention` and `delta_attention`).
 """
 
 import dataclasses

@@ -14,7 +14,7 @@ import numpy as np
 from iaj_kernels.delta_rule.api import delta_rule
 from lm_jax.errors import UsageError
 from lm_jax.model.config import DecoderConfig
-from polyattn_jax.recipes.constant_memory import Chunk, ConstantMemory
+from polyattn_jax.recipes.decoding.constant_memory import Chunk, ConstantMemory
 from polyattn_jax.recipes.delta_maps import unit
 
 # A logarithm whose exponential is 0 in float32, for a head that looks at its own token alone.
