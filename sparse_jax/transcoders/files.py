@@ -1,4 +1,4 @@
-"""Transcoders on disk, in the layouts that circuit-tracer reads (`layouts.circuit_tracer`).
+"""Transcoders on disk: public layouts are read (`layouts`), circuit-tracer's are written.
 
 `save` writes a cross-layer transcoder, or a set of per-layer ones for a window of 1, and
 

@@ -41,10 +41,8 @@ from sparse_jax.studies.lens import numbers
 from sparse_jax.studies.lens.results import (
     COMPARED,
     COMPARISONS,
-    JACOBIAN,
     LENS_FILE,
     LENSES,
-    LOGIT,
     READOUTS,
     TOKENS,
     LensSummary,
@@ -234,19 +232,21 @@ def _agreement(model, matrix_LDD, tokens_1T, count, *, skipped):
     log_p_TV = jax.nn.log_softmax(run.logits[0].astype(jnp.float32))
 
     def of_layer(_, each):
-        h_1TD, matrix_DD = each
-        moved_1TD = jnp.einsum("BTD,ED->BTE", h_1TD.astype(jnp.float32), matrix_DD)
-        parts = []
-        for stream in (h_1TD, moved_1TD.astype(h_1TD.dtype)):
-            logits_TV = logit_lens(model.params, stream, model.cfg)[0]
-            log_q_TV = jax.nn.log_softmax(logits_TV.astype(jnp.float32))
-            kl_T = (jnp.exp(log_p_TV) * (log_p_TV - log_q_TV)).sum(-1)
-            same_T = log_p_TV.argmax(-1) == log_q_TV.argmax(-1)
-            parts.append((jnp.where(counted_T, kl_T, 0.0).sum(), (same_T & counted_T).sum()))
-        return None, jax.tree.map(lambda *x: jnp.stack(x), *parts)
+        log_q_2TV = jax.nn.log_softmax(_lens_logits(model, *each))
+        kl_2T = (jnp.exp(log_p_TV)[None] * (log_p_TV[None] - log_q_2TV)).sum(-1)
+        same_2T = log_p_TV.argmax(-1)[None] == log_q_2TV.argmax(-1)
+        counted_1T = counted_T[None]
+        return None, (jnp.where(counted_1T, kl_2T, 0.0).sum(1), (same_2T & counted_1T).sum(1))
 
     _, (kl_L2, same_L2) = jax.lax.scan(of_layer, None, (run.records["resid_post"], matrix_LDD))
     return counted_T.sum(), kl_L2.T, same_L2.T
+
+
+def _lens_logits(model, h_1TD, matrix_DD):
+    """Logits `[2, T, V]` that both lenses read in one layer, logit lens first."""
+    moved_1TD = jnp.einsum("BTD,ED->BTE", h_1TD.astype(jnp.float32), matrix_DD)
+    streams_2TD = jnp.concatenate([h_1TD, moved_1TD.astype(h_1TD.dtype)])
+    return logit_lens(model.params, streams_2TD, model.cfg).astype(jnp.float32)
 
 
 def _prompts(config: LensConfig, source: SourceModel) -> list[list[int]]:
@@ -274,7 +274,7 @@ def _read(
     best, probability = map(
         np.asarray, _most_probable(source.model, matrix_LDD, np.array([ids], np.int32))
     )
-    for which, lens in enumerate((LOGIT, JACOBIAN)):
+    for which, lens in enumerate(LENSES):
         for layer, position in itertools.product(range(len(matrix_LDD)), range(len(ids))):
             yield {
                 "prompt": number,
@@ -294,11 +294,7 @@ def _most_probable(model, matrix_LDD, tokens_1T):
     run = model.forward(tokens_1T, valid_1T, record={"resid_post": keep})
 
     def of_layer(_, each):
-        h_1TD, matrix_DD = each
-        moved_1TD = jnp.einsum("BTD,ED->BTE", h_1TD.astype(jnp.float32), matrix_DD)
-        streams_2TD = jnp.concatenate([h_1TD, moved_1TD.astype(h_1TD.dtype)])
-        logits_2TV = logit_lens(model.params, streams_2TD, model.cfg)
-        probability_2TV = jax.nn.softmax(logits_2TV.astype(jnp.float32))
+        probability_2TV = jax.nn.softmax(_lens_logits(model, *each))
         return None, (probability_2TV.argmax(-1), probability_2TV.max(-1))
 
     return jax.lax.scan(of_layer, None, (run.records["resid_post"], matrix_LDD))[1]

@@ -16,7 +16,7 @@ from lm_jax.weights import hub
 from sparse_jax.transcoders.layouts import circuit_tracer, clt_forge, gemma_scope, saelens, sparsify
 from sparse_jax.transcoders.layouts import tensors as files
 from sparse_jax.transcoders.layouts.layer import Layer, joined
-from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
+from sparse_jax.transcoders.transcoder import HOOKS, Transcoder, TranscoderConfig
 
 CONFIG, HUB = "config.yaml", "hf://"
 # What is read of a repository of the hub: no pickles.
@@ -208,7 +208,7 @@ def read_other(folder: Path) -> tuple[Transcoder, str]:
         return joined(gemma_scope.cross_layer(found), window=None)
     by_layer: dict[int, list[tuple[Path, Layer]]] = {}
     for place in _found(folder):
-        number, layer = _numbered(folder, place)
+        number, layer = _numbered(place)
         by_layer.setdefault(number, []).append((place, layer))
     for number, found in sorted(by_layer.items()):
         if len(found) > 1:
@@ -278,16 +278,12 @@ def _found(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _numbered(folder: Path, place: Path) -> tuple[int, Layer]:
+def _numbered(place: Path) -> tuple[int, Layer]:
     """The number and the layer of a file or folder of `_found`."""
-    if place.is_dir():
-        is_first = (place / saelens.WEIGHTS).is_file()
-        return saelens.layer(place) if is_first else sparsify.layer(place)
-    number = _number(place)
+    number, layer = _item(place, 0, HOOKS)
     if number is None:
         raise BadInputError(
             f"{place} is in no folder layer_<number>, so that its layer is not known; keep the "
             "names of the release"
         )
-    first = place.name == gemma_scope.FIRST
-    return number, gemma_scope.first_layer(place) if first else gemma_scope.second_layer(place)
+    return number, layer

@@ -184,7 +184,7 @@ def layer(folder: Path) -> tuple[int, Layer]:
     return number, Layer(
         source=folder,
         encoder_FD=np.ascontiguousarray(files.get(file, tensors, "W_enc", (D, F)).T),
-        encoder_bias_F=encoder_bias(described, file, tensors),
+        encoder_bias_F=_encoder_bias(described, file, tensors),
         decoder_FWD=files.get(file, tensors, "W_dec", (F, D))[:, None],
         decoder_bias_D=files.get(file, tensors, "b_dec", (D,)),
         threshold_F=files.get(file, tensors, "threshold", (F,)).clip(0) if has_thresholds else None,
@@ -194,16 +194,12 @@ def layer(folder: Path) -> tuple[int, Layer]:
     )
 
 
-def encoder_bias(
-    described: Description, file: Path, tensors: Mapping[str, np.ndarray], name: str = "b_enc"
+def _encoder_bias(
+    described: Description, file: Path, tensors: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """The bias of the encoder, of inputs from which nothing is subtracted.
-
-    Raises:
-      CorruptError: a tensor is missing or does not fit.
-    """
+    """The bias of the encoder, of inputs from which nothing is subtracted."""
     D, F = described.inputs, described.features
-    bias_F = files.get(file, tensors, name, (F,))
+    bias_F = files.get(file, tensors, "b_enc", (F,))
     if not described.subtracts:
         return bias_F
     w_DF = files.get(file, tensors, "W_enc", (D, F)).astype(np.float64)
