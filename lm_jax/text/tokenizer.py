@@ -289,6 +289,12 @@ class DecodesToo(Encodes, Protocol):
         ...
 
 
+def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text that goes on: with what begins a text, and without what ends it."""
+    before, _ = added_tokens(tokenizer)
+    return [*before, *tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)]
+
+
 def added_tokens(tokenizer: Encodes) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that a tokenizer puts before and after a text by default, such as BOS and EOS."""
     body = tokenizer.encode("a", add_special_tokens=False)

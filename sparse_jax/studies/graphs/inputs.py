@@ -312,10 +312,9 @@ def _text(
     corpus, texts = config.corpus, iter(prompts)
     if corpus.source:
         options = {"unit": corpus.unit, "words": corpus.words, "field": corpus.field}
-        texts = (
-            text.decode() if isinstance(text, bytes) else text
-            for _, text in corpora.documents(corpus.source, **options)
-        )
+        documents = corpora.documents(corpus.source, **options)
+        # Those that are no UTF-8 are bytes.
+        texts = (text for _, text in documents if isinstance(text, str))
     width, rows, count = min(_WIDTH, model.model.cfg.max_length), [], 0
     for text in texts:
         row = model.tokenizer.encode(text)[:width]

@@ -33,7 +33,7 @@ from lm_jax.run.finished import Inputs, file_inputs
 from lm_jax.run.rows import Unit
 from lm_jax.study import Work
 from lm_jax.text import corpora
-from lm_jax.text.tokenizer import added_tokens
+from lm_jax.text.tokenizer import prompt_ids
 from lm_jax.weights.lenses import load_lens, save_lens
 from lm_jax.weights.load import identities
 from sparse_jax.circuits.source_model import SourceModel, open_identity
@@ -134,13 +134,14 @@ def measure(config: LensConfig, work: Work) -> LensSummary:
 
 
 def _texts(config: LensConfig, source: SourceModel) -> tuple[list[Any], list[Any]]:
-    """Token ids of the held-out texts and of those of the fit, all long enough."""
+    """Token ids of the held-out texts and of those of the fit: UTF-8, and long enough."""
     corpus = config.corpus
     options = {"unit": corpus.unit, "words": corpus.words, "field": corpus.field}
     wanted = config.held_out + (0 if config.lens else config.texts)
     encoded = (
-        source.tokenizer.encode(text.decode() if isinstance(text, bytes) else text)
+        source.tokenizer.encode(text)
         for _, text in corpora.documents(corpus.source, **options)
+        if isinstance(text, str)
     )
     long_enough = (ids[: config.context] for ids in encoded if len(ids) >= config.skipped + 2)
     found = list(itertools.islice(long_enough, wanted))
@@ -251,13 +252,7 @@ def _lens_logits(model, h_1TD, matrix_DD):
 
 def _prompts(config: LensConfig, source: SourceModel) -> list[list[int]]:
     """Token ids of the prompts."""
-    tokenizer = source.tokenizer
-    # With the token that begins a text, and without one that ends it.
-    before, _ = added_tokens(tokenizer)
-    encoded = [
-        [*before, *tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)]
-        for text in config.prompts
-    ]
+    encoded = [prompt_ids(source.tokenizer, text) for text in config.prompts]
     for text, ids in zip(config.prompts, encoded, strict=True):
         if not 0 < len(ids) <= source.model.cfg.max_length:
             raise BadInputError(

@@ -18,7 +18,7 @@ from lm_jax.errors import BadInputError
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from lm_jax.text.examples import IGNORE_INDEX
-from lm_jax.text.tokenizer import Tokenizer, added_tokens
+from lm_jax.text.tokenizer import Tokenizer, prompt_ids
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs.attribute import attribute
 from sparse_jax.graphs.basis import Features
@@ -75,11 +75,7 @@ class PromptSet:
         Raises:
           BadInputError: a text has fewer than two tokens.
         """
-        before, _ = added_tokens(tokenizer)
-        ids = [
-            [*before, *tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)]
-            for text in texts
-        ]
+        ids = [prompt_ids(tokenizer, text) for text in texts]
         shortest = min(range(len(ids)), key=lambda i: len(ids[i]))
         length = min(length, len(ids[shortest]))
         if length < 2:
