@@ -9,6 +9,7 @@ maps, run upwards for what is added to the stream and downwards for derivatives:
     cotangents      derivatives by the weighted sums of values, of those by the mixer's output
     transpose       derivatives by the normed stream, of those
     shares          how much of `cotangents . weighted values` passes each entry of the pattern
+    head_shares     the same by head
 
 A batch of streams or derivatives has the axis X. N counts heads or prototypes.
 """
@@ -56,6 +57,10 @@ class FrozenMixer(Protocol):
         """Share `[X, N, T, S]` of every entry of the pattern in `u . sums of values`."""
         ...
 
+    def head_shares(self, value_XS: jax.Array, u_XT: jax.Array) -> jax.Array:
+        """`shares` summed over all pairs of positions `[X, N]`, without an axis of pairs."""
+        ...
+
     def constant(self, norm_bias_D: jax.Array) -> jax.Array:
         """Output `[T, D]` of biases alone, that of the norm before the mixer included."""
         ...
@@ -101,10 +106,13 @@ class FrozenAttention:
         return jnp.einsum("XSD,DKH->XSKH", h_XSD, self.value_LDKH)
 
     def mix(self, value_XSKH: jax.Array) -> jax.Array:
+        return jnp.einsum("XTNH,NHD->XTD", self._summed(value_XSKH), self.output_LNHD)
+
+    def _summed(self, value_XSKH: jax.Array) -> jax.Array:
+        """Sums of values `[X, T, N, H]`, weighted by the pattern."""
         groups = self.output_LNHD.shape[0] // value_XSKH.shape[2]
         value_XSNH = jnp.repeat(value_XSKH, groups, axis=2)
-        z_XTNH = jnp.einsum("NTS,XSNH->XTNH", self.pattern_LNTS, value_XSNH)
-        return jnp.einsum("XTNH,NHD->XTD", z_XTNH, self.output_LNHD)
+        return jnp.einsum("NTS,XSNH->XTNH", self.pattern_LNTS, value_XSNH)
 
     def cotangents(self, c_XTD: jax.Array) -> jax.Array:
         return jnp.einsum("XTD,NHD->XTNH", c_XTD, self.output_LNHD)
@@ -122,6 +130,9 @@ class FrozenAttention:
         u_XTKGH = u_XTNH.reshape(X, T, K, N // K, H)
         products = jnp.einsum("XTKGH,XSKH->XKGTS", u_XTKGH, value_XSKH)
         return products.reshape(X, N, T, -1) * self.pattern_LNTS[None]
+
+    def head_shares(self, value_XSKH: jax.Array, u_XTNH: jax.Array) -> jax.Array:
+        return (self._summed(value_XSKH) * u_XTNH).sum((1, 3))
 
     def pair_shares(
         self, value_XSKH: jax.Array, u_XTNH: jax.Array, pairs_3P: jax.Array
@@ -175,13 +186,13 @@ class FrozenLayers:
         return self.mixer.pattern_LNTS
 
     def first(self, positions: int) -> "FrozenLayers":
-        """The maps between the first positions alone, of all layers."""
+        """The maps between the first positions alone, of all layers or one."""
         T, post_LTD = positions, self.post_norm_LTD
         return dataclasses.replace(
             self,
             mixer=self.mixer.replace(pattern_LNTS=self.pattern_LNTS[..., :T, :T]),
-            norm_LTD=self.norm_LTD[:, :T],
-            post_norm_LTD=None if post_LTD is None else post_LTD[:, :T],
+            norm_LTD=self.norm_LTD[..., :T, :],
+            post_norm_LTD=None if post_LTD is None else post_LTD[..., :T, :],
         )
 
     def values(self, x_XSD: jax.Array) -> jax.Array:

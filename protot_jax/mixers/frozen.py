@@ -65,6 +65,10 @@ class FrozenPrototypes:
         products_XTS = jnp.einsum("XTE,XSE->XTS", u_XTE, value_XSE)
         return products_XTS[:, None] * self.pattern_LNTS[None]
 
+    def head_shares(self, value_XSE: jax.Array, u_XTE: jax.Array) -> jax.Array:
+        products_XTS = jnp.einsum("XTE,XSE->XTS", u_XTE, value_XSE)
+        return jnp.einsum("XTS,NTS->XN", products_XTS, self.pattern_LNTS)
+
     def constant(self, norm_bias_D: jax.Array) -> jax.Array:
         T = self.pattern_LNTS.shape[1]
         norm_bias_XSD = jnp.broadcast_to(norm_bias_D, (1, T, *norm_bias_D.shape))

@@ -9,6 +9,7 @@ mediation      heads and key-query pairs that carry an edge, exactly
 qk             why a head looked there: attention scores by pairs of sources
 rows           rows of the adjacency matrix in chunks
 neurons        graphs of the MLPs' own neurons, without a transcoder
+neuron_rows    rows with every neuron of a prompt, of which the largest entries are kept
 effects        effects of interventions, predicted and measured
 interventions  interventions in the model against what a graph predicts
 groups         interventions on groups of sources, such as supernodes

@@ -75,9 +75,8 @@ def attribute(
     with exact_products():
         table = ActiveFeatures(np.asarray(replacement.feature_LTF))
         rows = RowFiller(replacement, features, table)
-        computed = feature_rows(
-            rows, *rows.of(prompt.logit_targets()), prompt.probabilities, max_features
-        ).in_order()
+        logits = rows.of(prompt.logit_targets())
+        computed = feature_rows(rows, *logits, prompt.probabilities, max_features)
     return assemble(prompt, table, computed)
 
 

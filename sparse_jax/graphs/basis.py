@@ -9,6 +9,7 @@ prompt.
 from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.params import ParamTree
@@ -82,8 +83,21 @@ class Features(Protocol):
         """Vectors `[X, D]` and constants `[X]` of the readings, as functions of MLP inputs."""
         ...
 
-    def writes(
-        self, layer_X: jax.Array, feature_X: jax.Array, activation_X: jax.Array
+    def writes_into(
+        self,
+        layer: jax.Array | int,
+        layer_X: jax.Array,
+        feature_X: jax.Array,
+        activation_X: jax.Array,
     ) -> jax.Array:
-        """What features of these activations write into each layer, `[L, X, D]`."""
+        """What features of these activations write into one layer, `[X, D]`."""
         ...
+
+
+def writes(
+    features: Features, layer_X: jax.Array, feature_X: jax.Array, activation_X: jax.Array
+) -> jax.Array:
+    """What features of these activations write into each layer, `[L, X, D]`."""
+    layers = range(len(features.decoder_bias_LD))
+    each = (layer_X, feature_X, activation_X)
+    return jnp.stack([features.writes_into(layer, *each) for layer in layers])

@@ -33,7 +33,7 @@ from lm_jax.text.tokenizer import Tokenizer
 from lm_jax.train.objective import ignore_index_batch
 from sparse_jax.circuits.source_model import SourceModel
 from sparse_jax.graphs import graph_json
-from sparse_jax.graphs.basis import Features
+from sparse_jax.graphs.basis import Features, writes
 
 Feature = tuple[int, int]
 SKIPPED_START = 1
@@ -252,7 +252,7 @@ def decoders(basis: Features, features: Sequence[Feature]) -> dict[Feature, np.n
 @exact_jit
 def _unit_writes(basis, layer_X, index_X):
     """What one unit of each feature writes `[L, X, D]`."""
-    return basis.writes(layer_X, index_X, jnp.ones(len(layer_X), jnp.float32))
+    return writes(basis, layer_X, index_X, jnp.ones(len(layer_X), jnp.float32))
 
 
 def document(feature: Feature, data: FeatureData, *, scan: str) -> dict[str, Any]:

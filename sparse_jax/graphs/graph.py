@@ -32,7 +32,7 @@ from lm_jax.model.frozen import FrozenAttention
 from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.graphs import graph_document, graph_json, influence, linear, mediation, qk
-from sparse_jax.graphs.basis import Features
+from sparse_jax.graphs.basis import Features, writes
 from sparse_jax.graphs.influence import (
     ERROR,
     FEATURE,
@@ -147,7 +147,11 @@ class Graph:
         return np.asarray(next(self.mediations([(source, target)])).score_XLNTS[0])
 
     def mediations(
-        self, edges: Sequence[tuple[int, int]] | np.ndarray, *, batch: int = 256
+        self,
+        edges: Sequence[tuple[int, int]] | np.ndarray,
+        *,
+        batch: int = 256,
+        by_head: bool = False,
     ) -> Iterator[Mediation]:
         """Mediation of many edges, in order, in batches of this size (the last may be smaller).
 
@@ -158,6 +162,7 @@ class Graph:
           edges: pairs of source and target, indices in `nodes`.
           batch: edges at a time; the memory holds their scores, `[batch, L, N, T, T]`, and the
             tangents and values of as many sources, `[batch, L, T, D]`.
+          by_head: whether scores are summed over pairs, `[batch, L, N, 1, 1]`, as for long prompts.
 
         Raises:
           UsageError: a source is a logit or the bias, a target neither feature nor logit.
@@ -182,7 +187,8 @@ class Graph:
                         self.replacement,
                         *(sources, tangents, np.pad(at_X, (0, missing))),
                         *(self.targets(nodes), np.pad(target_X, (0, missing))),
-                        self._open_pairs,
+                        None if by_head else self._open_pairs,
+                        by_head=by_head,
                     )
                     # As numpy, whose slices are not compiled.
                     leaves = jax.tree.map(np.asarray, mediated)
@@ -373,9 +379,8 @@ def _tiny() -> float:
 @exact_jit
 def _sources(replacement, features, is_kind, layer_X, position_X, feature_X, activation_X):
     """`Sources` of nodes; `is_kind` has for each kind whether they are of it."""
-    write_LXD = features.writes(
-        *(jnp.where(is_kind[FEATURE], x, 0) for x in (layer_X, feature_X, activation_X))
-    )
+    of_features = (jnp.where(is_kind[FEATURE], x, 0) for x in (layer_X, feature_X, activation_X))
+    write_LXD = writes(features, *of_features)
     own_LX = (jnp.arange(len(write_LXD))[:, None] == layer_X[None]) & is_kind[ERROR][None]
     write_LXD = jnp.where(own_LX[:, :, None], replacement.error_LTD[:, position_X], write_LXD)
     token_XD = jnp.where(is_kind[TOKEN][:, None], replacement.token_TD[position_X], 0.0)
@@ -399,7 +404,7 @@ _qk_targets = exact_jit(qk.targets)
 
 
 _tangents = exact_jit(linear.tangents)
-_mediate_edges = exact_jit(mediation.mediate_edges)
+_mediate_edges = exact_jit(mediation.mediate_edges, static_argnames="by_head")
 
 
 def _fill_up(ends_X: np.ndarray, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:

@@ -88,8 +88,12 @@ class Mediated:
 
 
 def largest_shares(score_LNTS: np.ndarray, *, heads: int = 5, pairs: int = 10) -> Mediated:
-    """The heads and the pairs with the largest absolute shares of an edge."""
+    """The heads and the pairs with the largest absolute shares of an edge.
+
+    Shares that are summed over pairs, with T and S of 1, have no pairs.
+    """
     score_LN = score_LNTS.sum((2, 3))
+    pairs = pairs if score_LNTS.shape[2] > 1 else 0
 
     def top(score: np.ndarray, count: int) -> list[tuple[Any, ...]]:
         order = highest(np.abs(score).ravel(), count)

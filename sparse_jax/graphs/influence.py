@@ -21,7 +21,7 @@ from lm_jax.errors import UsageError
 # Kinds of nodes: sources, then the others.
 FEATURE, ERROR, TOKEN = "feature", "error", "token"
 LOGIT, BIAS = "logit", "bias"
-_LEAST_SUM = 1e-10
+LEAST_SUM = 1e-10
 # Weights at a time in float64: of long rows one.
 _AT_ONCE = 2**20
 
@@ -88,7 +88,7 @@ class Scores:
 def normalised(edges: Edges) -> np.ndarray:
     """N: absolute weights, each row divided by its sum."""
     size_RS = np.abs(np.asarray(edges.weight_RS, np.float64))
-    return size_RS / np.maximum(size_RS.sum(1, keepdims=True), _LEAST_SUM)
+    return size_RS / np.maximum(size_RS.sum(1, keepdims=True), LEAST_SUM)
 
 
 def influence(edges: Edges, size_R: np.ndarray | None = None) -> np.ndarray:
@@ -102,30 +102,42 @@ def influence(edges: Edges, size_R: np.ndarray | None = None) -> np.ndarray:
     is_node_R = edges.node_R >= 0
     between_RR = np.abs(np.asarray(edges.weight_RS[:, edges.node_R[is_node_R]], np.float64))
     between_RR /= size_R[:, None]
-    weight_R = edges.start_R.astype(np.float64)
-    through_R = weight_R.copy()
-    # A path has at most one row per layer, and the matrix no cycle: as many steps end it.
-    for _ in range(len(weight_R) + 1):
-        step_R = np.zeros_like(weight_R)
-        step_R[is_node_R] = weight_R @ between_RR
-        if not step_R.any():
-            break
-        through_R += step_R
-        weight_R = step_R
-    else:
-        raise UsageError("adjacency: the graph has a cycle; features must read lower layers alone")
-    share_R = through_R / size_R
+    share_R = through_rows(between_RR, is_node_R, edges.start_R) / size_R
     total_S = np.zeros(edges.weight_RS.shape[1])
     for at, part_RS in _sizes(edges.weight_RS):
         total_S += share_R[at] @ part_RS
     return total_S
 
 
+def through_rows(between_RX: np.ndarray, is_node_R: np.ndarray, start_R: np.ndarray) -> np.ndarray:
+    """What of the logits' probabilities passes through each row `[R]`: I + p.
+
+    Args:
+      between_RX: N of the rows' own nodes as sources, in the order of those rows.
+      is_node_R: mask of those rows; the others are logits.
+      start_R: probability of logits, 0 for features.
+
+    Raises:
+      UsageError: the graph has a cycle.
+    """
+    weight_R = start_R.astype(np.float64)
+    through_R = weight_R.copy()
+    # A path has at most one row per layer, and the matrix no cycle: as many steps end it.
+    for _ in range(len(weight_R) + 1):
+        step_R = np.zeros_like(weight_R)
+        step_R[is_node_R] = weight_R @ between_RX
+        if not step_R.any():
+            return through_R
+        through_R += step_R
+        weight_R = step_R
+    raise UsageError("adjacency: the graph has a cycle; features must read lower layers alone")
+
+
 def row_sizes(weight_RS: np.ndarray) -> np.ndarray:
     """Sum of absolute weights of each row, which N divides by."""
     size_R = np.zeros(len(weight_RS))
     for at, part_RS in _sizes(weight_RS):
-        size_R[at] = np.maximum(part_RS.sum(1), _LEAST_SUM)
+        size_R[at] = np.maximum(part_RS.sum(1), LEAST_SUM)
     return size_R
 
 
@@ -212,7 +224,7 @@ def highest(value_X: np.ndarray, count: int) -> np.ndarray:
     """
     some_X = np.arange(len(value_X))
     if 0 < count < len(value_X):
-        some_X = np.flatnonzero(value_X >= np.sort(value_X)[-count])
+        some_X = np.flatnonzero(value_X >= np.partition(value_X, -count)[-count])
     return some_X[np.argsort(-value_X[some_X], kind="stable")][:count]
 
 

@@ -134,6 +134,8 @@ def _clean_logits(model, tokens_T):
     return w_VD @ hidden_D, jnp.abs(w_VD) @ jnp.abs(hidden_D)
 
 
+# Bytes for what is added to all layers of a batch of runs, and for the inputs that they record.
+_MEMORY = 512 * 2**20
 # Scaled sources are filled up to so many, which costs nothing beside the model.
 _FEW = 64
 
@@ -168,8 +170,10 @@ def run_scaled(
       groups: different sources of each intervention, indices in `graph.nodes`, one or more.
       factors: one per group.
       mode: what is frozen.
-      batch: the most interventions at a time; each batch has a clean run of its own before them.
+      batch: the most interventions at a time, fewer of a long prompt; each batch has a clean run
+        of its own before them.
     """
+    batch = max(min(batch, _MEMORY // (8 * graph.replacement.error_LTD.size)), 1)
     # Batches of about one size, so that few rows are filled up.
     batch = -(-len(groups) // -(-len(groups) // batch))
     starts = range(0, len(groups), batch)

@@ -13,7 +13,7 @@ c_attn = c_skip = c_out + readings of the layer's MLP; in parallel blocks c_attn
 transcoder has W_skip, its transpose adds to these readings what comes from c_out.
 """
 
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from flax import struct
 import jax
@@ -143,110 +143,158 @@ class Rows:
     """Rows of the adjacency matrix by kind of source, and what constants add.
 
     Attributes:
-      feature: attributions of features, as `Writes.attributions` returns them.
+      feature_XTZ: attributions of features, by position and place in its table.
       error_XLT, token_XT: attributions of errors and tokens.
       bias_X: what everything constant adds.
     """
 
-    feature: jax.Array
+    feature_XTZ: jax.Array
     error_XLT: jax.Array
     token_XT: jax.Array
     bias_X: jax.Array
 
 
 class Written(Protocol):
-    """What features write, and how attributions to them add up over layers."""
+    """What features write, by position and place in the table of that position (axes T, Z)."""
 
     @property
-    def layers(self) -> Any:
-        """Data with a leading axis L."""
+    def places(self) -> int:
+        """How many places Z a position has."""
         ...
 
     def first(self, positions: int) -> Self:
         """What those at the first positions write."""
         ...
 
-    def start(self, X: int) -> tuple[Any, Any]:
-        """Sums over layers of X targets, and what a layer without cotangents gives, both zero."""
-        ...
-
-    def add(self, total: Any, layer: Any, c_XTD: jax.Array) -> tuple[Any, Any]:
-        """Sums with one layer more, from its cotangents, and what belongs to this layer alone."""
-        ...
-
-    def attributions(self, total: Any, per_layer: Any) -> jax.Array:
-        """The attributions of the features, targets first."""
+    def of_layer(self, index: jax.Array) -> jax.Array:
+        """Additions to one layer `[T, Z, D]`: activation times decoder, zero without any."""
         ...
 
 
 @struct.dataclass
 class Writes:
-    """What features write, by position and place in the table of that position.
+    """What features write into all layers, stored.
 
     Attributes:
-      write_LTZD: additions to each layer: activation times decoder, zero where a feature does not
-        write.
+      write_LTZD: additions to each layer.
     """
 
     write_LTZD: jax.Array
 
     @property
-    def layers(self) -> Any:
-        """Data with a leading axis L."""
-        return self.write_LTZD
+    def places(self) -> int:
+        """How many places Z a position has."""
+        return self.write_LTZD.shape[2]
 
     def first(self, positions: int) -> "Writes":
         """What those at the first positions write."""
         return Writes(self.write_LTZD[:, :positions])
 
-    def start(self, X: int) -> tuple[Any, Any]:
-        """Sums over layers, and what a layer without cotangents gives, both zero."""
-        return jnp.zeros((X, *self.write_LTZD.shape[1:3]), self.write_LTZD.dtype), ()
-
-    def add(self, total: Any, layer: Any, c_XTD: jax.Array) -> tuple[Any, Any]:
-        """Sums over one layer more, and what is this layer's alone."""
-        return total + jnp.einsum("XTD,TZD->XTZ", c_XTD, layer), ()
-
-    def attributions(self, total: Any, per_layer: Any) -> jax.Array:
-        """The attributions `[X, T, Z]`."""
-        del per_layer
-        return total
+    def of_layer(self, index: jax.Array) -> jax.Array:
+        """Additions to one layer."""
+        return self.write_LTZD[index]
 
 
 @struct.dataclass
-class OwnLayerWrites:
-    """What all features of all positions write if each writes into its own layer only.
+class GatheredWrites:
+    """What features write, gathered from their decoders a layer at a time.
+
+    Of long prompts all layers together are too much to store.
 
     Attributes:
-      decoder_LFD, activation_LTF: decoder vectors and activations, the products of which are
-        written.
+      features: features with their decoders.
+      layer_TZ, feature_TZ, activation_TZ: layer, index and activation by place; activation 0 where
+        a place is empty.
     """
 
-    decoder_LFD: jax.Array
-    activation_LTF: jax.Array
+    features: Features
+    layer_TZ: jax.Array
+    feature_TZ: jax.Array
+    activation_TZ: jax.Array
 
     @property
-    def layers(self) -> Any:
-        """Data with a leading axis L."""
-        return self.decoder_LFD, self.activation_LTF
+    def places(self) -> int:
+        """How many places Z a position has."""
+        return self.layer_TZ.shape[1]
 
-    def first(self, positions: int) -> "OwnLayerWrites":
+    def first(self, positions: int) -> "GatheredWrites":
         """What those at the first positions write."""
-        return OwnLayerWrites(self.decoder_LFD, self.activation_LTF[:, :positions])
+        each = (self.layer_TZ, self.feature_TZ, self.activation_TZ)
+        return GatheredWrites(self.features, *(x[:positions] for x in each))
 
-    def start(self, X: int) -> tuple[Any, Any]:
-        """Sums over layers, and what a layer without cotangents gives, both zero."""
-        return (), jnp.zeros((X, *self.activation_LTF.shape[1:]), self.activation_LTF.dtype)
+    def of_layer(self, index: jax.Array) -> jax.Array:
+        """Additions to one layer."""
+        flat = (x.reshape(-1) for x in (self.layer_TZ, self.feature_TZ, self.activation_TZ))
+        return self.features.writes_into(index, *flat).reshape(*self.layer_TZ.shape, -1)
 
-    def add(self, total: Any, layer: Any, c_XTD: jax.Array) -> tuple[Any, Any]:
-        """Sums over one layer more, and what is this layer's alone."""
-        decoder_FD, activation_TF = layer
-        return total, jnp.einsum("XTD,FD->XTF", c_XTD, decoder_FD) * activation_TF[None]
 
-    def attributions(self, total: Any, per_layer: Any) -> jax.Array:
-        """The attributions `[X, L, T, F]`."""
-        del total
-        return jnp.swapaxes(per_layer, 0, 1)
+@struct.dataclass
+class Blocks:
+    """What a downward pass needs of blocks; of all layers with a leading L, or of one.
+
+    Attributes:
+      layers, reading: linear maps of the mixers, and how features read the stream.
+      error_LTD: what errors write.
+      attention_LTD, decoder_LD: what mixers and MLPs add because of biases alone.
+    """
+
+    layers: FrozenLayers
+    reading: Reading
+    error_LTD: jax.Array
+    attention_LTD: jax.Array
+    decoder_LD: jax.Array
+
+    @classmethod
+    def of(cls, replacement: Replacement) -> "Blocks":
+        """The blocks of a replacement model."""
+        r = replacement
+        return cls(r.layers, r.reading, r.error_LTD, r.attention_bias_LTD, r.decoder_bias_LD)
+
+    def one(self, index: jax.Array) -> "Blocks":
+        """The block of one layer."""
+        return jax.tree.map(lambda x: x[index], self)
+
+    def first(self, positions: int) -> "Blocks":
+        """The same of the first positions, of all layers or one."""
+        return Blocks(
+            self.layers.first(positions),
+            self.reading.first(positions),
+            self.error_LTD[..., :positions, :],
+            self.attention_LTD[..., :positions, :],
+            self.decoder_LD,
+        )
+
+    def below(
+        self, c_XTD: jax.Array, read_XTD: jax.Array, *, entering: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        """Cotangents of one block's input, and what its constants add to targets `[X]`.
+
+        Args:
+          c_XTD: cotangents of its output.
+          read_XTD: what targets read in it (`readings`).
+          entering: whether they read its input, not that of its MLP.
+        """
+        at_mlp_XTD = jnp.zeros_like(read_XTD) if entering else read_XTD
+        c_attn_XTD, c_skip_XTD = below_attention(self.layers, self.reading, c_XTD, at_mlp_XTD)
+        constants_X = jnp.einsum("XTD,D->X", c_XTD, self.decoder_LD)
+        constants_X += jnp.einsum("XTD,TD->X", c_attn_XTD, self.attention_LTD)
+        below_XTD = c_skip_XTD + self.layers.transpose(c_attn_XTD)
+        return (below_XTD + read_XTD if entering else below_XTD), constants_X
+
+
+def below_all(
+    replacement: Replacement, c_XTD: jax.Array, constants_X: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Attributions of tokens `[X, T]`, and those of all constants together `[X]`.
+
+    Args:
+      replacement: the model.
+      c_XTD: cotangents of the first block's input, at the first T positions.
+      constants_X: what the targets' own constants and those of the blocks add.
+    """
+    T = c_XTD.shape[1]
+    token_XT = jnp.einsum("XTD,TD->XT", c_XTD, replacement.token_TD[:T])
+    return token_XT, constants_X + jnp.einsum("XTD,TD->X", c_XTD, replacement.position_TD[:T])
 
 
 def attribution_rows(
@@ -271,35 +319,26 @@ def attribution_rows(
     L, length, _ = replacement.error_LTD.shape
     X, T = len(targets.layer_X), positions or length
     top = targets.layer_X.max()
+    writes = writes.first(T)
 
     def down(carry, each):
         def step():
-            layer, index, reading, written, error_TD, attention_TD, decoder_D = each
-            c_XTD, features, bias_X = carry
-            features, own = writes.add(features, written, c_XTD)
-            error_XT = jnp.einsum("XTD,TD->XT", c_XTD, error_TD)
-            read_XTD = readings(targets, index, T)
-            at_mlp_XTD = jnp.zeros_like(read_XTD) if entering else read_XTD
-            c_attn_XTD, c_skip_XTD = below_attention(layer, reading, c_XTD, at_mlp_XTD)
-            constants_X = jnp.einsum("XTD,D->X", c_XTD, decoder_D)
-            constants_X += jnp.einsum("XTD,TD->X", c_attn_XTD, attention_TD)
-            c_XTD = c_skip_XTD + layer.transpose(c_attn_XTD)
-            c_XTD = c_XTD + read_XTD if entering else c_XTD
-            return (c_XTD, features, bias_X + constants_X), (error_XT, own)
+            block, index = each
+            c_XTD, feature_XTZ, constants_X = carry
+            feature_XTZ += jnp.einsum("XTD,TZD->XTZ", c_XTD, writes.of_layer(index))
+            error_XT = jnp.einsum("XTD,TD->XT", c_XTD, block.error_LTD)
+            c_XTD, added_X = block.below(c_XTD, readings(targets, index, T), entering=entering)
+            return (c_XTD, feature_XTZ, constants_X + added_X), error_XT
 
-        def skip():
-            return carry, (jnp.zeros((X, T), replacement.error_LTD.dtype), nothing)
+        return jax.lax.cond(each[1] <= top, step, lambda: (carry, none_XT))
 
-        return jax.lax.cond(each[1] <= top, step, skip)
-
-    r, writes = replacement, writes.first(T)
-    none, nothing = writes.start(X)
-    start = readings(targets, L, T), none, targets.constant_X
-    each = (
-        *(r.layers.first(T), jnp.arange(L), r.reading.first(T), writes.layers),
-        *(r.error_LTD[:, :T], r.attention_bias_LTD[:, :T], r.decoder_bias_LD),
-    )
-    (c_XTD, features, bias_X), (error_LXT, own) = jax.lax.scan(down, start, each, reverse=True)
+    dtype = replacement.error_LTD.dtype
+    none_XT = jnp.zeros((X, T), dtype)
+    none_XTZ = jnp.zeros((X, T, writes.places), dtype)
+    start = readings(targets, L, T), none_XTZ, targets.constant_X
+    each = Blocks.of(replacement).first(T), jnp.arange(L)
+    (c_XTD, feature_XTZ, constants_X), error_LXT = jax.lax.scan(down, start, each, reverse=True)
+    token_XT, bias_X = below_all(replacement, c_XTD, constants_X)
 
     def of_all(x: jax.Array, axis: int) -> jax.Array:
         later = list(x.shape)
@@ -307,8 +346,8 @@ def attribution_rows(
         return jnp.concatenate([x, jnp.zeros(later, x.dtype)], axis) if length > T else x
 
     return Rows(
-        of_all(writes.attributions(features, own), -2),
+        of_all(feature_XTZ, -2),
         of_all(jnp.swapaxes(error_LXT, 0, 1), -1),
-        of_all(jnp.einsum("XTD,TD->XT", c_XTD, r.token_TD[:T]), -1),
-        bias_X + jnp.einsum("XTD,TD->X", c_XTD, r.position_TD[:T]),
+        of_all(token_XT, -1),
+        bias_X,
     )

@@ -31,7 +31,7 @@ class Mediation:
     """Parts of the edges from X sources to X targets.
 
     Attributes:
-      score_XLNTS: a(l, h, q, k).
+      score_XLNTS: a(l, h, q, k); by heads alone its sums over pairs, with T and S of 1.
       bypass_XL: paths past the attention of the layer.
       late_XL: paths that begin at or after the layer.
       layer_X: layer of each target, L for logits; layers above have no share.
@@ -85,6 +85,8 @@ def mediate_edges(
     targets: Targets,
     target_X: jax.Array,
     open_L3P: jax.Array | None = None,
+    *,
+    by_head: bool = False,
 ) -> Mediation:
     """Mediation of X edges: one tangent per source, one cotangent per target.
 
@@ -97,6 +99,7 @@ def mediate_edges(
       source_X, target_X: indices in them of the ends of each edge.
       open_L3P: the entries of each layer's pattern that are not 0 (`open_pairs`), without which
         there is no share; None to contract all.
+      by_head: whether only sums over pairs are wanted, of which a long prompt has too many.
     """
     L, T, _ = replacement.error_LTD.shape
     at_X = sources.position_X[source_X]
@@ -106,7 +109,9 @@ def mediate_edges(
         read_XTD = linear.readings(targets, index, T)
         c_attn_XTD, c_skip_XTD = linear.below_attention(layer, reading, c_XTD, read_XTD)
         value_XS, u_XT = value_XS[source_X], layer.cotangents(c_attn_XTD)[target_X]
-        if open_3P is None:
+        if by_head:
+            score_XNTS = layer.mixer.head_shares(value_XS, u_XT)[:, :, None, None]
+        elif open_3P is None:
             score_XNTS = layer.mixer.shares(value_XS, u_XT)
         else:
             share_XP = layer.mixer.pair_shares(value_XS, u_XT, open_3P)

@@ -30,7 +30,6 @@ from lm_jax.model.edits import Add
 from lm_jax.model.layers import ACTIVATIONS
 from lm_jax.model.params import ParamTree
 from lm_jax.model.precision import exact_jit, exact_products
-from sparse_jax.graphs import linear
 from sparse_jax.graphs.attribute import (
     Model,
     Prompt,
@@ -41,14 +40,14 @@ from sparse_jax.graphs.attribute import (
 )
 from sparse_jax.graphs.graph import Graph
 from sparse_jax.graphs.interventions import ScaledActivations, responding
-from sparse_jax.graphs.linear import OwnLayerWrites, Targets
-from sparse_jax.graphs.rows import ActiveFeatures, FeatureRows, feature_rows
+from sparse_jax.graphs.neuron_rows import NeuronRows
+from sparse_jax.graphs.rows import ActiveFeatures, choose
 from sparse_jax.transcoders.activations import products_of_some
 
 # `feature_type` of a neuron in a file, and `kind` in `results.ModelFacts`.
 NEURON, KIND = "mlp neuron", "neurons"
-# Neurons that get a row in `graph`, and targets at a time.
-MAX_FEATURES, _CHUNK = 256, 32
+# Neurons that get a row in `graph`, and how many are chosen at a time.
+MAX_FEATURES, STEP = 256, 32
 
 
 @struct.dataclass
@@ -176,14 +175,16 @@ class Neurons:
             return vector_XD, jnp.zeros_like(quotient_X)
         return vector_XD, self.params["up_bias"][layer_X, feature_X] * quotient_X
 
-    def writes(
-        self, layer_X: jax.Array, feature_X: jax.Array, activation_X: jax.Array
+    def writes_into(
+        self,
+        layer: jax.Array | int,
+        layer_X: jax.Array,
+        feature_X: jax.Array,
+        activation_X: jax.Array,
     ) -> jax.Array:
-        """Writes of neurons into each layer, `[L, X, D]`: zero but in a neuron's own layer."""
-        down_LFD = self.params["down"]
-        own_LX = jnp.arange(len(down_LFD))[:, None] == layer_X[None]
-        written_XD = down_LFD[layer_X, feature_X] * activation_X[:, None]
-        return jnp.where(own_LX[:, :, None], written_XD[None], 0.0)
+        """What neurons write into one layer, `[X, D]`: nothing if it is not their own."""
+        own_X = jnp.where(layer_X == layer, activation_X, 0.0)
+        return self.params["down"][layer_X, feature_X] * own_X[:, None]
 
     def _product(self, name: str, input_LXD: jax.Array) -> jax.Array:
         product_LXF = jnp.einsum("LXD,LDF->LXF", input_LXD, self.params[name])
@@ -228,8 +229,8 @@ def graph(
     """The attribution graph of a prompt in the basis of neurons.
 
     Features are the neurons (at a position) of most influence on the logits, found greedily among
-    all; errors are what the other neurons of an MLP write. Peak memory is about `max_features`
-    times 4 L T F bytes beside the weights: .8 GB for SmolLM2-135M and 16 tokens.
+    all; errors are what the other neurons of an MLP write. Entries of a row below the rounding of
+    its sum count with these (`neuron_rows`).
 
     Args:
       model: the argument of `attribute`.
@@ -244,18 +245,19 @@ def graph(
     if max_features < 1:
         raise UsageError(f"max_features = {max_features} must be at least 1")
     model = circuit_model(model)
-    prompt = prepare(model, Neurons.of(model), tokens, targets, against)
+    neurons = Neurons.of(model)
+    prompt = prepare(model, neurons, tokens, targets, against)
     if max_features >= prompt.replacement.feature_LTF.size:
-        return attribute(model, Neurons.of(model), tokens, targets=targets, against=against)
+        return attribute(model, neurons, tokens, targets=targets, against=against)
     with exact_products():
-        rows = _NeuronRows(prompt)
-        logits = rows.of(prompt.logit_targets())
-        computed = feature_rows(rows, *logits, prompt.probabilities, max_features)
+        rows = NeuronRows(prompt, neurons.params["down"])
+        rows.add_logits()
+        choose(rows, max_features, STEP)
         kept_LTF = np.zeros(rows.shape, bool)
-        kept_LTF.ravel()[computed.chosen] = True
+        kept_LTF.ravel()[rows.chosen] = True
         prompt = _choose_features(prompt, kept_LTF)
     table = ActiveFeatures(np.asarray(prompt.replacement.feature_LTF))
-    return assemble(prompt, table, _others_as_errors(computed, table, rows.shape))
+    return assemble(prompt, table, rows.others_as_errors(table))
 
 
 def _choose_features(prompt: Prompt, kept_LTF: np.ndarray) -> Prompt:
@@ -271,60 +273,7 @@ def _choose_features(prompt: Prompt, kept_LTF: np.ndarray) -> Prompt:
     return dataclasses.replace(prompt, replacement=replacement, features=features)
 
 
-def _others_as_errors(
-    computed: FeatureRows, table: ActiveFeatures, shape: tuple[int, int, int]
-) -> FeatureRows:
-    """Rows with columns for a table's features, errors and tokens, from rows with all neurons."""
-    L, T, F = shape
-    columns = np.ravel_multi_index((table.layer_X, table.position_X, table.feature_X), shape)
-    logits, order = len(computed.weights) - len(computed.chosen), np.argsort(computed.chosen)
-    at = order[np.searchsorted(computed.chosen, columns, sorter=order)]
-    rows = np.concatenate([logits + at, np.arange(logits)])
-    weights = np.empty((len(rows), len(columns) + L * T + T), np.float32)
-    # A row at a time: it has a million columns.
-    for weight_S, row in zip(weights, rows, strict=True):
-        row_S = computed.weights[row]
-        others_S = row_S[: L * T * F].copy()
-        others_S[columns] = 0.0
-        error_X = others_S.reshape(-1, F).sum(1, dtype=np.float64)
-        weight_S[:] = np.concatenate([row_S[columns], error_X, row_S[L * T * F :]])
-    return FeatureRows(np.arange(len(columns)), weights, computed.biases[rows])
-
-
-class _NeuronRows:
-    """Rows with a column for every neuron at every position (`rows.Filler`)."""
-
-    def __init__(self, prompt: Prompt) -> None:
-        self.replacement, self.features = prompt.replacement, prompt.features
-        L, T, F = self.replacement.feature_LTF.shape
-        self.shape = L, T, F
-        self.layer_X = np.repeat(np.arange(L), T * F)
-        self.chunk = _CHUNK
-
-    def of_features(self, index_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and biases of neurons by column."""
-        places = np.unravel_index(index_X, self.shape)
-        return self.of(_targets(self.replacement, self.features, *map(jnp.asarray, places)))
-
-    def of(self, targets: Targets) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and biases of at most a chunk of targets."""
-        rows, bias_X = _rows(self.replacement, self.features, targets)
-        return np.asarray(rows), np.asarray(bias_X)
-
-
-_targets = exact_jit(linear.feature_targets)
-
-
 @exact_jit
 def _written(features, activation_LTF):
     """What neurons of these activations write `[L, T, D]`."""
     return features.written(activation_LTF)
-
-
-@exact_jit
-def _rows(replacement, features, targets):
-    writes = OwnLayerWrites(features.params["down"], replacement.feature_LTF)
-    rows = linear.attribution_rows(replacement, writes, targets)
-    X = len(rows.bias_X)
-    # Errors are zero: rounding of what neurons reconstruct.
-    return jnp.concatenate([rows.feature.reshape(X, -1), rows.token_XT], 1), rows.bias_X

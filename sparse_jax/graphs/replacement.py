@@ -60,7 +60,7 @@ class Reading:
 
     def first(self, positions: int) -> "Reading":
         """The same of the first positions."""
-        return dataclasses.replace(self, factor_LTD=self.factor_LTD[:, :positions])
+        return dataclasses.replace(self, factor_LTD=self.factor_LTD[..., :positions, :])
 
     def tangent(self, x: jax.Array) -> jax.Array:
         """Change of inputs of MLPs `[..., T, D]`, of that of the residual stream."""

@@ -1,16 +1,18 @@
 """Rows of an adjacency matrix, a chunk of targets at a time within a bound on memory."""
 
+from collections.abc import Iterator
 import dataclasses
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import UsageError
 from lm_jax.model.precision import exact_jit
 from sparse_jax.graphs import influence, linear
-from sparse_jax.graphs.basis import Features
-from sparse_jax.graphs.linear import Targets, Writes
+from sparse_jax.graphs.basis import Features, writes
+from sparse_jax.graphs.linear import GatheredWrites, Targets, Writes, Written
 from sparse_jax.graphs.replacement import Replacement
 
 # Bytes for the arrays of one chunk of targets, and the most targets in it.
@@ -74,8 +76,11 @@ class RowFiller:
         self.replacement, self.features, self.table = replacement, features, table
         self.positions = positions
         self.layer_X = table.layer_X
-        self.writes = _writes(features, table.layer_TZ, table.feature_TZ, table.activation_TZ)
+        places = tuple(map(jnp.asarray, (table.layer_TZ, table.feature_TZ, table.activation_TZ)))
         L, T, D = replacement.error_LTD.shape
+        stored = 4 * L * table.layer_TZ.size * D <= MEMORY
+        gathered = GatheredWrites(features, *places)
+        self.writes: Written = _writes(features, *places) if stored else gathered
         width = replacement.layers.mixer.width
         floats = T * (6 * D + 4 * width + 2 * table.layer_TZ.shape[1] + L)
         within_memory = max(MEMORY // (4 * floats), 1)
@@ -84,24 +89,21 @@ class RowFiller:
 
     def of_features(self, index_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows and biases of these features of the table."""
-        # Targets of close positions, and of one layer, together: a chunk begins at its highest.
-        part_X = self.table.position_X[index_X] // self.positions
-        order = np.lexsort((-self.table.layer_X[index_X], part_X))
-        at = index_X[order]
-        parts = []
-        for start in range(0, len(at), self.chunk):
-            some = at[start : start + self.chunk]
-            padded = np.concatenate([some, np.full(self.chunk - len(some), some[0])])
-            indices = (self.table.layer_X, self.table.position_X, self.table.feature_X)
+        layer_X, position_X = self.table.layer_X, self.table.position_X
+        parts, done = [], []
+        for some, positions in chunks(layer_X[index_X], position_X[index_X], self):
+            done.append(some)
+            at = index_X[some]
+            padded = np.concatenate([at, np.full(self.chunk - len(at), at[0])])
+            indices = (layer_X, position_X, self.table.feature_X)
             targets = _feature_targets(
                 self.replacement,
                 self.features,
                 *(x[padded].astype(np.int32) for x in indices),
             )
-            parts_before = int(self.table.position_X[some].max()) // self.positions
-            rows = self._rows(targets, positions=(parts_before + 1) * self.positions)
-            parts.append([x[: len(some)] for x in rows])
-        back = np.argsort(order)
+            rows = self._rows(targets, positions=positions)
+            parts.append([x[: len(at)] for x in rows])
+        back = np.argsort(np.concatenate(done))
         rows, biases = (np.concatenate(each)[back] for each in zip(*parts, strict=True))
         return rows, biases
 
@@ -137,7 +139,7 @@ class RowFiller:
             positions=min(positions or length, length),
         )
         X = len(rows.bias_X)
-        features = np.asarray(rows.feature)[:, self.table.position_X, self.table.slot_X]
+        features = np.asarray(rows.feature_XTZ)[:, self.table.position_X, self.table.slot_X]
         errors = np.asarray(rows.error_XLT).reshape(X, -1)
         row = np.concatenate([features, errors, np.asarray(rows.token_XT)], 1)
         return row, np.asarray(rows.bias_X)
@@ -150,45 +152,121 @@ _feature_targets = exact_jit(linear.feature_targets)
 @exact_jit
 def _writes(features, layer_TZ, feature_TZ, activation_TZ):
     flat = (x.reshape(-1) for x in (layer_TZ, feature_TZ, activation_TZ))
-    write_LXD = features.writes(*flat)
+    write_LXD = writes(features, *flat)
     return Writes(write_LXD.reshape(write_LXD.shape[0], *layer_TZ.shape, -1))
 
 
-class Filler(Protocol):
-    """What `feature_rows` needs: the layer of every feature, and their rows."""
-
-    @property
-    def layer_X(self) -> np.ndarray:
-        """Layer of each feature, in the order of the columns."""
-        ...
+class InChunks(Protocol):
+    """Computes rows of several targets at once, with some first positions."""
 
     @property
     def chunk(self) -> int:
-        """Rows at a time."""
+        """Targets at a time."""
         ...
 
-    def of_features(self, index_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and biases of features by column."""
+    @property
+    def positions(self) -> int:
+        """Each multiple of so many positions is a program of its own."""
         ...
+
+
+def chunks(
+    layer_X: np.ndarray, position_X: np.ndarray, sizes: InChunks
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Indices of targets that are computed together, and how many positions hold them.
+
+    Targets of close positions, and of one layer, go together: a chunk begins at its highest.
+    """
+    part_X = position_X // sizes.positions
+    order = np.lexsort((-layer_X, part_X))
+    for start in range(0, len(order), sizes.chunk):
+        some = order[start : start + sizes.chunk]
+        yield some, (int(part_X[some].max()) + 1) * sizes.positions
+
+
+class Rows(Protocol):
+    """Rows of logits, and of the features that are chosen so far."""
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """The features with a row, by column, in the order in which they were chosen."""
+        ...
+
+    def influence(self) -> np.ndarray:
+        """Influence of every feature in these rows."""
+        ...
+
+    def add(self, index_X: np.ndarray) -> None:
+        """Computes the rows of more features."""
+        ...
+
+
+def choose(rows: Rows, count: int, step: int) -> None:
+    """Adds rows of features until there are `count`.
+
+    The features of most influence in the rows found so far are next, `step` at a time.
+    """
+    while (missing := count - len(rows.chosen)) > 0:
+        of_features = rows.influence()
+        of_features[rows.chosen] = -1.0
+        rows.add(influence.highest(of_features, min(step, missing)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeatureRows:
-    """Rows and biases of the logits, then those of features, whose columns are `chosen`."""
+    """Rows and biases of features, whose columns are `chosen`, in their order; then of logits."""
 
     chosen: np.ndarray
     weights: np.ndarray
     biases: np.ndarray
 
-    def in_order(self) -> "FeatureRows":
+
+class WholeRows:
+    """Rows with all their entries (`Rows`), logits first."""
+
+    def __init__(
+        self,
+        filler: RowFiller,
+        logit_rows: np.ndarray,
+        logit_bias: np.ndarray,
+        probabilities: np.ndarray,
+        count: int,
+    ) -> None:
+        """Starts with the rows, constants and probabilities of logits; `count` features follow."""
+        self._filler, self._probabilities = filler, probabilities
+        logits, columns = logit_rows.shape
+        self._weights = np.empty((logits + count, columns), logit_rows.dtype)
+        self._biases = np.empty(logits + count, logit_bias.dtype)
+        self._weights[:logits], self._biases[:logits] = logit_rows, logit_bias
+        self._size_R = influence.row_sizes(logit_rows)
+        self.chosen = np.arange(0)
+
+    def influence(self) -> np.ndarray:
+        logits, columns = len(self._probabilities), self._weights.shape[1]
+        edges = influence.Edges(
+            weight_RS=self._weights[: len(self._size_R)],
+            node_R=np.concatenate([np.full(logits, -1), self.chosen]),
+            start_R=np.concatenate([self._probabilities, np.zeros(len(self.chosen))]),
+            kind_S=np.full(columns, influence.FEATURE),
+            error_S=np.full(columns, -1),
+        )
+        return influence.influence(edges, self._size_R)[: len(self._filler.layer_X)]
+
+    def add(self, index_X: np.ndarray) -> None:
+        at = slice(len(self._size_R), len(self._size_R) + len(index_X))
+        self._weights[at], self._biases[at] = self._filler.of_features(index_X)
+        self._size_R = np.concatenate([self._size_R, influence.row_sizes(self._weights[at])])
+        self.chosen = np.concatenate([self.chosen, index_X])
+
+    def in_order(self) -> FeatureRows:
         """Features in the order of columns, before the logits."""
-        logits, order = len(self.weights) - len(self.chosen), np.argsort(self.chosen)
+        logits, order = len(self._probabilities), np.argsort(self.chosen)
         rows = np.concatenate([logits + order, np.arange(logits)])
-        return FeatureRows(self.chosen[order], self.weights[rows], self.biases[rows])
+        return FeatureRows(self.chosen[order], self._weights[rows], self._biases[rows])
 
 
 def feature_rows(
-    filler: Filler,
+    filler: RowFiller,
     logit_rows: np.ndarray,
     logit_bias: np.ndarray,
     probabilities: np.ndarray,
@@ -205,29 +283,10 @@ def feature_rows(
       probabilities: probabilities of the logits.
       max_features: how many features get a row; None for all.
     """
-    total, (logits, columns) = len(filler.layer_X), logit_rows.shape
+    total = len(filler.layer_X)
     count = total if max_features is None else min(max_features, total)
-    weights = np.empty((count + logits, columns), logit_rows.dtype)
-    biases = np.empty(count + logits, logit_bias.dtype)
-    weights[:logits], biases[:logits] = logit_rows, logit_bias
-    chosen = np.arange(count if count == total else 0)
+    rows = WholeRows(filler, logit_rows, logit_bias, probabilities, count)
     if count == total:
-        weights[logits:], biases[logits:] = filler.of_features(chosen)
-    size_R = influence.row_sizes(logit_rows)
-    while len(chosen) < count:
-        row = logits + len(chosen)
-        edges = influence.Edges(
-            weight_RS=weights[:row],
-            node_R=np.concatenate([np.full(logits, -1), chosen]),
-            start_R=np.concatenate([probabilities, np.zeros(len(chosen))]),
-            kind_S=np.full(columns, influence.FEATURE),
-            error_S=np.full(columns, -1),
-        )
-        of_features = influence.influence(edges, size_R)[:total]
-        of_features[chosen] = -1.0
-        size = min(filler.chunk, count - len(chosen))
-        next_X = influence.highest(of_features, size)
-        weights[row : row + size], biases[row : row + size] = filler.of_features(next_X)
-        size_R = np.concatenate([size_R, influence.row_sizes(weights[row : row + size])])
-        chosen = np.concatenate([chosen, next_X])
-    return FeatureRows(chosen, weights, biases)
+        rows.add(np.arange(total))
+    choose(rows, count, filler.chunk)
+    return rows.in_order()

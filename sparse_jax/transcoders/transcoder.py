@@ -15,6 +15,7 @@ residual stream itself in place of `mlp.in`, and may have a linear path past its
 """
 
 import dataclasses
+import functools
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from flax import struct
@@ -396,19 +397,27 @@ class Transcoder:
         at = layer_X, feature_X
         return self.params["encoder"][at], self.params["encoder_bias"][at]
 
-    def writes(
-        self, layer_X: jax.Array, feature_X: jax.Array, activation_X: jax.Array
+    def writes_into(
+        self,
+        layer: jax.Array | int,
+        layer_X: jax.Array,
+        feature_X: jax.Array,
+        activation_X: jax.Array,
     ) -> jax.Array:
-        """What features write into each layer `[L, X, D]`: activation times decoder."""
-        written = []
-        for target in range(self.cfg.num_layers):
+        """What features write into one layer `[X, D]`: activation times decoder."""
+
+        def into(target: int) -> jax.Array:
             sources = self.cfg.sources(target)
             w_SFD = self.params["decoder"][f"to_{target}"]
             index_X = layer_X - sources.start
             within_X = (index_X >= 0) & (index_X < len(sources))
             w_XD = w_SFD[jnp.clip(index_X, 0, len(sources) - 1), feature_X]
-            written.append(w_XD * jnp.where(within_X, activation_X, 0.0)[:, None])
-        return jnp.stack(written)
+            return w_XD * jnp.where(within_X, activation_X, 0.0)[:, None]
+
+        if isinstance(layer, int):
+            return into(layer)
+        each = [functools.partial(into, target) for target in range(self.cfg.num_layers)]
+        return jax.lax.switch(layer, each)
 
     def decoder_norms(self) -> jax.Array:
         """Norm of each feature's decoders over all targets together, `[L, F]`."""

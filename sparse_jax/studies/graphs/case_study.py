@@ -6,7 +6,7 @@ earlier position to the first logit: all of it passes through attention. Counted
 the pairs of a query and a key, that have a fraction of its absolute mass (`mass`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 import dataclasses
 
 import numpy as np
@@ -63,10 +63,14 @@ def key_edge(graph: Graph, pruned: Pruned) -> tuple[int, int] | None:
     return int(source), int(graph.row_nodes[row])
 
 
-def count_carriers(score_LNTS: np.ndarray, fractions: Iterable[float]) -> tuple[Carriers, ...]:
+def count_carriers(
+    score_LNTS: np.ndarray,
+    fractions: Iterable[float],
+    components: Collection[mass.Component] = mass.COMPONENTS,
+) -> tuple[Carriers, ...]:
     """How many heads and pairs have each fraction of an edge's absolute mass; none without any."""
     results = []
-    for component in mass.COMPONENTS:
+    for component in components:
         mass_XC = mass.cumulative(mass.shares(score_LNTS[None], component), "absolute")
         if np.isnan(mass_XC).any():
             continue

@@ -12,6 +12,7 @@ models may leave out different edges. An edge between different positions must p
 so none of those is left out: means over them are over the same kind of edge in both.
 """
 
+from collections.abc import Collection
 import dataclasses
 import itertools
 from typing import Any, Literal, NamedTuple, get_args
@@ -100,9 +101,9 @@ class Mass:
 class MassSums:
     """Sums over edges, a batch at a time."""
 
-    def __init__(self, fraction: float) -> None:
-        """`fraction` is the argument of `needed`."""
-        self._fraction = fraction
+    def __init__(self, fraction: float, components: Collection[Component] = COMPONENTS) -> None:
+        """`fraction` is the argument of `needed`; other components than these have no edges."""
+        self._fraction, self._components = fraction, components
         self._mass: dict[Kind, Any] = dict.fromkeys(KINDS, 0.0)
         self._counts = {kind: np.zeros(3, np.int64) for kind in KINDS}
 
@@ -110,7 +111,7 @@ class MassSums:
         """Adds the shares of some edges; `different_X` are those between different positions."""
         for start in range(0, len(score_XLNTS), _EDGES):
             some = slice(start, start + _EDGES)
-            for component in COMPONENTS:
+            for component in self._components:
                 share_XC = shares(score_XLNTS[some], component)
                 for sign in SIGNS:
                     mass_XC = cumulative(share_XC, sign)

@@ -1,5 +1,6 @@
 """One graph of a command: the document that viewers read, its numbers, and its masses."""
 
+from collections.abc import Collection
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, Pruned
 from sparse_jax.graphs.neurons import MAX_FEATURES, NEURON
 from sparse_jax.studies.graphs import case_study, explanations, mass, stability
 from sparse_jax.studies.graphs.inputs import GraphModel, Inputs
-from sparse_jax.studies.graphs.mass import Mass, MassSums
+from sparse_jax.studies.graphs.mass import COMPONENTS, Component, Mass, MassSums
 from sparse_jax.studies.graphs.prompts import EncodedPrompt
 from sparse_jax.studies.graphs.results import GraphResult, KeyEdge, MassResult, NextToken, Sizes
 from sparse_jax.studies.graphs.settings import ALONE, GraphConfig
@@ -26,6 +27,8 @@ GRAPHS = "graph"
 _MEMORY = 32 * 2**20
 # Bytes for the tangents and values of their sources.
 _TANGENTS = 256 * 2**20
+# Entries of all patterns beyond which edges are split by heads alone, and the most edges then.
+_ENTRIES, _LONG_EDGES = 2**26, 64
 
 
 def file_name(role: str, slug: str) -> str:
@@ -52,10 +55,14 @@ def make_graph(
         "edge_threshold": config.edge_threshold,
     }
     pruned = graph.prune(**thresholds)
-    edges = mediated_edges(graph, pruned, config.mediated)
+    components = _components(graph)
+    by_pairs = "pairs" in components
+    most = config.mediated if by_pairs else min(config.mediated or _LONG_EDGES, _LONG_EDGES)
+    edges = mediated_edges(graph, pruned, most)
     key = case_study.key_edge(graph, pruned)
-    measured = measure_mediation(graph, edges, config.fraction, key=key)
-    scores = explanations.explain_scores(graph, measured.size_LNTS, config.explained)
+    measured = measure_mediation(graph, edges, config.fraction, key=key, components=components)
+    explained = config.explained if by_pairs else 0
+    scores = explanations.explain_scores(graph, measured.size_LNTS, explained)
     effects = explanations.intervene(config, model.source.model, graph, pruned)
     logits = _logits(graph, model)
     name = file_name(role, prompt.slug)
@@ -102,6 +109,11 @@ def make_graph(
         meaning=prompt.meaning,
     )
     return result, document, masses
+
+
+def _components(graph: Graph) -> tuple[Component, ...]:
+    """Components of edges, heads alone for a long prompt, whose pairs are too many."""
+    return COMPONENTS if graph.replacement.layers.pattern_LNTS.size <= _ENTRIES else ("heads",)
 
 
 def _attribute(config: GraphConfig, model: GraphModel, prompt: EncodedPrompt) -> Graph:
@@ -159,7 +171,7 @@ def _key_edge(
         target=target,
         weight=float(graph.edge_weights([key])[0]),
         carriers=case_study.count_carriers(
-            measured.key_LNTS, (case_study.FRACTION, config.fraction)
+            *(measured.key_LNTS, (case_study.FRACTION, config.fraction)), _components(graph)
         ),
     )
 
@@ -180,7 +192,8 @@ class MeasuredMediation:
 
     Attributes:
       carried: the largest shares of each edge, by source and target.
-      size_LNTS: absolute share of every pair, summed over edges.
+      size_LNTS: absolute share of every pair, summed over edges; by heads alone T and S are 1, as
+        they are in `key_LNTS`.
       error_L: largest error of the certificate, per layer.
       over_count: median of the sum over layers as a multiple of the edge; NaN without edges.
       masses: mean cumulative masses.
@@ -201,6 +214,7 @@ def measure_mediation(
     fraction: float,
     *,
     key: tuple[int, int] | None,
+    components: Collection[Component] = COMPONENTS,
 ) -> MeasuredMediation:
     """Mediation of edges `[X, 2]`, a batch at a time.
 
@@ -209,29 +223,35 @@ def measure_mediation(
       edges: pairs of source and target.
       fraction: share of an edge's mass for which components are counted.
       key: the key edge, all of whose shares are returned.
+      components: heads and pairs, or heads alone.
     """
     layers, D = graph.replacement.layers, graph.replacement.error_LTD.shape[-1]
     # N counts what the mixer has, heads or prototypes.
     L, N, T, _ = layers.pattern_LNTS.shape
     width = D + layers.mixer.width
-    within = min(_MEMORY // (4 * L * N * T * T), _TANGENTS // (4 * L * T * width))
+    by_head = "pairs" not in components
+    pairs = 1 if by_head else T * T
+    within = min(_MEMORY // (4 * L * N * pairs), _TANGENTS // (4 * L * T * width))
     at_once = min(max(within, 1), 256)
     parts = mediation.by_source(edges, at_once)
     edges = np.concatenate(parts)
     carried: dict[tuple[int, int], Mediated] = {}
-    sums, over = MassSums(fraction), [np.empty(0)]
-    error_L, size_LNTS = np.zeros(L), np.zeros((L, N, T, T))
+    sums, over = MassSums(fraction, components), [np.empty(0)]
+    error_L, size_LNTS = np.zeros(L), np.zeros((L, N, *((1, 1) if by_head else (T, T))))
     weight_X = graph.edge_weights(edges)
     source_X, target_X = graph.nodes["position"].to_numpy()[edges].T
     different_X = source_X != target_X
     start, key_LNTS = 0, None
-    batches = (batch for part in parts for batch in graph.mediations(part, batch=at_once))
+    options: dict[str, Any] = {"batch": at_once, "by_head": by_head}
+    batches = (batch for part in parts for batch in graph.mediations(part, **options))
     for batch in batches:
         score_XLNTS = np.asarray(batch.score_XLNTS)
         at = slice(start, start + len(score_XLNTS))
         start = at.stop
         for (source, target), score_LNTS in zip(edges[at].tolist(), score_XLNTS, strict=True):
-            carried[source, target] = largest_shares(score_LNTS)
+            carried[source, target] = largest_shares(
+                score_LNTS, **({"pairs": 0} if by_head else {})
+            )
             if (source, target) == key:
                 key_LNTS = score_LNTS
         sums.add(score_XLNTS, different_X[at])
@@ -239,7 +259,7 @@ def measure_mediation(
         error_L = np.maximum(error_L, batch.certificate(weight_X[at]).max(0))
         over.append(batch.over_count(weight_X[at]))
     if key is not None and key_LNTS is None:
-        key_LNTS = graph.mediation(*key)
+        key_LNTS = np.asarray(next(graph.mediations([key], by_head=by_head)).score_XLNTS[0])
     over_X = np.concatenate(over)
     median = float(np.median(over_X)) if len(over_X) else float("nan")
     return MeasuredMediation(carried, size_LNTS, error_L, median, sums.means(), key_LNTS)

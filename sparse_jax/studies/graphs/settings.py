@@ -53,7 +53,8 @@ class GraphConfig(Settings):
       node_threshold: share of influence that kept nodes have together.
       edge_threshold: share of the edges' scores that kept edges have; circuit-tracer's is .98.
       mediated: the most edges of a graph whose mediation by heads and pairs is measured, those of
-        the highest score first; 0 for all that are kept.
+        the highest score first; 0 for all that are kept. For prompts whose attention patterns have
+        more than 67 million entries, at most 64, by heads alone.
       explained: key-query pairs, those that carry most of these edges, whose attention scores are
         split into terms of sources; 0 for none.
       intervened: kept features, those with the most influence, that are multiplied by each of

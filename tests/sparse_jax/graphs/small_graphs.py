@@ -15,9 +15,10 @@ from lm_jax.model.sites import keep
 from protot_jax import build_model
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs import attribute, linear
+from sparse_jax.graphs.basis import writes
 from sparse_jax.transcoders import transcoder as transcoders
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
-from tests.sparse_jax.circuits.small_models import circuit_model, moved
+from tests.sparse_jax.circuits.small_models import circuit_model, moved, word_tokenizer
 
 # Blocks, bias of the gates (None for a dense model), window of the transcoder.
 MODELS = [
@@ -87,7 +88,8 @@ def small_transcoder(window=None, kind="jumprelu"):
 
 
 def small_tokens(seed=0):
-    size = small_model("llama").cfg.vocab_size
+    # Not of a model: one that is made while a test traces is not made of numbers.
+    size = word_tokenizer().vocab_size
     return np.random.default_rng(seed).integers(0, size, TOKENS)
 
 
@@ -108,7 +110,7 @@ def active_writes(transcoder, table, feature_LTF):
     z_TZ = feature_LTF[table.layer_TZ, np.arange(TOKENS)[:, None], table.feature_TZ]
     z_TZ = jnp.where(table.activation_TZ != 0, z_TZ, 0.0)
     flat = table.layer_TZ.ravel(), table.feature_TZ.ravel(), z_TZ.ravel()
-    write_LXD = transcoder.writes(*map(jnp.asarray, flat))
+    write_LXD = writes(transcoder, *map(jnp.asarray, flat))
     return linear.Writes(write_LXD.reshape(LAYERS, *z_TZ.shape, -1))
 
 

@@ -13,7 +13,7 @@ import pytest
 from lm_jax.errors import UsageError
 from lm_jax.model.layers import unembedding
 from lm_jax.model.sites import keep
-from sparse_jax.graphs import attribute, rows
+from sparse_jax.graphs import attribute, linear, rows
 from tests.sparse_jax.graphs.small_graphs import (
     EACH,
     FEATURES,
@@ -186,6 +186,22 @@ def test_targets_are_computed_without_the_positions_after_them(model, monkeypatc
     later = position[: graph.num_sources] > position[:count, None]
     assert later.any() and not got[later].any() and not whole[later].any()
     assert got[~later & (np.abs(whole) > 1e-4 * size)].all()
+
+
+@pytest.mark.parametrize("model", EACH)
+def test_rows_do_not_depend_on_whether_writes_are_stored(model, monkeypatch):
+    graph = small_graph(*model)
+    table = rows.ActiveFeatures(np.asarray(graph.replacement.feature_LTF))
+    monkeypatch.setattr(rows, "MEMORY", 0)
+    filler = rows.RowFiller(graph.replacement, graph.transcoder, table)
+    assert isinstance(filler.writes, linear.GatheredWrites)
+    some = np.unique(np.linspace(0, len(table.layer_X) - 1, 9, dtype=int))
+    with jax.default_matmul_precision("highest"):
+        got, biases = filler.of_features(some)
+    size = np.abs(graph.adjacency[some]).sum(1, keepdims=True) + np.abs(graph.bias[some])[:, None]
+    assert (np.abs(got - graph.adjacency[some]) <= 1e-5 * size).all()
+    assert (np.abs(biases - graph.bias[some]) <= 1e-5 * size[:, 0]).all()
+    assert (np.abs(got).sum(1) > 0).any()
 
 
 def test_a_maximum_of_features_keeps_those_of_most_influence():

@@ -127,6 +127,26 @@ def test_features_attention_and_norms_respond_as_in_runs_set_by_hand(each):
     assert np.abs(frozen - patterns).max() > 1e-3 and np.abs(patterns - free).max() > 1e-3
 
 
+def test_runs_of_a_long_prompt_are_few_at_a_time_and_the_same(monkeypatch):
+    graph, model = small_graph("llama"), small_model("llama")
+    pairs, sizes = [(0, 0.0), (1, -5.0), (2, 2.0)], []
+    together = interventions.measure(model, graph, pairs)
+    original = interventions._run
+
+    def counted(*given, size, **options):
+        sizes.append(size)
+        return original(*given, size=size, **options)
+
+    monkeypatch.setattr(interventions, "_run", counted)
+    monkeypatch.setattr(interventions, "_MEMORY", 8 * graph.replacement.error_LTD.size)
+    alone = interventions.measure(model, graph, pairs)
+    assert set(sizes) == {2}
+    for mode in effects_lib.MODES:
+        np.testing.assert_allclose(
+            alone.measured[mode], together.measured[mode], atol=5e-4, rtol=1e-3
+        )
+
+
 def test_a_factor_of_one_changes_nothing():
     graph, model = small_graph("llama"), small_model("llama")
     effects = interventions.measure(model, graph, [(0, 1.0), (graph.num_sources - 1, 1.0)])

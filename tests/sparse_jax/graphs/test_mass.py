@@ -96,7 +96,7 @@ def test_pairs_are_ranked_by_their_shares_of_all_edges():
         ),
         nodes=pa.table({"position": [0] * (2 * X)}),
         edge_weights=lambda edges: np.ones(len(edges)),
-        mediations=lambda part, batch: [
+        mediations=lambda part, batch, by_head: [
             Mediation(score_XLNTS[part[:, 0]], zero_XL, zero_XL, np.ones(X, int))
         ],
     )
@@ -121,6 +121,27 @@ def test_prototypes_are_measured_as_heads_are():
         measured.size_LNTS, np.abs(one_by_one).sum(0, dtype=np.float64), rtol=1e-4, atol=1e-6
     )
     assert len(measured.carried) == len(edges) and measured.error_L.max() <= 1e-5
+
+
+def test_edges_of_a_long_prompt_are_split_by_heads_alone():
+    graph = small_graph("gpt2", 0.3, 2)
+    edges = mediated_edges(graph, graph.prune(), 40)
+    key = (*edges[0].tolist(),)
+    both = measure_mediation(graph, edges, 0.9, key=key)
+    heads = measure_mediation(graph, edges, 0.9, key=key, components=("heads",))
+    assert heads.size_LNTS.shape[2:] == heads.key_LNTS.shape[2:] == (1, 1)
+    assert heads.carried.keys() == both.carried.keys()
+    for edge, each in heads.carried.items():
+        wanted = both.carried[edge].heads
+        assert not each.pairs and [share[:2] for share in each.heads] == [x[:2] for x in wanted]
+        got, want = (np.array([share[2] for share in x]) for x in (each.heads, wanted))
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    assert heads.error_L.max() <= 1e-5
+    for got, want in zip(heads.masses, both.masses, strict=True):
+        if got.component == "pairs":
+            assert got.edges == 0 and not len(got.mass_C)
+        else:
+            np.testing.assert_allclose(got.mass_C, want.mass_C, rtol=1e-4)
 
 
 def rows(role, slug, curve, needed, *, kind=ANY, edges=3, unmediated=0):

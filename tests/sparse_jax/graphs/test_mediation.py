@@ -147,7 +147,7 @@ def test_a_batch_holds_no_more_ends_than_edges_whatever_their_order(monkeypatch)
         up.append(len(sources.position_X))
         return tangents(replacement, sources)
 
-    def counted_down(replacement, sources, kept, source_X, targets, target_X, open_L3P):
+    def counted_down(replacement, sources, kept, source_X, targets, target_X, open_L3P, **options):
         ends = sources.position_X, targets.layer_X, source_X, target_X
         down.append(tuple(map(len, ends)))
         return mediate_edges(replacement, sources, kept, source_X, targets, target_X, open_L3P)

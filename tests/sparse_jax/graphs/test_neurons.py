@@ -8,7 +8,7 @@ import pytest
 from lm_jax.errors import UsageError
 from lm_jax.model.edits import Scale
 from lm_jax.model.sites import keep
-from sparse_jax.graphs import attribute, interventions, neurons
+from sparse_jax.graphs import attribute, influence, interventions, neuron_rows, neurons
 from sparse_jax.graphs.neurons import Neurons
 from sparse_jax.graphs.replacement import record
 from tests import rounding
@@ -76,7 +76,7 @@ def test_the_kept_neurons_have_most_influence_and_the_others_are_errors(each):
     logits = np.abs(whole.adjacency[-len(whole.probabilities) :].astype(np.float64))
     direct = (whole.probabilities @ (logits / logits.sum(1, keepdims=True)))[: len(whole.kinds)]
     is_feature = whole.kinds[: whole.num_sources] == "feature"
-    first = np.argsort(-np.where(is_feature, direct, -1), kind="stable")[: neurons._CHUNK]
+    first = np.argsort(-np.where(is_feature, direct, -1), kind="stable")[: neurons.STEP]
     assert set(first) <= set(columns)
     # What other neurons add to a row is that of the errors.
     kept = np.zeros(whole.num_sources, bool)
@@ -94,6 +94,50 @@ def test_the_kept_neurons_have_most_influence_and_the_others_are_errors(each):
     got, want = few.adjacency[:, :KEPT], whole.adjacency[np.ix_(at, columns)]
     assert (np.abs(got - want) <= 1e-5 * size).all()
     assert few.certificate().max() <= 1e-5
+
+
+def greedy(whole, count, step):
+    """Columns of the neurons of most influence, `step` at a time, from the whole matrix."""
+    logits = len(whole.probabilities)
+    features = len(whole.adjacency) - logits
+    chosen = []
+    while len(chosen) < count:
+        rows = [*range(features, features + logits), *chosen]
+        edges = influence.Edges(
+            weight_RS=whole.adjacency[rows],
+            node_R=np.array([-1] * logits + chosen),
+            start_R=np.concatenate([whole.probabilities, np.zeros(len(chosen))]),
+            kind_S=whole.kinds[: whole.num_sources],
+            error_S=np.full(whole.num_sources, -1),
+        )
+        of_features = influence.influence(edges)[:features]
+        of_features[chosen] = -1
+        chosen += np.argsort(-of_features, kind="stable")[: min(step, count - len(chosen))].tolist()
+    return chosen
+
+
+@pytest.mark.parametrize("each", MODELS[:2])
+def test_rows_by_layer_choose_what_whole_rows_do(each, monkeypatch):
+    """Eight neurons at a time, four targets at once, and two positions of six at least."""
+    for name, value in (("_CHUNK", 4), ("POSITIONS", 2), ("_PARTS", 3)):
+        monkeypatch.setattr(neuron_rows, name, value)
+    monkeypatch.setattr(neurons, "STEP", 8)
+    model = small_model(*each)
+    whole = attribute(model, Neurons.of(model), small_tokens())
+    few = neurons.graph(model, small_tokens(), max_features=KEPT)
+    names = ("layer", "position", "feature")
+    wanted = whole.nodes.take(np.sort(greedy(whole, KEPT, 8))).select(names)
+    assert few.nodes.slice(0, KEPT).select(names).equals(wanted)
+
+
+def test_entries_that_are_not_kept_count_as_errors(monkeypatch):
+    model = small_model("llama")
+    exact = neurons.graph(model, small_tokens(), max_features=KEPT)
+    monkeypatch.setattr(neuron_rows, "LEAST", 0.01)
+    rough = neurons.graph(model, small_tokens(), max_features=KEPT)
+    features = [graph.adjacency[:, :KEPT] for graph in (exact, rough)]
+    assert np.count_nonzero(features[1]) < np.count_nonzero(features[0]) / 2
+    assert rough.certificate().max() <= 1e-5
 
 
 def test_a_neuron_times_a_factor_is_the_model_with_that_hidden_unit_scaled():

@@ -51,7 +51,7 @@ def all_terms(model, transcoder, feature_LTF):
     rows = linear.attribution_rows(replacement, writes, targets, entering=True)
     X = len(rows.bias_X)
     parts = [
-        rows.feature[:, table.position_X, table.slot_X],
+        rows.feature_XTZ[:, table.position_X, table.slot_X],
         rows.error_XLT.reshape(X, -1),
         rows.token_XT,
         rows.bias_X[:, None],

@@ -37,7 +37,7 @@ def sums_and_readings(model, transcoder, feature_LTF, ids):
     writes = active_writes(transcoder, table, replacement.feature_LTF)
     rows = linear.attribution_rows(replacement, writes, targets)
     X = len(rows.bias_X)
-    parts = rows.feature.reshape(X, -1), rows.error_XLT.reshape(X, -1), rows.token_XT
+    parts = rows.feature_XTZ.reshape(X, -1), rows.error_XLT.reshape(X, -1), rows.token_XT
     sum_X = jnp.concatenate(parts, 1).sum(1) + rows.bias_X
     logits_V = replacement.logits_V
     return sum_X, jnp.concatenate([replacement.pre_LTF[at], logits_V[ids] - logits_V.mean()])

@@ -7,6 +7,7 @@ import pytest
 
 from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
+from sparse_jax.graphs.basis import writes
 from sparse_jax.transcoders import activations, transcoder
 from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
 from tests import rounding, tiny
@@ -151,7 +152,7 @@ def test_a_feature_writes_its_decoders_into_every_layer_of_its_window(window):
             own_X = layer_X == source
             written_LXD[target, own_X] = weights[source - first] * z_X[own_X, None]
     # One product each.
-    np.testing.assert_array_equal(model.writes(layer_X, feature_X, z_X), written_LXD)
+    np.testing.assert_array_equal(writes(model, layer_X, feature_X, z_X), written_LXD)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
