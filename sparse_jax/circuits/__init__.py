@@ -5,6 +5,7 @@ runs                          a model on a task, under edits
 patching                      effects of heads and token edges, exact and by attribution
 component_graph               writers to the residual stream, readers of it, edges between them
 place_patching                effects of the stream, attention, MLPs and heads by position
+atp_star                      estimates of these by AtP*, and a bound on what they overlook
 upper_runs                    runs that begin at the layer of their patch
 components                    effects of component edges: exact, EAP and EAP-IG
 rules                         local derivatives of attributions: frozen norms, half products, GIM

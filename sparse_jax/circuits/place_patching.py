@@ -2,13 +2,15 @@
 
 A place is patched at one position of one layer alone (`patching` says what a patch is):
 
-    resid_pre    what enters the layer        mlp_out    what its MLP adds to the stream
-    attn_out     what its attention adds      head_out   the output z of each of its heads
+    resid_pre    what enters the layer        head_out   the output z of each of its heads
+    attn_out     what its attention adds      query      the query of each head, as scored
+    mlp_out      what its MLP adds            key        the key of each key head, as scored
+                                              value      the value of each key head
 
 TransformerLens has them as `get_act_patch_resid_pre`, `_attn_out`, `_mlp_out` and
-`_attn_head_out_by_pos`; its `_attn_head_out_all_pos` is `patching.head_effects`. Values are of the
-corrupt prompt in the clean run by noising, and, as there, of the clean prompt in the corrupt run
-by denoising. Positions count from the first token of each prompt.
+`_attn_head_{out,q,k,v}_by_pos`; its `_attn_head_out_all_pos` is `patching.head_effects`. Values are
+of the corrupt prompt in the clean run by noising, and, as there, of the clean prompt in the corrupt
+run by denoising. Positions count from the first token of each prompt.
 """
 
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.errors import UsageError, nearest
+from lm_jax.model.config import DecoderConfig
 from lm_jax.model.edits import Replace
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
@@ -34,8 +37,28 @@ PLACES: Mapping[str, str] = types.MappingProxyType(
         "attn_out": "attn.out",
         "mlp_out": "mlp.out",
         "head_out": "attn.z",
+        "query": "attn.rot_q",
+        "key": "attn.rot_k",
+        "value": "attn.v",
     }
 )
+
+
+# Places that heads have.
+OF_HEADS = frozenset({"head_out", "query", "key", "value"})
+
+
+def heads_of(cfg: DecoderConfig, place: str) -> int | None:
+    """How many heads have a place of this kind in each layer; None where the layer has one.
+
+    Raises:
+      UsageError: no such place.
+    """
+    if place not in PLACES:
+        raise UsageError(f"there is no place {place!r}{nearest(place, PLACES)}")
+    if place not in OF_HEADS:
+        return None
+    return cfg.num_kv_heads if place in ("key", "value") else cfg.num_heads
 
 
 def place_effects(
@@ -60,16 +83,15 @@ def place_effects(
       at_once: patches side by side, which bounds the memory.
 
     Returns:
-      Effects `[L, T, B]`, of heads `[L, N, T, B]`.
+      Effects `[L, T, B]`; where heads have the place (`heads_of`), `[L, N, T, B]`.
 
     Raises:
       UsageError: no such place or direction.
     """
-    if place not in PLACES:
-        raise UsageError(f"there is no place {place!r}{nearest(place, PLACES)}")
+    heads = heads_of(model.cfg, place)
     run_BT, other_BT = sides(batch, direction)
     B, T = run_BT.shape
-    L, N = model.cfg.num_layers, model.cfg.num_heads if place == "head_out" else 1
+    L, N = model.cfg.num_layers, heads or 1
     differ_T = (np.asarray(batch.clean_BT) != np.asarray(batch.corrupt_BT)).any(0)
     positions = np.arange(np.argmax(differ_T), int(np.max(batch.read_BQ)) + 1)
     effects = np.zeros((L, N, T, B), np.float32)
@@ -80,7 +102,7 @@ def place_effects(
         which_X3 = np.stack([axis.ravel() for axis in grid], 1)
         found_XB = np.asarray(sweep(program, which_X3, which_X3[:, 0], at_once))
         effects[tuple(which_X3.T)] = found_XB
-    return effects if place == "head_out" else effects[:, 0]
+    return effects if heads else effects[:, 0]
 
 
 @functools.partial(exact_jit, static_argnames="place")
@@ -106,15 +128,15 @@ def _patch_places(
     place: str,
 ) -> jax.Array:
     """The effect of each of some patches: layer, head (0 where there are none) and position."""
-    site, T = PLACES[place], run_BT.shape[1]
+    site, T, heads = PLACES[place], run_BT.shape[1], heads_of(model.cfg, place)
     first = which_X3[:, 0].min()
 
     def patched(which_3: jax.Array) -> jax.Array:
         layer, head, position = which_3
         mask = jnp.zeros((model.cfg.num_layers, T), bool).at[layer, position].set(True)
         here, there = own[layer, :, position], other[layer, :, position]
-        if place == "head_out":
-            mask = mask[:, :, None] & (jnp.arange(model.cfg.num_heads) == head)[None, None]
+        if heads:
+            mask = mask[:, :, None] & (jnp.arange(heads) == head)[None, None]
             here, there = here[:, head], there[:, head]
         mask = mask[:, None].reshape(*mask[:, None].shape, *[1] * (own.ndim - mask.ndim - 1))
         metric_B = measure_from(model, batch, run_BT, run, first, {site: Replace(other, mask)})

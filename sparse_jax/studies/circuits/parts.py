@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from lm_jax.model.config import DecoderConfig
 from sparse_jax.circuits import curves
+from sparse_jax.circuits.place_patching import heads_of
 from sparse_jax.circuits.runs import Batch, CircuitModel
 from sparse_jax.studies.circuits.kinds import KINDS, Kind
 from sparse_jax.studies.circuits.settings import CircuitConfig
@@ -112,7 +113,7 @@ def plan(config: CircuitConfig, cfg: DecoderConfig, batch: Batch, *, transfer: b
         if name == "component_edges":
             parts += pruned_parts(config)
     for place in config.patch:
-        heads = cfg.num_heads if place == "head_out" else 1
+        heads = heads_of(cfg, place) or 1
         # A patched run begins at its layer.
         passes = cfg.num_layers * heads * batch.clean_BT.shape[1] // 2 + 3
         parts.append(Part(place, "place", (config.direction,), passes))

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax.statistics import cluster_interval
+from sparse_jax.circuits.place_patching import OF_HEADS
 from sparse_jax.studies.circuits.measurements import array
 from sparse_jax.studies.circuits.results import PlaceEffect, PlaceEffects
 from sparse_jax.studies.circuits.settings import CircuitConfig
@@ -23,7 +24,7 @@ def places(config: CircuitConfig, table: pa.Table, prompt_B: np.ndarray) -> Iter
       prompt_B: number of each pair's clean prompt, from 0.
     """
     for place in config.patch:
-        heads = ["head"] * (place == "head_out")
+        heads = ["head"] * (place in OF_HEADS)
         axes = ["layer", *heads, "query", "prompt"]
         effects, _ = array(table, axes, quantity="place", component=place)
         effect_LNTB = effects if heads else effects[:, None]

@@ -8,6 +8,7 @@ from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.report.tables import interval_text
 from sparse_jax.circuits.edge_graph import token_name
+from sparse_jax.circuits.place_patching import OF_HEADS
 from sparse_jax.studies.circuits.report_text import PLACE, place_name, prompt_count
 from sparse_jax.studies.circuits.results import (
     CircuitSummary,
@@ -49,7 +50,7 @@ def places(summary: CircuitSummary, drawn: Mapping[tuple[str, str], DrawnPrompt]
 
 def _map(result: TaskResult, own: PlaceEffects, tokens: tuple[str, ...], n: str) -> Part:
     positions = range(len(own.mean[0]))
-    of = ", the largest of the heads of each layer" if own.place == "head_out" else ""
+    of = ", the largest of the heads of each layer" if own.place in OF_HEADS else ""
     return report.heat_map(
         own.mean[::-1],
         caption=f"{result.model}, {result.task}: {PLACE[own.place]}{of}. Tokens are those of the "

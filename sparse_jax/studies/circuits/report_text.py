@@ -21,6 +21,9 @@ PLACE = {
     "attn_out": "attention output",
     "mlp_out": "MLP output",
     "head_out": "head output",
+    "query": "query",
+    "key": "key",
+    "value": "value",
 }
 SCOPE = {"prompt": "per prompt", "task": "per task"}
 

@@ -163,7 +163,7 @@ class PlaceEffect:
 
     Attributes:
       layer: layer.
-      head: the head of `head_out`; null for other places.
+      head: the head, of a place that heads have (`place_patching.OF_HEADS`); null for others.
       position: position, from that of the first token.
       effect: mean change of the metric with the value of the other prompt there.
     """
@@ -181,8 +181,8 @@ class PlaceEffects:
     Attributes:
       place: name in `sparse_jax.circuits.place_patching.PLACES`.
       direction: noising or denoising.
-      mean: mean effect over prompts by layer and position; of `head_out`, where there is one such
-        table for each head, that of the head of largest absolute mean effect.
+      mean: mean effect over prompts by layer and position; of a place of heads, where there is
+        one such table for each head, that of the head of largest absolute mean effect.
       strongest: the largest mean effects, the largest first.
     """
 

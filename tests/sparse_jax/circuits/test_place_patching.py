@@ -10,7 +10,7 @@ import pytest
 import lm_jax
 from lm_jax.errors import UsageError
 from sparse_jax.circuits import patching, place_patching
-from sparse_jax.circuits.place_patching import PLACES, place_effects
+from sparse_jax.circuits.place_patching import PLACES, heads_of, place_effects
 from sparse_jax.circuits.runs import measure
 from tests import rounding
 from tests.sparse_jax.circuits import oracle
@@ -28,19 +28,20 @@ def whole_passes(model, batch, place, direction):
     here, there = patching.sides(batch, direction)
     other = measure(model, batch, there, record={site: lm_jax.keep})[1][site]
     L, T = model.cfg.num_layers, here.shape[1]
-    N = model.cfg.num_heads if place == "head_out" else 1
+    heads = heads_of(model.cfg, place)
+    N = heads or 1
     before_B = measure(model, batch, here)[0]
 
     def patched(which):
         layer, head, position = which
         mask = jnp.zeros((L, 1, T, N), bool).at[layer, 0, position, head].set(True)
-        mask = mask[..., None] if place == "head_out" else mask
+        mask = mask[..., None] if heads else mask
         edits = {site: lm_jax.Replace(other, mask)}
         return measure(model, batch, here, edits=edits)[0] - before_B
 
     grid = np.stack(np.meshgrid(*map(np.arange, (L, N, T)), indexing="ij"), -1).reshape(-1, 3)
     effects = jax.lax.map(patched, jnp.asarray(grid)).reshape(L, N, T, -1)
-    return effects if place == "head_out" else effects[:, 0]
+    return effects if heads else effects[:, 0]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,9 @@ def whole_passes(model, batch, place, direction):
         ("attn_out", "gpt2", "denoising"),
         ("mlp_out", "pythia", "noising"),
         ("head_out", "llama", "denoising"),
+        ("query", "gpt2", "noising"),
+        ("key", "llama", "noising"),
+        ("value", "llama", "denoising"),
     ],
 )
 def test_effects_are_those_of_whole_passes(batch, place, blocks, direction):

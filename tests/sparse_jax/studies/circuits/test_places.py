@@ -6,6 +6,7 @@ import pytest
 
 from lm_jax.errors import UsageError
 from lm_jax.study import frame
+from sparse_jax.circuits.place_patching import OF_HEADS
 from sparse_jax.studies.circuits import STUDY, report
 from sparse_jax.studies.circuits.report_text import PLACE
 from sparse_jax.studies.circuits.settings import PLACES, CircuitConfig
@@ -44,7 +45,7 @@ def test_every_place_has_rows_and_a_table_of_means(done):
             if row["quantity"] == "place" and row["component"] == own.place:
                 found.setdefault((row["layer"], row["head"], row["query"]), []).append(row["value"])
         heads = {head for _, head, _ in found}
-        assert heads == (set(range(HEADS)) if own.place == "head_out" else {None})
+        assert heads == (set(range(HEADS)) if own.place in OF_HEADS else {None})
         assert mean.shape[0] == LAYERS and len(found) == mean.size * len(heads)
         means = {place: np.mean(values) for place, values in found.items()}
         first = own.strongest[0]
