@@ -103,4 +103,5 @@ requirements: $(VENV)/base.stamp
 		$(addprefix --no-emit-package ,$(OF_TORCH)) --output-file requirements/botorch.txt
 	$(GROUP):aot --no-deps --output-file requirements/aot.txt
 	$(GROUP):triton --no-deps --output-file requirements/triton.txt
+	$(GROUP):circuit_tracer --no-deps --output-file requirements/circuit_tracer.txt
 	$(GROUP):docs --constraint requirements/dev.txt --output-file requirements/docs.txt

@@ -38,6 +38,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("sparse", "pair"): "sparse_jax.studies.pair",
     ("sparse", "transcoder"): "sparse_jax.studies.transcoders",
     ("sparse", "graph"): "sparse_jax.studies.graphs",
+    ("sparse", "heads"): "sparse_jax.studies.heads",
     ("sparse", "lens"): "sparse_jax.studies.lens",
     ("sparse", "posttrain"): "sparse_jax.studies.posttrain",
     ("sparse", "choices"): "sparse_jax.studies.multiple_choice",

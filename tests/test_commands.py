@@ -56,6 +56,7 @@ OTHERS = {
     "sparse circuits",
     "sparse graph",
     "sparse choices",
+    "sparse heads",
     "sparse lens",
     "sparse two_hop",
 }

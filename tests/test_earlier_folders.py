@@ -32,7 +32,7 @@ STUDIES = {
     if front.is_study(module)
 }
 # Commands that were made with the frame.
-YOUNGER = {"polyattn bench", "polyattn rankings", "sparse lens"}
+YOUNGER = {"polyattn bench", "polyattn rankings", "sparse heads", "sparse lens"}
 # Commands that had flags alone, whose settings have other names now, with one of those of before.
 RENAMED = {
     "polyattn check": "attention",

@@ -6,19 +6,18 @@ two reasons why it overlooks places, and what to do:
 
     saturated softmax   Through a weight close to 0 or 1 no gradient passes, but a patched query or
                         key may move it. `node_attributions` takes the true change of the attention
-                        weights p, with D the derivatives of the metric by them (section 3.1.1):
+                        weights p to p', with D the derivatives of the metric by them:
 
-                          query   sum over keys of (p' - p) D, with p' of the patched query
-                          key     of each query, whose score of this key changes by d,
-                                  p (e^d - 1) / (r + p e^d) * (r D - sum of p D over other keys),
-                                  where r is the sum of p over other keys
+                          query   sum over keys of (p' - p) D
+                          key     in each query's row (p' - p) (D - mean of D over the other keys),
+                                  whose weights among themselves stay as they are
 
     cancellation        A direct and an indirect effect of opposite signs have a small sum.
                         `without_layers` is the mean absolute estimate over backward passes in each
-                        of which the branches of one layer are constants (GradDrop, section 3.1.2).
+                        of which the branches of one layer are constants (GradDrop).
 
-`bound_missed` says how large an effect may be that was overlooked nevertheless (section 4.3), from
-runs in which random subsets of places are patched.
+`bound_missed` says how large an effect may be that was overlooked nevertheless, from runs in which
+random subsets of places are patched, as far as places do not act on one another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,6 +43,8 @@ from sparse_jax.circuits.runs import Batch, CircuitModel, map_in_batches, measur
 
 # What of attention the mended estimates read.
 _SCORED = ("attn.rot_q", "attn.rot_k", "attn.scores", "attn.pattern")
+# Places whose patches leave those of the others as they are.
+_SIDE_BY_SIDE = frozenset({"query", "key", "value", "mlp_out"})
 # The sites of what a layer's branches add to the stream.
 _BRANCHES = ("attn.out", "mlp.out")
 
@@ -66,6 +67,9 @@ def node_attributions(
     recompute: bool = True,
 ) -> np.ndarray:
     """Estimates of `place_patching.place_effects` from one backward pass.
+
+    Queries and keys have the true change of the weights; values and other places their gradient.
+    The memory holds a few arrays of the size of all attention patterns, `[L, B, N, T, T]`.
 
     Args:
       model: a dense or sparse model; open gates stay open, closed ones closed.
@@ -94,8 +98,9 @@ def without_layers(
 ) -> np.ndarray:
     """Mean absolute estimates over backward passes without one layer's branches (GradDrop).
 
-    There are as many passes as layers. Their sum is divided by the number of layers less one, since
-    a place has no estimate without its own layer (section 3.1.2 of the paper).
+    There are as many passes as layers. Their sum is divided by the number of passes in which a
+    place has an estimate: one less than layers, for there is none without the place's own layer,
+    but as many for `resid_pre`, which lies before its layer.
 
     Args:
       model, batch, place, direction, recompute: arguments of `node_attributions`.
@@ -111,7 +116,7 @@ def without_layers(
         raise UsageError("model: with one layer there is no other to leave out; give a deeper one")
     given = (model, batch, place, direction, recompute)
     sizes = [np.abs(_estimates(*given, jnp.asarray(layer))) for layer in range(L)]
-    return np.sum(sizes, axis=0) / (L - 1)
+    return np.sum(sizes, axis=0) / (L if place == "resid_pre" else L - 1)
 
 
 def _estimates(
@@ -187,24 +192,33 @@ def _recomputed(model, batch, run_BT, other_BT, without, *, place):
         here[name].astype(jnp.float32) for name in _SCORED
     )
     by_pattern = _gradient(model, batch, run_BT, "attn.pattern", pattern_LBNTS.shape, without)
-    visible_LBNTS = score_LBNTS > -jnp.inf
-    weight_LBNTS = _softmax(score_LBNTS)
-    # Of a sparse model gates multiply the weights; they are as they are in the run.
-    gate_LBNTS = pattern_LBNTS / jnp.where(weight_LBNTS > 0, weight_LBNTS, 1.0)
-    by_weight_LBNTS = by_pattern * gate_LBNTS
+    if model.gates is None:
+        seen_LBNTS, by_weight_LBNTS = score_LBNTS > -jnp.inf, by_pattern
+    elif model.gates.renormalise:
+        # The weights are a softmax over open keys.
+        seen_LBNTS, by_weight_LBNTS = pattern_LBNTS > 0, by_pattern
+    else:
+        # Gates multiply the weights, and are 0 or 1 in this run.
+        seen_LBNTS = score_LBNTS > -jnp.inf
+        by_weight_LBNTS = jnp.where(pattern_LBNTS > 0, by_pattern, 0.0)
     queries, keys = (there, key_LBSKH) if place == "query" else (query_LBTNH, there)
     groups = cfg.num_heads // cfg.num_kv_heads
     product_LBNTS = jnp.einsum("LBTNH,LBSNH->LBNTS", queries, jnp.repeat(keys, groups, axis=3))
     patched_LBNTS = softcap(product_LBNTS * cfg.scale, cfg.score_softcap)
-    patched_LBNTS = jnp.where(visible_LBNTS, patched_LBNTS, -jnp.inf)
+    score_LBNTS, patched_LBNTS = (
+        jnp.where(seen_LBNTS, x, -jnp.inf) for x in (score_LBNTS, patched_LBNTS)
+    )
+    own = query_LBTNH if place == "query" else key_LBSKH
+    differs_LBTN = (own != there).any(-1)
     if place == "query":
-        change_LBNTS = _softmax(patched_LBNTS) - weight_LBNTS
-        return (change_LBNTS * by_weight_LBNTS).sum(-1).swapaxes(2, 3)
-    shift_LBNTS = jnp.where(visible_LBNTS, patched_LBNTS - score_LBNTS, 0.0)
-    effect_LBNTS = key_effects(weight_LBNTS, shift_LBNTS, by_weight_LBNTS)
+        change_LBNTS = _softmax(patched_LBNTS) - _softmax(score_LBNTS)
+        effect_LBTN = (change_LBNTS * by_weight_LBNTS).sum(-1).swapaxes(2, 3)
+        return jnp.where(differs_LBTN, effect_LBTN, 0.0)
+    effect_LBNTS = key_effects(score_LBNTS, patched_LBNTS, by_weight_LBNTS)
     effect_LBNS = effect_LBNTS.sum(3)
     L, B, N, S = effect_LBNS.shape
-    return effect_LBNS.reshape(L, B, N // groups, groups, S).sum(3).swapaxes(2, 3)
+    effect_LBSK = effect_LBNS.reshape(L, B, N // groups, groups, S).sum(3).swapaxes(2, 3)
+    return jnp.where(differs_LBTN, effect_LBSK, 0.0)
 
 
 def _softmax(score: jax.Array) -> jax.Array:
@@ -213,35 +227,55 @@ def _softmax(score: jax.Array) -> jax.Array:
     return jnp.where(sees, jax.nn.softmax(jnp.where(sees, score, 0.0), axis=-1), 0.0)
 
 
-def key_effects(weight: jax.Array, shift: jax.Array, by_weight: jax.Array) -> jax.Array:
-    """Change of `sum of weight * by_weight` of a row if the score of one key is shifted `[..., S]`.
+def key_effects(score: jax.Array, patched: jax.Array, by_weight: jax.Array) -> jax.Array:
+    """Change of `sum of softmax(score) * by_weight` if one key has its patched score `[..., S]`.
 
-    Sums over other keys are of their own terms, not of all terms less one: where one key has
-    nearly all weight, the difference would be rounding.
+    The weights of the other keys among themselves stay, so that all that is needed of them is the
+    logarithm of their sum and their mean of `by_weight`. Both are sums of their own terms, not of
+    all terms less one: where one key has nearly all weight, that difference would be rounding.
 
     Args:
-      weight: softmax weights of rows.
-      shift: change of each key's score, that of the others unchanged.
+      score: scores of rows, -inf for keys that are not seen.
+      patched: each key's score after its patch, that of the others unchanged.
       by_weight: derivatives by the weights.
     """
-    others = _sums_over_others(weight)
-    contrast = others * by_weight - _sums_over_others(weight * by_weight)
-    # p (e^d - 1) / (r + p e^d), in powers of e that are at most 1.
-    power = jnp.exp(-jnp.abs(shift))
-    up = shift > 0
-    change = jnp.where(up, -jnp.expm1(-jnp.abs(shift)), jnp.expm1(-jnp.abs(shift)))
-    total = jnp.where(up, others * power + weight, others + weight * power)
-    return weight * change * contrast / jnp.where(total > 0, total, 1.0)
+    seen = score > -jnp.inf
+    largest, total, sum_of = _over_others(score, jnp.where(seen, by_weight, 0.0))
+    alone = total == 0
+    mean = sum_of / jnp.where(alone, 1.0, total)
+    others = largest + jnp.log(jnp.where(alone, 1.0, total))
+    before, after = (jnp.where(seen & ~alone, x, 0.0) - others for x in (score, patched))
+    shift = after - before
+    # The difference of two sigmoids, which near 1 have no digits left for it.
+    up = jax.nn.sigmoid(after) * jax.nn.sigmoid(-before) * -jnp.expm1(-jnp.abs(shift))
+    down = jax.nn.sigmoid(before) * jax.nn.sigmoid(-after) * jnp.expm1(-jnp.abs(shift))
+    change = jnp.where(shift > 0, up, down)
+    # A key without others keeps all weight.
+    return jnp.where(seen & ~alone, change * (by_weight - mean), 0.0)
 
 
-def _sums_over_others(x: jax.Array) -> jax.Array:
-    """Sum over all entries of a row but one, for each."""
-    before = jnp.cumsum(x, axis=-1)
-    after = jnp.flip(jnp.cumsum(jnp.flip(x, -1), axis=-1), -1)
-    zero = jnp.zeros_like(x[..., :1])
-    return jnp.concatenate([zero, before[..., :-1]], -1) + jnp.concatenate(
-        [after[..., 1:], zero], -1
+def _over_others(score: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Largest score m over all keys but one, and sums of e^(score - m), alone and times `value`."""
+    lowest = jnp.finfo(score.dtype).min
+    seen = score > -jnp.inf
+    terms = jnp.where(seen, score, lowest), seen.astype(score.dtype), jnp.where(seen, value, 0.0)
+    empty = tuple(
+        jnp.full_like(x[..., :1], fill) for x, fill in zip(terms, (lowest, 0, 0), strict=True)
     )
+
+    def joined(first: Any, second: Any) -> Any:
+        largest = jnp.maximum(first[0], second[0])
+        powers = [jnp.exp(each[0] - largest) for each in (first, second)]
+        sums = (first[i] * powers[0] + second[i] * powers[1] for i in (1, 2))
+        return (largest, *sums)
+
+    before = jax.lax.associative_scan(joined, terms, axis=score.ndim - 1)
+    after = jax.lax.associative_scan(joined, terms, axis=score.ndim - 1, reverse=True)
+    before = tuple(
+        jnp.concatenate([e, x[..., :-1]], -1) for e, x in zip(empty, before, strict=True)
+    )
+    after = tuple(jnp.concatenate([x[..., 1:], e], -1) for e, x in zip(empty, after, strict=True))
+    return joined(before, after)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +285,7 @@ class MissedBound:
     Attributes:
       nodes: the places.
       effect_X: mean of the metric in runs with the place among the patched ones, less that in runs
-        without; averaged over prompts.
+        without: the effect on the mean over prompts, averaged over what else is patched.
       bound_X: bounds on the absolute effects, all of which hold together with the confidence.
       confidence: probability of that, if places do not act on one another.
     """
@@ -277,13 +311,16 @@ def bound_missed(
     """Bounds on the effects of places from runs in which random subsets of them are patched.
 
     The two groups of runs of a place, with it and without, differ in their means by its effect,
-    averaged over what else is patched. Bounds are one-sided by Welch's t, for both signs and
-    all places together after Bonferroni.
+    averaged over what else is patched; it is the effect of the place alone if places do not act on
+    one another. Effects of opposite signs on two prompts cancel. Bounds are by Welch's t, for both
+    signs and all places together after Bonferroni.
 
     Args:
       model: a dense or sparse model.
       batch: the prompts, over which the metric is averaged.
-      nodes: different places, those that exact patching has not verified.
+      nodes: different places, those that exact patching has not verified. They are queries, keys,
+        values and `mlp_out`, or all of one kind, `resid_pre` in one layer alone, since a patch of
+        another place would overwrite theirs.
       direction: see the head of `patching`.
       subsets: number of runs.
       share: share of the places that each run patches.
@@ -301,6 +338,13 @@ def bound_missed(
     for name, value in (("share", share), ("confidence", confidence)):
         if not 0 < value < 1:
             raise UsageError(f"{name} = {value} is not between 0 and 1")
+    places = {node.place for node in nodes}
+    one_layer = "resid_pre" not in places or len({node.layer for node in nodes}) == 1
+    if not one_layer or (len(places) > 1 and not places <= _SIDE_BY_SIDE):
+        raise UsageError(
+            f"nodes: {', '.join(sorted(places))} overwrite one another; give queries, keys, values "
+            "and mlp_out, or one kind of place (of resid_pre one layer)"
+        )
     for node in nodes:
         shape = _shape(model, batch, node.place)
         if not all(0 <= at < size for at, size in zip(node[1:], shape, strict=True)):
@@ -356,9 +400,8 @@ def bound_of(
         parts.append((variance_X / count_X) ** 2 / (count_X - 1))
     effect_X, square_X = means[0] - means[1], errors[0] + errors[1]
     degrees_X = square_X**2 / np.maximum(parts[0] + parts[1], np.finfo(np.float64).tiny)
-    quantile_X = scipy.stats.t.ppf(
-        1 - (1 - confidence) / (2 * len(nodes)), np.maximum(degrees_X, 1)
-    )
+    tail = (1 - confidence) / (2 * len(nodes))
+    quantile_X = scipy.stats.t.isf(tail, np.maximum(degrees_X, 1))
     bound_X = np.abs(effect_X) + quantile_X * np.sqrt(square_X)
     return MissedBound(nodes, effect_X, bound_X, confidence)
 

@@ -88,12 +88,8 @@ class Mediated:
 
 
 def largest_shares(score_LNTS: np.ndarray, *, heads: int = 5, pairs: int = 10) -> Mediated:
-    """The heads and the pairs with the largest absolute shares of an edge.
-
-    Shares that are summed over pairs, with T and S of 1, have no pairs.
-    """
+    """The heads and the pairs with the largest absolute shares of an edge."""
     score_LN = score_LNTS.sum((2, 3))
-    pairs = pairs if score_LNTS.shape[2] > 1 else 0
 
     def top(score: np.ndarray, count: int) -> list[tuple[Any, ...]]:
         order = highest(np.abs(score).ravel(), count)
@@ -189,6 +185,7 @@ def document(
         "metadata": {
             "slug": slug,
             "scan": model_name,
+            "transcoder_list": list(transcoders),
             "prompt_tokens": list(tokens),
             "prompt": "".join(tokens),
             "node_threshold": node_threshold,
@@ -203,7 +200,13 @@ def document(
                 "edge_threshold": edge_threshold,
             },
         },
-        "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": ""},
+        "qParams": {
+            "pinnedIds": [],
+            "supernodes": [],
+            "linkType": "both",
+            "clickedId": "",
+            "sg_pos": "",
+        },
         "nodes": nodes[: len(kept)],
         "links": links,
         "mediation": carried,
@@ -211,8 +214,6 @@ def document(
         "qk": [qk.as_json(each, ids) for each in scores],
         "qk_only_nodes": nodes[len(kept) :],
     }
-    if transcoders:
-        result["metadata"]["transcoder_list"] = list(transcoders)
     if effects is not None:
         result["interventions"] = effects_lib.as_json(effects, kept_ids)
     check(result, "the graph")

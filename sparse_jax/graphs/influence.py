@@ -222,9 +222,10 @@ def highest(value_X: np.ndarray, count: int) -> np.ndarray:
 
     As a stable sort of the indices has them, which takes ten times as long as one of the values.
     """
-    some_X = np.arange(len(value_X))
     if 0 < count < len(value_X):
         some_X = np.flatnonzero(value_X >= np.partition(value_X, -count)[-count])
+    else:
+        some_X = np.arange(len(value_X))
     return some_X[np.argsort(-value_X[some_X], kind="stable")][:count]
 
 

@@ -229,8 +229,8 @@ def graph(
     """The attribution graph of a prompt in the basis of neurons.
 
     Features are the neurons (at a position) of most influence on the logits, found greedily among
-    all; errors are what the other neurons of an MLP write. Entries of a row below the rounding of
-    its sum count with these (`neuron_rows`).
+    all; errors are what the other neurons of an MLP write. Entries below a millionth of a row's
+    absolute sum count with these (`neuron_rows`).
 
     Args:
       model: the argument of `attribute`.

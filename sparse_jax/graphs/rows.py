@@ -1,4 +1,8 @@
-"""Rows of an adjacency matrix, a chunk of targets at a time within a bound on memory."""
+"""Rows of an adjacency matrix, a chunk of targets at a time within a bound on memory.
+
+Beside the chunk, what features write is stored for all layers where that is within the bound, too,
+and is otherwise gathered for one layer at a time.
+"""
 
 from collections.abc import Iterator
 import dataclasses

@@ -22,8 +22,8 @@ PLACE = {
     "mlp_out": "MLP output",
     "head_out": "head output",
     "query": "query",
-    "key": "key",
-    "value": "value",
+    "key": "key (of key heads)",
+    "value": "value (of key heads)",
 }
 SCOPE = {"prompt": "per prompt", "task": "per task"}
 
@@ -66,7 +66,10 @@ def answer(summary: CircuitSummary, result: TaskResult) -> str | None:
 
 
 def place_name(effect: PlaceEffect) -> str:
-    """Where an effect of a place is, without its position: layer 5, or L5H1 of a head."""
+    """Where an effect of a place is, without its position: layer 5, or L5H1 of a head.
+
+    Of a key or value it is the head that several query heads may read.
+    """
     if effect.head is None:
         return f"layer {effect.layer}"
     return f"L{effect.layer}H{effect.head}"

@@ -69,7 +69,8 @@ class CircuitConfig(Settings):
         figures, for circuits on other prompts and for the comparison with the paper.
       patch: places that are also patched exactly, position by position in each layer: resid_pre,
         the residual stream that enters it; attn_out and mlp_out, what its attention and its MLP
-        add; head_out, query, key and value, the output of each of its heads and what it is made of.
+        add; head_out and query, the output and the query of each of its heads; key and value, those
+        of each key head.
       direction: direction of the patches whose effects rank the components, noising or denoising.
       edge_part: part of a token edge that is patched to rank it: its value contribution, "value",
         or its softmax weight, "weight". Ablations are of value contributions.

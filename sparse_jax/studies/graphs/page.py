@@ -146,7 +146,7 @@ def _report(
 ) -> Report:
     metadata = document["metadata"]
     about = {"graph": metadata["slug"], "model": metadata["scan"], "prompt": metadata["prompt"]}
-    about |= {key: metadata[key] for key in _SETTINGS if key in metadata}
+    about |= {key: metadata[key] for key in _SETTINGS if metadata.get(key)}
     return Report(
         f"Attribution graph of “{names.prompt_end(metadata['prompt_tokens'], names.TITLE_END)}”",
         sections,

@@ -56,7 +56,8 @@ class GraphConfig(Settings):
         the highest score first; 0 for all that are kept. For prompts whose attention patterns have
         more than 67 million entries, at most 64, by heads alone.
       explained: key-query pairs, those that carry most of these edges, whose attention scores are
-        split into terms of sources; 0 for none.
+        split into terms of sources; 0 for none. There are none for prompts so long that edges are
+        split by heads alone.
       intervened: kept features, those with the most influence, that are multiplied by each of
         `factors`; 0 for none.
       supernodes: proposed supernodes, those with the most influential feature first, all of whose

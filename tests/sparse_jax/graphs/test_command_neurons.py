@@ -40,7 +40,7 @@ def test_a_graph_of_neurons_needs_no_transcoder_and_says_so(models, tmp_path, ca
     document = graph_json.read(folder / result.file)
     metadata = document["metadata"]
     assert metadata["generation_settings"]["max_feature_nodes"] == kept
-    assert "transcoder_list" not in metadata and metadata["info"]["generator"]["version"]
+    assert metadata["transcoder_list"] == [] and metadata["info"]["generator"]["version"]
     assert metadata["info"]["description"].endswith("of type mlp neuron")
     rows, columns = np.nonzero(pruned.kept_RS & (graph.adjacency != 0))
     weights = [link["weight"] for link in document["links"]]

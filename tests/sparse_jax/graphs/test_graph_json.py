@@ -47,6 +47,17 @@ def document(graph, pruned):
     return written(graph, pruned)
 
 
+def test_fields_that_circuit_tracer_asks_for_are_there(document):
+    """Its classes read files in `test_circuit_tracer_files`, where they are installed."""
+    assert {"slug", "scan", "transcoder_list", "prompt_tokens", "prompt"} <= set(
+        document["metadata"]
+    )
+    fields = {"pinnedIds", "supernodes", "linkType", "clickedId", "sg_pos"}
+    assert fields <= set(document["qParams"])
+    required = {"node_id", "feature", "layer", "ctx_idx", "feature_type", "jsNodeId"}
+    assert all(required <= set(node) for node in document["nodes"])
+
+
 def test_links_are_the_kept_entries_of_the_adjacency_matrix(graph, pruned, document):
     assert len(document["links"]) == pruned.kept_RS.sum() > 10
     rows, sources = np.nonzero(pruned.kept_RS)

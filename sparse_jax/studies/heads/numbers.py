@@ -1,0 +1,72 @@
+"""Numbers of the heads study, from its rows."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lm_jax.inspect.head_measures import MEASURES
+from sparse_jax.studies.heads.results import REPEATED, TEXT, HeadResult
+
+# Kinds of heads: the field that says how much a head is of it, on the page and in a sentence.
+KINDS: Mapping[str, str] = {
+    "induction": "induction",
+    "previous": "previous-token",
+    "duplicate": "duplicate-token",
+    "first": "first-token",
+    "written": "most writing",
+}
+
+
+def results(table: pa.Table, copying_LN: np.ndarray) -> tuple[HeadResult, ...]:
+    """The results of every head.
+
+    Args:
+      table: rows of `results.ROWS`.
+      copying_LN: copying scores.
+    """
+    sums = {on: _sums(table, on, copying_LN.shape) for on in (TEXT, REPEATED)}
+    text, repeated = sums[TEXT], sums[REPEATED]
+    found = []
+    for layer, head in np.ndindex(copying_LN.shape):
+        place = layer, head
+        queries, again = text["queries"][place], text["again"][place]
+        means = {name: float(text[name][place] / queries) for name in MEASURES}
+        found.append(
+            HeadResult(
+                *(layer, head),
+                first=means["first"],
+                previous=means["previous"],
+                self_=means["self"],
+                duplicate=float(text["duplicate"][place] / again) if again else None,
+                induction=float(repeated["induction"][place] / repeated["again"][place]),
+                entropy=means["entropy"],
+                written=means["written"],
+                copying=float(copying_LN[place]),
+            )
+        )
+    return tuple(found)
+
+
+def _sums(table: pa.Table, on: str, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    own = table.filter(pc.equal(table["on"], on))
+    at = own["layer"].to_numpy(), own["head"].to_numpy()
+    sums = {}
+    for name in ("queries", "again", *MEASURES):
+        sums[name] = np.zeros(shape)
+        np.add.at(sums[name], at, own[name].to_numpy())
+    return sums
+
+
+def queries(table: pa.Table) -> int:
+    """The number of queries of texts."""
+    rows = table.select(["on", "layer", "head", "queries"]).to_pylist()
+    first = (row for row in rows if (row["on"], row["layer"], row["head"]) == (TEXT, 0, 0))
+    return sum(row["queries"] for row in first)
+
+
+def strongest(heads: Sequence[HeadResult], field: str, count: int) -> list[HeadResult]:
+    """The heads of the largest values of a field, largest first; without those that have none."""
+    known = [each for each in heads if getattr(each, field) is not None]
+    return sorted(known, key=lambda each: -getattr(each, field))[:count]
