@@ -47,9 +47,10 @@ STUDIES = {
 METRICS = {"steps", "evaluations"}
 # Each takes over ten seconds; `make test-all` has them.
 LONG = {
-    *("polyattn audit", "polyattn distill", "polyattn paper", "polyattn rankings"),
-    *("protot concepts", "protot perturb", "protot pretrain", "protot recall"),
-    *("protot robustness", "sparse addition", "sparse pair", "sparse posttrain"),
+    *("polyattn audit", "polyattn bench", "polyattn distill", "polyattn paper"),
+    *("polyattn rankings", "protot concepts", "protot glue", "protot graph", "protot intervene"),
+    *("protot perturb", "protot pretrain", "protot recall", "protot robustness"),
+    *("sparse addition", "sparse pair", "sparse posttrain", "sparse transcoder"),
 }
 WRITTEN = {"config.json", "finished.json", "log.txt", "provenance.json", "report.html"}
 

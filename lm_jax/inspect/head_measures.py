@@ -47,9 +47,9 @@ class HeadMeasures:
       repeated: number of queries whose token was there before, over which duplicate and induction
         are summed.
       query_LN: query at which the head writes most.
-      norm_LN: norm of what it adds there, over that of the stream.
-      weight_LNS: its weights there.
-      added_LND: what it adds there.
+      norm_LN: norm of what it adds there over that of the stream.
+      weight_LNS: weights of the keys there.
+      added_LND: vector that it adds to the stream there.
     """
 
     sums: Mapping[str, jax.Array]

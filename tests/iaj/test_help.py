@@ -36,6 +36,7 @@ def test_no_help_imports_what_its_command_computes_with():
     assert not loaded & {"lm_jax", "sparse_jax", "protot_jax", "polyattn_jax"}
 
 
+@pytest.mark.long
 def test_stored_texts_are_what_the_commands_say():
     done = subprocess.run(
         [sys.executable, "-m", "tools.store_help", "--check"],

@@ -38,7 +38,7 @@ class HeadResult:
     """One head, as means over queries.
 
     Attributes:
-      layer, head: which head.
+      layer, head: number of the layer and of the head in it.
       first: weight on the first token.
       previous: weight on the token before.
       self_: weight on the token itself.
