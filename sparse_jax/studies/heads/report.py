@@ -162,6 +162,10 @@ def format_summary(summary: HeadsSummary) -> str:
         for field, kind in KINDS.items()
         if len(best := strongest(summary.heads, field, 3)) == 3
     ]
-    lines = [*textwrap.wrap(conclusion(summary), 80), "", *textwrap.wrap(_setting(summary), 80), ""]
+    said, setting = (
+        textwrap.wrap(text, 80, break_on_hyphens=False)
+        for text in (conclusion(summary), _setting(summary))
+    )
+    lines = [*said, "", *setting, ""]
     heads = ("kind", "first", "second", "third")
     return "\n".join([*lines, format_table(heads, rows)])

@@ -77,7 +77,8 @@ def measure(config: HeadsConfig, work: Work) -> HeadsSummary:
     work.units(
         TEXTS,
         TOKENS,
-        plan,
+        # Of another name than those of the other table.
+        {(0, str(n), f"{on} tokens"): (on, n, ids) for (on, n), ids in texts.items()},
         lambda item: pa.Table.from_pylist([_tokens(source, *item)], schema=TOKENS),
         shards="text_shards",
         noun="texts",
