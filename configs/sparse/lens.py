@@ -1,4 +1,4 @@
-"""The Jacobian lens of SmolLM2-135M, from 200 texts of 128 tokens: some 20 minutes on two cores.
+"""The Jacobian lens of SmolLM2-135M, from 200 texts of 128 tokens.
 
     iaj sparse lens --config=sparse/lens --workdir=runs/lens
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.frozen import centre
+from lm_jax.model.frozen import centre, norm_weight
 from lm_jax.model.layers import unembedding
 from lm_jax.model.params import ParamTree
 
@@ -86,11 +86,10 @@ def measure(
     same_TS = (tokens_T[:, None] == tokens_T[None]) & (at_T[None] < at_T[:, None])
     # Places that follow an earlier one of the query's token, of which the query may be one.
     after_TS = jnp.pad(same_TS[:, :-1], ((0, 0), (1, 0)))
-    eye_TS = jnp.eye(T, dtype=bool)
     seen_TS = {
         "first": jnp.zeros((T, T), bool).at[:, 0].set(True),
         "previous": jnp.eye(T, k=-1, dtype=bool),
-        "self": eye_TS,
+        "self": jnp.eye(T, dtype=bool),
         "duplicate": same_TS,
         "induction": after_TS,
     }
@@ -128,13 +127,6 @@ def measure(
         added_LND=jnp.einsum("LNH,LNHD->LND", z_LTNH[layer_L1, best_LN, head_1N], output_LNHD)
         / divisor_LT[layer_L1, best_LN][..., None],
     )
-
-
-def norm_weight(norm: Any, cfg: DecoderConfig) -> jax.Array:
-    """The weight of a norm; 1 where there is none."""
-    if not norm or "scale" not in norm:
-        return jnp.ones(cfg.hidden_size, jnp.float32)
-    return norm["scale"].astype(jnp.float32) + cfg.norm_offset
 
 
 def promoted(

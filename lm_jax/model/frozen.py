@@ -303,12 +303,18 @@ def divisors(records: Mapping[str, jax.Array], name: str, cfg: DecoderConfig) ->
     return jnp.ones((cfg.num_layers, *records["final.scale"].shape), jnp.float32)
 
 
+def norm_weight(norm: Any, cfg: DecoderConfig) -> jax.Array:
+    """The weight of a norm, `[D]` or of all layers `[L, D]`, ones without any; float32 or wider."""
+    if not norm or "scale" not in norm:
+        return jnp.ones(cfg.hidden_size, jnp.float32)
+    scale = norm["scale"]
+    return scale.astype(jnp.promote_types(scale.dtype, jnp.float32)) + cfg.norm_offset
+
+
 def norm_factor(norm: Any, divisor: jax.Array, cfg: DecoderConfig) -> tuple[jax.Array, jax.Array]:
     """Factor `[..., T, D]` and bias `[..., D]` of a norm, of its divisors `[..., T, 1]`."""
     shape = (*divisor.shape[:-2], cfg.hidden_size)
-    weight = jnp.ones(shape, jnp.float32)
-    if norm and "scale" in norm:
-        weight = norm["scale"] + cfg.norm_offset
+    weight = jnp.broadcast_to(norm_weight(norm, cfg), shape)
     bias = norm["bias"] if norm and "bias" in norm else jnp.zeros(shape, jnp.float32)
     return weight[..., None, :] / divisor, bias
 

@@ -68,24 +68,24 @@ class NeuronRows:
         _, T, F = self.shape
         floats = T * (F + 4 * r.error_LTD.shape[2] + 3 * r.layers.mixer.width)
         within_memory = max(MEMORY // (4 * floats), 1)
-        self.chunk = min(_CHUNK, 1 << (within_memory.bit_length() - 1))
-        self.positions = POSITIONS * -(-T // (POSITIONS * _PARTS))
+        self._chunk = min(_CHUNK, 1 << (within_memory.bit_length() - 1))
+        self._positions = POSITIONS * -(-T // (POSITIONS * _PARTS))
 
     def add_logits(self) -> None:
         """Computes the rows of the logits, the first."""
         targets, T = self._prompt.logit_targets(), self.shape[1]
-        for start in range(0, len(targets.layer_X), self.chunk):
-            some = np.arange(start, min(start + self.chunk, len(targets.layer_X)))
-            padded = np.resize(some, self.chunk)
+        for start in range(0, len(targets.layer_X), self._chunk):
+            some = np.arange(start, min(start + self._chunk, len(targets.layer_X)))
+            padded = np.resize(some, self._chunk)
             chosen = jax.tree.map(lambda x, at=padded: np.asarray(x)[at], targets)
             self._rows += self._of(chosen, T)[: len(some)]
 
     def add(self, index_X: np.ndarray) -> None:
         place_3X = np.stack(np.unravel_index(index_X, self.shape)).astype(np.int32)
         rows: list[Any] = [None] * len(index_X)
-        for some, positions in chunks(place_3X[0], place_3X[1], self):
-            p = self._prompt
-            at = np.resize(some, self.chunk)
+        sizes, p = {"size": self._chunk, "positions": self._positions}, self._prompt
+        for some, positions in chunks(place_3X[0], place_3X[1], **sizes):
+            at = np.resize(some, self._chunk)
             targets = _targets(p.replacement, p.features, *(x[at] for x in place_3X))
             computed = self._of(targets, min(positions, self.shape[1]))
             for place, row in zip(some, computed, strict=False):

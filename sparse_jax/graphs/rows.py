@@ -95,7 +95,8 @@ class RowFiller:
         """Rows and biases of these features of the table."""
         layer_X, position_X = self.table.layer_X, self.table.position_X
         parts, done = [], []
-        for some, positions in chunks(layer_X[index_X], position_X[index_X], self):
+        sizes = {"size": self.chunk, "positions": self.positions}
+        for some, positions in chunks(layer_X[index_X], position_X[index_X], **sizes):
             done.append(some)
             at = index_X[some]
             padded = np.concatenate([at, np.full(self.chunk - len(at), at[0])])
@@ -160,32 +161,23 @@ def _writes(features, layer_TZ, feature_TZ, activation_TZ):
     return Writes(write_LXD.reshape(write_LXD.shape[0], *layer_TZ.shape, -1))
 
 
-class InChunks(Protocol):
-    """Computes rows of several targets at once, with some first positions."""
-
-    @property
-    def chunk(self) -> int:
-        """Targets at a time."""
-        ...
-
-    @property
-    def positions(self) -> int:
-        """Each multiple of so many positions is a program of its own."""
-        ...
-
-
 def chunks(
-    layer_X: np.ndarray, position_X: np.ndarray, sizes: InChunks
+    layer_X: np.ndarray, position_X: np.ndarray, *, size: int, positions: int
 ) -> Iterator[tuple[np.ndarray, int]]:
     """Indices of targets that are computed together, and how many positions hold them.
 
     Targets of close positions, and of one layer, go together: a chunk begins at its highest.
+
+    Args:
+      layer_X, position_X: places of the targets.
+      size: most targets of a chunk.
+      positions: step of the number of positions.
     """
-    part_X = position_X // sizes.positions
+    part_X = position_X // positions
     order = np.lexsort((-layer_X, part_X))
-    for start in range(0, len(order), sizes.chunk):
-        some = order[start : start + sizes.chunk]
-        yield some, (int(part_X[some].max()) + 1) * sizes.positions
+    for start in range(0, len(order), size):
+        some = order[start : start + size]
+        yield some, (int(part_X[some].max()) + 1) * positions
 
 
 class Rows(Protocol):

@@ -7,7 +7,6 @@ Besides what every study has, the work folder holds
 """
 
 from collections.abc import Iterator
-import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,7 +35,8 @@ from sparse_jax.studies.heads.results import (
     TOKENS,
     HeadsSummary,
 )
-from sparse_jax.studies.heads.settings import HeadsConfig
+from sparse_jax.studies.heads.settings import LEAST, HeadsConfig
+from sparse_jax.studies.texts import first_texts
 
 # Tokens that a head raises and lowers most, where it writes most.
 _PROMOTED = 5
@@ -63,7 +63,8 @@ def measure(config: HeadsConfig, work: Work) -> HeadsSummary:
     """
     source = SourceModel.load(config.model)
     _check(config, source)
-    texts = {(TEXT, n): ids for n, ids in enumerate(_texts(config, source))}
+    found = first_texts(source, config.corpus, config.texts, context=config.context, least=LEAST)
+    texts = {(TEXT, n): ids for n, ids in enumerate(found)}
     texts |= {(REPEATED, n): ids for n, ids in enumerate(_repeated(config, source))}
     plan: dict[Unit, Any] = {(0, str(n), on): (on, n, ids) for (on, n), ids in texts.items()}
     table = work.units(
@@ -101,36 +102,12 @@ def _check(config: HeadsConfig, source: SourceModel) -> None:
             f"config.model: {config.model} has no attention heads; give a model of attention "
             "(iaj protot concepts shows prototypes)"
         )
-    if config.context > cfg.max_length:
-        raise UsageError(
-            f"config.context = {config.context} is beyond the {cfg.max_length} positions of "
-            f"{config.model}; lower it"
-        )
     for layer, head in config.places:
         if layer >= cfg.num_layers or head >= cfg.num_heads:
             raise UsageError(
                 f"config.heads: {layer}.{head} is not there; {config.model} has {cfg.num_layers} "
                 f"layers of {cfg.num_heads} heads, counted from 0"
             )
-
-
-def _texts(config: HeadsConfig, source: SourceModel) -> list[Any]:
-    """Token ids of texts of UTF-8 that are long enough."""
-    corpus = config.corpus
-    options = {"unit": corpus.unit, "words": corpus.words, "field": corpus.field}
-    encoded = (
-        source.tokenizer.encode(text)
-        for _, text in corpora.documents(corpus.source, **options)
-        if isinstance(text, str)
-    )
-    long_enough = (ids[: config.context] for ids in encoded if len(ids) >= 4)
-    found = list(itertools.islice(long_enough, config.texts))
-    if len(found) < config.texts:
-        raise BadInputError(
-            f"config.corpus.source: {corpus.source} has {len(found)} texts of 4 tokens or more, "
-            f"and {config.texts} are needed; lower config.texts or give more text"
-        )
-    return found
 
 
 def _repeated(config: HeadsConfig, source: SourceModel) -> list[list[int]]:

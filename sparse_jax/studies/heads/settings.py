@@ -8,6 +8,9 @@ from lm_jax.run.settings import READS_MODEL, PositiveInt, at_least
 from lm_jax.study import Settings
 from lm_jax.text.preparation import CorpusConfig
 
+# Fewest tokens of a text.
+LEAST = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class HeadsConfig(Settings):
@@ -40,8 +43,8 @@ class HeadsConfig(Settings):
         wrong = [head for head in self.heads if not re.fullmatch(r"\d+\.\d+", head)]
         if wrong:
             return [f"config.heads: {wrong[0]!r} is no head; name each as layer.head, such as 5.3"]
-        if self.context < 4:
-            return [f"config.context = {self.context} must be 4 or more"]
+        if self.context < LEAST:
+            return [f"config.context = {self.context} must be {LEAST} or more"]
         return []
 
     @property

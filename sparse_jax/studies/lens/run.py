@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
-from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.inspect import jacobian_lens
 from lm_jax.inspect.jacobian_lens import JacobianLens, Sums
 from lm_jax.inspect.run import logit_lens
@@ -48,6 +48,7 @@ from sparse_jax.studies.lens.results import (
     LensSummary,
 )
 from sparse_jax.studies.lens.settings import LensConfig
+from sparse_jax.studies.texts import first_texts
 
 _SUMS = "sums.npz"
 # Texts after which what they gave is kept.
@@ -81,11 +82,6 @@ def measure(config: LensConfig, work: Work) -> LensSummary:
             "the dense model"
         )
     cfg = source.model.cfg
-    if config.context > cfg.max_length:
-        raise UsageError(
-            f"config.context = {config.context} is beyond the {cfg.max_length} positions of "
-            f"{config.model}; lower it"
-        )
     held_out, texts = _texts(config, source)
     prompts = _prompts(config, source)
     lens = _lens(config, work, source, texts)
@@ -135,21 +131,10 @@ def measure(config: LensConfig, work: Work) -> LensSummary:
 
 def _texts(config: LensConfig, source: SourceModel) -> tuple[list[Any], list[Any]]:
     """Token ids of the held-out texts and of those of the fit: UTF-8, and long enough."""
-    corpus = config.corpus
-    options = {"unit": corpus.unit, "words": corpus.words, "field": corpus.field}
     wanted = config.held_out + (0 if config.lens else config.texts)
-    encoded = (
-        source.tokenizer.encode(text)
-        for _, text in corpora.documents(corpus.source, **options)
-        if isinstance(text, str)
+    found = first_texts(
+        source, config.corpus, wanted, context=config.context, least=config.skipped + 2
     )
-    long_enough = (ids[: config.context] for ids in encoded if len(ids) >= config.skipped + 2)
-    found = list(itertools.islice(long_enough, wanted))
-    if len(found) < wanted:
-        raise BadInputError(
-            f"config.corpus.source: {corpus.source} has {len(found)} texts of {config.skipped + 2} "
-            f"tokens or more, and {wanted} are needed; lower config.texts or give more text"
-        )
     return found[: config.held_out], found[config.held_out :]
 
 

@@ -10,8 +10,15 @@ import scipy.stats
 
 import lm_jax
 from lm_jax.errors import UsageError
-from sparse_jax.circuits import atp_star, patching
-from sparse_jax.circuits.atp_star import Node, bound_missed, node_attributions, without_layers
+from sparse_jax.circuits import patching
+from sparse_jax.circuits.atp_star import (
+    Node,
+    bound_missed,
+    estimates,
+    missed,
+    node_attributions,
+    without_layers,
+)
 from sparse_jax.circuits.place_patching import PLACES, heads_of, place_effects
 from sparse_jax.circuits.rules import EXACT
 from sparse_jax.circuits.runs import measure
@@ -41,7 +48,7 @@ def test_a_patched_key_changes_a_row_as_the_softmax_of_its_scores_does():
         change = softmax(moved) - softmax(score.astype(np.longdouble))
         wanted[:, key] = (change * by_weight).sum(1)
         terms[:, key] = (np.abs(change) * np.abs(by_weight)).sum(1)
-    got = np.asarray(atp_star.key_effects(*map(jnp.asarray, (score, patched, by_weight))))
+    got = np.asarray(estimates.key_effects(*map(jnp.asarray, (score, patched, by_weight))))
     # Relative to the terms themselves, small as they may be: no difference of large ones. A score
     # near 900 is rounded by 3e-5, and its power by as much; the oracle by 1 part in 2^64 of 1.
     rounding = 1e-18
@@ -53,14 +60,14 @@ def test_a_patched_key_changes_a_row_as_the_softmax_of_its_scores_does():
         assert (np.abs(wanted[saturated]) > 0.1).any()
     with jax.enable_x64():
         rows = (jnp.asarray(x, jnp.float64) for x in (score, patched, by_weight))
-        double = np.asarray(atp_star.key_effects(*rows))
+        double = np.asarray(estimates.key_effects(*rows))
     assert (np.abs(double - wanted) <= 1e-11 * terms + rounding).all()
 
 
 def test_rows_of_one_key_and_of_none_change_nothing():
     score = jnp.asarray([[1.0, -jnp.inf, -jnp.inf], [-jnp.inf] * 3])
     patched = jnp.asarray([[50.0, 3.0, 3.0], [1.0] * 3])
-    assert not np.asarray(atp_star.key_effects(score, patched, jnp.ones((2, 3)))).any()
+    assert not np.asarray(estimates.key_effects(score, patched, jnp.ones((2, 3)))).any()
 
 
 def recomputed(model, batch, place, direction):
@@ -212,7 +219,7 @@ def test_subsets_of_one_place_have_its_exact_effect(batch):
     ]
     masks = np.concatenate([np.eye(len(nodes), dtype=bool), np.zeros((1, len(nodes)), bool)])
     before = np.asarray(measure(model, batch, batch.clean_BT)[0]).mean()
-    got = atp_star.runs_of(model, batch, nodes, masks, direction="noising", at_once=3)
+    got = missed.runs_of(model, batch, nodes, masks, direction="noising", at_once=3)
     exact = {place: place_effects(model, batch, place) for place in ("mlp_out", "query", "key")}
     for node, metric in zip(nodes, got[:-1], strict=True):
         effects = exact[node.place]
@@ -229,7 +236,7 @@ def test_bounds_are_ends_of_welch_s_intervals_and_cover_effects_that_add_up():
     for _ in range(300):
         patched = random.random((200, len(effects))) < 0.5
         metric = patched @ effects + 0.2 * random.normal(size=200)
-        found = atp_star.bound_of(nodes, patched, metric, 0.95)
+        found = missed.bound_of(nodes, patched, metric, 0.95)
         failed += (found.bound_X < np.abs(effects)).any()
     assert failed / 300 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
     for own, bound in zip(patched.T, found.bound_X, strict=True):

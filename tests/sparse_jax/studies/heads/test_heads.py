@@ -16,6 +16,7 @@ from lm_jax.text.preparation import CorpusConfig
 from sparse_jax.studies.heads import STUDY, numbers, report, run
 from sparse_jax.studies.heads.results import HeadsSummary
 from sparse_jax.studies.heads.settings import HeadsConfig
+from sparse_jax.studies.texts import first_texts
 from tests.sparse_jax.small_runs import save_base, write_text
 
 
@@ -43,7 +44,7 @@ def test_results_are_means_of_the_measures_of_texts_and_of_repeated_tokens(confi
     summary = load_result(done / "summary.json", HeadsSummary)
     model = lm_jax.load_pretrained(config.model)
     source, piece = run.SourceModel.load(config.model), model.tokenizer.piece
-    texts = [("text", ids) for ids in run._texts(config, source)]
+    texts = [("text", ids) for ids in first_texts(source, config.corpus, 3, context=16, least=4)]
     texts += [("repeated", ids) for ids in run._repeated(config, source)]
     said = pq.read_table(done / "texts.parquet").to_pylist()
     said = sorted((row["on"], row["tokens"]) for row in said)
