@@ -12,7 +12,7 @@ neurons        graphs of the MLPs' own neurons, without a transcoder
 neuron_rows    rows with every neuron of a prompt, of which the largest entries are kept
 effects        effects of interventions, predicted and measured
 interventions  interventions in the model against what a graph predicts
-groups         interventions on groups of sources, such as supernodes
+groups         interventions on groups of sources, such as supernodes, and their scores
 influence      influence on the logits, pruning, scores
 paths          the strongest path from a token to a logit
 graph_document pruned graphs as files hold them
@@ -22,6 +22,6 @@ supernodes     groups of features, proposed by clustering
 
 from sparse_jax.graphs.attribute import attribute
 from sparse_jax.graphs.graph import Graph
-from sparse_jax.graphs.groups import scale_groups
+from sparse_jax.graphs.groups import scale_groups, score_groups
 
-__all__ = ["Graph", "attribute", "scale_groups"]
+__all__ = ["Graph", "attribute", "scale_groups", "score_groups"]

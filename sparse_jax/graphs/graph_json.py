@@ -6,6 +6,7 @@
     interventions    effects of scaling a source, predicted and measured; optional
     group_interventions
                      effects of scaling several sources at once on the first logit; optional
+    group_scores     how far groups of sources act as one thing (`groups.GroupScore`); optional
     qk               attention scores by the sources that make them, as `qk_tracing_results` has
                      them; sources that pruning removed are in `qk_only_nodes`; optional
 
@@ -14,6 +15,8 @@
 
     group_interventions[i] = {"members": [id, ...], "factor": number, "predicted": x,
                               "outcomes": [outcome, ...]}
+    group_scores[i] = {"members": [id, ...], "removed": count,
+                       "within": x or null, "outside": x or null, "off": x or null}
     outcome = {"mode": "free", "change": x, "probability": p,
                "top": [{"token": text, "probability": p}, ...]}
 
@@ -114,6 +117,7 @@ _NODE: _Fields = {
     "clerp": _TEXT,
 }
 _MEASURED: _Fields = dict.fromkeys(("activation", "influence", "token_prob"), _FINITE)
+_SCORES = ("members", "removed", "within", "outside", "off")
 _LINK: _Fields = {"source": _TEXT, "target": _TEXT, "weight": _FINITE}
 
 
@@ -238,6 +242,23 @@ def _check_extensions(
     for k, row in enumerate(rows(graph, "group_interventions", "group_interventions", ())):
         if problem := _group_problem(row, ids):
             refuse(f"group_interventions[{k}] {problem}")
+    for k, row in enumerate(rows(graph, "group_scores", "group_scores", _SCORES)):
+        if problem := _members_problem(row["members"], ids):
+            refuse(f"group_scores[{k}] {problem}")
+        check_number(row, "removed", f"group_scores[{k}]")
+        for field in _SCORES[2:]:
+            if row[field] is not None:
+                check_number(row, field, f"group_scores[{k}]")
+
+
+def _members_problem(members: Any, ids: Collection[str]) -> str:
+    """What is wrong with the members of a group; "" if nothing."""
+    if not _is_texts(members) or not members:
+        return f"has members = {reprlib.repr(members)}, no list of ids"
+    for member in members:
+        if member not in ids:
+            return f"has member {member!r}, which is no node"
+    return ""
 
 
 def _group_problem(entry: Any, ids: Collection[str]) -> str:
@@ -248,11 +269,8 @@ def _group_problem(entry: Any, ids: Collection[str]) -> str:
     for name in ("factor", "predicted"):
         if not _is_finite(entry[name]):
             return f"has {name} = {entry[name]!r}, no finite number"
-    if not _is_texts(entry["members"]) or not entry["members"]:
-        return f"has members = {reprlib.repr(entry['members'])}, no list of ids"
-    for member in entry["members"]:
-        if member not in ids:
-            return f"has member {member!r}, which is no node"
+    if problem := _members_problem(entry["members"], ids):
+        return problem
     if not isinstance(entry["outcomes"], list | tuple):
         return "has no list outcomes"
     for outcome in entry["outcomes"]:

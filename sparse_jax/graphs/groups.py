@@ -7,11 +7,17 @@ All sources of a group are multiplied by a factor at once: activations of its fe
 that multiple of their values in the clean run, so that members do not respond to each other, and
 errors and tokens are added factor - 1 times more. Modes are explained in `interventions`. The graph
 predicts the sum of its members' entries: paths through other features are not in it.
+
+`score_groups` says whether a group acts as one thing. Each member is removed alone, each of some
+other sources too, and all members at once, with nothing frozen. What a removal does is a vector
+over rows of the graph: the shift of each reading, divided by the sum of the absolute entries of its
+row, so that pre-activations and logits have one scale.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
+from itertools import combinations, product
 
 from flax import struct
 import jax
@@ -165,3 +171,96 @@ def _next_tokens(model, hidden_BD, ids_K, *, top):
     probability_BV = jax.nn.softmax(logits_BV)
     highest, ids = jax.lax.top_k(probability_BV, min(top, probability_BV.shape[1]))
     return _NextTokens(probability_BV[:, ids_K], ids, highest)
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupScore:
+    """How far a group acts as one thing, by measured removals.
+
+    Attributes:
+      members: number of members that were removed.
+      within: mean cosine of the effects of two members; NaN where no two have one.
+      outside: mean cosine of the effects of a member and another source; NaN where none has one.
+      off: distance of the effect of removing all from the sum of the single effects, as a share of
+        the former's length; NaN where removing all changes nothing.
+    """
+
+    members: int
+    within: float
+    outside: float
+    off: float
+
+
+def score_groups(
+    model: CircuitModel,
+    graph: Graph,
+    groups: Sequence[Sequence[int]],
+    *,
+    others: Sequence[Sequence[int]],
+    rows: np.ndarray | None = None,
+    batch: int = 16,
+) -> list[GroupScore]:
+    """Scores of groups by removing sources from the model's run, with nothing frozen.
+
+    Args:
+      model: the model that the graph describes.
+      graph: graph of one prompt.
+      groups: indices of sources in `graph.nodes`, two or more a group.
+      others: sources to compare with, for each group; none may be a member.
+      rows: a mask `[R]` of the rows on which effects count; all by default.
+      batch: runs at a time.
+
+    Raises:
+      UsageError: the model is another one, a node is no source, a group has fewer than two
+        members, or lists do not fit.
+    """
+    members = [np.unique(np.asarray(group, np.int64)) for group in groups]
+    compared = [np.unique(np.asarray(other, np.int64)) for other in others]
+    if len(members) != len(compared):
+        raise UsageError(f"others: {len(compared)} lists for {len(members)} groups; give one each")
+    for g, (group, other) in enumerate(zip(members, compared, strict=True)):
+        if len(group) < 2:
+            raise UsageError(f"groups: group {g} has fewer than two members; leave it out")
+        if np.isin(other, group).any():
+            raise UsageError(f"others: a source of list {g} is a member of group {g}; take it out")
+    if not members:
+        return []
+    single = np.unique(np.concatenate([*members, *compared]))
+    graph.check_kinds(single, SOURCE_KINDS, "groups")
+    removed = [*single[:, None], *members]
+    factors = np.zeros(len(removed))
+    model = interventions.checked(model, graph, factors, ("free",))
+    runs = interventions.run_scaled(model, graph, removed, factors, mode="free", batch=batch)
+    shift_IR = np.concatenate([interventions.shifts(graph, run)[1:] for run in runs])
+    size_R = np.abs(graph.adjacency.astype(np.float64)).sum(1)
+    shift_IR = shift_IR / np.where(size_R > 0, size_R, 1.0)
+    if rows is not None:
+        shift_IR = shift_IR[:, rows]
+    place = {node: i for i, node in enumerate(single.tolist())}
+    scores = []
+    for g, (group, other) in enumerate(zip(members, compared, strict=True)):
+        own_MR, other_OR = (
+            shift_IR[[place[node] for node in nodes]] for nodes in (group.tolist(), other.tolist())
+        )
+        together_R = shift_IR[len(single) + g]
+        length = np.linalg.norm(together_R)
+        apart = np.linalg.norm(together_R - own_MR.sum(0))
+        scores.append(
+            GroupScore(
+                members=len(group),
+                within=_mean_cosine(combinations(own_MR, 2)),
+                outside=_mean_cosine(product(own_MR, other_OR)),
+                off=float(apart / length) if length else float("nan"),
+            )
+        )
+    return scores
+
+
+def _mean_cosine(pairs: Iterable[Sequence[np.ndarray]]) -> float:
+    """Mean cosine of pairs of vectors, without pairs in which one is 0; NaN without any."""
+    found = []
+    for one, other in pairs:
+        size = np.linalg.norm(one) * np.linalg.norm(other)
+        if size:
+            found.append(float(one @ other / size))
+    return float(np.mean(found)) if found else float("nan")

@@ -73,7 +73,7 @@ def measure(
     measured: dict[Mode, np.ndarray] = {}
     for mode in modes:
         runs = run_scaled(model, graph, nodes[:, None], factors, mode=mode, batch=batch)
-        measured[mode] = np.concatenate([_shifts(graph, run)[1:] for run in runs])
+        measured[mode] = np.concatenate([shifts(graph, run)[1:] for run in runs])
     predicted = (factors[:, None] - 1.0) * graph.adjacency.astype(np.float64)[:, nodes].T
     return Effects(nodes, factors, graph.row_nodes, is_logit, predicted, measured)
 
@@ -218,7 +218,7 @@ def logit_shifts(graph: Graph, run: Run) -> np.ndarray:
     return (hidden_BD - hidden_BD[:1]) @ graph.directions.T
 
 
-def _shifts(graph: Graph, run: Run) -> np.ndarray:
+def shifts(graph: Graph, run: Run) -> np.ndarray:
     """Shifts of the rows' readings `[B, R]` from those of the clean run."""
     is_feature_R = graph.kinds[graph.row_nodes] != LOGIT
     places = _places(graph, graph.row_nodes[is_feature_R])

@@ -2,10 +2,12 @@
 
 Attention scores of the key-query pairs that carry most of the graph's edges are split into the
 terms of sources (`qk`). Interventions multiply the features with the most influence
-(`interventions`), and all features of proposed supernodes at once (`groups`).
+(`interventions`), and all features of proposed supernodes at once (`groups`). Supernodes are scored
+by removing their members one by one and together, beside other features of their layers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -15,19 +17,22 @@ from sparse_jax.graphs import features, graph_json, interventions, supernodes
 from sparse_jax.graphs.effects import Effects, Mode
 from sparse_jax.graphs.graph import Graph
 from sparse_jax.graphs.graph_document import kept_nodes
-from sparse_jax.graphs.groups import GroupEffects, scale_groups
-from sparse_jax.graphs.influence import FEATURE, Pruned
+from sparse_jax.graphs.groups import GroupEffects, scale_groups, score_groups
+from sparse_jax.graphs.influence import FEATURE, LOGIT, Pruned
 from sparse_jax.graphs.qk import QK
-from sparse_jax.studies.graphs.results import (
+from sparse_jax.studies.graphs.intervened import (
     GroupIntervention,
     GroupOutcome,
     InterventionAgreement,
     NextToken,
+    SupernodeScore,
 )
 from sparse_jax.studies.graphs.settings import GraphConfig
 
 # In which supernodes are scaled; with all frozen the effect is the prediction.
 _RESPONDING: tuple[Mode, ...] = ("attention_frozen", "free")
+# Members of a supernode that are removed one by one, and features beside it: the most influential.
+_REMOVED = 8
 
 
 def carrying_pairs(size_LNTS: np.ndarray, count: int) -> list[tuple[int, int, int, int]]:
@@ -84,50 +89,100 @@ def _is_kept(nodes: np.ndarray, pruned: Pruned) -> np.ndarray:
     return (nodes < count) & pruned.kept_S[np.minimum(nodes, count - 1)]
 
 
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A proposed supernode of a graph: its label, ids of its members, and their nodes."""
+
+    label: str
+    ids: tuple[str, ...]
+    nodes: tuple[int, ...]
+
+
+def proposals(
+    config: GraphConfig, graph: Graph, pruned: Pruned, document: Mapping[str, Any]
+) -> list[Proposal]:
+    """The first proposed supernodes, as many as the config wants.
+
+    Args:
+      config: how many.
+      graph, pruned: the graph.
+      document: document of the pruned graph.
+    """
+    if not config.supernodes:
+        return []
+    nodes = document["nodes"]
+    keys = sorted({key for node in nodes if (key := graph_json.feature_of(node))})
+    decoders = features.decoders(graph.transcoder, keys)
+    index = dict(zip((node["node_id"] for node in nodes), kept_nodes(graph, pruned), strict=True))
+    return [
+        Proposal(label, tuple(ids), tuple(int(index[name]) for name in ids))
+        for label, *ids in supernodes.propose(document, decoders=decoders)[: config.supernodes]
+    ]
+
+
 def scale_supernodes(
     config: GraphConfig,
     model: CircuitModel,
     graph: Graph,
-    pruned: Pruned,
-    document: Mapping[str, Any],
+    proposed: Sequence[Proposal],
     decode: Callable[[int], str],
 ) -> tuple[GroupIntervention, ...]:
-    """Effects of scaling the first proposed supernodes; none where none is proposed or wanted.
+    """Effects of scaling supernodes.
 
     Args:
-      config: how many, and the factors.
+      config: the factors.
       model: model that the graph describes.
-      graph, pruned: the graph.
-      document: document of the pruned graph.
+      graph: the graph.
+      proposed: the supernodes.
       decode: the text of a token's id.
     """
-    if not config.supernodes:
+    if not proposed:
         return ()
-    nodes = document["nodes"]
-    keys = sorted({key for node in nodes if (key := graph_json.feature_of(node))})
-    decoders = features.decoders(graph.transcoder, keys)
-    proposals = supernodes.propose(document, decoders=decoders)[: config.supernodes]
-    if not proposals:
-        return ()
-    index = dict(zip((node["node_id"] for node in nodes), kept_nodes(graph, pruned), strict=True))
-    effects = scale_groups(
-        model,
-        graph,
-        [[index[name] for name in ids] for _, *ids in proposals],
-        factors=config.factors,
-        modes=_RESPONDING,
-    )
+    groups = [each.nodes for each in proposed]
+    effects = scale_groups(model, graph, groups, factors=config.factors, modes=_RESPONDING)
     return tuple(
         GroupIntervention(
-            label=label,
-            members=tuple(ids),
+            label=each.label,
+            members=each.ids,
             factor=factor,
             predicted=float(effects.predicted_GFK[g, f, 0]),
             outcomes=_outcomes(effects, g, f, decode),
         )
-        for g, (label, *ids) in enumerate(proposals)
+        for g, each in enumerate(proposed)
         for f, factor in enumerate(effects.factors)
     )
+
+
+def score_supernodes(
+    model: CircuitModel, graph: Graph, pruned: Pruned, proposed: Sequence[Proposal]
+) -> tuple[SupernodeScore, ...]:
+    """How far supernodes act as one thing, on kept features and logits (`groups.score_groups`).
+
+    Args:
+      model: model that the graph describes.
+      graph, pruned: the graph.
+      proposed: the supernodes.
+    """
+    is_feature_S = pruned.kept_S & (graph.kinds[: len(pruned.kept_S)] == FEATURE)
+    layer_S = graph.nodes["layer"].to_numpy(zero_copy_only=False)[: len(is_feature_S)]
+    groups, others = [], []
+    for each in proposed:
+        members = np.asarray(each.nodes)
+        beside_S = is_feature_S & np.isin(layer_S, layer_S[members])
+        beside_S[members] = False
+        groups.append(_most_influential(pruned, members))
+        others.append(_most_influential(pruned, np.flatnonzero(beside_S)))
+    kept_R = (graph.kinds[graph.row_nodes] == LOGIT) | _is_kept(graph.row_nodes, pruned)
+    scores = score_groups(model, graph, groups, others=others, rows=kept_R)
+    return tuple(
+        SupernodeScore(each.label, each.ids, score.members, score.within, score.outside, score.off)
+        for each, score in zip(proposed, scores, strict=True)
+    )
+
+
+def _most_influential(pruned: Pruned, nodes: np.ndarray) -> np.ndarray:
+    order = np.argsort(-pruned.influence_S[nodes], kind="stable")
+    return nodes[order[:_REMOVED]]
 
 
 def _outcomes(

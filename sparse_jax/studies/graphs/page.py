@@ -171,6 +171,7 @@ def _sections(
         _viewer(document, share_E, path, features, proposals),
         *([_interventions(document, own)] if document.get("interventions") else []),
         *([_groups(document, proposals)] if document.get("group_interventions") else []),
+        *([_as_one(document, proposals)] if document.get("group_scores") else []),
         *([_attention(document, own)] if document.get("qk") else []),
         _strongest(document, share_E, own),
         section("What the graph holds", _holds(document), *_scores(document["metadata"])),
@@ -284,7 +285,7 @@ def _interventions(document: Mapping[str, Any], own: Names) -> Section:
 
 
 def _groups(document: Mapping[str, Any], proposals: Sequence[Sequence[str]]) -> Section:
-    labels = {frozenset(ids): label for label, *ids in proposals}
+    labels = _labels(proposals)
     rows = [
         [
             labels.get(frozenset(one["members"]), ", ".join(one["members"])),
@@ -305,6 +306,32 @@ def _groups(document: Mapping[str, Any], proposals: Sequence[Sequence[str]]) -> 
         _PROSE("groups"),
         table(columns, rows, caption=_PROSE("groups_caption", target["clerp"]), n=len(rows)),
     )
+
+
+def _as_one(document: Mapping[str, Any], proposals: Sequence[Sequence[str]]) -> Section:
+    labels = _labels(proposals)
+    rows = [
+        [
+            labels.get(frozenset(one["members"]), ", ".join(one["members"])),
+            *(len(one["members"]), one["removed"], one["within"], one["outside"]),
+            None if one["off"] is None else 100 * one["off"],
+        ]
+        for one in document["group_scores"]
+    ]
+    columns = [
+        *("Supernode", "Nodes", "Removed", Column("Alike", ".2f"), Column("Others alike", ".2f")),
+        Column("Off the sum, %", ".1f"),
+    ]
+    return section(
+        "Do supernodes act as one?",
+        _PROSE("as_one"),
+        table(columns, rows, caption=_PROSE("as_one_caption"), n=len(rows)),
+    )
+
+
+def _labels(proposals: Sequence[Sequence[str]]) -> dict[frozenset[str], str]:
+    """Labels of proposed supernodes, by their members."""
+    return {frozenset(ids): label for label, *ids in proposals}
 
 
 def _attention(document: Mapping[str, Any], own: Names) -> Section:

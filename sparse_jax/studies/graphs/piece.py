@@ -17,9 +17,10 @@ from sparse_jax.graphs.influence import ERROR, FEATURE, LOGIT, Pruned
 from sparse_jax.graphs.neurons import MAX_FEATURES, NEURON
 from sparse_jax.studies.graphs import case_study, explanations, mass, stability
 from sparse_jax.studies.graphs.inputs import GraphModel, Inputs
+from sparse_jax.studies.graphs.intervened import NextToken
 from sparse_jax.studies.graphs.mass import COMPONENTS, Component, Mass, MassSums
 from sparse_jax.studies.graphs.prompts import EncodedPrompt
-from sparse_jax.studies.graphs.results import GraphResult, KeyEdge, MassResult, NextToken, Sizes
+from sparse_jax.studies.graphs.results import GraphResult, KeyEdge, MassResult, Sizes
 from sparse_jax.studies.graphs.settings import ALONE, GraphConfig
 
 GRAPHS = "graph"
@@ -83,15 +84,13 @@ def make_graph(
     )
     masses = measured.masses
     document["metadata"]["scores"] = dataclasses.asdict(graph.scores(pruned))
+    proposed = explanations.proposals(config, graph, pruned, document)
     scaled = explanations.scale_supernodes(
-        config,
-        model.source.model,
-        graph,
-        pruned,
-        document,
-        model.source.tokenizer.piece,
+        config, model.source.model, graph, proposed, model.source.tokenizer.piece
     )
+    supernode_scores = explanations.score_supernodes(model.source.model, graph, pruned, proposed)
     document["group_interventions"] = [to_jsonable(each) for each in scaled]
+    document["group_scores"] = [to_jsonable(each) for each in supernode_scores]
     result = GraphResult(
         role=role,
         slug=prompt.slug,
@@ -107,6 +106,7 @@ def make_graph(
         key_edge=_key_edge(config, graph, pruned, document, key, measured),
         head_shares=stability.head_shares(measured.size_LNTS),
         meaning=prompt.meaning,
+        supernode_scores=supernode_scores,
     )
     return result, document, masses
 

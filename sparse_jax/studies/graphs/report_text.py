@@ -1,17 +1,19 @@
 """The summary of attribution graphs as text for a terminal, and sentences that the page has too."""
 
 from collections.abc import Iterator, Mapping, Sequence
+import math
+from statistics import fmean
 from types import MappingProxyType
 
 from lm_jax.report.markup import number
 from lm_jax.report.tables import interval_text
 from lm_jax.statistics import Interval
+from sparse_jax.studies.graphs.intervened import GroupIntervention
 from sparse_jax.studies.graphs.results import (
     PLAUSIBLE,
     EdgeCounts,
     GraphResult,
     GraphSummary,
-    GroupIntervention,
     MassRatio,
     ModelFacts,
 )
@@ -41,6 +43,7 @@ def summary_lines(
     lines += [_fit_line(each) for each in summary.models if each.unexplained]
     if len(summary.graphs) == 1:
         lines += [*_layer_errors(summary.graphs[0]), *_supernode_lines(summary.graphs[0])]
+        lines += _score_lines(summary.graphs[0])
     labels = [
         f"{each.role}: {each.labelled} of {each.features} shown features have a label (judge: "
         f"{each.judge})"
@@ -88,6 +91,20 @@ def _supernode_lines(graph: GraphResult) -> Iterator[str]:
             f"  supernode “{one.label}” ({len(one.members)} nodes) times {one.factor:g}: the logit "
             f"of {graph.logits[0].token!r} changes by {free.change:.2f} (predicted "
             f"{one.predicted:.2f}), next is {first.token!r} {100 * first.probability:.1f} %"
+        )
+
+
+def _score_lines(graph: GraphResult) -> Iterator[str]:
+    """How far supernodes act as one thing, means over those that have the figure."""
+    names = ("within", "outside", "off")
+    columns = [[getattr(each, name) for each in graph.supernode_scores] for name in names]
+    within, outside, off = ([x for x in column if math.isfinite(x)] for column in columns)
+    if within and outside and off:
+        count = len(graph.supernode_scores)
+        yield (
+            f"  {count} supernode{'s' * (count > 1)}: removing two members does alike by a mean "
+            f"cosine of {fmean(within):.2f}, a member and another feature of its layers "
+            f"{fmean(outside):.2f}; removing all is {100 * fmean(off):.0f} % off the sum"
         )
 
 

@@ -5,8 +5,13 @@ from pathlib import Path, PurePosixPath
 
 from lm_jax.run.results import Count, Real, Share
 from lm_jax.statistics import Interval
-from sparse_jax.graphs.effects import Mode
 from sparse_jax.graphs.graph import GraphScores
+from sparse_jax.studies.graphs.intervened import (
+    GroupIntervention,
+    InterventionAgreement,
+    NextToken,
+    SupernodeScore,
+)
 from sparse_jax.studies.graphs.mass import Component, Positions, Sign
 from sparse_jax.studies.graphs.settings import GraphConfig
 
@@ -64,18 +69,6 @@ class ModelFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class NextToken:
-    """A token and its probability of being next, by the model itself."""
-
-    token: str
-    id: Count
-    probability: Share
-
-    def __str__(self) -> str:
-        return f"{self.token!r}, {100 * self.probability:.1f} %"
-
-
-@dataclasses.dataclass(frozen=True)
 class Sizes:
     """Numbers of nodes and edges.
 
@@ -120,28 +113,6 @@ class MassResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class InterventionAgreement:
-    """What a graph predicts of interventions against what is measured.
-
-    Over the features that pruning kept, and the logits.
-
-    Attributes:
-      mode: what was frozen (`interventions.Mode`).
-      interventions: pairs of a feature and a factor.
-      spearman: rank correlation with its 95 % interval over features; null where one side is
-        constant, or for a single feature.
-      error: largest difference of predicted and measured effects, pre-activations and logits.
-      largest: measured effect by absolute value.
-    """
-
-    mode: Mode
-    interventions: Count
-    spearman: Interval | None
-    error: float
-    largest: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Carriers:
     """How many heads or pairs have a fraction of the absolute mass of an edge."""
 
@@ -167,42 +138,6 @@ class KeyEdge:
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupOutcome:
-    """What becomes of the next token where a group is scaled.
-
-    Attributes:
-      mode: what was frozen (`interventions.Mode`).
-      change: change of the first logit node from the clean run, demeaned.
-      probability: probability of that node's token.
-      top: the most probable next tokens.
-    """
-
-    mode: Mode
-    change: float
-    probability: Share
-    top: tuple[NextToken, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupIntervention:
-    """A proposed supernode all of whose features are multiplied by a factor (`groups`).
-
-    Attributes:
-      label: label as it was proposed, before features had labels.
-      members: ids of nodes in the graph's file.
-      factor: factor by which the activations are multiplied.
-      predicted: change of the first logit node by the graph's edges from them to it.
-      outcomes: measured effects, one for each mode.
-    """
-
-    label: str
-    members: tuple[str, ...]
-    factor: float
-    predicted: float
-    outcomes: tuple[GroupOutcome, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class GraphResult:
     """One graph in numbers.
 
@@ -224,6 +159,7 @@ class GraphResult:
       head_shares: share of each head, by layer, of the absolute mass of the measured edges; empty
         where no head carries any.
       meaning: meaning of the prompt (`prompts.Prompt`); "" for none.
+      supernode_scores: scores of the proposed supernodes; empty without any.
       score_errors: relative errors of the attention scores that were split (`QK.certificate`).
       agreements: agreement of interventions, one for each mode; empty without kept features.
       supernodes: interventions on proposed supernodes, each times each factor.
@@ -249,6 +185,7 @@ class GraphResult:
     key_edge: KeyEdge | None
     head_shares: tuple[Share, ...] = ()
     meaning: str = ""
+    supernode_scores: tuple[SupernodeScore, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,3 +19,8 @@ def group_intervention(members, *, factor=-5.0, text=""):
         for mode, change in (("attention_frozen", -2.5), ("free", 0.375))
     ]
     return {"members": members, "factor": factor, "predicted": -1.5, "outcomes": outcomes}
+
+
+def group_score(members):
+    """How far a group of sources of a document acts as one."""
+    return {"members": members, "removed": 2, "within": 0.75, "outside": None, "off": 0.125}

@@ -22,6 +22,7 @@ from sparse_jax.graphs import (
     graph_json,
     interventions,
     scale_groups,
+    score_groups,
     supernodes,
 )
 from sparse_jax.graphs import effects as effects_lib
@@ -199,6 +200,26 @@ def test_supernodes_are_scaled_as_the_library_scales_them(alone, by_hand):
         # The file has the same.
         stored = [(set(one["members"]), one["factor"]) for one in document["group_interventions"]]
         assert stored == wanted
+        # Beside each: the most influential kept features of its layers that are no members.
+        pruned = graph.prune()
+        kept = {name: node for name, node in nodes.items() if pruned.kept_S[node]}
+        others = []
+        for group in groups:
+            layers = {graph.nodes["layer"][node].as_py() for node in group}
+            beside = [
+                node
+                for name, node in kept.items()
+                if node not in group and int(name.split("_")[0]) in layers
+            ]
+            others.append(sorted(beside, key=lambda node: -pruned.influence_S[node])[:8])
+        assert all(len(group) <= 8 for group in groups) and any(others)
+        is_kept_R = np.isin(graph.row_nodes, list(kept.values()))
+        is_kept_R |= graph.kinds[graph.row_nodes] == "logit"
+        scores = score_groups(source.model, graph, groups, others=others, rows=is_kept_R)
+        assert [
+            (each.removed, each.within, each.outside, each.off) for each in result.supernode_scores
+        ] == [(each.members, each.within, each.outside, each.off) for each in scores]
+        assert [each["off"] for each in document["group_scores"]] == [each.off for each in scores]
 
 
 def test_mediated_edges_are_those_of_the_highest_score(alone, by_hand):

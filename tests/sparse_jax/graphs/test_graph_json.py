@@ -12,7 +12,7 @@ import pytest
 
 from lm_jax.errors import BadInputError, CorruptError
 from sparse_jax.graphs import graph_document, graph_json
-from tests.sparse_jax.graphs.document_interventions import group_intervention
+from tests.sparse_jax.graphs.document_interventions import group_intervention, group_score
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
 
 THRESHOLDS = {"node_threshold": 0.8, "edge_threshold": 0.95}
@@ -237,6 +237,7 @@ def _extended(document):
         "mediation": [ends | {"heads": [[0, 1, 0.5]], "pairs": [[0, 1, 2, 1, -0.5]]}],
         "interventions": [{"source": ids[0], "factor": -5, "effects": [effect]}],
         "group_interventions": [group_intervention(ids[:1], factor=-5)],
+        "group_scores": [group_score(ids)],
     }
 
 
@@ -288,6 +289,10 @@ GROUP, OUTCOMES = ("group_interventions", 0), ("group_interventions", 0, "outcom
             "outcome of mode free with a value that is no finite number",
         ),
         ((*OUTCOMES, 1, "top", 0, "token"), 3, "free that is no text"),
+        (("group_scores",), {}, "group_scores is no list"),
+        (("group_scores", 0, "off"), GONE, r"group_scores\[0\] has no off"),
+        (("group_scores", 0, "members"), ["9"], r"group_scores\[0\] has member '9', which is no n"),
+        (("group_scores", 0, "within"), "x", r"group_scores\[0\]\.within = 'x' is no finite"),
     ],
 )
 def test_a_wrong_extension_is_refused(document, tmp_path, path, value, said):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lm_jax.errors import UsageError
-from sparse_jax.graphs import interventions, scale_groups
+from sparse_jax.graphs import interventions, scale_groups, score_groups
 from sparse_jax.graphs.effects import MODES
 from sparse_jax.transcoders.substitution import substitute
 from tests.sparse_jax.graphs.small_graphs import (
@@ -158,3 +158,74 @@ def test_bad_groups_are_refused_with_the_remedy(changes, message):
     given = {"model": small_model("llama"), "groups": [[0]], "modes": ("free",)} | changes
     with pytest.raises(UsageError, match=message):
         scale_groups(graph=small_graph("llama"), **given)
+
+
+def test_scores_are_those_of_runs_set_by_hand():
+    each = ("llama", 0.3, 1)
+    graph, model, transcoder = small_graph(*each), small_model(*each[:2]), small_transcoder(each[2])
+    chosen = random_sources(graph, 5, kinds=("feature",))
+    group, other = chosen[:3], chosen[3:]
+    kept_R = np.arange(len(graph.row_nodes)) % 2 == 0
+    (score,) = score_groups(model, graph, [group], others=[other], rows=kept_R, batch=4)
+
+    size_R = np.abs(graph.adjacency.astype(np.float64)).sum(1)
+    # A row that nothing enters shifts by nothing.
+    size_R[size_R == 0] = np.inf
+
+    def effect(nodes):
+        shift_R = set_by_hand(model, transcoder, graph, nodes, 0.0, False) / size_R
+        # What is written behind the last reading changes nothing but rounding.
+        return np.where(np.abs(shift_R) > 1e-5, shift_R, 0.0)[kept_R]
+
+    own, others = (
+        [shift_R for node in nodes if (shift_R := effect([node])).any()] for nodes in (group, other)
+    )
+    assert len(own) == 3 and len(others) == 1
+    cosines = [cosine(a, b) for i, a in enumerate(own) for b in own[:i]]
+    assert score.members == 3
+    assert score.within == pytest.approx(np.mean(cosines), abs=2e-3)
+    outside = np.mean([cosine(a, b) for a in own for b in others])
+    assert score.outside == pytest.approx(outside, abs=2e-3)
+    assert abs(score.within - score.outside) > 2e-2
+    together = effect(group)
+    off = np.linalg.norm(together - sum(own)) / np.linalg.norm(together)
+    assert score.off == pytest.approx(off, abs=2e-3)
+    assert score.off > 1e-2
+
+
+def cosine(a, b):
+    return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+
+
+def test_members_that_write_alike_act_alike_and_add_up():
+    # Of a last layer, with nothing between a feature and the logits but the last norm.
+    each = ("llama", None, None)
+    graph, model = small_graph(*each), small_model(*each[:2])
+    rows = graph.nodes.slice(0, int((graph.kinds == "feature").sum())).to_pylist()
+    last = max(row["position"] for row in rows)
+    top = [
+        i
+        for i, row in enumerate(rows)
+        if row["layer"] == graph.replacement.error_LTD.shape[0] - 1 and row["position"] == last
+    ]
+    logits_R = graph.kinds[graph.row_nodes] == "logit"
+    weight_KS = graph.adjacency[logits_R].astype(np.float64)
+    size_K1 = np.abs(weight_KS).sum(1, keepdims=True)
+    wanted = [[cosine(*(weight_KS / size_K1)[:, [a, b]].T) for a in top] for b in top]
+    a, b = np.unravel_index(np.argmax(np.triu(wanted, 1)), (len(top), len(top)))
+    least = int(np.argmin(wanted[a]))
+    (score,) = score_groups(model, graph, [[top[a], top[b]]], others=[[top[least]]], rows=logits_R)
+    assert score.within > score.outside
+    assert np.sign(score.within) == np.sign(wanted[a][b])
+
+
+def test_scores_refuse_what_does_not_fit():
+    graph, model = small_graph("llama", 0.3, 1), small_model("llama", 0.3)
+    a, b, c = random_sources(graph, 3, kinds=("feature",))
+    assert score_groups(model, graph, [], others=[]) == []
+    with pytest.raises(UsageError, match="fewer than two members"):
+        score_groups(model, graph, [[a, a]], others=[[c]])
+    with pytest.raises(UsageError, match="0 lists for 1 groups"):
+        score_groups(model, graph, [[a, b]], others=[])
+    with pytest.raises(UsageError, match="is a member of group 0"):
+        score_groups(model, graph, [[a, b]], others=[[b]])

@@ -12,7 +12,11 @@ from lm_jax.errors import BadInputError
 from sparse_jax.graphs import graph_document, graph_json
 from sparse_jax.studies.graphs import page
 from tests.browser import PageReader, without_scripts
-from tests.sparse_jax.graphs.document_interventions import group_intervention, intervention
+from tests.sparse_jax.graphs.document_interventions import (
+    group_intervention,
+    group_score,
+    intervention,
+)
 from tests.sparse_jax.graphs.small_graphs import TOKENS, small_graph
 from tools.bench.graph_documents import HOSTILE, synthetic
 
@@ -187,6 +191,7 @@ def test_what_was_measured_is_in_tables():
     link, ids = document["links"][0], [node["node_id"] for node in document["nodes"][:2]]
     document["interventions"] = [intervention(link["source"], link["target"])]
     document["group_interventions"] = [group_intervention(ids), group_intervention(ids[:1])]
+    document["group_scores"] = [group_score(ids)]
     bias = {**document["nodes"][0], "node_id": "bias", "feature_type": "bias", "clerp": "Biases"}
     document["qk_only_nodes"] = [bias]
     document["qk"] = [
@@ -203,6 +208,8 @@ def test_what_was_measured_is_in_tables():
     assert groups[:8] == first and groups[8:13] == ["both", "2", "−5.00", "nothing", "−1.50"]
     # A group that is no proposal of this page is named by its members.
     assert groups[16] == ids[0] and len(groups) == 32
+    as_one = cells(text, "Do supernodes act as one?")
+    assert as_one == ["both", "2", "2", "0.75", "–", "12.5"]
     scores = ["L2H1", "7", "0", "3.50", "token “w7” (7)", "Biases", "−0.250"]
     assert cells(text, "Attention scores") == scores
 
