@@ -16,7 +16,7 @@ from iaj_kernels.attention.visibility import visibility
 from lm_jax.errors import UsageError
 from lm_jax.model.attention import Attend, Fused, attention
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.frozen import FrozenAttention
+from lm_jax.model.frozen.attention import FrozenAttention
 from lm_jax.model.layers import (
     NO_DROPOUT,
     Dropout,

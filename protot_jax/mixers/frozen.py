@@ -12,6 +12,8 @@ does not read what it writes. With rotary values a v_k is turned by the place of
 by that of q.
 """
 
+import dataclasses
+
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -38,6 +40,14 @@ class FrozenPrototypes:
     taps_LCE: jax.Array
     output_LED: jax.Array
     turns_L2TF: jax.Array | None = None
+
+    @property
+    def pattern_shape(self) -> tuple[int, ...]:
+        return self.pattern_LNTS.shape
+
+    def first(self, positions: int) -> "FrozenPrototypes":
+        pattern_LNTS = self.pattern_LNTS[..., :positions, :positions]
+        return dataclasses.replace(self, pattern_LNTS=pattern_LNTS)
 
     @property
     def width(self) -> int:

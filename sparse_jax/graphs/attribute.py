@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import os
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
@@ -28,7 +29,13 @@ from sparse_jax.graphs.graph import SCHEMA, Graph
 from sparse_jax.graphs.influence import BIAS, ERROR, FEATURE, LOGIT, TOKEN
 from sparse_jax.graphs.linear import Targets
 from sparse_jax.graphs.replacement import Replacement, check, check_ids, record
-from sparse_jax.graphs.rows import ActiveFeatures, FeatureRows, RowFiller, feature_rows
+from sparse_jax.graphs.rows import (
+    ActiveFeatures,
+    FeatureRows,
+    RowFiller,
+    feature_rows,
+    rounded,
+)
 
 # Logit nodes: the most probable tokens until this share, at most so many (circuit-tracer).
 SHARE, MOST_LOGITS = 0.95, 10
@@ -68,12 +75,14 @@ def attribute(
     Raises:
       UsageError: the model, transcoder and tokens do not go together, or no feature is active.
     """
-    prompt = prepare(model, transcoder, tokens, targets, against)
+    prompt, feature_LTF = prepare(model, transcoder, tokens, targets, against)
     replacement, features = prompt.replacement, prompt.features
+    table = ActiveFeatures.of(feature_LTF)
+    # Of a long prompt they are as large as all else together.
+    del feature_LTF
     if max_features is not None and max_features < 1:
         raise UsageError(f"max_features = {max_features} must be at least 1, or None for all")
     with exact_products():
-        table = ActiveFeatures(np.asarray(replacement.feature_LTF))
         rows = RowFiller(replacement, features, table)
         logits = rows.of(prompt.logit_targets())
         computed = feature_rows(rows, *logits, prompt.probabilities, max_features)
@@ -88,12 +97,9 @@ def assemble(prompt: "Prompt", table: ActiveFeatures, computed: FeatureRows) -> 
       table: the prompt's active features, the first columns of `computed`.
       computed: rows, with columns for features, errors and tokens, features in order.
     """
-    replacement = prompt.replacement
-    pre_X = np.asarray(replacement.pre_LTF)[
-        table.layer_X[computed.chosen],
-        table.position_X[computed.chosen],
-        table.feature_X[computed.chosen],
-    ]
+    replacement, chosen = prompt.replacement, computed.chosen
+    at = (x[chosen].astype(np.int32) for x in (table.layer_X, table.position_X, table.feature_X))
+    pre_X = _pre_activations(prompt, *at)
     first_logit = computed.weights.shape[1]
     nodes = _nodes(
         table, prompt.tokens, prompt.ids, prompt.logits, *replacement.error_LTD.shape[:2]
@@ -158,13 +164,16 @@ def prepare(
     tokens: Sequence[int] | np.ndarray,
     targets: Sequence[int] | None,
     against: Sequence[int] | None = None,
-) -> Prompt:
-    """What `attribute` starts from, by one forward pass; arguments and errors are its own."""
+) -> tuple[Prompt, jax.Array]:
+    """What `attribute` starts from, and activations `[L, T, F]`, by one forward pass.
+
+    Arguments and errors are those of `attribute`.
+    """
     model, tokens = circuit_model(model), np.asarray(tokens)
     features = features.for_model(model.params, model.cfg)
     check(model, features, tokens)
     with exact_products():
-        replacement = _record(model, features, jnp.asarray(tokens, jnp.int32))
+        replacement, feature_LTF = _record(model, features, jnp.asarray(tokens, jnp.int32))
         probability_V = np.asarray(replacement.probability_V)
         ids = _logit_ids(probability_V, targets, model)
         against_ids = _against_ids(against, ids, model)
@@ -172,7 +181,7 @@ def prepare(
             *(model.params, replacement, jnp.asarray(ids), model.cfg),
             None if against_ids is None else jnp.asarray(against_ids),
         )
-        return Prompt(
+        prompt = Prompt(
             tokens=tokens,
             replacement=replacement,
             features=features.for_prompt(replacement.input_LTD),
@@ -182,9 +191,32 @@ def prepare(
             directions=np.asarray(directions_XD),
             against=against_ids,
         )
+        return prompt, feature_LTF
 
 
 _record = exact_jit(record)
+# Features whose vectors are gathered at a time.
+_GATHERED = 4096
+
+
+def _pre_activations(
+    prompt: Prompt, layer_X: np.ndarray, position_X: np.ndarray, feature_X: np.ndarray
+) -> np.ndarray:
+    """Pre-activations of features in the forward pass, by their readings of MLP inputs."""
+    parts = [np.empty(0, np.float32)]
+    for start in range(0, len(layer_X), _GATHERED):
+        at = [x[start : start + _GATHERED] for x in (layer_X, position_X, feature_X)]
+        size = rounded(len(at[0]))
+        padded = (np.resize(x, size) for x in at)
+        pre_X = _read(prompt.features, prompt.replacement.input_LTD, *padded)
+        parts.append(np.asarray(pre_X)[: len(at[0])])
+    return np.concatenate(parts)
+
+
+@exact_jit
+def _read(features, input_LTD, layer_X, position_X, feature_X):
+    vector_XD, constant_X = features.readings(layer_X, position_X, feature_X)
+    return (vector_XD * input_LTD[layer_X, position_X]).sum(-1) + constant_X
 
 
 @functools.partial(exact_jit, static_argnums=3)

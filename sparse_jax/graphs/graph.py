@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from lm_jax import report
 from lm_jax.errors import UsageError
-from lm_jax.model.frozen import FrozenAttention
+from lm_jax.model.frozen.attention import FrozenAttention
 from lm_jax.model.precision import exact_jit, exact_products
 from lm_jax.text.tokenizer import Tokenizer
 from sparse_jax.graphs import graph_document, graph_json, influence, linear, mediation, qk
@@ -225,7 +225,12 @@ class Graph:
 
     @functools.cached_property
     def _rows(self) -> RowFiller:
-        features = ActiveFeatures(np.asarray(self.replacement.feature_LTF))
+        count = int((self.kinds == FEATURE).sum())
+        layer_X, position_X, feature_X, activation_X = (
+            self._column(name)[:count] for name in ("layer", "position", "feature", "activation")
+        )
+        T = len(self.replacement.token_TD)
+        features = ActiveFeatures(layer_X, position_X, feature_X, activation_X, T)
         return RowFiller(self.replacement, self.transcoder, features)
 
     def edge_weights(self, edges: Sequence[tuple[int, int]] | np.ndarray) -> np.ndarray:

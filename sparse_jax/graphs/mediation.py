@@ -115,7 +115,7 @@ def mediate_edges(
             score_XNTS = layer.mixer.shares(value_XS, u_XT)
         else:
             share_XP = layer.mixer.pair_shares(value_XS, u_XT, open_3P)
-            score_XNTS = jnp.zeros((len(share_XP), *layer.pattern_LNTS.shape), share_XP.dtype)
+            score_XNTS = jnp.zeros((len(share_XP), *layer.mixer.pattern_shape), share_XP.dtype)
             score_XNTS = score_XNTS.at[:, *open_3P].set(share_XP, mode="drop")
         # Of all sources with all targets: one product, where edges have rows of many megabytes.
         bypass_X = jnp.einsum("XTD,YTD->XY", input_XTD, c_skip_XTD)[source_X, target_X]

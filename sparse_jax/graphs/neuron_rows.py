@@ -59,11 +59,12 @@ class _Row:
 class NeuronRows:
     """Rows of logits and neurons (`rows.Rows`); a column is a neuron's index in `[L, T, F]`."""
 
-    def __init__(self, prompt: Prompt, decoder_LFD: jax.Array) -> None:
+    def __init__(self, prompt: Prompt, activation_LTF: jax.Array, decoder_LFD: jax.Array) -> None:
         """Starts without rows; a neuron writes its activation times its decoder."""
         self._prompt, self._decoder_LFD, r = prompt, decoder_LFD, prompt.replacement
         self._rows: list[_Row] = []
-        self.shape = r.feature_LTF.shape
+        self._activation_LTF = activation_LTF
+        self.shape = activation_LTF.shape
         self.chosen = np.arange(0)
         _, T, F = self.shape
         floats = T * (F + 4 * r.error_LTD.shape[2] + 3 * r.layers.mixer.width)
@@ -135,7 +136,7 @@ class NeuronRows:
         kept: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(X)]
         for layer in reversed(range(min(int(np.max(targets.layer_X)) + 1, L))):
             c_XTD, constants_X, own_XTF, sum_XT, size_XT = _down(
-                *(replacement, self._decoder_LFD, targets),
+                *(replacement, self._activation_LTF, self._decoder_LFD, targets),
                 *(c_XTD, constants_X, layer),
                 positions=positions,
             )
@@ -173,10 +174,12 @@ def _first_cotangents(replacement, targets, *, positions):
 _start = exact_jit(_first_cotangents, static_argnames="positions")
 
 
-def _down_one_layer(replacement, decoder_LFD, targets, c_XTD, constants_X, layer, *, positions):
+def _down_one_layer(
+    replacement, activation_LTF, decoder_LFD, targets, c_XTD, constants_X, layer, *, positions
+):
     """Cotangents below one block, and the entries of its neurons with their sums."""
     own_XTF = jnp.einsum("XTD,FD->XTF", c_XTD, decoder_LFD[layer])
-    own_XTF *= replacement.feature_LTF[layer, :positions][None]
+    own_XTF *= activation_LTF[layer, :positions][None]
     block = Blocks.of(replacement).one(layer).first(positions)
     read_XTD = linear.readings(targets, layer, positions)
     c_XTD, added_X = block.below(c_XTD, read_XTD)

@@ -246,30 +246,26 @@ def graph(
         raise UsageError(f"max_features = {max_features} must be at least 1")
     model = circuit_model(model)
     neurons = Neurons.of(model)
-    prompt = prepare(model, neurons, tokens, targets, against)
-    if max_features >= prompt.replacement.feature_LTF.size:
+    prompt, activation_LTF = prepare(model, neurons, tokens, targets, against)
+    if max_features >= activation_LTF.size:
         return attribute(model, neurons, tokens, targets=targets, against=against)
     with exact_products():
-        rows = NeuronRows(prompt, neurons.params["down"])
+        rows = NeuronRows(prompt, activation_LTF, neurons.params["down"])
         rows.add_logits()
         choose(rows, max_features, STEP)
         kept_LTF = np.zeros(rows.shape, bool)
         kept_LTF.ravel()[rows.chosen] = True
-        prompt = _choose_features(prompt, kept_LTF)
-    table = ActiveFeatures(np.asarray(prompt.replacement.feature_LTF))
+        prompt = _choose_features(prompt, activation_LTF, kept_LTF)
+    table = ActiveFeatures.of(np.where(kept_LTF, activation_LTF, 0.0))
     return assemble(prompt, table, rows.others_as_errors(table))
 
 
-def _choose_features(prompt: Prompt, kept_LTF: np.ndarray) -> Prompt:
+def _choose_features(prompt: Prompt, activation_LTF: jax.Array, kept_LTF: np.ndarray) -> Prompt:
     """The prompt with some neurons for features; errors are what the others write."""
     assert isinstance(prompt.features, Neurons)
     features = dataclasses.replace(prompt.features, kept_LTF=jnp.asarray(kept_LTF))
-    pre_LTF = prompt.replacement.pre_LTF
-    replacement = dataclasses.replace(
-        prompt.replacement,
-        feature_LTF=jnp.where(kept_LTF, pre_LTF, 0.0),
-        error_LTD=_written(features, jnp.where(kept_LTF, 0.0, pre_LTF)),
-    )
+    error_LTD = _written(features, jnp.where(kept_LTF, 0.0, activation_LTF))
+    replacement = dataclasses.replace(prompt.replacement, error_LTD=error_LTD)
     return dataclasses.replace(prompt, replacement=replacement, features=features)
 
 

@@ -31,14 +31,20 @@ from lm_jax.model.frozen import (
     divisors,
     freeze_layers,
     frozen_sites,
+    mixer_sites,
     mlp_norm_sites,
     norm_factor,
 )
+from lm_jax.model.frozen.attention import Recomputing
 from lm_jax.model.layers import rows, unembedding
+from lm_jax.model.mixers import AttentionMixer
 from lm_jax.model.sites import keep
 from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.graphs.basis import Features
 from sparse_jax.graphs.scores import FrozenScores, freeze_scores, score_sites
+
+# Bytes of attention patterns that are stored.
+STORED = 2 * 2**30
 
 
 @struct.dataclass
@@ -105,7 +111,6 @@ class Replacement:
       position_TD: position embeddings, zero where positions are rotations.
       attention_bias_LTD: what mixers add to the residual stream because of biases alone.
       decoder_bias_LD: decoder bias of the transcoder, with what W_skip adds because of biases.
-      pre_LTF, feature_LTF: features before and after the activation function.
       input_LTD: inputs of the features.
       output_LTD: outputs of the MLPs.
       error_LTD: output minus reconstruction.
@@ -122,8 +127,6 @@ class Replacement:
     position_TD: jax.Array
     attention_bias_LTD: jax.Array
     decoder_bias_LD: jax.Array
-    pre_LTF: jax.Array
-    feature_LTF: jax.Array
     input_LTD: jax.Array
     output_LTD: jax.Array
     error_LTD: jax.Array
@@ -162,18 +165,25 @@ def check_ids(name: str, ids: Any, cfg: DecoderConfig) -> None:
             )
 
 
-def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Replacement:
-    """The replacement model of a prompt, from one forward pass in float32.
+def record(
+    model: CircuitModel, features: Features, tokens_T: jax.Array, *, stored: int = STORED
+) -> tuple[Replacement, jax.Array]:
+    """The replacement model of a prompt and its activations `[L, T, F]`, from one forward pass.
+
+    Activations are apart, because a graph needs only those that are not 0.
 
     Args:
       model: a dense or sparse model; its parameters are cast to float32.
       features: a transcoder of raw activations (`Transcoder.folded`), or neurons.
       tokens_T: ids of the prompt.
+      stored: the most bytes of attention patterns that are stored; larger ones are computed again
+        where they are needed, if they are a softmax of scores.
     """
     cfg = model.cfg
+    mixer = _frozen_mixer(model, len(tokens_T), stored)
     params = jax.tree.map(lambda x: x.astype(jnp.float32), model.params)
     model = dataclasses.replace(model, params=params)
-    names = [*frozen_sites(cfg, model.mixer), *score_sites(cfg, model.mixer)]
+    names = [*frozen_sites(cfg, mixer), *score_sites(cfg, model.mixer)]
     names += [*mlp_norm_sites(cfg), features.site, "mlp.out"]
     tokens_BT = tokens_T[None]
     run = model.forward(
@@ -183,7 +193,7 @@ def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Repl
     params, blocks = model.params, model.params["blocks"]
     reading = _reading(features, records, blocks, cfg)
     final_TD, final_bias_D = norm_factor(params.get("final"), records["final.scale"], cfg)
-    layers = freeze_layers(params, records, cfg, model.mixer)
+    layers = freeze_layers(params, records, cfg, mixer)
     position_TD = jnp.zeros((tokens_T.size, cfg.hidden_size), jnp.float32)
     if cfg.rope is None:
         position_TD = rows(params["embed"]["positions"], jnp.arange(tokens_T.size))
@@ -195,7 +205,7 @@ def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Repl
     reconstruction_LTD = features.decode(feature_LTF)
     if reading.skip_LDD is not None:
         reconstruction_LTD += jnp.einsum("LTD,LED->LTE", input_LTD, reading.skip_LDD)
-    return Replacement(
+    replacement = Replacement(
         layers=layers,
         reading=reading,
         final_TD=final_TD,
@@ -204,8 +214,6 @@ def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Repl
         position_TD=position_TD,
         attention_bias_LTD=layers.constants(),
         decoder_bias_LD=features.decoder_bias_LD + reading.constant(),
-        pre_LTF=features.pre_activations(input_LTD),
-        feature_LTF=feature_LTF,
         input_LTD=input_LTD,
         output_LTD=records["mlp.out"],
         error_LTD=records["mlp.out"] - reconstruction_LTD,
@@ -213,6 +221,16 @@ def record(model: CircuitModel, features: Features, tokens_T: jax.Array) -> Repl
         probability_V=jax.nn.softmax(run.logits[0, -1]),
         scores=freeze_scores(blocks["mixer"], layers.norm_bias_LD, records, cfg, model.mixer),
     )
+    return replacement, feature_LTF
+
+
+def _frozen_mixer(model: CircuitModel, T: int, stored: int) -> Any:
+    """The mixer whose maps are frozen: the model's own, or one that stores no patterns."""
+    cfg = model.cfg
+    mixer_sites(model.mixer)
+    plain = type(model.mixer) is AttentionMixer and model.gates is None
+    large = 4 * cfg.num_layers * cfg.num_heads * T * T > stored
+    return Recomputing(cfg) if plain and large else model.mixer
 
 
 def _reading(features: Features, records: Any, blocks: Any, cfg: DecoderConfig) -> Reading:

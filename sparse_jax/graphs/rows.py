@@ -35,15 +35,17 @@ class ActiveFeatures:
     `slot_X` is the place in them of the features `[X]` of the graph.
     """
 
-    def __init__(self, feature_LTF: np.ndarray) -> None:
-        self.layer_X, self.position_X, self.feature_X = np.nonzero(feature_LTF)
-        if not len(self.layer_X):
-            raise UsageError(
-                "transcoder: none of its features is active on these tokens; give a longer prompt "
-                "or a transcoder with live features"
-            )
-        self.activation_X = feature_LTF[self.layer_X, self.position_X, self.feature_X]
-        T = feature_LTF.shape[1]
+    def __init__(
+        self,
+        layer_X: np.ndarray,
+        position_X: np.ndarray,
+        feature_X: np.ndarray,
+        activation_X: np.ndarray,
+        positions: int,
+    ) -> None:
+        """Active features of a prompt of so many positions, in order."""
+        self.layer_X, self.position_X, self.feature_X = layer_X, position_X, feature_X
+        self.activation_X, T = activation_X, positions
         count_T = np.bincount(self.position_X, minlength=T)
         order = np.argsort(self.position_X, kind="stable")
         starts_T = np.concatenate([[0], np.cumsum(count_T)[:-1]])
@@ -51,10 +53,27 @@ class ActiveFeatures:
         self.slot_X[order] = np.arange(len(order)) - starts_T[self.position_X[order]]
         shape = (T, rounded(int(count_T.max())))
         self.layer_TZ, self.feature_TZ = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        self.activation_TZ = np.zeros(shape, feature_LTF.dtype)
+        self.activation_TZ = np.zeros(shape, activation_X.dtype)
         at = self.position_X, self.slot_X
         self.layer_TZ[at], self.feature_TZ[at] = self.layer_X, self.feature_X
         self.activation_TZ[at] = self.activation_X
+
+    @classmethod
+    def of(cls, feature_LTF: np.ndarray | jax.Array) -> "ActiveFeatures":
+        """Those of all activations of a prompt that are not 0.
+
+        Raises:
+          UsageError: there are none.
+        """
+        feature_LTF = np.asarray(feature_LTF)
+        layer_X, position_X, feature_X = np.nonzero(feature_LTF)
+        if not len(layer_X):
+            raise UsageError(
+                "transcoder: none of its features is active on these tokens; give a longer prompt "
+                "or a transcoder with live features"
+            )
+        activation_X = feature_LTF[layer_X, position_X, feature_X]
+        return cls(layer_X, position_X, feature_X, activation_X, feature_LTF.shape[1])
 
 
 def rounded(count: int) -> int:

@@ -65,7 +65,8 @@ def random_transcoder(
 ) -> Transcoder:
     """A transcoder whose thresholds give `active` features on the tokens, as many in each layer."""
     transcoder = transcoders.init(jax.random.key(1), model.cfg, features=features)
-    pre_LTF = jax.jit(record)(model, transcoder, jnp.asarray(tokens)).pre_LTF
+    replacement, _ = jax.jit(record)(model, transcoder, jnp.asarray(tokens))
+    pre_LTF = transcoder.pre_activations(replacement.input_LTD)
     L = model.cfg.num_layers
     # Between the last that is to be active and the next.
     least = active // L
@@ -92,7 +93,7 @@ def mediated(graph: Graph) -> float:
 @jax.jit
 def _edges_without(replacement, sources, vector_XD, entry_4):
     """Edges to logits with one entry of the patterns removed, `[X]`."""
-    pattern_LNTS = replacement.layers.pattern_LNTS.at[tuple(entry_4)].set(0.0)
+    pattern_LNTS = replacement.layers.mixer.pattern_LNTS.at[tuple(entry_4)].set(0.0)
     layers = replacement.layers
     layers = layers.replace(mixer=layers.mixer.replace(pattern_LNTS=pattern_LNTS))
     last_XTD = linear.tangents(replacement.replace(layers=layers), sources).last_XTD
@@ -103,7 +104,7 @@ def by_removal(graph: Graph, edges: np.ndarray) -> np.ndarray:
     """Shares of all entries in edges to logits, a run for each, `[X, L, N, T, S]`."""
     sources, vector_XD = graph.sources(edges[:, 0]), graph.targets(edges[:, 1]).vector_XD
     whole_X = graph.edge_weights(edges)
-    shape = graph.replacement.layers.pattern_LNTS.shape
+    shape = graph.replacement.layers.mixer.pattern_LNTS.shape
     shares = np.zeros((len(edges), *shape), np.float32)
     for layer, head, query, key in np.ndindex(shape):
         if key <= query:
@@ -116,7 +117,7 @@ def by_removal(graph: Graph, edges: np.ndarray) -> np.ndarray:
 def bench_open_pairs(graph: Graph, edges: np.ndarray, share: float, repeats: int) -> dict[str, Any]:
     """Times mediation with most of the patterns closed, all contracted and the open ones alone."""
     layers = graph.replacement.layers
-    pattern_LNTS = np.asarray(layers.pattern_LNTS)
+    pattern_LNTS = np.asarray(layers.mixer.pattern_LNTS)
     kept_LNTS = np.random.default_rng(0).random(pattern_LNTS.shape) < share
     closed = dataclasses.replace(layers.mixer, pattern_LNTS=jnp.asarray(pattern_LNTS * kept_LNTS))
     replacement = dataclasses.replace(
@@ -152,8 +153,8 @@ def bench_rows(length: int, features: int, active: int, repeats: int) -> dict[st
     tokens = np.random.default_rng(0).integers(0, PAIR.vocab_size, length)
     transcoder = random_transcoder(model, tokens, features, active)
     with exact_products():
-        replacement = jax.jit(record)(model, transcoder, jnp.asarray(tokens))
-        table = ActiveFeatures(np.asarray(replacement.feature_LTF))
+        replacement, feature_LTF = jax.jit(record)(model, transcoder, jnp.asarray(tokens))
+        table = ActiveFeatures.of(feature_LTF)
         every = np.arange(len(table.layer_X))
         runs = {
             name: functools.partial(

@@ -100,7 +100,7 @@ def _target(
     through_LN = share_LNTS.sum((2, 3))
     ordered = np.argsort(-np.abs(share_LNTS).ravel(), kind="stable")
     sizes = np.cumsum(np.abs(share_LNTS).ravel()[ordered])
-    weight_LNTS = np.asarray(run.layers.pattern_LNTS)
+    weight_LNTS = np.asarray(run.layers.mixer.pattern_LNTS)
     certificate = parts.certificate()
     over_count = float(parts.over_count()[0])
     return results.Target(

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,11 @@ def make_graph(
 
 def _components(graph: Graph) -> tuple[Component, ...]:
     """Components of edges, heads alone for a long prompt, whose pairs are too many."""
-    return COMPONENTS if graph.replacement.layers.pattern_LNTS.size <= _ENTRIES else ("heads",)
+    return (
+        COMPONENTS
+        if math.prod(graph.replacement.layers.mixer.pattern_shape) <= _ENTRIES
+        else ("heads",)
+    )
 
 
 def _attribute(config: GraphConfig, model: GraphModel, prompt: EncodedPrompt) -> Graph:
@@ -227,7 +232,7 @@ def measure_mediation(
     """
     layers, D = graph.replacement.layers, graph.replacement.error_LTD.shape[-1]
     # N counts what the mixer has, heads or prototypes.
-    L, N, T, _ = layers.pattern_LNTS.shape
+    L, N, T, _ = layers.mixer.pattern_shape
     width = D + layers.mixer.width
     by_head = "pairs" not in components
     pairs = 1 if by_head else T * T

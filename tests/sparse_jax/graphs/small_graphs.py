@@ -98,6 +98,17 @@ def small_graph(blocks, bias=None, window=None):
     return attribute(small_model(blocks, bias), small_transcoder(window), small_tokens())
 
 
+def dense_features(graph):
+    """The activations of a graph's features `[L, T, F]`, 0 for all others."""
+    cfg = graph.transcoder.cfg
+    shape = (*graph.replacement.error_LTD.shape[:2], cfg.features)
+    feature_LTF = np.zeros(shape, np.float32)
+    rows = graph.nodes.filter(graph.kinds == "feature")
+    at = tuple(np.asarray(rows[name]) for name in ("layer", "position", "feature"))
+    feature_LTF[at] = np.asarray(rows["activation"])
+    return feature_LTF
+
+
 def widened(tree):
     """A tree with float64 in place of float32; to be called within `jax.enable_x64`."""
     return jax.tree.map(

@@ -20,6 +20,7 @@ from tests.sparse_jax.graphs.small_graphs import (
     LAYERS,
     MODELS,
     TOKENS,
+    dense_features,
     small_graph,
     small_model,
     small_tokens,
@@ -172,7 +173,7 @@ def test_targets_are_computed_without_the_positions_after_them(model, monkeypatc
 
     monkeypatch.setattr(rows, "_attribution_rows", counted)
     monkeypatch.setattr(rows, "MOST_TARGETS", 4)
-    table = rows.ActiveFeatures(np.asarray(graph.replacement.feature_LTF))
+    table = rows.ActiveFeatures.of(dense_features(graph))
     filler = rows.RowFiller(graph.replacement, graph.transcoder, table, positions=2)
     count = len(table.layer_X)
     with jax.default_matmul_precision("highest"):
@@ -191,7 +192,7 @@ def test_targets_are_computed_without_the_positions_after_them(model, monkeypatc
 @pytest.mark.parametrize("model", EACH)
 def test_rows_do_not_depend_on_whether_writes_are_stored(model, monkeypatch):
     graph = small_graph(*model)
-    table = rows.ActiveFeatures(np.asarray(graph.replacement.feature_LTF))
+    table = rows.ActiveFeatures.of(dense_features(graph))
     monkeypatch.setattr(rows, "MEMORY", 0)
     filler = rows.RowFiller(graph.replacement, graph.transcoder, table)
     assert isinstance(filler.writes, linear.GatheredWrites)

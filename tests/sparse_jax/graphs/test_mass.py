@@ -112,7 +112,7 @@ def test_pairs_are_ranked_by_their_shares_of_all_edges():
 def test_prototypes_are_measured_as_heads_are():
     """Three in a layer, of which the config of the decoder says nothing."""
     graph = small_graph("protot")
-    assert graph.replacement.layers.pattern_LNTS.shape[1] == 3
+    assert graph.replacement.layers.mixer.pattern_LNTS.shape[1] == 3
     assert small_model("protot").cfg.num_heads != 3
     edges = mediated_edges(graph, graph.prune(), 40)
     measured = measure_mediation(graph, edges, 0.9, key=None)

@@ -82,7 +82,7 @@ def test_the_share_of_every_pair_is_what_its_removal_takes_from_the_edge(model):
         wide = widened(arrays)
         mediation = jax.jit(mediate)(*wide)
         wide = jax.tree.map(np.asarray, wide)
-        pattern_LNTS = np.asarray(wide[0].layers.pattern_LNTS)
+        pattern_LNTS = np.asarray(wide[0].layers.mixer.pattern_LNTS)
         L, N, T, S = pattern_LNTS.shape
         entries = np.indices((L, N, T, S)).reshape(4, -1)
         removed = np.broadcast_to(pattern_LNTS, (entries.shape[1], L, N, T, S)).copy()
@@ -199,7 +199,7 @@ def test_every_layer_accounts_for_the_whole_edge(model):
 
 def test_closed_pairs_have_no_share():
     graph = small_graph("gpt2", 0.3, 2)
-    pattern_LNTS = np.asarray(graph.replacement.layers.pattern_LNTS)
+    pattern_LNTS = np.asarray(graph.replacement.layers.mixer.pattern_LNTS)
     causal = np.tril(np.ones((TOKENS, TOKENS), bool))
     closed = (pattern_LNTS == 0) & causal[None, None]
     assert closed.any()
@@ -219,7 +219,7 @@ def test_open_pairs_alone_give_the_same_shares(model, monkeypatch):
     gathered = dataclasses.replace(graph)
     (got,) = (m.score_XLNTS for m in gathered.mediations(chosen))
     rounding.assert_within(got, wanted)
-    pattern_LNTS = np.asarray(graph.replacement.layers.pattern_LNTS)
+    pattern_LNTS = np.asarray(graph.replacement.layers.mixer.pattern_LNTS)
     open_L3P = gathered._open_pairs
     L, N = pattern_LNTS.shape[:2]
     for layer_3P, pattern_NTS in zip(open_L3P, pattern_LNTS, strict=True):

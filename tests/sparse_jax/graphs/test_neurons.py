@@ -35,8 +35,8 @@ def test_features_are_the_neurons_of_the_forward_pass_and_leave_nothing_over(eac
         return run.records["mlp.post"][:, 0], jnp.zeros_like(run.records["mlp.out"][:, 0])
 
     def from_graph(model):
-        replacement = record(model, Neurons.of(model), tokens_T())
-        return replacement.feature_LTF, replacement.error_LTD
+        replacement, feature_LTF = record(model, Neurons.of(model), tokens_T())
+        return feature_LTF, replacement.error_LTD
 
     wanted = oracle.expected(from_forward, model)
     found = oracle.expected(from_graph, model)
@@ -49,7 +49,7 @@ def test_features_are_the_neurons_of_the_forward_pass_and_leave_nothing_over(eac
     features = graph.row_nodes[graph.kinds[graph.row_nodes] == "feature"]
     table = graph.nodes.take(features)
     at = tuple(np.asarray(table[name]) for name in ("layer", "position", "feature"))
-    active = np.nonzero(np.asarray(graph.replacement.feature_LTF))
+    active = np.nonzero(found.values[0])
     assert all((x == y).all() for x, y in zip(at, active, strict=True))
     activations = wanted.values[0][at]
     # A few of them alone, on inputs where no quotient is frozen.

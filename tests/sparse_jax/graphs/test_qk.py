@@ -25,6 +25,7 @@ from tests.sparse_jax.graphs.small_graphs import (
     LAYERS,
     TOKENS,
     active_writes,
+    dense_features,
     small_graph,
     small_model,
     small_tokens,
@@ -44,9 +45,9 @@ def place(model):
 
 def all_terms(model, transcoder, feature_LTF):
     """Terms of all sources and the bias, and their sum; `feature_LTF` tells which are active."""
-    replacement = record(model, transcoder, jnp.asarray(small_tokens(), jnp.int32))
-    table = ActiveFeatures(feature_LTF)
-    writes = active_writes(transcoder, table, replacement.feature_LTF)
+    replacement, own_LTF = record(model, transcoder, jnp.asarray(small_tokens(), jnp.int32))
+    table = ActiveFeatures.of(feature_LTF)
+    writes = active_writes(transcoder, table, own_LTF)
     targets = qk.targets(replacement, *place(model))
     rows = linear.attribution_rows(replacement, writes, targets, entering=True)
     X = len(rows.bias_X)
@@ -66,7 +67,7 @@ def test_terms_are_those_of_the_forward_pass(each):
     """Each pair: what both sources, doubled with all else frozen, add to the query and the key."""
     graph = small_graph(*each)
     model, transcoder = small_model(*each[:2]), small_transcoder(each[2])
-    feature_LTF = np.asarray(graph.replacement.feature_LTF)
+    feature_LTF = dense_features(graph)
     layer, head, query, key = place(model)
     nodes = source_nodes(graph)
     group = model.cfg.num_heads // model.cfg.num_kv_heads

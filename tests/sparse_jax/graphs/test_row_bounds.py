@@ -18,6 +18,7 @@ from tests.sparse_jax.circuits import oracle
 from tests.sparse_jax.graphs.small_graphs import (
     EACH,
     active_writes,
+    dense_features,
     small_graph,
     small_model,
     small_tokens,
@@ -27,27 +28,29 @@ from tests.sparse_jax.graphs.small_graphs import (
 
 def sums_and_readings(model, transcoder, feature_LTF, ids):
     """Of features that are active in `feature_LTF`, then of the logits `ids`."""
-    table = ActiveFeatures(feature_LTF)
+    table = ActiveFeatures.of(feature_LTF)
     at = table.layer_X, table.position_X, table.feature_X
-    replacement = record(model, transcoder, jnp.asarray(small_tokens(), jnp.int32))
+    replacement, own_LTF = record(model, transcoder, jnp.asarray(small_tokens(), jnp.int32))
     w_VD = unembedding(model.params, model.cfg)
     features = linear.feature_targets(replacement, transcoder, *map(jnp.asarray, at))
     logits = linear.logit_targets(replacement, w_VD[ids] - w_VD.mean(0, keepdims=True))
     targets = jax.tree.map(lambda *parts: jnp.concatenate(parts), features, logits)
-    writes = active_writes(transcoder, table, replacement.feature_LTF)
+    writes = active_writes(transcoder, table, own_LTF)
     rows = linear.attribution_rows(replacement, writes, targets)
     X = len(rows.bias_X)
     parts = rows.feature_XTZ.reshape(X, -1), rows.error_XLT.reshape(X, -1), rows.token_XT
     sum_X = jnp.concatenate(parts, 1).sum(1) + rows.bias_X
     logits_V = replacement.logits_V
-    return sum_X, jnp.concatenate([replacement.pre_LTF[at], logits_V[ids] - logits_V.mean()])
+    return sum_X, jnp.concatenate(
+        [transcoder.pre_activations(replacement.input_LTD)[at], logits_V[ids] - logits_V.mean()]
+    )
 
 
 @pytest.mark.parametrize("each", EACH)
 def test_sums_of_rows_are_readings_within_derived_bounds(each):
     graph = small_graph(*each)
     model, transcoder = small_model(*each[:2]), small_transcoder(each[2])
-    feature_LTF = np.asarray(graph.replacement.feature_LTF)
+    feature_LTF = dense_features(graph)
     ids = np.asarray(graph.nodes.filter(graph.kinds == "logit")["feature"])
 
     def computed(model, transcoder):

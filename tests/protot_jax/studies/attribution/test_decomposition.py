@@ -257,10 +257,10 @@ def test_no_token_is_read_at_or_before_its_own_position(variant):
     run = decomposition.frozen_run(model(variant), TOKENS)
     parts = attribution.attribute(model(variant), TOKENS, targets=TARGETS)
     later = np.triu(np.ones((T, T), bool))
-    assert not np.asarray(run.layers.pattern_LNTS)[..., later].any()
+    assert not np.asarray(run.layers.mixer.pattern_LNTS)[..., later].any()
     assert not np.asarray(parts.through_XLNTS)[..., later].any()
     assert not np.asarray(parts.direct_XLNS)[..., -1].any()
-    assert (np.asarray(run.layers.pattern_LNTS)[..., ~later] > 0).all()
+    assert (np.asarray(run.layers.mixer.pattern_LNTS)[..., ~later] > 0).all()
 
 
 def test_weights_of_a_prototype_are_its_read_gate_shared_out_over_the_past():

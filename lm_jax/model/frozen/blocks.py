@@ -1,18 +1,4 @@
-"""Frozen mixers: on one prompt, what a mixer adds to the residual stream is linear in the stream.
-
-The weights that a mixer gives to pairs of positions (attention patterns, gates of prototypes) and
-the divisors of norms are computed once and then held. What is left of a block's mixer are linear
-maps, run upwards for what is added to the stream and downwards for derivatives:
-
-    values          of the normed stream, at the positions they are read from
-    mix             values weighted by the pattern, projected back into the stream
-    cotangents      derivatives by the weighted sums of values, of those by the mixer's output
-    transpose       derivatives by the normed stream, of those
-    shares          how much of `cotangents . weighted values` passes each entry of the pattern
-    head_shares     the same by head
-
-A batch of streams or derivatives has the axis X. N counts heads or prototypes.
-"""
+"""The protocol of a frozen mixer, and the linear maps of all blocks with their norms."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -30,7 +16,14 @@ from lm_jax.model.params import ParamTree
 class FrozenMixer(Protocol):
     """A pytree of the linear maps of a mixer; methods are of one layer, fields have a leading L."""
 
-    pattern_LNTS: jax.Array
+    @property
+    def pattern_shape(self) -> tuple[int, ...]:
+        """Shape of the weights of pairs of positions, `[L, N, T, S]` or of one layer."""
+        ...
+
+    def first(self, positions: int) -> "FrozenMixer":
+        """The maps between the first positions alone, of all layers or one."""
+        ...
 
     @property
     def width(self) -> int:
@@ -83,80 +76,6 @@ class FreezableMixer(Protocol):
 
 
 @struct.dataclass
-class FrozenAttention:
-    """Attention whose pattern is held.
-
-    Attributes:
-      pattern_LNTS: attention weights, gated where the model is.
-      value_LDKH, output_LNHD: weights of values and attention outputs.
-      value_bias_LKH, output_bias_LD: biases of the two; None without any.
-    """
-
-    pattern_LNTS: jax.Array
-    value_LDKH: jax.Array
-    output_LNHD: jax.Array
-    value_bias_LKH: jax.Array | None = None
-    output_bias_LD: jax.Array | None = None
-
-    @property
-    def width(self) -> int:
-        return self.output_LNHD.shape[-3] * self.output_LNHD.shape[-2]
-
-    def values(self, h_XSD: jax.Array) -> jax.Array:
-        return jnp.einsum("XSD,DKH->XSKH", h_XSD, self.value_LDKH)
-
-    def mix(self, value_XSKH: jax.Array) -> jax.Array:
-        return jnp.einsum("XTNH,NHD->XTD", self._summed(value_XSKH), self.output_LNHD)
-
-    def _summed(self, value_XSKH: jax.Array) -> jax.Array:
-        """Sums of values `[X, T, N, H]`, weighted by the pattern."""
-        groups = self.output_LNHD.shape[0] // value_XSKH.shape[2]
-        value_XSNH = jnp.repeat(value_XSKH, groups, axis=2)
-        return jnp.einsum("NTS,XSNH->XTNH", self.pattern_LNTS, value_XSNH)
-
-    def cotangents(self, c_XTD: jax.Array) -> jax.Array:
-        return jnp.einsum("XTD,NHD->XTNH", c_XTD, self.output_LNHD)
-
-    def transpose(self, u_XTNH: jax.Array) -> jax.Array:
-        w_XSNH = jnp.einsum("XTNH,NTS->XSNH", u_XTNH, self.pattern_LNTS)
-        X, S, N, H = w_XSNH.shape
-        K = self.value_LDKH.shape[1]
-        w_XSKH = w_XSNH.reshape(X, S, K, N // K, H).sum(3)
-        return jnp.einsum("XSKH,DKH->XSD", w_XSKH, self.value_LDKH)
-
-    def shares(self, value_XSKH: jax.Array, u_XTNH: jax.Array) -> jax.Array:
-        X, T, N, H = u_XTNH.shape
-        K = value_XSKH.shape[2]
-        u_XTKGH = u_XTNH.reshape(X, T, K, N // K, H)
-        products = jnp.einsum("XTKGH,XSKH->XKGTS", u_XTKGH, value_XSKH)
-        return products.reshape(X, N, T, -1) * self.pattern_LNTS[None]
-
-    def head_shares(self, value_XSKH: jax.Array, u_XTNH: jax.Array) -> jax.Array:
-        return (self._summed(value_XSKH) * u_XTNH).sum((1, 3))
-
-    def pair_shares(
-        self, value_XSKH: jax.Array, u_XTNH: jax.Array, pairs_3P: jax.Array
-    ) -> jax.Array:
-        """`shares` `[X, P]` of some entries alone, by head, query and key position."""
-        head_P, query_P, key_P = pairs_3P
-        groups = u_XTNH.shape[2] // value_XSKH.shape[2]
-        value_XPH = value_XSKH[:, key_P, head_P // groups]
-        product_XP = (u_XTNH[:, query_P, head_P] * value_XPH).sum(-1)
-        return product_XP * self.pattern_LNTS[head_P, query_P, key_P][None]
-
-    def constant(self, norm_bias_D: jax.Array) -> jax.Array:
-        value_KH = jnp.einsum("D,DKH->KH", norm_bias_D, self.value_LDKH)
-        if self.value_bias_LKH is not None:
-            value_KH = value_KH + self.value_bias_LKH
-        groups = self.output_LNHD.shape[0] // value_KH.shape[0]
-        # Rows of gated patterns need not sum to one.
-        mass_NT = self.pattern_LNTS.sum(-1)
-        value_NH = jnp.repeat(value_KH, groups, axis=0)
-        output_TD = jnp.einsum("NT,NH,NHD->TD", mass_NT, value_NH, self.output_LNHD)
-        return output_TD if self.output_bias_LD is None else output_TD + self.output_bias_LD[None]
-
-
-@struct.dataclass
 class FrozenLayers:
     """Mixers of all blocks with the norms around them; fields have a leading L.
 
@@ -180,19 +99,14 @@ class FrozenLayers:
     centred: bool = struct.field(pytree_node=False)
     parallel: bool = struct.field(pytree_node=False)
 
-    @property
-    def pattern_LNTS(self) -> jax.Array:
-        """Weight of every key position at every query position, by head or prototype."""
-        return self.mixer.pattern_LNTS
-
     def first(self, positions: int) -> "FrozenLayers":
         """The maps between the first positions alone, of all layers or one."""
-        T, post_LTD = positions, self.post_norm_LTD
+        post_LTD = self.post_norm_LTD
         return dataclasses.replace(
             self,
-            mixer=self.mixer.replace(pattern_LNTS=self.pattern_LNTS[..., :T, :T]),
-            norm_LTD=self.norm_LTD[..., :T, :],
-            post_norm_LTD=None if post_LTD is None else post_LTD[..., :T, :],
+            mixer=self.mixer.first(positions),
+            norm_LTD=self.norm_LTD[..., :positions, :],
+            post_norm_LTD=None if post_LTD is None else post_LTD[..., :positions, :],
         )
 
     def values(self, x_XSD: jax.Array) -> jax.Array:
