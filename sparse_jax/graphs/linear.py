@@ -154,6 +154,10 @@ class Rows:
     bias_X: jax.Array
 
 
+# Floats of gathered writes at a time.
+_GATHERED = 2**24
+
+
 class Written(Protocol):
     """What features write, by position and place in the table of that position (axes T, Z)."""
 
@@ -166,8 +170,8 @@ class Written(Protocol):
         """What those at the first positions write."""
         ...
 
-    def of_layer(self, index: jax.Array) -> jax.Array:
-        """Additions to one layer `[T, Z, D]`: activation times decoder, zero without any."""
+    def products(self, c_XTD: jax.Array, index: jax.Array) -> jax.Array:
+        """Products `[X, T, Z]` of derivatives with what they write into one layer."""
         ...
 
 
@@ -190,14 +194,14 @@ class Writes:
         """What those at the first positions write."""
         return Writes(self.write_LTZD[:, :positions])
 
-    def of_layer(self, index: jax.Array) -> jax.Array:
-        """Additions to one layer."""
-        return self.write_LTZD[index]
+    def products(self, c_XTD: jax.Array, index: jax.Array) -> jax.Array:
+        """Products of derivatives with what they write into one layer."""
+        return jnp.einsum("XTD,TZD->XTZ", c_XTD, self.write_LTZD[index])
 
 
 @struct.dataclass
 class GatheredWrites:
-    """What features write, gathered from their decoders a layer at a time.
+    """What features write, gathered from their decoders a layer and some positions at a time.
 
     Of long prompts all layers together are too much to store.
 
@@ -222,10 +226,25 @@ class GatheredWrites:
         each = (self.layer_TZ, self.feature_TZ, self.activation_TZ)
         return GatheredWrites(self.features, *(x[:positions] for x in each))
 
-    def of_layer(self, index: jax.Array) -> jax.Array:
-        """Additions to one layer."""
-        flat = (x.reshape(-1) for x in (self.layer_TZ, self.feature_TZ, self.activation_TZ))
-        return self.features.writes_into(index, *flat).reshape(*self.layer_TZ.shape, -1)
+    def products(self, c_XTD: jax.Array, index: jax.Array) -> jax.Array:
+        """Products of derivatives with what they write into one layer."""
+        X, T, D = c_XTD.shape
+        size = min(max(_GATHERED // (self.places * D), 1), T)
+
+        def some(each: tuple[jax.Array, ...]) -> jax.Array:
+            c_CXD, *table_CZ = each
+            flat = (x.reshape(-1) for x in table_CZ)
+            write_CZD = self.features.writes_into(index, *flat).reshape(*table_CZ[0].shape, -1)
+            return jnp.einsum("CXD,CZD->CXZ", c_CXD, write_CZD)
+
+        def parts(x: jax.Array) -> jax.Array:
+            more = [(0, -T % size)] + [(0, 0)] * (x.ndim - 1)
+            return jnp.pad(x, more).reshape(-1, size, *x.shape[1:])
+
+        table = self.layer_TZ, self.feature_TZ, self.activation_TZ
+        given = tuple(map(parts, (c_XTD.swapaxes(0, 1), *table)))
+        found_BCXZ = jax.lax.map(some, given)
+        return found_BCXZ.reshape(-1, X, self.places)[:T].swapaxes(0, 1)
 
 
 @struct.dataclass
@@ -325,7 +344,7 @@ def attribution_rows(
         def step():
             block, index = each
             c_XTD, feature_XTZ, constants_X = carry
-            feature_XTZ += jnp.einsum("XTD,TZD->XTZ", c_XTD, writes.of_layer(index))
+            feature_XTZ += writes.products(c_XTD, index)
             error_XT = jnp.einsum("XTD,TD->XT", c_XTD, block.error_LTD)
             c_XTD, added_X = block.below(c_XTD, readings(targets, index, T), entering=entering)
             return (c_XTD, feature_XTZ, constants_X + added_X), error_XT

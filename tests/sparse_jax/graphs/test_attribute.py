@@ -194,6 +194,10 @@ def test_rows_do_not_depend_on_whether_writes_are_stored(model, monkeypatch):
     graph = small_graph(*model)
     table = rows.ActiveFeatures.of(dense_features(graph))
     monkeypatch.setattr(rows, "MEMORY", 0)
+    # Four positions at a time, the last time two and two that do not exist.
+    width = graph.replacement.error_LTD.shape[2]
+    monkeypatch.setattr(linear, "_GATHERED", 4 * table.layer_TZ.shape[1] * width)
+    jax.clear_caches()
     filler = rows.RowFiller(graph.replacement, graph.transcoder, table)
     assert isinstance(filler.writes, linear.GatheredWrites)
     some = np.unique(np.linspace(0, len(table.layer_X) - 1, 9, dtype=int))
