@@ -5,7 +5,8 @@
 
 Each job is compiled for one row of `--context` tokens, with abstract bfloat16 weights: the forward
 pass, the passes of an audit, the step that post-trains adapters to sparse attention, and the
-step that pretrains all weights with AdamW. Arguments are the weights and what a job keeps between
+step that pretrains all weights with AdamW; and an attribution graph of a prompt of that length by
+transcoders of each MLP, of 16,384 features of which 20 are active at a token. Arguments are the weights and what a job keeps between
 calls; temporaries are the compiler's highest. A CPU's compiler computes bfloat16 products in
 float32, and forms scores where a GPU has kernels (`docs/kernels`), so that a GPU needs less.
 
@@ -30,16 +31,27 @@ from lm_jax.model import lora
 from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import param_spec
+from lm_jax.model.precision import exact_jit
 from lm_jax.train.objective import LanguageModelling
 from polyattn_jax.audit import measure
+from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.gates.geco import GecoConfig
 from sparse_jax.gates.objective import Sparsifying
+from sparse_jax.graphs.linear import GatheredWrites, Targets, attribution_rows
+from sparse_jax.graphs.replacement import record
+from sparse_jax.graphs.rows import rounded, targets_at_once
+from sparse_jax.transcoders.transcoder import Transcoder, TranscoderConfig
+from sparse_jax.transcoders.transcoder import spec as transcoder_spec
 from tools.plan_training import chosen_models, compile_objective
 
 DTYPE = "bfloat16"
 CONTEXTS = (1_024, 4_096)
 # Device memory in GB (1e9 bytes), of the data sheets, smallest first.
 DEVICES = {"a 24 GB card": 24.0, "an A100 40 GB": 40.0, "an H100 80 GB": 80.0, "an H200": 141.0}
+
+
+# Features of each layer's transcoder of a graph, and active ones of a token in each.
+FEATURES, ACTIVE = 16_384, 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +114,34 @@ def pretraining(cfg: DecoderConfig, context: int) -> Need:
     return _step(LanguageModelling(cfg, dtype=DTYPE), context, ())
 
 
+def graph(cfg: DecoderConfig, context: int) -> Need:
+    """The larger of a graph's two programs: what is frozen of a prompt, and rows of a chunk."""
+    sizes = TranscoderConfig(cfg.num_layers, cfg.hidden_size, FEATURES, "jumprelu", 1)
+    transcoder = Transcoder(params_lib.abstract(transcoder_spec(sizes)), sizes)
+    weights = _weights(cfg)
+    model = CircuitModel(weights, cfg)
+    record_prompt = exact_jit(record)
+    replacement, _ = jax.eval_shape(record, model, transcoder, _ids(context))
+    recording = _need(record_prompt.lower(model, transcoder, _ids(context)))
+    Z = rounded(ACTIVE * cfg.num_layers)
+    X = targets_at_once(replacement, Z)
+    activation_TZ = jax.ShapeDtypeStruct((context, Z), jnp.float32)
+    writes = GatheredWrites(transcoder, _ids(context, Z), _ids(context, Z), activation_TZ)
+    vector_XD = jax.ShapeDtypeStruct((X, cfg.hidden_size), jnp.float32)
+    targets = Targets(_ids(X), _ids(X), vector_XD, jax.ShapeDtypeStruct((X,), jnp.float32))
+    rows = _need(exact_jit(attribution_rows).lower(replacement, writes, targets))
+    # Weights of the model are held beside the arguments of the rows.
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(weights))
+    rows = dataclasses.replace(rows, arguments=rows.arguments + held)
+    return max(recording, rows, key=lambda need: need.total)
+
+
 JOBS: dict[str, Callable[[DecoderConfig, int], Need]] = {
     "forward pass": forward,
     "audit": audit,
     "post-training, adapters": posttraining,
     "pretraining, all weights": pretraining,
+    "attribution graph": graph,
 }
 
 

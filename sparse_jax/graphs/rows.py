@@ -82,6 +82,19 @@ def rounded(count: int) -> int:
     return -(-count // step) * step
 
 
+def targets_at_once(replacement: Replacement, places: int) -> int:
+    """How many targets one downward pass takes within the bound on memory, a power of two.
+
+    Args:
+      replacement: the model, or its shapes.
+      places: active features of a position, at most.
+    """
+    L, T, D = replacement.error_LTD.shape
+    floats = T * (6 * D + 4 * replacement.layers.mixer.width + 2 * places + L)
+    within_memory = max(MEMORY // (4 * floats), 1)
+    return min(MOST_TARGETS, 1 << (within_memory.bit_length() - 1))
+
+
 class RowFiller:
     """Rows of the adjacency matrix in the order of the graph's nodes, a chunk at a time.
 
@@ -100,15 +113,12 @@ class RowFiller:
         self.positions = positions
         self.layer_X = table.layer_X
         places = tuple(map(jnp.asarray, (table.layer_TZ, table.feature_TZ, table.activation_TZ)))
-        L, T, D = replacement.error_LTD.shape
+        L, _, D = replacement.error_LTD.shape
         stored = 4 * L * table.layer_TZ.size * D <= MEMORY
         gathered = GatheredWrites(features, *places)
         self.writes: Written = _writes(features, *places) if stored else gathered
-        width = replacement.layers.mixer.width
-        floats = T * (6 * D + 4 * width + 2 * table.layer_TZ.shape[1] + L)
-        within_memory = max(MEMORY // (4 * floats), 1)
         enough = 1 << (len(table.layer_X) - 1).bit_length()
-        self.chunk = min(MOST_TARGETS, 1 << (within_memory.bit_length() - 1), enough)
+        self.chunk = min(targets_at_once(replacement, table.layer_TZ.shape[1]), enough)
 
     def of_features(self, index_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows and biases of these features of the table."""

@@ -42,6 +42,9 @@ def test_arguments_are_the_weights_and_the_state_of_what_is_trained(cfg, needs):
         # Adapters and their two moments in float32 beside them.
         "post-training, adapters": 2 * weights + 12 * adapters,
         "pretraining, all weights": 12 * weights,
+        # Encoders, decoders, their biases and thresholds in float32.
+        "attribution graph": 2 * weights
+        + 4 * cfg.num_layers * (what_fits.FEATURES * (2 * cfg.hidden_size + 2) + cfg.hidden_size),
     }
     assert set(by_hand) == set(needs)
     for job, expected in by_hand.items():
@@ -52,6 +55,31 @@ def test_a_longer_row_takes_more(cfg, needs):
     longer = what_fits.forward(cfg, 2 * CONTEXT)
     assert longer.temporary > needs["forward pass"].temporary
     assert longer.arguments - needs["forward pass"].arguments == 4 * CONTEXT
+
+
+def test_a_graph_of_6000_tokens_of_gemma_2_2b_fits_into_60_gb():
+    """Its attention patterns alone would be 30 GB, and what its features write 748 GB."""
+    gemma = lm_jax.DecoderConfig(
+        family="gemma2",
+        num_layers=26,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=256,
+        hidden_size=2_304,
+        mlp_size=9_216,
+        vocab_size=256_000,
+        max_length=8_192,
+        norm_offset=1.0,
+        norm_placement="both",
+        activation="gelu_tanh",
+        rope=lm_jax.Rope(theta=10_000.0),
+        windows=(4_096, None) * 13,
+        attention_scale=256**-0.5,
+        score_softcap=50.0,
+        logit_softcap=30.0,
+        embed_scale=48.0,
+    )
+    assert what_fits.graph(gemma, 6_000).total < 60e9
 
 
 @pytest.mark.parametrize(
