@@ -6,9 +6,10 @@
 Each job is compiled for one row of `--context` tokens, with abstract bfloat16 weights: the forward
 pass, the passes of an audit, the step that post-trains adapters to sparse attention, and the
 step that pretrains all weights with AdamW; and an attribution graph of a prompt of that length by
-transcoders of each MLP, of 16,384 features of which 20 are active at a token. Arguments are the weights and what a job keeps between
-calls; temporaries are the compiler's highest. A CPU's compiler computes bfloat16 products in
-float32, and forms scores where a GPU has kernels (`docs/kernels`), so that a GPU needs less.
+transcoders of each MLP, of 16,384 features of which 20 are active at a token. Arguments are the
+weights and what a job keeps between calls; temporaries are the compiler's highest. A CPU's compiler
+computes bfloat16 products in float32, and forms scores where a GPU has kernels (`docs/kernels`), so
+that a GPU needs less.
 
 `--model` is as in `tools.plan_training`. Exit codes: 0, 2 usage, 3 no such model.
 """
@@ -125,10 +126,9 @@ def graph(cfg: DecoderConfig, context: int) -> Need:
     recording = _need(record_prompt.lower(model, transcoder, _ids(context)))
     Z = rounded(ACTIVE * cfg.num_layers)
     X = targets_at_once(replacement, Z)
-    activation_TZ = jax.ShapeDtypeStruct((context, Z), jnp.float32)
-    writes = GatheredWrites(transcoder, _ids(context, Z), _ids(context, Z), activation_TZ)
-    vector_XD = jax.ShapeDtypeStruct((X, cfg.hidden_size), jnp.float32)
-    targets = Targets(_ids(X), _ids(X), vector_XD, jax.ShapeDtypeStruct((X,), jnp.float32))
+    table = _ids(context, Z), _ids(context, Z), _floats(context, Z)
+    writes = GatheredWrites(transcoder, *table)
+    targets = Targets(_ids(X), _ids(X), _floats(X, cfg.hidden_size), _floats(X))
     rows = _need(exact_jit(attribution_rows).lower(replacement, writes, targets))
     # Weights of the model are held beside the arguments of the rows.
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(weights))
@@ -154,8 +154,12 @@ def _weights(cfg: DecoderConfig) -> Any:
     return params_lib.abstract(param_spec(cfg), jnp.bfloat16)
 
 
-def _ids(*shape: int) -> jax.ShapeDtypeStruct:
+def _ids(*shape: int) -> Any:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _floats(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def _need(lowered: jax.stages.Lowered) -> Need:
