@@ -84,8 +84,8 @@ def attribute(
         raise UsageError(f"max_features = {max_features} must be at least 1, or None for all")
     with exact_products():
         rows = RowFiller(replacement, features, table)
-        logits = rows.of(prompt.logit_targets())
-        computed = feature_rows(rows, *logits, prompt.probabilities, max_features)
+        logits = prompt.logit_targets()
+        computed = feature_rows(rows, logits, prompt.probabilities, max_features)
     return assemble(prompt, table, computed)
 
 

@@ -120,31 +120,45 @@ class RowFiller:
         enough = 1 << (len(table.layer_X) - 1).bit_length()
         self.chunk = min(targets_at_once(replacement, table.layer_TZ.shape[1]), enough)
 
-    def of_features(self, index_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and biases of these features of the table."""
-        layer_X, position_X = self.table.layer_X, self.table.position_X
-        parts, done = [], []
+    def of_features(
+        self, index_X: np.ndarray, others: Targets | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and biases of these features of the table, then of other targets.
+
+        They are computed together, by one program.
+        """
+        table, X = self.table, len(index_X)
+        places = [x[index_X] for x in (table.layer_X, table.position_X, table.feature_X)]
+        if others is not None:
+            more = np.asarray(others.layer_X), np.asarray(others.position_X)
+            more = *more, np.zeros_like(more[0])
+            places = [np.concatenate(each) for each in zip(places, more, strict=True)]
+        rows = np.empty((len(places[0]), self.columns), self.replacement.error_LTD.dtype)
+        biases = np.empty(len(places[0]), rows.dtype)
         sizes = {"size": self.chunk, "positions": self.positions}
-        for some, positions in chunks(layer_X[index_X], position_X[index_X], **sizes):
-            done.append(some)
-            at = index_X[some]
-            padded = np.concatenate([at, np.full(self.chunk - len(at), at[0])])
-            indices = (layer_X, position_X, self.table.feature_X)
-            targets = _feature_targets(
-                self.replacement,
-                self.features,
-                *(x[padded].astype(np.int32) for x in indices),
-            )
-            rows = self._rows(targets, positions=positions)
-            parts.append([x[: len(at)] for x in rows])
-        back = np.argsort(np.concatenate(done))
-        rows, biases = (np.concatenate(each)[back] for each in zip(*parts, strict=True))
+        for some, positions in chunks(*places[:2], **sizes):
+            at = np.concatenate([some, np.full(self.chunk - len(some), some[0])])
+            # Of another target, the features' own function has something that is replaced.
+            layer_X, *where = (x[at].astype(np.int32) for x in places)
+            layer_X = np.where(at < X, layer_X, 0)
+            targets = _feature_targets(self.replacement, self.features, layer_X, *where)
+            if others is not None:
+                targets = _replaced(targets, others, at - X)
+            found = self._rows(targets, positions=positions)
+            rows[some], biases[some] = (x[: len(some)] for x in found)
         return rows, biases
+
+    @property
+    def columns(self) -> int:
+        """How many sources a row has: features, errors and tokens."""
+        L, T, _ = self.replacement.error_LTD.shape
+        return len(self.table.layer_X) + L * T + T
 
     def of(self, targets: Targets, *, entering: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Rows and biases of any targets; `entering` as in `linear.attribution_rows`."""
         count = len(targets.layer_X)
-        size = min(-(-count // _FEW) * _FEW, self.chunk)
+        # Logits are computed by the program of features.
+        size = min(-(-count // _FEW) * _FEW, self.chunk) if entering else self.chunk
         missing = -count % size
 
         def padded(x: jax.Array, fill: int) -> Any:
@@ -177,6 +191,20 @@ class RowFiller:
         errors = np.asarray(rows.error_XLT).reshape(X, -1)
         row = np.concatenate([features, errors, np.asarray(rows.token_XT)], 1)
         return row, np.asarray(rows.bias_X)
+
+
+def _replaced(targets: Targets, others: Targets, other_X: np.ndarray) -> Targets:
+    """Targets with those of index `other_X` in their places, where it is not below 0."""
+    is_other_X = other_X >= 0
+    if not is_other_X.any():
+        return targets
+    index_X = np.maximum(other_X, 0)
+
+    def chosen(own: jax.Array, other: jax.Array) -> np.ndarray:
+        mask = is_other_X.reshape(-1, *(1,) * (own.ndim - 1))
+        return np.where(mask, np.asarray(other)[index_X], np.asarray(own)).astype(own.dtype)
+
+    return jax.tree.map(chosen, targets, others)
 
 
 _attribution_rows = exact_jit(linear.attribution_rows, static_argnames=("entering", "positions"))
@@ -292,8 +320,7 @@ class WholeRows:
 
 def feature_rows(
     filler: RowFiller,
-    logit_rows: np.ndarray,
-    logit_bias: np.ndarray,
+    logits: Targets,
     probabilities: np.ndarray,
     max_features: int | None,
 ) -> FeatureRows:
@@ -304,14 +331,15 @@ def feature_rows(
 
     Args:
       filler: the source of rows of features, the first columns.
-      logit_rows, logit_bias: rows and constants of the logits.
+      logits: the logits as readings.
       probabilities: probabilities of the logits.
       max_features: how many features get a row; None for all.
     """
     total = len(filler.layer_X)
     count = total if max_features is None else min(max_features, total)
-    rows = WholeRows(filler, logit_rows, logit_bias, probabilities, count)
     if count == total:
-        rows.add(np.arange(total))
+        every = np.arange(total)
+        return FeatureRows(every, *filler.of_features(every, logits))
+    rows = WholeRows(filler, *filler.of(logits), probabilities, count)
     choose(rows, count, filler.chunk)
     return rows.in_order()

@@ -335,8 +335,11 @@ class Transcoder:
                 f"transcoder: it writes {BARE_OUTPUT}, which passes a norm in this model; give one "
                 f"with feature_output_hook: {HOOKS[1]}"
             )
-        for name, leaf in jax.tree.flatten_with_path(self.params)[0]:
-            if not bool(jnp.isfinite(leaf).all()):
+        finite = jax.tree.leaves(_finite(self.params))
+        for (name, _), is_finite in zip(
+            jax.tree.flatten_with_path(self.params)[0], finite, strict=True
+        ):
+            if not bool(is_finite):
                 raise UsageError(
                     f"transcoder: {jax.tree_util.keystr(name)} holds numbers that are not finite; "
                     "give an earlier checkpoint"
@@ -449,6 +452,12 @@ class Transcoder:
             folded["skip"] = self.skip_LDD * (scale_in_L / scale_out_L)[:, None, None]
         kept = {name: leaf for name, leaf in p.items() if name != "log_threshold"}
         return dataclasses.replace(self, params=kept | folded)
+
+
+@exact_jit
+def _finite(params: ParamTree) -> Any:
+    """Whether all numbers of each parameter are finite, by one program."""
+    return jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), params)
 
 
 def activated(cfg: TranscoderConfig, pre: jax.Array, theta: jax.Array) -> jax.Array:
