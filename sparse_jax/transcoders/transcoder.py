@@ -29,6 +29,7 @@ from lm_jax.model import params as params_lib
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.frozen import norm_factor
 from lm_jax.model.params import ParamSpec, ParamTree, constant, zeros
+from lm_jax.model.precision import exact_jit
 from lm_jax.parallel.kernels import split_axes
 from lm_jax.run.config import LATER
 from lm_jax.run.settings import PositiveFloat, PositiveInt, Settings, at_least, choice
