@@ -7,12 +7,16 @@ Measures are sums over queries, so that texts can be added up; the first token h
 look and is left out:
 
     first        weight on the first token
-    previous     weight on the token before
+    previous     weight on the token before, which for the second token is the first
     self         weight on the token itself
     duplicate    weight on earlier places of the same token
     induction    weight on what followed those places
-    entropy      entropy of the weights over that of equal ones
+    entropy      entropy of the weights over that of equal ones on the keys that the layer sees
     written      norm of what the head adds to the residual stream over the norm of the stream
+
+Weights are those behind the gates of a sparse model, which need not sum to one; entropy is of the
+weights divided by their sum, 0 where all gates are closed. `equal` has what the first five would be
+of a head that gives all keys that it sees one weight.
 """
 
 from collections.abc import Mapping
@@ -28,7 +32,10 @@ from lm_jax.model.frozen import centre, norm_weight
 from lm_jax.model.layers import unembedding
 from lm_jax.model.params import ParamTree
 
-MEASURES = ("first", "previous", "self", "duplicate", "induction", "entropy", "written")
+WEIGHTS = ("first", "previous", "self", "duplicate", "induction")
+MEASURES = (*WEIGHTS, "entropy", "written")
+# Rows of the vocabulary at a time.
+_ROWS = 8_192
 
 
 def sites(cfg: DecoderConfig) -> tuple[str, ...]:
@@ -43,6 +50,7 @@ class HeadMeasures:
 
     Attributes:
       sums: sums over the queries by name of a measure, each `[L, N]`.
+      equal: the same of equal weights, by name in `WEIGHTS`, each `[L]`.
       queries: number of queries.
       repeated: number of queries whose token was there before, over which duplicate and induction
         are summed.
@@ -53,6 +61,7 @@ class HeadMeasures:
     """
 
     sums: Mapping[str, jax.Array]
+    equal: Mapping[str, jax.Array]
     queries: jax.Array
     repeated: jax.Array
     query_LN: jax.Array
@@ -97,9 +106,15 @@ def measure(
         name: jnp.einsum("LNTS,TS,T->LN", pattern_LNTS, mask_TS, counted_T)
         for name, mask_TS in seen_TS.items()
     }
-    weight = jnp.where(pattern_LNTS > 0, pattern_LNTS, 1.0)
-    entropy_LNT = -(pattern_LNTS * jnp.log(weight)).sum(-1)
-    share_LNT = entropy_LNT / jnp.log(jnp.maximum(at_T + 1, 2))[None, None]
+    window_L11 = np.array([w or T for w in cfg.layer_windows])[:, None, None]
+    distance_1TS = (at_T[:, None] - at_T[None])[None]
+    visible_LTS = (distance_1TS >= 0) & (distance_1TS < window_L11)
+    keys_LT = visible_LTS.sum(-1)
+    equal = {
+        name: jnp.einsum("LTS,TS,LT->L", visible_LTS, mask_TS, counted_T[None] / keys_LT)
+        for name, mask_TS in seen_TS.items()
+    }
+    share_LNT = _entropy(pattern_LNTS) / jnp.log(jnp.maximum(keys_LT, 2))[:, None]
     sums["entropy"] = jnp.einsum("LNT,T->LN", share_LNT, counted_T)
     output_LNHD = params["blocks"]["mixer"]["o"].astype(jnp.float32)
     divisor_LT = jnp.ones(stream_LTD.shape[:2])
@@ -113,12 +128,15 @@ def measure(
     norm_LNT = jnp.sqrt(
         jnp.maximum(jnp.einsum("LTNH,LNHG,LTNG->LNT", z_LTNH, squares_LNHG, z_LTNH), 0.0)
     )
-    norm_LNT = norm_LNT / (divisor_LT * jnp.linalg.norm(stream_LTD, axis=-1))[:, None]
+    # Padding may be a token whose stream is 0.
+    size_LT = jnp.where(counted_T[None], divisor_LT * jnp.linalg.norm(stream_LTD, axis=-1), 1.0)
+    norm_LNT = jnp.where(counted_T[None, None], norm_LNT / size_LT[:, None], 0.0)
     sums["written"] = jnp.einsum("LNT,T->LN", norm_LNT, counted_T)
     best_LN = jnp.where(counted_T[None, None], norm_LNT, -1.0).argmax(-1)
     layer_L1, head_1N = jnp.arange(len(best_LN))[:, None], jnp.arange(best_LN.shape[1])[None]
     return HeadMeasures(
         sums=sums,
+        equal=equal,
         queries=counted_T.sum(),
         repeated=(same_TS.any(1) & counted_T).sum(),
         query_LN=best_LN,
@@ -129,15 +147,34 @@ def measure(
     )
 
 
+def _entropy(pattern_LNTS: jax.Array) -> jax.Array:
+    """Entropy of the weights of each query, divided by their sum; 0 without any."""
+    total = pattern_LNTS.sum(-1, keepdims=True)
+    share = pattern_LNTS / jnp.where(total > 0, total, 1.0)
+    return -(share * jnp.log(jnp.where(share > 0, share, 1.0))).sum(-1)
+
+
 def promoted(
-    params: ParamTree, cfg: DecoderConfig, added_LND: jax.Array, count: int
+    params: ParamTree,
+    cfg: DecoderConfig,
+    added_LND: jax.Array,
+    count: int,
+    *,
+    tokens: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Ids that additions to the stream raise most, and those that they lower most `[L, N, count]`.
 
     The last norm's weights are applied, and its mean taken out where it takes it out; its divisor
     changes no order.
+
+    Args:
+      params: parameters of the decoder.
+      cfg: configuration of the decoder.
+      added_LND: the additions.
+      count: number of ids.
+      tokens: number of the first rows of the embedding that are tokens; None for all.
     """
-    weight_VD = unembedding(params, cfg).astype(jnp.float32)
+    weight_VD = unembedding(params, cfg).astype(jnp.float32)[:tokens]
     added_LND = centre(added_LND, cfg.norm == "layer")
     added_LND = added_LND * norm_weight(params.get("final"), cfg)[None, None]
 
@@ -156,11 +193,15 @@ def copying(params: ParamTree, cfg: DecoderConfig) -> np.ndarray:
     norms are in it, their divisors and biases are not.
     """
     blocks: Any = params["blocks"]
-    embed_VD = np.asarray(params["embed"]["tokens"], np.float64)
-    weight_VD = np.asarray(unembedding(params, cfg), np.float64)
-    if cfg.norm == "layer":
-        embed_VD, weight_VD = (x - x.mean(1, keepdims=True) for x in (embed_VD, weight_VD))
-    square_DD = weight_VD.T @ embed_VD
+    embed_VD, weight_VD = params["embed"]["tokens"], unembedding(params, cfg)
+    square_DD = np.zeros((cfg.hidden_size, cfg.hidden_size))
+    for start in range(0, len(embed_VD), _ROWS):
+        some = slice(start, start + _ROWS)
+        square_DD += np.asarray(weight_VD[some], np.float64).T @ np.asarray(
+            embed_VD[some], np.float64
+        )
+    if "ln1" in cfg.norm_names:
+        square_DD = _centred(square_DD, cfg)
 
     before, final_D = (
         np.asarray(norm_weight(norm, cfg), np.float64)
@@ -175,9 +216,17 @@ def copying(params: ParamTree, cfg: DecoderConfig) -> np.ndarray:
     scores = np.zeros((cfg.num_layers, cfg.num_heads))
     for layer, head in np.ndindex(scores.shape):
         value_DH = value_LDKH[layer, :, head // groups]
-        output_HD = output_LNHD[layer, head] * after_LD[layer] * final_D
+        output_HD = output_LNHD[layer, head]
+        if "ln1_post" in cfg.norm_names:
+            output_HD = _centred(output_HD, cfg) * after_LD[layer]
+        output_HD = _centred(output_HD, cfg) * final_D
         small_HH = output_HD @ square_DD @ (before_LD[layer][:, None] * value_DH)
         values = np.linalg.eigvals(small_HH)
         total = np.abs(values).sum()
         scores[layer, head] = values.real.sum() / total if total else 0.0
     return scores
+
+
+def _centred(x_XD: np.ndarray, cfg: DecoderConfig) -> np.ndarray:
+    """Rows minus their means where norms take the mean out."""
+    return x_XD - x_XD.mean(-1, keepdims=True) if cfg.norm == "layer" else x_XD

@@ -39,7 +39,12 @@ class SourceModel:
 
     @classmethod
     def load(
-        cls, source: str, *, dtype: str = "float32", mesh: jax.sharding.Mesh | None = None
+        cls,
+        source: str,
+        *,
+        dtype: str = "float32",
+        mesh: jax.sharding.Mesh | None = None,
+        without_mlps: bool = False,
     ) -> "SourceModel":
         """Reads a dense model, a sparse one with its gates, or a trained run (`weights.runs`).
 
@@ -48,6 +53,7 @@ class SourceModel:
             model or of a trained run, or the work folder of a training that exported a model.
           dtype: dtype of the weights.
           mesh: the mesh to put them on.
+          without_mlps: whether a model that has none will do.
 
         Raises:
           UsageError: no model is named.
@@ -71,7 +77,7 @@ class SourceModel:
             raise BadInputError(
                 f"model {source!r} has no tokenizer; put its tokenizer.json beside the weights"
             )
-        if not base.cfg.mlp_size:
+        if not base.cfg.mlp_size and not without_mlps:
             raise BadInputError(f"model {source!r} has no MLPs that a transcoder could stand for")
         return cls(source, model, base.tokenizer, base.sha256, identity, revision)
 

@@ -34,7 +34,6 @@ from sparse_jax.graphs.rows import (
     FeatureRows,
     RowFiller,
     feature_rows,
-    rounded,
 )
 
 # Logit nodes: the most probable tokens until this share, at most so many (circuit-tracer).
@@ -97,9 +96,9 @@ def assemble(prompt: "Prompt", table: ActiveFeatures, computed: FeatureRows) -> 
       table: the prompt's active features, the first columns of `computed`.
       computed: rows, with columns for features, errors and tokens, features in order.
     """
-    replacement, chosen = prompt.replacement, computed.chosen
-    at = (x[chosen].astype(np.int32) for x in (table.layer_X, table.position_X, table.feature_X))
-    pre_X = _pre_activations(prompt, *at)
+    replacement = prompt.replacement
+    # A feature that is active has its pre-activation for its activation.
+    pre_X = table.activation_X[computed.chosen]
     first_logit = computed.weights.shape[1]
     nodes = _nodes(
         table, prompt.tokens, prompt.ids, prompt.logits, *replacement.error_LTD.shape[:2]
@@ -195,28 +194,6 @@ def prepare(
 
 
 _record = exact_jit(record)
-# Features whose vectors are gathered at a time.
-_GATHERED = 4096
-
-
-def _pre_activations(
-    prompt: Prompt, layer_X: np.ndarray, position_X: np.ndarray, feature_X: np.ndarray
-) -> np.ndarray:
-    """Pre-activations of features in the forward pass, by their readings of MLP inputs."""
-    parts = [np.empty(0, np.float32)]
-    for start in range(0, len(layer_X), _GATHERED):
-        at = [x[start : start + _GATHERED] for x in (layer_X, position_X, feature_X)]
-        size = rounded(len(at[0]))
-        padded = (np.resize(x, size) for x in at)
-        pre_X = _read(prompt.features, prompt.replacement.input_LTD, *padded)
-        parts.append(np.asarray(pre_X)[: len(at[0])])
-    return np.concatenate(parts)
-
-
-@exact_jit
-def _read(features, input_LTD, layer_X, position_X, feature_X):
-    vector_XD, constant_X = features.readings(layer_X, position_X, feature_X)
-    return (vector_XD * input_LTD[layer_X, position_X]).sum(-1) + constant_X
 
 
 @functools.partial(exact_jit, static_argnums=3)

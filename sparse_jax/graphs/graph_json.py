@@ -245,7 +245,8 @@ def _check_extensions(
     for k, row in enumerate(rows(graph, "group_scores", "group_scores", _SCORES)):
         if problem := _members_problem(row["members"], ids):
             refuse(f"group_scores[{k}] {problem}")
-        check_number(row, "removed", f"group_scores[{k}]")
+        if not _is_whole(row["removed"]) or row["removed"] < 2:
+            refuse(f"group_scores[{k}].removed = {row['removed']!r} is no number of members")
         for field in _SCORES[2:]:
             if row[field] is not None:
                 check_number(row, field, f"group_scores[{k}]")

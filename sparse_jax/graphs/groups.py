@@ -182,7 +182,7 @@ class GroupScore:
       within: mean cosine of the effects of two members; NaN where no two have one.
       outside: mean cosine of the effects of a member and another source; NaN where none has one.
       off: distance of the effect of removing all from the sum of the single effects, as a share of
-        the former's length; NaN where removing all changes nothing.
+        that sum's length; NaN where the sum is 0.
     """
 
     members: int
@@ -225,8 +225,9 @@ def score_groups(
             raise UsageError(f"others: a source of list {g} is a member of group {g}; take it out")
     if not members:
         return []
+    for name, nodes in (("groups", members), ("others", compared)):
+        graph.check_kinds(np.concatenate(nodes), SOURCE_KINDS, name)
     single = np.unique(np.concatenate([*members, *compared]))
-    graph.check_kinds(single, SOURCE_KINDS, "groups")
     removed = [*single[:, None], *members]
     factors = np.zeros(len(removed))
     model = interventions.checked(model, graph, factors, ("free",))
@@ -243,8 +244,9 @@ def score_groups(
             shift_IR[[place[node] for node in nodes]] for nodes in (group.tolist(), other.tolist())
         )
         together_R = shift_IR[len(single) + g]
-        length = np.linalg.norm(together_R)
-        apart = np.linalg.norm(together_R - own_MR.sum(0))
+        sum_R = own_MR.sum(0)
+        length = np.linalg.norm(sum_R)
+        apart = np.linalg.norm(together_R - sum_R)
         scores.append(
             GroupScore(
                 members=len(group),

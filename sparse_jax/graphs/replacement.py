@@ -187,7 +187,10 @@ def record(
     names += [*mlp_norm_sites(cfg), features.site, "mlp.out"]
     tokens_BT = tokens_T[None]
     run = model.forward(
-        tokens_BT, jnp.ones_like(tokens_BT, bool), record=dict.fromkeys(names, keep)
+        tokens_BT,
+        jnp.ones_like(tokens_BT, bool),
+        record=dict.fromkeys(names, keep),
+        logits_at=jnp.full((1, 1), tokens_T.size - 1),
     )
     records = {name: x[0] if name == "final.scale" else x[:, 0] for name, x in run.records.items()}
     params, blocks = model.params, model.params["blocks"]

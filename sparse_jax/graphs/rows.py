@@ -6,6 +6,7 @@ and is otherwise gathered for one layer at a time.
 
 from collections.abc import Iterator
 import dataclasses
+import os
 from typing import Any, Protocol
 
 import jax
@@ -318,6 +319,18 @@ class WholeRows:
         return FeatureRows(self.chosen[order], self._weights[rows], self._biases[rows])
 
 
+def _check_memory(rows: int, columns: int) -> None:
+    """Raises UsageError where rows are larger than the memory of this machine."""
+    needed = 4 * rows * columns
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise UsageError(
+            f"max_features: {rows:,} rows of {columns:,} sources are {needed / 1e9:,.0f} GB, and "
+            f"this machine has {memory / 1e9:,.0f} GB of memory; give a number of features, or a "
+            "lower one"
+        )
+
+
 def feature_rows(
     filler: RowFiller,
     logits: Targets,
@@ -334,9 +347,13 @@ def feature_rows(
       logits: the logits as readings.
       probabilities: probabilities of the logits.
       max_features: how many features get a row; None for all.
+
+    Raises:
+      UsageError: the rows are larger than the memory of this machine.
     """
     total = len(filler.layer_X)
     count = total if max_features is None else min(max_features, total)
+    _check_memory(count + len(probabilities), filler.columns)
     if count == total:
         every = np.arange(total)
         return FeatureRows(every, *filler.of_features(every, logits))

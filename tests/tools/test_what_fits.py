@@ -78,6 +78,7 @@ def test_a_graph_of_6000_tokens_of_gemma_2_2b_fits_into_60_gb():
         score_softcap=50.0,
         logit_softcap=30.0,
         embed_scale=48.0,
+        tie_embeddings=True,
     )
     assert what_fits.graph(gemma, 6_000).total < 60e9
 

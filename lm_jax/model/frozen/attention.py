@@ -144,7 +144,7 @@ class RecomputedAttention(_Maps):
     """Causal softmax attention whose pattern is computed again from queries and keys.
 
     Attributes:
-      query_LTNH, key_LSKH: queries and keys as scored, in which gradients do not count.
+      query_LTNH, key_LSKH: queries and keys as scored.
       value_LDKH, output_LNHD: weights of values and attention outputs.
       value_bias_LKH, output_bias_LD: biases of the two; None without any.
       window_L: keys that a query sees, itself included; None where all layers see all.

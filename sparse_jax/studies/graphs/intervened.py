@@ -87,7 +87,8 @@ class SupernodeScore:
       removed: members that were removed, the most influential.
       within: mean cosine of the effects of removing two members; NaN where no two have one.
       outside: mean cosine of the effects of a member and another kept feature of its layers.
-      off: distance of the effect of removing all from the sum of single effects, as a share of it.
+      off: distance of the effect of removing all from the sum of single effects, as a share of the
+        length of that sum; NaN where it is 0.
     """
 
     label: str

@@ -95,17 +95,23 @@ def _supernode_lines(graph: GraphResult) -> Iterator[str]:
 
 
 def _score_lines(graph: GraphResult) -> Iterator[str]:
-    """How far supernodes act as one thing, means over those that have the figure."""
-    names = ("within", "outside", "off")
-    columns = [[getattr(each, name) for each in graph.supernode_scores] for name in names]
-    within, outside, off = ([x for x in column if math.isfinite(x)] for column in columns)
-    if within and outside and off:
-        count = len(graph.supernode_scores)
+    """How far supernodes act as one thing, means over those that have the figures."""
+    scores = graph.supernode_scores
+    if both := [s for s in scores if math.isfinite(s.within) and math.isfinite(s.outside)]:
         yield (
-            f"  {count} supernode{'s' * (count > 1)}: removing two members does alike by a mean "
-            f"cosine of {fmean(within):.2f}, a member and another feature of its layers "
-            f"{fmean(outside):.2f}; removing all is {100 * fmean(off):.0f} % off the sum"
+            f"  {_supernodes(len(both))}: effects of removing two members have a mean cosine of "
+            f"{fmean(s.within for s in both):.2f}, those of a member and another feature of its "
+            f"layers {fmean(s.outside for s in both):.2f}"
         )
+    if known := [s.off for s in scores if math.isfinite(s.off)]:
+        yield (
+            f"  {_supernodes(len(known))}: removing all members is {100 * fmean(known):.0f} % off "
+            "the sum of removing each"
+        )
+
+
+def _supernodes(count: int) -> str:
+    return f"{count} supernode{'s' * (count != 1)}"
 
 
 def _graph_lines(graph: GraphResult) -> Iterator[str]:

@@ -19,16 +19,19 @@ from sparse_jax.studies.heads.settings import HeadsConfig
 
 TERMS = {
     "first": "Mean weight on the first token of a text.",
-    "previous": "Mean weight on the token before.",
+    "previous": "Mean weight on the token before, which for the second token is the first.",
     "self": "Mean weight on the token itself.",
     "duplicate": "Mean weight on earlier places of the token, where there are any.",
     "induction": "Mean weight on what followed those places, in the second of two equal rows of "
-    "random tokens.",
-    "entropy": "Entropy of the weights over that of equal ones.",
+    "random tokens. A head that looks as far back as most rows are long has it, too.",
+    "entropy": "Entropy of the weights, divided by their sum, over that of equal weights on the "
+    "keys that the layer sees.",
     "written": "Norm of what the head adds to the residual stream over the norm of the stream.",
     "copying": "Sum of the eigenvalues of the circuit from tokens through values and outputs to "
     "logits, over the sum of their sizes: 1 where the head raises the tokens that it looks at.",
 }
+# A head is named for a kind where its weight is so much above that of equal weights.
+_ABOVE = 0.2
 _FIELDS = {name: "self_" if name == "self" else name for name in TERMS}
 
 
@@ -43,21 +46,25 @@ def build(config: HeadsConfig, summary: HeadsSummary, folder: Path) -> Report:
 
 
 def conclusion(summary: HeadsSummary) -> str:
-    """The strongest head of some kinds, in a sentence."""
+    """The strongest head of some kinds, beside equal weights, in sentences."""
     parts = []
     for field in ("induction", "previous", "first"):
         best = strongest(summary.heads, field, 1)[0]
-        parts.append(f"{best.name} as a {KINDS[field]} head ({getattr(best, field):.2f})")
-    return (
-        f"Of {len(summary.heads):,} heads the strongest are {parts[0].replace(' a ', ' an ')}, "
-        f"{parts[1]} and {parts[2]}."
-    )
+        value, equal = getattr(best, field), getattr(summary.equal[best.layer], field)
+        weights = f"({value:.2f}, equal weights {equal:.2f})"
+        kind = f"{KINDS[field]} head"
+        if value < equal + _ABOVE:
+            parts.append(f"no {kind}, at most {best.name} {weights}")
+        else:
+            parts.append(f"{best.name} as {'an' if kind[0] == 'i' else 'a'} {kind} {weights}")
+    return f"The strongest of {len(summary.heads):,} heads: {'; '.join(parts)}."
 
 
 def _setting(summary: HeadsSummary) -> str:
     return (
-        f"{summary.tokens:,} queries of {summary.texts} texts; induction on {summary.repeated} "
-        "rows of random tokens, each twice. In brackets the mean weight."
+        f"{summary.tokens:,} queries of {summary.texts} texts; induction on {summary.twice:,} "
+        f"queries of {summary.repeated} rows of random tokens, each twice. In brackets the mean "
+        "weight, and what it would be if the head gave all keys that it sees one weight."
     )
 
 
@@ -101,7 +108,8 @@ def _text(row: dict, tokens: list[str]) -> Part:
     query = row["query"]
     seen = tokens[: query + 1]
     weights = np.array(row["weights"])[: query + 1]
-    titles = ["the query" if i == query else "" for i in range(len(seen))]
+    titles = [f"{token!r}: {number(float(w))}" for token, w in zip(seen, weights, strict=True)]
+    titles[query] += ", the query"
     raised, lowered = (", ".join(map(repr, row[name])) for name in ("raised", "lowered"))
     return report.words(
         seen,
@@ -133,10 +141,21 @@ def _maps(summary: HeadsSummary) -> Section:
                 row_labels=list(range(L))[::-1],
                 column_labels=list(range(N)),
                 scale="diverging" if name == "copying" else "sequential",
-                n=f"{number(summary.tokens)} queries",
+                n=_count(name, summary),
             )
         )
     return section("All heads", report.grid(*maps))
+
+
+def _count(name: str, summary: HeadsSummary) -> str:
+    """What a measure is the mean of."""
+    if name == "copying":
+        return "weights alone"
+    if name == "induction":
+        return f"{number(summary.twice)} queries of random tokens"
+    if name == "duplicate":
+        return f"{number(summary.again)} queries whose token came before"
+    return f"{number(summary.tokens)} queries"
 
 
 def _all(summary: HeadsSummary) -> Section:
@@ -157,11 +176,12 @@ def _terms() -> Section:
 
 def format_summary(summary: HeadsSummary) -> str:
     """The conclusion and the strongest heads as plain text."""
-    rows = [
-        (kind, *(f"{each.name} {getattr(each, field):.2f}" for each in best))
-        for field, kind in KINDS.items()
-        if len(best := strongest(summary.heads, field, 3)) == 3
-    ]
+    rows = []
+    for field, kind in KINDS.items():
+        best = strongest(summary.heads, field, 3)
+        shown = [f"{each.name} {getattr(each, field):.2f}" for each in best]
+        if shown:
+            rows.append((kind, *shown, *[""] * (3 - len(shown))))
     said, setting = (
         textwrap.wrap(text, 80, break_on_hyphens=False)
         for text in (conclusion(summary), _setting(summary))

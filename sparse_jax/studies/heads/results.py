@@ -4,7 +4,7 @@ import dataclasses
 
 import pyarrow as pa
 
-from lm_jax.inspect.head_measures import MEASURES
+from lm_jax.inspect.head_measures import MEASURES, WEIGHTS
 from lm_jax.run.results import Count, Real
 
 TABLE = "heads"
@@ -21,6 +21,8 @@ ROWS = pa.schema(
         ("queries", pa.int32()),
         ("again", pa.int32()),
         *((name, pa.float64()) for name in MEASURES),
+        # Of a head that gives all keys that it sees one weight.
+        *((f"equal_{name}", pa.float64()) for name in WEIGHTS),
         ("query", pa.int32()),
         ("norm", pa.float64()),
         ("weights", pa.list_(pa.float32())),
@@ -44,7 +46,7 @@ class HeadResult:
       self_: weight on the token itself.
       duplicate: weight on earlier places of the same token, where there is one; null without any.
       induction: weight on what followed those places, on repeated random tokens.
-      entropy: entropy of the weights over its maximum.
+      entropy: entropy of the weights, divided by their sum, over that of equal ones.
       written: norm of what it adds over the norm of the stream.
       copying: copying score (`lm_jax.inspect.head_measures.copying`).
     """
@@ -67,6 +69,23 @@ class HeadResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class EqualWeights:
+    """What a head of a layer would be that gives all keys that it sees one weight.
+
+    Attributes:
+      layer: number of the layer.
+      first, previous, self_, duplicate, induction: means over queries, as of a `HeadResult`.
+    """
+
+    layer: Count
+    first: Real
+    previous: Real
+    self_: Real
+    duplicate: Real | None
+    induction: Real
+
+
+@dataclasses.dataclass(frozen=True)
 class HeadsSummary:
     """What the heads of a model do.
 
@@ -75,13 +94,19 @@ class HeadsSummary:
       model_sha256: identity of the model.
       texts: number of texts.
       tokens: number of their queries.
-      repeated: number of repeated sequences.
+      again: number of these whose token came before.
+      repeated: number of rows of random tokens, each twice.
+      twice: number of their queries whose token came before.
       heads: results by layer and head.
+      equal: results of equal weights by layer.
     """
 
     model: str
     model_sha256: str
     texts: Count
     tokens: Count
+    again: Count
     repeated: Count
+    twice: Count
     heads: tuple[HeadResult, ...]
+    equal: tuple[EqualWeights, ...]

@@ -7,15 +7,17 @@ Besides what every study has, the work folder holds
 """
 
 from collections.abc import Iterator
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
 from lm_jax.errors import BadInputError, UsageError
 from lm_jax.inspect import head_measures
-from lm_jax.inspect.head_measures import MEASURES
+from lm_jax.inspect.head_measures import MEASURES, WEIGHTS
 from lm_jax.model.mixers import AttentionMixer
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
@@ -23,6 +25,7 @@ from lm_jax.run.finished import Inputs
 from lm_jax.run.rows import Unit
 from lm_jax.study import Work
 from lm_jax.text import corpora
+from lm_jax.text.tokenizer import added_tokens
 from lm_jax.weights.load import identities
 from sparse_jax.circuits.source_model import SourceModel, open_identity
 from sparse_jax.studies.heads import numbers
@@ -35,7 +38,7 @@ from sparse_jax.studies.heads.results import (
     TOKENS,
     HeadsSummary,
 )
-from sparse_jax.studies.heads.settings import LEAST, HeadsConfig
+from sparse_jax.studies.heads.settings import LEAST, LEAST_ROW, HeadsConfig
 from sparse_jax.studies.texts import first_texts
 
 # Tokens that a head raises and lowers most, where it writes most.
@@ -61,7 +64,7 @@ def measure(config: HeadsConfig, work: Work) -> HeadsSummary:
       BadInputError: the model has no attention, or there are too few texts.
       UsageError: the settings do not fit the model.
     """
-    source = SourceModel.load(config.model)
+    source = SourceModel.load(config.model, without_mlps=True)
     _check(config, source)
     found = first_texts(source, config.corpus, config.texts, context=config.context, least=LEAST)
     texts = {(TEXT, n): ids for n, ids in enumerate(found)}
@@ -89,9 +92,12 @@ def measure(config: HeadsConfig, work: Work) -> HeadsSummary:
         model=config.model,
         model_sha256=source.identity.text,
         texts=config.texts,
-        tokens=numbers.queries(table),
+        tokens=numbers.counted(table, TEXT, "queries"),
+        again=numbers.counted(table, TEXT, "again"),
         repeated=config.repeated,
+        twice=numbers.counted(table, REPEATED, "again"),
         heads=numbers.results(table, copying_LN),
+        equal=numbers.equal_weights(table, copying_LN.shape),
     )
 
 
@@ -111,12 +117,22 @@ def _check(config: HeadsConfig, source: SourceModel) -> None:
 
 
 def _repeated(config: HeadsConfig, source: SourceModel) -> list[list[int]]:
-    """Random tokens twice in a row, each different from the others."""
-    random, half = np.random.default_rng(config.seed), config.context // 2
-    size = source.model.cfg.vocab_size
-    half = min(half, size)
-    rows = (random.choice(size, half, replace=False).tolist() for _ in range(config.repeated))
-    return [row * 2 for row in rows]
+    """Rows of random tokens, each row twice, behind what every text begins with.
+
+    Tokens of a row are different, and none is a special one. Rows have several lengths, so that
+    what followed a token's earlier place is at no one distance.
+    """
+    random, tokenizer = np.random.default_rng(config.seed), source.tokenizer
+    begin = list(added_tokens(tokenizer)[0])
+    added = tokenizer.backend.get_added_tokens_decoder()
+    size = min(tokenizer.vocab_size, source.model.cfg.vocab_size)
+    plain = np.setdiff1d(np.arange(size), [i for i, each in added.items() if each.special])
+    longest = min((config.context - len(begin)) // 2, len(plain))
+    rows = []
+    for _ in range(config.repeated):
+        length = int(random.integers(min(max(LEAST_ROW, longest // 2), longest), longest + 1))
+        rows.append(begin + 2 * random.choice(plain, length, replace=False).tolist())
+    return rows
 
 
 def _rows(
@@ -125,11 +141,11 @@ def _rows(
     """Rows of one text."""
     tokens_T = np.zeros(config.context, np.int32)
     tokens_T[: len(ids)] = ids
-    found, (raised_LNX, lowered_LNX) = _measured(source.model, tokens_T, len(ids))
-    sums = {name: np.asarray(found.sums[name]) for name in MEASURES}
-    query_LN, norm_LN, weight_LNS = map(
-        np.asarray, (found.query_LN, found.norm_LN, found.weight_LNS)
-    )
+    tokens = min(source.tokenizer.vocab_size, source.model.cfg.vocab_size)
+    found, (raised_LNX, lowered_LNX) = _measured(source.model, tokens_T, len(ids), tokens=tokens)
+    found = jax.tree.map(np.asarray, found)
+    sums = {name: found.sums[name] for name in MEASURES}
+    query_LN, norm_LN, weight_LNS = found.query_LN, found.norm_LN, found.weight_LNS
     pieces = source.tokenizer.piece
     for layer, head in np.ndindex(query_LN.shape):
         yield {
@@ -140,6 +156,7 @@ def _rows(
             "queries": int(found.queries),
             "again": int(found.repeated),
             **{name: float(values[layer, head]) for name, values in sums.items()},
+            **{f"equal_{name}": float(found.equal[name][layer]) for name in WEIGHTS},
             "query": int(query_LN[layer, head]),
             "norm": float(norm_LN[layer, head]),
             "weights": weight_LNS[layer, head, : len(ids)].tolist(),
@@ -152,12 +169,14 @@ def _tokens(source: SourceModel, on: str, number: int, ids: Any) -> dict[str, An
     return {"on": on, "text": number, "tokens": [source.tokenizer.piece(int(i)) for i in ids]}
 
 
-@exact_jit
-def _measured(model, tokens_T, count):
+@functools.partial(exact_jit, static_argnames="tokens")
+def _measured(model, tokens_T, count, *, tokens):
     """The measures of a text, and the tokens that each head raises and lowers most."""
     valid_1T = (jnp.arange(len(tokens_T)) < count)[None]
     names = head_measures.sites(model.cfg)
     run = model.forward(tokens_T[None], valid_1T, record=dict.fromkeys(names, keep))
     found = head_measures.measure(model.params, model.cfg, run.records, tokens_T, count)
-    promoted = head_measures.promoted(model.params, model.cfg, found.added_LND, _PROMOTED)
+    promoted = head_measures.promoted(
+        model.params, model.cfg, found.added_LND, _PROMOTED, tokens=tokens
+    )
     return found, promoted

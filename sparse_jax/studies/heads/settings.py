@@ -4,12 +4,12 @@ import dataclasses
 import re
 from typing import Annotated
 
-from lm_jax.run.settings import READS_MODEL, PositiveInt, at_least
+from lm_jax.run.settings import READ_AT_ONCE, READS_MODEL, PositiveInt, at_least
 from lm_jax.study import Settings
 from lm_jax.text.preparation import CorpusConfig
 
-# Fewest tokens of a text.
-LEAST = 4
+# Fewest tokens of a text, and of a row of random tokens that comes twice.
+LEAST, LEAST_ROW = 4, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class HeadsConfig(Settings):
       corpus: texts to measure on; its `max_tokens`, `splits` and `vocab_size` are ignored.
       texts: number of texts.
       context: number of tokens that are read of a text.
-      repeated: number of sequences of random tokens that are read twice in a row.
+      repeated: number of rows of random tokens, each twice, of lengths up to half the context.
       shown: number of heads of each kind, and of texts of a head, on the page.
       seed: random seed of the random tokens.
     """
@@ -33,7 +33,7 @@ class HeadsConfig(Settings):
         default_factory=lambda: CorpusConfig("wiki", "document", splits=(1.0, 0.0, 0.0))
     )
     texts: PositiveInt = 64
-    context: PositiveInt = 64
+    context: Annotated[PositiveInt, READ_AT_ONCE] = 64
     repeated: PositiveInt = 8
     shown: PositiveInt = 3
     seed: Annotated[int, at_least(0)] = 0
@@ -43,8 +43,8 @@ class HeadsConfig(Settings):
         wrong = [head for head in self.heads if not re.fullmatch(r"\d+\.\d+", head)]
         if wrong:
             return [f"config.heads: {wrong[0]!r} is no head; name each as layer.head, such as 5.3"]
-        if self.context < LEAST:
-            return [f"config.context = {self.context} must be {LEAST} or more"]
+        if self.context < 2 * LEAST_ROW + 1:
+            return [f"config.context = {self.context} must be {2 * LEAST_ROW + 1} or more"]
         return []
 
     @property

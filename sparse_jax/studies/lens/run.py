@@ -75,7 +75,7 @@ def measure(config: LensConfig, work: Work) -> LensSummary:
       BadInputError: the model is sparse, there are too few texts, or the lens is of another model.
       UsageError: the settings do not fit the model.
     """
-    source = SourceModel.load(config.model)
+    source = SourceModel.load(config.model, without_mlps=True)
     if source.model.gates is not None:
         raise BadInputError(
             f"config.model: {config.model} is sparse, and closed gates have no derivative; give "

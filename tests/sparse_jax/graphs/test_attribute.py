@@ -310,3 +310,8 @@ def test_a_logit_difference_is_of_different_tokens():
     ):
         with pytest.raises(UsageError, match=message):
             attribute(blocks, transcoder, tokens, targets=[3], against=against)
+
+
+def test_rows_that_no_memory_holds_are_refused():
+    with pytest.raises(UsageError, match=r"1,000,000 rows of 10,000,000 sources are 40,000 GB"):
+        rows._check_memory(10**6, 10**7)

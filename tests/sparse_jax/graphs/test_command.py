@@ -1,5 +1,6 @@
 """The command: its graph is that of `attribute`, its numbers those of the library."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from sparse_jax.graphs import (
 from sparse_jax.graphs import effects as effects_lib
 from sparse_jax.graphs.features import SKIPPED_START
 from sparse_jax.graphs.influence import FEATURE
-from sparse_jax.studies.graphs import report
+from sparse_jax.studies.graphs import report, report_text
+from sparse_jax.studies.graphs.intervened import SupernodeScore
 from sparse_jax.studies.graphs.piece import mediated_edges
 from sparse_jax.studies.graphs.results import FEATURES as FEATURE_FILES
 from sparse_jax.studies.graphs.results import GraphSummary
@@ -328,3 +330,18 @@ def test_attribute_takes_folders(models, by_hand):
     for other in others:
         np.testing.assert_array_equal(first, other)
     assert not np.array_equal(first, by_hand[2][1].adjacency)
+
+
+def test_lines_on_supernodes_compare_those_that_have_both_figures(alone):
+    _, summary = alone
+    nan = float("nan")
+    given = [(0.2, nan, 0.5), (0.9, 0.8, 0.1), (nan, 0.3, nan)]
+    scores = tuple(SupernodeScore("s", ("a", "b"), 2, *each) for each in given)
+    graph = dataclasses.replace(summary.graphs[0], supernode_scores=scores)
+    alike, together = report_text._score_lines(graph)
+    assert alike.strip() == (
+        "1 supernode: effects of removing two members have a mean cosine of 0.90, those of a "
+        "member and another feature of its layers 0.80"
+    )
+    assert together.strip().startswith("2 supernodes: removing all members is 30 % off the sum")
+    assert not [*report_text._score_lines(dataclasses.replace(graph, supernode_scores=()))]

@@ -292,6 +292,7 @@ GROUP, OUTCOMES = ("group_interventions", 0), ("group_interventions", 0, "outcom
         (("group_scores",), {}, "group_scores is no list"),
         (("group_scores", 0, "off"), GONE, r"group_scores\[0\] has no off"),
         (("group_scores", 0, "members"), ["9"], r"group_scores\[0\] has member '9', which is no n"),
+        (("group_scores", 0, "removed"), 2.5, r"group_scores\[0\]\.removed = 2\.5 is no number"),
         (("group_scores", 0, "within"), "x", r"group_scores\[0\]\.within = 'x' is no finite"),
     ],
 )

@@ -188,7 +188,7 @@ def test_scores_are_those_of_runs_set_by_hand():
     assert score.outside == pytest.approx(outside, abs=2e-3)
     assert abs(score.within - score.outside) > 2e-2
     together = effect(group)
-    off = np.linalg.norm(together - sum(own)) / np.linalg.norm(together)
+    off = np.linalg.norm(together - sum(own)) / np.linalg.norm(sum(own))
     assert score.off == pytest.approx(off, abs=2e-3)
     assert score.off > 1e-2
 
@@ -217,6 +217,8 @@ def test_members_that_write_alike_act_alike_and_add_up():
     (score,) = score_groups(model, graph, [[top[a], top[b]]], others=[[top[least]]], rows=logits_R)
     assert score.within > score.outside
     assert np.sign(score.within) == np.sign(wanted[a][b])
+    # The last norm alone is between what they add up to and what they do together.
+    assert 0 < score.off < 0.2
 
 
 def test_scores_refuse_what_does_not_fit():
@@ -229,3 +231,5 @@ def test_scores_refuse_what_does_not_fit():
         score_groups(model, graph, [[a, b]], others=[])
     with pytest.raises(UsageError, match="is a member of group 0"):
         score_groups(model, graph, [[a, b]], others=[[b]])
+    with pytest.raises(UsageError, match=r"others: node \d+ is a logit"):
+        score_groups(model, graph, [[a, b]], others=[[int(graph.row_nodes[-1])]])

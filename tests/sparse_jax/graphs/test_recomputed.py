@@ -13,10 +13,13 @@ from lm_jax.model.frozen.attention import FrozenAttention, RecomputedAttention
 from lm_jax.model.precision import exact_jit
 from sparse_jax.graphs import attribute, mediation
 from sparse_jax.graphs.replacement import record
+from sparse_jax.graphs.rows import ActiveFeatures, RowFiller
 from tests.sparse_jax.circuits import oracle
+from tests.sparse_jax.circuits.small_models import circuit_model
 from tests.sparse_jax.graphs.small_graphs import (
     TOKENS,
     WITH_SCORES,
+    dense_features,
     small_graph,
     small_model,
     small_tokens,
@@ -37,10 +40,12 @@ def graph_of(monkeypatch):
     # Programs are cached by shapes of arguments, which the number of queries is not one of.
     jax.clear_caches()
 
-    def graph(each):
+    def graph(each, model=None):
+        model = small_model(*each[:2]) if model is None else model
+        window = None if each is None else each[2]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys.modules["sparse_jax.graphs.attribute"], "_record", own)
-            return attribute(small_model(*each[:2]), small_transcoder(each[2]), small_tokens())
+            return attribute(model, small_transcoder(window), small_tokens())
 
     yield graph
     jax.clear_caches()
@@ -67,6 +72,29 @@ def test_graphs_are_those_of_stored_patterns(each, graph_of):
         ]
         assert np.abs(both[0] - both[1]).max() <= 1e-5 * np.abs(both[1]).max()
         assert np.abs(both[1]).max() > 1e-3
+
+
+def test_a_soft_cap_and_the_first_positions_alone(graph_of, monkeypatch):
+    """Scores are capped by far, and features' rows are of two positions at a time."""
+    windows = (3, None, 3)
+    model = circuit_model("gemma", num_layers=3, scale=6.0, windows=windows, score_softcap=0.5)
+    stored = attribute(model, small_transcoder(), small_tokens())
+    own = graph_of(None, model)
+    assert isinstance(own.replacement.layers.mixer, RecomputedAttention)
+    table = ActiveFeatures.of(dense_features(stored))
+    filler = RowFiller(own.replacement, own.transcoder, table, positions=2)
+    with jax.default_matmul_precision("highest"):
+        rows, biases = filler.of_features(np.arange(len(table.layer_X)))
+    count = len(rows)
+    size_R1 = np.abs(stored.adjacency).sum(1, keepdims=True)[:count]
+    assert (np.abs(rows - stored.adjacency[:count]) <= 1e-5 * size_R1).all()
+    assert (np.abs(biases - stored.bias[:count]) <= 1e-5 * size_R1[:, 0]).all()
+    uncapped = attribute(
+        circuit_model("gemma", num_layers=3, scale=6.0, windows=windows),
+        small_transcoder(),
+        small_tokens(),
+    )
+    assert np.abs(uncapped.replacement.error_LTD - stored.replacement.error_LTD).max() > 0.1
 
 
 @pytest.mark.parametrize("blocks", ["gpt2", "gemma"])
