@@ -14,7 +14,7 @@ from tools.page_blocks.ledger import ledger
 from tools.page_blocks.pairs import pair
 from tools.page_blocks.paper_tables import claims
 from tools.page_blocks.posttraining import kinds, over_updates, posttraining
-from tools.page_blocks.rankings import ranking_runs, rankings
+from tools.page_blocks.rankings import chosen_hybrids, ranking_runs, rankings
 from tools.page_blocks.robustness import comparisons, divergences
 from tools.page_blocks.sources import conditions
 from tools.page_blocks.timings import (
@@ -30,6 +30,7 @@ from tools.page_blocks.training import arithmetic, ten_epochs, three_epochs
 __all__ = [
     "arithmetic",
     "carriers",
+    "chosen_hybrids",
     "circuits",
     "claims",
     "comparisons",

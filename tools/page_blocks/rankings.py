@@ -1,8 +1,12 @@
 """Tables of prospective tests of rankings: `iaj polyattn rankings`."""
 
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
-from tools.page_blocks.sources import summary, table
+import pyarrow.parquet as pq
+
+from tools.page_blocks.sources import ROOT, summary, table
 
 # What is marked.
 LEVEL = 0.05
@@ -56,6 +60,43 @@ def ranking_runs(*names: str) -> str:
     heads = ("model", "recipe", "groups", "replaced", "seeds", "hybrids")
     of_training = ("tokens, stage 1", "stage 2", "softmax, nats per token", "right answers")
     return table((*heads, *of_training), rows)
+
+
+def chosen_hybrids(name: str) -> str:
+    """What trained hybrids lose whose heads a statistic chose, and those of random sets.
+
+    Args:
+      name: a stored result of one seed with its `sets.parquet`.
+    """
+    found = summary(name)
+    sets = pq.read_table(ROOT / "results" / name / "sets.parquet").to_pylist()
+    statistics = [*dict.fromkeys(each["statistic"] for each in found["results"]), "random"]
+    rows = []
+    for statistic in statistics:
+        row = [statistic]
+        for share in found["replaced"]:
+            own = [
+                each
+                for each in sets
+                if each["replaced"] == share and statistic in each["chosen_by"].split(",")
+            ]
+            for outcome, spec in (("text_logits", "+.2f"), ("right_logits", ".0f")):
+                row.append(_mean([each[outcome] for each in own], spec))
+        rows.append(tuple(row))
+    heads = ["chosen by"]
+    for share in found["replaced"]:
+        heads += [f"{share:g} % replaced: nats", f"{share:g} %: right of {found['prompts']}"]
+    return table(tuple(heads), rows)
+
+
+def _mean(values: Sequence[float], spec: str) -> str:
+    """The mean with its range; the value where there is one."""
+    if not values:
+        return "–"
+    mean = f"{fmean(values):{spec}}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({min(values):{spec}} to {max(values):{spec}})"
 
 
 def _rank(entry: dict[str, Any] | None) -> str:
