@@ -24,8 +24,9 @@ signs in place of rows would add (D - 1) / k times the square of J for each prom
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +34,7 @@ import numpy as np
 from lm_jax.errors import UsageError
 from lm_jax.inspect.run import logit_lens
 from lm_jax.model.config import DecoderConfig
-from lm_jax.model.decoder import forward
+from lm_jax.model.decoder import Output, forward
 from lm_jax.model.edits import Add
 from lm_jax.model.layers import unembedding
 from lm_jax.model.mixers import ATTENTION, Mixer
@@ -49,6 +50,40 @@ class Subject(Protocol):
 
     params: Any
     cfg: DecoderConfig
+
+
+@runtime_checkable
+class Runs(Protocol):
+    """A pytree that runs a model in a way of its own, such as one with gates."""
+
+    def forward(self, tokens_BT: jax.Array, valid_BT: jax.Array, **options: Any) -> Output:
+        """The forward pass; options are those of `lm_jax.forward`."""
+        ...
+
+
+@struct.dataclass
+class _Decoder:
+    """A decoder and its mixer (`Runs`)."""
+
+    params: Any
+    cfg: DecoderConfig = struct.field(pytree_node=False)
+    mixer: Mixer = struct.field(pytree_node=False)
+
+    def forward(self, tokens_BT: jax.Array, valid_BT: jax.Array, **options: Any) -> Output:
+        return forward(
+            self.params, tokens_BT, self.cfg, mixer=self.mixer, valid_BT=valid_BT, **options
+        )
+
+
+def runs(model: Subject, mixer: Mixer = ATTENTION) -> Any:
+    """The model as what runs it: itself, if it has a `forward` of its own."""
+    return model if isinstance(model, Runs) else _Decoder(model.params, model.cfg, mixer)
+
+
+def counted(tokens_1T: jax.Array, count: jax.Array | int, skipped: int) -> jax.Array:
+    """Which tokens the lens is about `[T]`, 1 or 0."""
+    at_T = jnp.arange(tokens_1T.shape[1])
+    return ((at_T >= skipped) & (at_T < count - 1)).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -205,7 +240,7 @@ def fit(
     """The lens of a model, from prompts; those with too few tokens are left out.
 
     Args:
-      model: a model.
+      model: a model; one that is a pytree with a `forward` of its own (`Runs`) is run by that.
       prompts: token ids of each prompt.
       length: number of tokens that are read of a prompt.
       rows: number of rows of J that a prompt gives.
@@ -227,6 +262,7 @@ def fit(
     if not 1 <= rows <= cfg.hidden_size:
         raise UsageError(f"lens: rows = {rows} must be 1 to {cfg.hidden_size}")
     sums = Sums.empty(cfg) if sums is None else sums
+    own = runs(model, mixer)
     long_enough = (ids for ids in prompts if len(ids) >= skipped + 2)
     done = sums.prompts
     for number, ids in enumerate(long_enough):
@@ -235,49 +271,39 @@ def fit(
         count, row_K = min(len(ids), length), sums.rows(rows)
         tokens_1T = np.zeros((1, length), np.int32)
         tokens_1T[0, :count] = ids[:count]
-        value_KSD = prompt_rows(
-            model.params, tokens_1T, count, row_K, cfg=cfg, mixer=mixer, skipped=skipped
-        )
+        value_KSD = prompt_rows(own, tokens_1T, count, row_K, skipped=skipped)
         sums.add(row_K, np.asarray(value_KSD))
         if after is not None:
             after(sums)
     return sums.lens(rows=rows, skipped=skipped, model=name)
 
 
-@functools.partial(exact_jit, static_argnames=("cfg", "mixer", "skipped"))
+@functools.partial(exact_jit, static_argnames="skipped")
 def prompt_rows(
-    params: Any,
+    model: Any,
     tokens_1T: jax.Array,
     count: jax.Array | int,
     row_K: jax.Array,
     *,
-    cfg: DecoderConfig,
-    mixer: Mixer = ATTENTION,
     skipped: int = SKIPPED,
 ) -> jax.Array:
     """Rows of the Jacobian of one prompt `[K, S, D]`, of all blocks but the last.
 
     Args:
-      params: parameters of the model.
+      model: what runs the model (`runs`).
       tokens_1T: ids, padded on the right.
       count: number of tokens that are no padding.
       row_K: numbers of the rows, coordinates of the last block's output.
-      cfg: configuration of the model.
-      mixer: token mixer of the model.
       skipped: first tokens that are left out.
     """
-    T, L, D = tokens_1T.shape[1], cfg.num_layers, cfg.hidden_size
-    at_T = jnp.arange(T)
-    counted_T = ((at_T >= skipped) & (at_T < count - 1)).astype(jnp.float32)
+    T, L, D = tokens_1T.shape[1], model.cfg.num_layers, model.cfg.hidden_size
+    counted_T = counted(tokens_1T, count, skipped)
     dtype = jnp.float32
 
     def last_stream(offset_LTD: jax.Array) -> jax.Array:
-        out = forward(
-            params,
+        out = model.forward(
             tokens_1T,
-            cfg,
-            mixer=mixer,
-            valid_BT=(at_T < count)[None],
+            (jnp.arange(T) < count)[None],
             edits={"resid_post": Add(offset_LTD[:, None])},
             record={"final_input": keep},
         )

@@ -159,23 +159,18 @@ class _ConstantGates:
         return pattern_BNTS + (weights_BNTS - jax.lax.stop_gradient(weights_BNTS)), aux
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _softmax(scores_BNTS: jax.Array, temperature: float) -> jax.Array:
     del temperature
     return softmax(scores_BNTS)
 
 
-def _softmax_forward(scores_BNTS: jax.Array, temperature: float) -> tuple[jax.Array, jax.Array]:
+@_softmax.defjvp
+def _softmax_tangent(
+    temperature: float, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    (scores_BNTS,), (tangent_BNTS,) = primals, tangents
     # Masked scores stay -inf over any temperature.
-    return softmax(scores_BNTS), softmax(scores_BNTS / temperature)
-
-
-def _softmax_backward(
-    temperature: float, weights_BNTS: jax.Array, g_BNTS: jax.Array
-) -> tuple[jax.Array]:
-    del temperature
-    mean_BNT1 = (weights_BNTS * g_BNTS).sum(-1, keepdims=True)
-    return (weights_BNTS * (g_BNTS - mean_BNT1),)
-
-
-_softmax.defvjp(_softmax_forward, _softmax_backward)
+    weights_BNTS = softmax(scores_BNTS / temperature)
+    mean_BNT1 = (weights_BNTS * tangent_BNTS).sum(-1, keepdims=True)
+    return softmax(scores_BNTS), weights_BNTS * (tangent_BNTS - mean_BNT1)

@@ -12,9 +12,11 @@ from lm_jax.report import Column, Report, Section, section, table, table_of
 from lm_jax.report.markup import number
 from lm_jax.report.tables import cell
 from sparse_jax.studies.lens import numbers
-from sparse_jax.studies.lens.results import JACOBIAN, LENSES, LOGIT, READOUTS, LensSummary
+from sparse_jax.studies.lens.results import JACOBIAN, LENSES, LOGIT, READOUTS, SPLIT, LensSummary
 from sparse_jax.studies.lens.settings import LensConfig
 
+# Heads of a readout that are shown.
+_HEADS = 10
 # A lens says the model's next token where it agrees at so many tokens.
 _SHARE = 0.5
 TERMS = {
@@ -26,15 +28,24 @@ TERMS = {
     "agreement": "Tokens at which the lens' most probable token is the model's.",
     "error": "Relative standard error of the layer's Jacobian, from two halves of the texts.",
     "change": "Norm of the Jacobian less the identity, over the norm of the Jacobian.",
+    "readout": "How far the stream at the end of the prompt becomes the token on other texts, by "
+    "the derivative: the logit that it adds, without the divisor of the last norm.",
+    "share": "What passes a head of the readout, by the values that it moves and by the weights "
+    "that change; in every layer shares and what passes attention by sum to the readout, so that "
+    "shares of heads in different layers may overlap.",
 }
 
 
 def build(config: LensConfig, summary: LensSummary, folder: Path) -> Report:
     """The report of a summary and of the prompts that were read."""
-    del config
     return Report(
         f"Lenses: {Path(summary.model).name}",
-        lambda: [_compared(summary), *_readouts(summary, folder), _terms()],
+        lambda: [
+            _compared(summary),
+            *_readouts(summary, folder),
+            *([_splits(summary, folder)] if config.split else []),
+            _terms(),
+        ],
         lead=[report.verdict(conclusion(summary), _setting(summary))],
         lines=[format_summary(summary)],
     )
@@ -134,6 +145,36 @@ def _readouts(summary: LensSummary, folder: Path) -> Iterator[Section]:
                 table(heads, body, caption=f"Most probable token by the {lens}, last layer first.")
             )
         yield section(f"Read: {textwrap.shorten(text, 60)}", *tables)
+
+
+def _splits(summary: LensSummary, folder: Path) -> Section:
+    """The heads that carry each readout."""
+    rows = pq.read_table(folder / f"{SPLIT}.parquet").to_pylist()
+    keys = dict.fromkeys((row["prompt"], row["layer"]) for row in rows)
+    body = []
+    for prompt, layer in sorted(keys):
+        own = [row for row in rows if (row["prompt"], row["layer"]) == (prompt, layer)]
+        own.sort(key=lambda row: -abs(row["share"]))
+        body.append(
+            [
+                textwrap.shorten(summary.readouts[prompt], 60),
+                layer,
+                repr(own[0]["token"]),
+                *(own[0]["total"], own[0]["edges"]),
+                ", ".join(f"{r['at']}.{r['head']} {r['share']:+.2f}" for r in own[:_HEADS]),
+            ]
+        )
+    columns = ["Prompt", "Layer", "Reads", Column("Readout", "+.2f"), Column("Edges", ",.0f")]
+    return section(
+        "Which heads carry a readout?",
+        table(
+            [*columns, "Heads with the largest shares"],
+            body,
+            caption="Readouts at the end of each prompt by the Jacobian lens, split by the heads "
+            "above that layer, and how many edges from a key to a query carry 90 % of a text's "
+            f"absolute shares; means over {number(summary.texts)} texts.",
+        ),
+    )
 
 
 def _terms() -> Section:

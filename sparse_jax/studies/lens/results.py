@@ -9,7 +9,7 @@ from lm_jax.run.results import Count, Real
 # How each lens is called.
 LOGIT, JACOBIAN = "logit lens", "Jacobian lens"
 LENSES = (LOGIT, JACOBIAN)
-LENS_FILE, COMPARED, READOUTS = "lens.safetensors", "compared", "readouts"
+LENS_FILE, COMPARED, READOUTS, SPLIT = "lens.safetensors", "compared", "readouts", "split"
 
 # One row per text, layer and lens: sums over its tokens.
 COMPARISONS = pa.schema(
@@ -32,6 +32,21 @@ TOKENS = pa.schema(
         ("read", pa.string()),
         ("probability", pa.float64()),
         ("token", pa.string()),
+    ]
+)
+
+# One row per prompt, layer that is read, and head above it (`lm_jax.inspect.lens_split`).
+SHARES = pa.schema(
+    [
+        ("prompt", pa.int32()),
+        ("layer", pa.int32()),
+        ("token", pa.string()),
+        ("total", pa.float64()),
+        ("edges", pa.float64()),
+        ("at", pa.int32()),
+        ("head", pa.int32()),
+        ("share", pa.float64()),
+        ("bypass", pa.float64()),
     ]
 )
 

@@ -6,6 +6,7 @@ Besides what every study has, the work folder holds
     sums.npz             what the texts gave so far, until the lens is there
     compared.parquet     one row per held-out text, layer and lens (`results.COMPARISONS`)
     readouts.parquet     one row per prompt, layer, position and lens (`results.TOKENS`)
+    split.parquet        one row per prompt, layer that is read and head (`results.SHARES`)
 """
 
 from collections.abc import Iterator
@@ -16,15 +17,21 @@ from pathlib import Path
 from typing import Any
 import zipfile
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
-from lm_jax.errors import BadInputError, CorruptError
-from lm_jax.inspect import jacobian_lens
+from lm_jax.errors import BadInputError, CorruptError, UsageError
+from lm_jax.inspect import jacobian_lens, lens_split
 from lm_jax.inspect.jacobian_lens import JacobianLens, Sums
 from lm_jax.inspect.run import logit_lens
+from lm_jax.model.config import DecoderConfig
+from lm_jax.model.decoder import Output
+from lm_jax.model.frozen import norm_weight
+from lm_jax.model.layers import unembedding
+from lm_jax.model.mixers import AttentionMixer
 from lm_jax.model.precision import exact_jit
 from lm_jax.model.sites import keep
 from lm_jax.run import progress, stop
@@ -36,6 +43,8 @@ from lm_jax.text import corpora
 from lm_jax.text.tokenizer import prompt_ids
 from lm_jax.weights.lenses import load_lens, save_lens
 from lm_jax.weights.load import identities
+from sparse_jax.circuits.rules import EXACT
+from sparse_jax.circuits.runs import CircuitModel
 from sparse_jax.circuits.source_model import SourceModel, open_identity
 from sparse_jax.studies.lens import numbers
 from sparse_jax.studies.lens.results import (
@@ -44,6 +53,8 @@ from sparse_jax.studies.lens.results import (
     LENS_FILE,
     LENSES,
     READOUTS,
+    SHARES,
+    SPLIT,
     TOKENS,
     LensSummary,
 )
@@ -72,16 +83,13 @@ def measure(config: LensConfig, work: Work) -> LensSummary:
     """Fits the lens, or reads it, compares it on held-out texts and reads the prompts.
 
     Raises:
-      BadInputError: the model is sparse, there are too few texts, or the lens is of another model.
+      BadInputError: there are too few texts, the lens is of another model, or readouts of a model
+        without attention heads are to be split.
       UsageError: the settings do not fit the model.
     """
     source = SourceModel.load(config.model, without_mlps=True)
-    if source.model.gates is not None:
-        raise BadInputError(
-            f"config.model: {config.model} is sparse, and closed gates have no derivative; give "
-            "the dense model"
-        )
     cfg = source.model.cfg
+    _check_split(config, source)
     held_out, texts = _texts(config, source)
     prompts = _prompts(config, source)
     lens = _lens(config, work, source, texts)
@@ -116,6 +124,22 @@ def measure(config: LensConfig, work: Work) -> LensSummary:
             shards="readout_shards",
             noun="prompts",
         )
+    splits: dict[Unit, Any] = {
+        (layer, str(n), "split"): (n, ids, layer)
+        for n, ids in enumerate(prompts)
+        for layer in config.split
+    }
+    if splits:
+        work.units(
+            SPLIT,
+            SHARES,
+            splits,
+            lambda item: pa.Table.from_pylist(
+                list(_splits(source, config, matrix_LDD, held_out, *item)), schema=SHARES
+            ),
+            shards="split_shards",
+            noun="readouts",
+        )
     return LensSummary(
         model=config.model,
         model_sha256=source.identity.text,
@@ -127,6 +151,49 @@ def measure(config: LensConfig, work: Work) -> LensSummary:
         layers=numbers.layers(compared, lens),
         readouts=config.prompts,
     )
+
+
+@struct.dataclass
+class HeldGates:
+    """A sparse model whose gates are constants where it is differentiated (`jacobian_lens.Runs`).
+
+    A small step opens and closes no gate.
+    """
+
+    model: CircuitModel
+
+    @property
+    def params(self) -> Any:
+        """Parameters of the decoder."""
+        return self.model.params
+
+    @property
+    def cfg(self) -> DecoderConfig:
+        """Configuration of the decoder."""
+        return self.model.cfg
+
+    def forward(self, tokens_BT: jax.Array, valid_BT: jax.Array, **options: Any) -> Output:
+        """The forward pass."""
+        return self.model.forward(tokens_BT, valid_BT, rules=EXACT, **options)
+
+
+def _runs(model: CircuitModel) -> Any:
+    """The model as the lens differentiates it."""
+    return model if model.gates is None else HeldGates(model)
+
+
+def _check_split(config: LensConfig, source: SourceModel) -> None:
+    last = source.model.cfg.num_layers - 1
+    for layer in config.split:
+        if not 0 <= layer < last:
+            raise UsageError(
+                f"config.split: layer {layer} is outside 0..{last - 1}; the last layer is read as "
+                "it is"
+            )
+    if config.split and not isinstance(source.model.mixer, AttentionMixer):
+        raise BadInputError(
+            f"config.split: {config.model} has no attention heads; leave config.split out"
+        )
 
 
 def _texts(config: LensConfig, source: SourceModel) -> tuple[list[Any], list[Any]]:
@@ -157,7 +224,7 @@ def _lens(config: LensConfig, work: Work, source: SourceModel, texts: list[Any])
             stop.check("while the lens was fitted")
 
         lens = jacobian_lens.fit(
-            model,
+            _runs(model),
             texts,
             length=config.context,
             rows=rows,
@@ -278,3 +345,50 @@ def _most_probable(model, matrix_LDD, tokens_1T):
         return None, (probability_2TV.argmax(-1), probability_2TV.max(-1))
 
     return jax.lax.scan(of_layer, None, (run.records["resid_post"], matrix_LDD))[1]
+
+
+def _splits(
+    source: SourceModel,
+    config: LensConfig,
+    matrix_LDD: jax.Array,
+    texts: list[Any],
+    number: int,
+    ids: list[int],
+    layer: int,
+) -> Iterator[dict[str, Any]]:
+    """Rows of the readout of one layer at the end of one prompt."""
+    model = source.model
+    stream_D, token = _end(model, matrix_LDD, np.array([ids], np.int32), layer)
+    weight_D = unembedding(model.params, model.cfg)[int(token)].astype(jnp.float32)
+    found = lens_split.split(
+        _runs(model),
+        texts,
+        layer=layer,
+        stream_D=stream_D,
+        readout_D=weight_D * norm_weight(model.params.get("final"), model.cfg),
+        length=config.context,
+        skipped=config.skipped,
+    )
+    for at, head in np.ndindex(found.head_LN.shape):
+        if at > layer:
+            yield {
+                "prompt": number,
+                "layer": layer,
+                "token": source.tokenizer.piece(int(token)),
+                "total": found.total,
+                "edges": found.edges,
+                "at": at,
+                "head": head,
+                "share": float(found.head_LN[at, head]),
+                "bypass": float(found.bypass_L[at]),
+            }
+
+
+@exact_jit
+def _end(model, matrix_LDD, tokens_1T, layer):
+    """The stream of a layer at the last token, and the token that the Jacobian lens reads there."""
+    valid_1T = jnp.ones_like(tokens_1T, bool)
+    run = model.forward(tokens_1T, valid_1T, record={"resid_post": keep})
+    h_1TD = run.records["resid_post"][layer]
+    logits_2TV = _lens_logits(model, h_1TD, matrix_LDD[layer])
+    return h_1TD[0, -1].astype(jnp.float32), logits_2TV[1, -1].argmax()

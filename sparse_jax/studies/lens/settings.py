@@ -13,9 +13,11 @@ class LensConfig(Settings):
     """Everything that decides what is read.
 
     Attributes:
-      model: a Hugging Face folder, a GGUF file, a name of iaj fetch --list, or a run of iaj protot.
+      model: a Hugging Face folder, a GGUF file, a name of iaj fetch --list, a sparse model, or a
+        run of iaj protot.
       lens: a .safetensors file of a lens of that model; "" to fit one.
       prompts: texts to read out by layer and position.
+      split: layers whose readout at the end of each prompt is split by the heads that carry it.
       corpus: texts, of which the first are held out and the next are for the fit; its `max_tokens`,
         `splits` and `vocab_size` are ignored.
       texts: number of texts for the fit.
@@ -28,6 +30,7 @@ class LensConfig(Settings):
     model: Annotated[str, READS_MODEL] = "smollm2"
     lens: Annotated[str, READS_FILE] = ""
     prompts: tuple[str, ...] = ()
+    split: tuple[int, ...] = ()
     corpus: CorpusConfig = dataclasses.field(
         default_factory=lambda: CorpusConfig("wiki", "document", splits=(1.0, 0.0, 0.0))
     )
@@ -39,12 +42,15 @@ class LensConfig(Settings):
 
     def problems(self) -> list[str]:
         """What does not fit together."""
+        problems = []
         if self.context < self.skipped + 2:
-            return [
+            problems.append(
                 f"config.context = {self.context} must be {self.skipped + 2} or more, two more "
                 "than config.skipped"
-            ]
-        return []
+            )
+        if self.split and not self.prompts:
+            problems.append("config.split splits readouts of prompts; name one, config.prompts")
+        return problems
 
 
 def smoke(config: LensConfig) -> LensConfig:

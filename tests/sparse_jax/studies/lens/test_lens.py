@@ -9,12 +9,15 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import BadInputError, UsageError
-from lm_jax.inspect import jacobian_lens
+from lm_jax.inspect import jacobian_lens, lens_split
+from lm_jax.model.layers import unembedding
 from lm_jax.run.results import load_result
 from lm_jax.study import frame
 from lm_jax.text import corpora
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.weights.lenses import load_lens, save_lens
+from sparse_jax.gates import model as sparse_model
+from sparse_jax.gates.model import constant_gates
 from sparse_jax.studies.lens import STUDY, report, run
 from sparse_jax.studies.lens.results import JACOBIAN, LOGIT, LensSummary
 from sparse_jax.studies.lens.settings import LensConfig
@@ -107,6 +110,50 @@ def test_prompts_are_read_by_layer_and_position(config, done):
     assert "Read: the capital is" in page and "Jacobian lens, last layer first" in page
 
 
+def test_readouts_are_split_by_heads(config, done, tmp_path):
+    own = dataclasses.replace(config, lens=str(done / "lens.safetensors"), split=(0,))
+    frame.execute(STUDY, own, tmp_path / "run")
+    rows = pq.read_table(tmp_path / "run" / "split.parquet").to_pylist()
+    source = run.SourceModel.load(config.model)
+    model, lens = source.model, load_lens(done / "lens.safetensors")
+    ids = model_ids(source)
+    h_D = np.asarray(
+        lm_jax.load_pretrained(config.model).run(ids, record=["resid_post"]).cache["resid_post"]
+    )[0, 0, -1]
+    token = int(np.asarray(lens.logits(model.params, model.cfg, h_D[None, None], 0))[0, 0].argmax())
+    weight_D = np.asarray(unembedding(model.params, model.cfg)[token], np.float32)
+    found = lens_split.split(
+        model,
+        run._texts(own, source)[0],
+        layer=0,
+        stream_D=h_D,
+        readout_D=weight_D * np.asarray(model.params["final"]["scale"]),
+        length=20,
+        skipped=2,
+    )
+    assert [(row["at"], row["head"]) for row in rows] == [(1, n) for n in range(len(rows))]
+    assert len(rows) == model.cfg.num_heads
+    for row in rows:
+        assert row["token"] == source.tokenizer.piece(token)
+        assert row["share"] == pytest.approx(found.head_LN[1, row["head"]], rel=1e-4)
+        assert row["total"] == pytest.approx(found.total, rel=1e-4)
+        assert row["bypass"] == pytest.approx(found.bypass_L[1], rel=1e-4)
+    page = (tmp_path / "run" / "report.html").read_text()
+    largest = max(rows, key=lambda row: abs(row["share"]))
+    assert f"1.{largest['head']} " in page and "Which heads carry a readout?" in page
+    for changes, error, said in (
+        ({"split": (1,)}, UsageError, r"config\.split: layer 1 is outside 0\.\.0"),
+        ({"prompts": ()}, UsageError, r"config\.split splits readouts of prompts; name one"),
+    ):
+        with pytest.raises(error, match=said):
+            frame.execute(STUDY, dataclasses.replace(own, **changes), tmp_path / "other")
+
+
+def model_ids(source):
+    """Ids of the prompt, without the token that ends a text."""
+    return source.tokenizer.encode(PROMPT)[:-1]
+
+
 def test_a_lens_that_is_there_is_read_in_place_of_a_fit(config, done, tmp_path):
     other = dataclasses.replace(config, lens=str(done / "lens.safetensors"))
     frame.execute(STUDY, other, tmp_path / "run")
@@ -172,3 +219,20 @@ def test_the_conclusion_says_from_which_layer_on(done):
     assert "in no layer by the logit lens" in report.conclusion(
         dataclasses.replace(summary, layers=none)
     )
+
+
+def test_a_sparse_model_is_read_with_its_gates_held(config, tmp_path):
+    base = lm_jax.load_pretrained(config.model)
+    sparse_model.save(tmp_path / "sparse", base, constant_gates(base.cfg, 0.3), {})
+    own = dataclasses.replace(
+        config, model=str(tmp_path / "sparse"), split=(0,), texts=2, held_out=1
+    )
+    frame.execute(STUDY, own, tmp_path / "run")
+    rows = pq.read_table(tmp_path / "run" / "split.parquet").to_pylist()
+    total = sum(row["share"] for row in rows) + rows[0]["bypass"]
+    assert total == pytest.approx(rows[0]["total"], rel=1e-4)
+    lens = load_lens(tmp_path / "run" / "lens.safetensors")
+    source = run.SourceModel.load(own.model)
+    _, texts = run._texts(own, source)
+    wanted = jacobian_lens.fit(run.HeldGates(source.model), texts, length=20, rows=16, skipped=2)
+    np.testing.assert_allclose(lens.matrix_SDD, wanted.matrix_SDD, rtol=2.0**-10, atol=1e-4)
