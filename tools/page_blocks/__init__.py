@@ -8,6 +8,7 @@ where its numbers come from:
 
 from tools.page_blocks.circuits import circuits, ratios_of_seeds
 from tools.page_blocks.concepts import findings, interventions, routing
+from tools.page_blocks.decoding import decoding
 from tools.page_blocks.graphs import carriers
 from tools.page_blocks.kernels import kernel_checks, kernel_times
 from tools.page_blocks.ledger import ledger
@@ -37,6 +38,7 @@ __all__ = [
     "conditions",
     "cpu_decoding",
     "cpu_forward",
+    "decoding",
     "divergences",
     "findings",
     "first_steps",

@@ -61,7 +61,8 @@ class GraphConfig(Settings):
       intervened: kept features, those with the most influence, that are multiplied by each of
         `factors`; 0 for none.
       supernodes: proposed supernodes, those with the most influential feature first, all of whose
-        features are multiplied by each of `factors` at once; 0 for none.
+        features are multiplied by each of `factors` at once, and which are scored by removing
+        their members one by one; 0 for none.
       factors: multiples of an activation: 0 removes what a feature writes; the paper steers with -5
         and -10 (App. H).
       fraction: share of the mass of an edge's mediation that is to be reached.
