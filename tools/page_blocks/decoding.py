@@ -21,6 +21,7 @@ def decoding(name: str) -> str:
         ratios = [a / b for a, b in zip(softmax["seconds"], each["seconds"], strict=True)]
         times = [1e3 * seconds for seconds in each["seconds"]]
         faster = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        smaller = f"{softmax['state_bytes'] / each['state_bytes']:.1f}"
         rows.append(
             (
                 f"{length:,}",
@@ -28,7 +29,7 @@ def decoding(name: str) -> str:
                 f"{median(times):.1f} ({min(times):.1f} to {max(times):.1f})",
                 f"{each['state_bytes'] / 1e6:,.1f}",
                 "–" if method == _SOFTMAX else faster,
-                "–" if method == _SOFTMAX else f"{softmax['state_bytes'] / each['state_bytes']:.1f}",
+                "–" if method == _SOFTMAX else smaller,
             )
         )
     heads = ("tokens before", "method", "ms per token", "kept, MB")
