@@ -27,8 +27,8 @@ FOLDER = Path("runs/check")
 MOST_INDUCTION = 20
 # The settings that an audit has by the same name.
 _OF_AUDIT = (
-    *("model", "dtype", "mesh", "seed", "batch_size", "text", "text_length", "haystack"),
-    *("calibration_length", "calibration_text", "top_heads"),
+    *("model", "dtype", "mesh", "seed", "batch_size", "text", "text_length", "text_n"),
+    *("haystack", "calibration_length", "calibration_text", "top_heads"),
 )
 SHARES = Bound(
     "percentages from 0 to below 100",
@@ -61,6 +61,7 @@ class CheckConfig(Settings):
       prompts: a .jsonl file of your own prompts; the same as one more --task=prompts:FILE.
       text: a file of your own texts: .jsonl of id and text, or plain text cut into pieces.
       text_length: most tokens of a text that are read.
+      text_n: number of first texts of --text, or pieces of a plain text, that are read; 0 for all.
       diagnose: diagnose the rows of --text in one forward pass, and stop.
       hybrid: search the heads that may have the recipe, and save them to this new .json file.
       keep: percent of all heads that keep softmax, of the sets that --hybrid tries.
@@ -96,6 +97,7 @@ class CheckConfig(Settings):
     prompts: Annotated[str, Flag(), READS_FILE] = ""
     text: Annotated[str, Flag(), READS_TEXT] = ""
     text_length: Annotated[int, Flag(), at_least(SHORTEST)] = 1024
+    text_n: Annotated[int, Flag(), at_least(0)] = dataclasses.field(default=0, metadata=LATER)
     diagnose: Annotated[bool, Flag()] = False
     hybrid: Annotated[str, Flag()] = ""
     keep: Annotated[tuple[float, ...], Flag(), SHARES] = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
