@@ -10,8 +10,10 @@ from tools.page_blocks.circuits import circuits, ratios_of_seeds
 from tools.page_blocks.concepts import findings, interventions, routing
 from tools.page_blocks.decoding import decoding
 from tools.page_blocks.graphs import carriers
+from tools.page_blocks.hybrids import hybrids
 from tools.page_blocks.kernels import kernel_checks, kernel_times
 from tools.page_blocks.ledger import ledger
+from tools.page_blocks.lenses import lenses
 from tools.page_blocks.pairs import pair
 from tools.page_blocks.paper_tables import claims
 from tools.page_blocks.posttraining import kinds, over_updates, posttraining
@@ -43,11 +45,13 @@ __all__ = [
     "findings",
     "first_steps",
     "gpu_forward",
+    "hybrids",
     "interventions",
     "kernel_checks",
     "kernel_times",
     "kinds",
     "ledger",
+    "lenses",
     "over_updates",
     "pair",
     "paper_steps",
