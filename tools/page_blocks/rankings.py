@@ -24,7 +24,7 @@ def rankings(*names: str) -> str:
     statistics = dict.fromkeys(each["statistic"] for found in results for each in found["results"])
     heads = ["rank by"]
     for found in results:
-        of = f"{found['model']}, {found['recipe']}"
+        of = f"{found['model']}, {found['recipe']}{_seed(found)}"
         heads += [f"{of}: untrained", "stage 1", "stage 2", "gain, nats"]
     rows = []
     for name in statistics:
@@ -49,7 +49,7 @@ def ranking_runs(*names: str) -> str:
                 found["recipe"],
                 f"{found['groups']} {found['by'].replace('_', ' ')}s",
                 f"{shares} %",
-                str(found["seeds"]),
+                ", ".join(map(str, found["provenance"]["seeds"].values())),
                 str(found["sets"]),
                 f"{found['first_tokens']:,}",
                 f"{found['second_tokens']:,}",
@@ -87,6 +87,12 @@ def chosen_hybrids(name: str) -> str:
     for share in found["replaced"]:
         heads += [f"{share:g} % replaced: nats", f"{share:g} %: right of {found['prompts']}"]
     return table(tuple(heads), rows)
+
+
+def _seed(found: dict[str, Any]) -> str:
+    """The seed of a test of one."""
+    seeds = [*found["provenance"]["seeds"].values()]
+    return f", seed {seeds[0]}" if len(seeds) == 1 else ""
 
 
 def _mean(values: Sequence[float], spec: str) -> str:
