@@ -76,8 +76,26 @@ class _Decoder:
 
 
 def runs(model: Subject, mixer: Mixer = ATTENTION) -> Any:
-    """The model as what runs it: itself, if it has a `forward` of its own."""
+    """The model as what runs it: itself, if it has a `forward` of its own.
+
+    Raises:
+      UsageError: it has gates, whose own derivative is that of training.
+    """
+    if getattr(model, "gates", None) is not None:
+        raise UsageError(
+            "lens: the model has gates, which a small step neither opens nor closes; hold them, "
+            "HeldGates(CircuitModel.of(model)) of sparse_jax.circuits.runs"
+        )
     return model if isinstance(model, Runs) else _Decoder(model.params, model.cfg, mixer)
+
+
+def check_length(cfg: DecoderConfig, length: int, skipped: int) -> None:
+    """Raises UsageError where prompts of this length have no token that counts, or do not fit."""
+    if not skipped + 2 <= length <= cfg.max_length:
+        raise UsageError(
+            f"lens: length = {length} must be {skipped + 2} (two more than skipped) to "
+            f"{cfg.max_length}, the context of the model"
+        )
 
 
 def counted(tokens_1T: jax.Array, count: jax.Array | int, skipped: int) -> jax.Array:
@@ -254,11 +272,7 @@ def fit(
       UsageError: too few prompts for every row, or settings that leave no token.
     """
     cfg = model.cfg
-    if not skipped + 2 <= length <= cfg.max_length:
-        raise UsageError(
-            f"lens: length = {length} must be {skipped + 2} (two more than skipped) to "
-            f"{cfg.max_length}, the context of the model"
-        )
+    check_length(cfg, length, skipped)
     if not 1 <= rows <= cfg.hidden_size:
         raise UsageError(f"lens: rows = {rows} must be 1 to {cfg.hidden_size}")
     sums = Sums.empty(cfg) if sums is None else sums

@@ -8,7 +8,9 @@ l it is a sum, with the true derivative,
 
 of what passes the attention of that layer by and what passes each of its heads. A head's share is a
 sum over its edges from a key to a query: by the values that it moves, and by the weights that h
-changes. Closed edges of a sparse model have neither.
+changes. Gates of a sparse model are held: a closed edge has no share, and what h changes of its
+score counts with the open edges, whose softmax has it in its divisor. How a share is divided among
+edges depends on where values have their zero; its sum does not.
 
     found = split(model, prompts, layer=12, stream_D=h, readout_D=u)
     found.head_LN, found.bypass_L, found.total
@@ -45,6 +47,7 @@ class ReadoutSplit:
       total: the readout, u . J h.
       head_LN: what passes each head; 0 up to the layer of h, whose block is over.
       bypass_L: what passes the attention of each layer by; the readout itself up to that layer.
+      error_LN: standard error of `head_LN` over the prompts; NaN of one prompt.
       prompts: number of prompts.
       edges: mean number of edges from a key to a query that carry `SHARE` of the sum of their
         absolute shares, the largest first.
@@ -53,6 +56,7 @@ class ReadoutSplit:
     total: float
     head_LN: np.ndarray
     bypass_L: np.ndarray
+    error_LN: np.ndarray
     prompts: int
     edges: float
 
@@ -86,8 +90,8 @@ def split(
       skipped: first tokens of a prompt that are left out.
 
     Raises:
-      UsageError: there is no such block below the last, a direction has another width, or no
-        prompt is long enough.
+      UsageError: there is no such block below the last, a direction has another width, the model
+        has gates that are not held, or no prompt is long enough.
     """
     cfg = model.cfg
     if not 0 <= layer < cfg.num_layers - 1:
@@ -95,6 +99,7 @@ def split(
     for name, given in (("stream_D", stream_D), ("readout_D", readout_D)):
         if np.shape(given) != (cfg.hidden_size,):
             raise UsageError(f"{name} has shape {np.shape(given)}; expected ({cfg.hidden_size},)")
+    jacobian_lens.check_length(cfg, length, skipped)
     own = jacobian_lens.runs(model)
     totals, heads, bypasses, edges = [], [], [], []
     for ids in prompts:
@@ -118,10 +123,18 @@ def split(
     return ReadoutSplit(
         total=float(np.mean(totals)),
         head_LN=np.mean(heads, 0),
+        error_LN=_standard_error(np.stack(heads)),
         bypass_L=np.mean(bypasses, 0),
         prompts=len(totals),
         edges=float(np.mean(edges)),
     )
+
+
+def _standard_error(value_PLN: np.ndarray) -> np.ndarray:
+    P = len(value_PLN)
+    if P < 2:
+        return np.full(value_PLN.shape[1:], np.nan)
+    return value_PLN.std(0, ddof=1) / np.sqrt(P)
 
 
 def _carrying(size_E: np.ndarray) -> int:

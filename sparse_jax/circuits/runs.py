@@ -26,7 +26,7 @@ from lm_jax.run.processes import call_stoppable
 from lm_jax.weights.load import Pretrained
 from lm_jax.weights.runs import TrainedRun
 from sparse_jax.circuits.metrics import METRICS, Continuations
-from sparse_jax.circuits.rules import GradientRules
+from sparse_jax.circuits.rules import EXACT, GradientRules
 from sparse_jax.circuits.tasks import Task
 from sparse_jax.gates.model import Gates, SparseModel, gated_forward
 
@@ -97,6 +97,31 @@ class CircuitModel:
             attend = rules.attend(gated)
         options |= {"mixer": self.mixer, "valid_BT": valid_BT}
         return forward(self.params, tokens_BT, self.cfg, attend=attend, **options)
+
+
+@struct.dataclass
+class HeldGates:
+    """A sparse model whose gates are constants where it is differentiated.
+
+    A small step opens and closes no gate, while the model's own forward pass differentiates
+    straight through them, as training does. The lenses of `lm_jax.inspect` take it.
+    """
+
+    model: CircuitModel
+
+    @property
+    def params(self) -> Any:
+        """Parameters of the decoder."""
+        return self.model.params
+
+    @property
+    def cfg(self) -> DecoderConfig:
+        """Configuration of the decoder."""
+        return self.model.cfg
+
+    def forward(self, tokens_BT: jax.Array, valid_BT: jax.Array, **options: Any) -> Output:
+        """The forward pass; options are those of `lm_jax.forward`."""
+        return self.model.forward(tokens_BT, valid_BT, rules=EXACT, **options)
 
 
 @struct.dataclass

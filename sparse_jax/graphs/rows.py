@@ -319,9 +319,9 @@ class WholeRows:
         return FeatureRows(self.chosen[order], self._weights[rows], self._biases[rows])
 
 
-def _check_memory(rows: int, columns: int) -> None:
+def _check_memory(rows: int, columns: int, copies: int) -> None:
     """Raises UsageError where rows are larger than the memory of this machine."""
-    needed = 4 * rows * columns
+    needed = 4 * rows * columns * copies
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise UsageError(
@@ -353,7 +353,9 @@ def feature_rows(
     """
     total = len(filler.layer_X)
     count = total if max_features is None else min(max_features, total)
-    _check_memory(count + len(probabilities), filler.columns)
+    # Rows that are chosen one after another are put into order at the end, by a copy.
+    copies = 1 if count == total else 2
+    _check_memory(count + len(probabilities), filler.columns, copies)
     if count == total:
         every = np.arange(total)
         return FeatureRows(every, *filler.of_features(every, logits))

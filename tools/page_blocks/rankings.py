@@ -25,14 +25,18 @@ def rankings(*names: str) -> str:
     heads = ["rank by"]
     for found in results:
         of = f"{found['model']}, {found['recipe']}{_seed(found)}"
-        heads += [f"{of}: untrained", "stage 1", "stage 2", "gain, nats"]
+        heads += [f"{of}: untrained", "stage 1", "stage 2", "gain, nats", "random sets beaten"]
     rows = []
     for name in statistics:
         row = [name]
         for found in results:
             own = {e["outcome"]: e for e in found["results"] if e["statistic"] == name}
             row += [_rank(own.get(outcome)) for outcome in OUTCOMES]
-            row.append(_gain(own.get(OUTCOMES[-1])))
+            last = own.get(OUTCOMES[-1])
+            row += [
+                _gain(last),
+                f"{last['beaten']} of {last['of']}" if last and last["of"] else "–",
+            ]
         rows.append(tuple(row))
     return table(tuple(heads), rows)
 

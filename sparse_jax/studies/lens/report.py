@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 import textwrap
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -28,8 +29,9 @@ TERMS = {
     "agreement": "Tokens at which the lens' most probable token is the model's.",
     "error": "Relative standard error of the layer's Jacobian, from two halves of the texts.",
     "change": "Norm of the Jacobian less the identity, over the norm of the Jacobian.",
-    "readout": "How far the stream at the end of the prompt becomes the token on other texts, by "
-    "the derivative: the logit that it adds, without the divisor of the last norm.",
+    "readout": "How far the stream at the end of the prompt, put into held-out texts at all tokens "
+    "that the lens counts, becomes the token there, by the derivative: the logit that it adds, "
+    "without the divisor of the last norm.",
     "share": "What passes a head of the readout, by the values that it moves and by the weights "
     "that change; in every layer shares and what passes attention by sum to the readout, so that "
     "shares of heads in different layers may overlap.",
@@ -161,7 +163,7 @@ def _splits(summary: LensSummary, folder: Path) -> Section:
                 layer,
                 repr(own[0]["token"]),
                 *(own[0]["total"], own[0]["edges"]),
-                ", ".join(f"{r['at']}.{r['head']} {r['share']:+.2f}" for r in own[:_HEADS]),
+                ", ".join(_share(row) for row in own[:_HEADS]),
             ]
         )
     columns = ["Prompt", "Layer", "Reads", Column("Readout", "+.2f"), Column("Edges", ",.0f")]
@@ -171,10 +173,15 @@ def _splits(summary: LensSummary, folder: Path) -> Section:
             [*columns, "Heads with the largest shares"],
             body,
             caption="Readouts at the end of each prompt by the Jacobian lens, split by the heads "
-            "above that layer, and how many edges from a key to a query carry 90 % of a text's "
-            f"absolute shares; means over {number(summary.texts)} texts.",
+            "above that layer, with standard errors in brackets, and how many edges from a key to "
+            "a query carry 90 % of a text's absolute shares; means over "
+            f"{number(summary.texts)} held-out texts.",
         ),
     )
+
+
+def _share(row: dict[str, Any]) -> str:
+    return f"{row['at']}.{row['head']} {row['share']:+.2f} ({row['error']:.2f})"
 
 
 def _terms() -> Section:

@@ -46,6 +46,8 @@ SHARES = pa.schema(
         ("at", pa.int32()),
         ("head", pa.int32()),
         ("share", pa.float64()),
+        # Standard error of the share over the texts.
+        ("error", pa.float64()),
         ("bypass", pa.float64()),
     ]
 )

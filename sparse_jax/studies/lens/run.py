@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 import zipfile
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,9 +26,7 @@ from lm_jax.errors import BadInputError, CorruptError, UsageError
 from lm_jax.inspect import jacobian_lens, lens_split
 from lm_jax.inspect.jacobian_lens import JacobianLens, Sums
 from lm_jax.inspect.run import logit_lens
-from lm_jax.model.config import DecoderConfig
-from lm_jax.model.decoder import Output
-from lm_jax.model.frozen import norm_weight
+from lm_jax.model.frozen import centre, norm_weight
 from lm_jax.model.layers import unembedding
 from lm_jax.model.mixers import AttentionMixer
 from lm_jax.model.precision import exact_jit
@@ -43,8 +40,7 @@ from lm_jax.text import corpora
 from lm_jax.text.tokenizer import prompt_ids
 from lm_jax.weights.lenses import load_lens, save_lens
 from lm_jax.weights.load import identities
-from sparse_jax.circuits.rules import EXACT
-from sparse_jax.circuits.runs import CircuitModel
+from sparse_jax.circuits.runs import CircuitModel, HeldGates
 from sparse_jax.circuits.source_model import SourceModel, open_identity
 from sparse_jax.studies.lens import numbers
 from sparse_jax.studies.lens.results import (
@@ -151,30 +147,6 @@ def measure(config: LensConfig, work: Work) -> LensSummary:
         layers=numbers.layers(compared, lens),
         readouts=config.prompts,
     )
-
-
-@struct.dataclass
-class HeldGates:
-    """A sparse model whose gates are constants where it is differentiated (`jacobian_lens.Runs`).
-
-    A small step opens and closes no gate.
-    """
-
-    model: CircuitModel
-
-    @property
-    def params(self) -> Any:
-        """Parameters of the decoder."""
-        return self.model.params
-
-    @property
-    def cfg(self) -> DecoderConfig:
-        """Configuration of the decoder."""
-        return self.model.cfg
-
-    def forward(self, tokens_BT: jax.Array, valid_BT: jax.Array, **options: Any) -> Output:
-        """The forward pass."""
-        return self.model.forward(tokens_BT, valid_BT, rules=EXACT, **options)
 
 
 def _runs(model: CircuitModel) -> Any:
@@ -359,13 +331,15 @@ def _splits(
     """Rows of the readout of one layer at the end of one prompt."""
     model = source.model
     stream_D, token = _end(model, matrix_LDD, np.array([ids], np.int32), layer)
+    # The last norm's weights, and its mean where it takes it out; not its divisor.
     weight_D = unembedding(model.params, model.cfg)[int(token)].astype(jnp.float32)
+    weight_D = weight_D * norm_weight(model.params.get("final"), model.cfg)
     found = lens_split.split(
         _runs(model),
         texts,
         layer=layer,
         stream_D=stream_D,
-        readout_D=weight_D * norm_weight(model.params.get("final"), model.cfg),
+        readout_D=centre(weight_D, model.cfg.norm == "layer"),
         length=config.context,
         skipped=config.skipped,
     )
@@ -380,6 +354,7 @@ def _splits(
                 "at": at,
                 "head": head,
                 "share": float(found.head_LN[at, head]),
+                "error": float(found.error_LN[at, head]),
                 "bypass": float(found.bypass_L[at]),
             }
 

@@ -9,7 +9,7 @@ import lm_jax
 from lm_jax.errors import UsageError
 from lm_jax.inspect import jacobian_lens, lens_split
 from sparse_jax.circuits.rules import EXACT
-from sparse_jax.studies.lens.run import HeldGates
+from sparse_jax.circuits.runs import HeldGates
 from tests.sparse_jax.circuits.small_models import circuit_model
 
 LENGTH, SKIPPED, LAYER = 7, 1, 0
@@ -25,7 +25,9 @@ def small(blocks, **options):
 
 def prompts(model, count=2):
     rng = np.random.default_rng(0)
-    return rng.integers(0, model.cfg.vocab_size, (count, LENGTH)).tolist()
+    ids = rng.integers(0, model.cfg.vocab_size, (count, LENGTH)).tolist()
+    # The second is shorter, and padded.
+    return [ids[0], *(each[:-2] for each in ids[1:])]
 
 
 def directions(model):
@@ -59,6 +61,8 @@ def test_heads_and_what_passes_them_by_sum_to_the_readout_of_the_lens(blocks):
     assert abs(found.total - wanted) <= 1e-4 * size
     assert found.certificate().max() < 1e-5
     assert found.prompts == 2
+    each = [split_of(model, ids=[ids]).head_LN for ids in prompts(model)]
+    np.testing.assert_allclose(found.error_LN, np.abs(each[0] - each[1]) / 2, rtol=1e-3, atol=1e-6)
     # Up to the layer nothing passes a head; above it heads matter.
     assert not found.head_LN[: LAYER + 1].any()
     np.testing.assert_allclose(found.bypass_L[: LAYER + 1], found.total, rtol=1e-5)
@@ -143,3 +147,7 @@ def test_what_does_not_fit_is_named():
         lens_split.split(model, prompts(model), layer=0, **options | {"stream_D": h_D[:3]})
     with pytest.raises(UsageError, match=r"none has 3 tokens or more; give longer"):
         lens_split.split(model, [[1, 2]], layer=0, **options)
+    with pytest.raises(UsageError, match=r"length = 2 must be 3 \(two more than skipped\)"):
+        lens_split.split(model, prompts(model), layer=0, **options | {"length": 2})
+    with pytest.raises(UsageError, match=r"the model has gates, .* hold them, HeldGates"):
+        split_of(small("llama", bias=0.3))

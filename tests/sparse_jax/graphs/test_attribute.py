@@ -312,6 +312,9 @@ def test_a_logit_difference_is_of_different_tokens():
             attribute(blocks, transcoder, tokens, targets=[3], against=against)
 
 
-def test_rows_that_no_memory_holds_are_refused():
-    with pytest.raises(UsageError, match=r"1,000,000 rows of 10,000,000 sources are 40,000 GB"):
-        rows._check_memory(10**6, 10**7)
+def test_rows_that_no_memory_holds_are_refused(monkeypatch):
+    given = small_model("llama"), small_transcoder(), small_tokens()
+    monkeypatch.setattr(rows.os, "sysconf", lambda name: 100)
+    for most, size in ((None, r"\d+ rows of \d+ sources"), (3, r"13 rows of \d+ sources")):
+        with pytest.raises(UsageError, match=rf"max_features: {size} are .* lower one"):
+            attribute(*given, max_features=most)

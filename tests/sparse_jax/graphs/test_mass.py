@@ -90,9 +90,7 @@ def test_pairs_are_ranked_by_their_shares_of_all_edges():
     graph = SimpleNamespace(
         replacement=SimpleNamespace(
             error_LTD=np.zeros((1, T, 1)),
-            layers=SimpleNamespace(
-                mixer=SimpleNamespace(width=1), pattern_LNTS=np.zeros((1, heads, T, T))
-            ),
+            layers=SimpleNamespace(mixer=SimpleNamespace(width=1, pattern_shape=(1, heads, T, T))),
         ),
         nodes=pa.table({"position": [0] * (2 * X)}),
         edge_weights=lambda edges: np.ones(len(edges)),

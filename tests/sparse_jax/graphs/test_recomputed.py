@@ -12,6 +12,7 @@ from lm_jax.model.frozen import attention as frozen_attention
 from lm_jax.model.frozen.attention import FrozenAttention, RecomputedAttention
 from lm_jax.model.precision import exact_jit
 from sparse_jax.graphs import attribute, mediation
+from sparse_jax.graphs import rows as rows_lib
 from sparse_jax.graphs.replacement import record
 from sparse_jax.graphs.rows import ActiveFeatures, RowFiller
 from tests.sparse_jax.circuits import oracle
@@ -81,6 +82,8 @@ def test_a_soft_cap_and_the_first_positions_alone(graph_of, monkeypatch):
     stored = attribute(model, small_transcoder(), small_tokens())
     own = graph_of(None, model)
     assert isinstance(own.replacement.layers.mixer, RecomputedAttention)
+    # Four targets at a time, so that some need the first two positions alone.
+    monkeypatch.setattr(rows_lib, "MOST_TARGETS", 4)
     table = ActiveFeatures.of(dense_features(stored))
     filler = RowFiller(own.replacement, own.transcoder, table, positions=2)
     with jax.default_matmul_precision("highest"):

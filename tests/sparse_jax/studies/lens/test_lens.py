@@ -16,12 +16,13 @@ from lm_jax.study import frame
 from lm_jax.text import corpora
 from lm_jax.text.preparation import CorpusConfig
 from lm_jax.weights.lenses import load_lens, save_lens
+from sparse_jax.circuits.runs import HeldGates
 from sparse_jax.gates import model as sparse_model
 from sparse_jax.gates.model import constant_gates
 from sparse_jax.studies.lens import STUDY, report, run
 from sparse_jax.studies.lens.results import JACOBIAN, LOGIT, LensSummary
 from sparse_jax.studies.lens.settings import LensConfig
-from tests.sparse_jax.small_runs import save_base, write_text
+from tests.sparse_jax.small_runs import golden_base, save_base, write_text
 
 PROMPT = "the capital is"
 
@@ -234,5 +235,20 @@ def test_a_sparse_model_is_read_with_its_gates_held(config, tmp_path):
     lens = load_lens(tmp_path / "run" / "lens.safetensors")
     source = run.SourceModel.load(own.model)
     _, texts = run._texts(own, source)
-    wanted = jacobian_lens.fit(run.HeldGates(source.model), texts, length=20, rows=16, skipped=2)
+    wanted = jacobian_lens.fit(HeldGates(source.model), texts, length=20, rows=16, skipped=2)
     np.testing.assert_allclose(lens.matrix_SDD, wanted.matrix_SDD, rtol=2.0**-10, atol=1e-4)
+
+
+def test_what_the_last_norm_takes_out_is_in_no_readout(config, tmp_path, monkeypatch):
+    """Of a model with layer norm: the direction has no mean."""
+    folder = golden_base(tmp_path / "gpt2", "gpt2")
+    given = []
+    real = run.lens_split.split
+    monkeypatch.setattr(run.lens_split, "split", lambda *a, **k: given.append(k) or real(*a, **k))
+    own = dataclasses.replace(
+        config, model=str(folder), split=(0,), texts=2, held_out=1, rows=10**6
+    )
+    frame.execute(STUDY, own, tmp_path / "run")
+    (options,) = given
+    u_D = np.asarray(options["readout_D"])
+    assert abs(u_D.mean()) < 1e-6 * np.abs(u_D).max() and np.abs(u_D).max() > 0
