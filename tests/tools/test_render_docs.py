@@ -9,7 +9,7 @@ from tools import render_docs
 
 ROOT = render_docs.ROOT
 PAGES = render_docs.pages(ROOT)
-DIGIT = re.compile(r"(?<=[| (])\d(?=\.\d)")
+DIGIT = re.compile(r"(?<=[| (+-])\d(?=\.\d)")
 
 
 def blocks(text):

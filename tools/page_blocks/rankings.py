@@ -11,7 +11,7 @@ from tools.page_blocks.sources import ROOT, summary, table
 # What is marked.
 LEVEL = 0.05
 # What the page shows of each test.
-OUTCOMES = ("text_untrained", "text_heads", "text_logits")
+OUTCOMES = ("text_untrained", "text_logits")
 
 
 def rankings(*names: str) -> str:
@@ -25,7 +25,7 @@ def rankings(*names: str) -> str:
     heads = ["rank by"]
     for found in results:
         of = f"{found['model']}, {found['recipe']}{_seed(found)}"
-        heads += [f"{of}: untrained", "stage 1", "stage 2", "gain, nats", "random sets beaten"]
+        heads += [f"{of}: untrained", "trained", "gain, nats", "random sets beaten"]
     rows = []
     for name in statistics:
         row = [name]
