@@ -29,12 +29,7 @@ from sparse_jax.graphs.graph import SCHEMA, Graph
 from sparse_jax.graphs.influence import BIAS, ERROR, FEATURE, LOGIT, TOKEN
 from sparse_jax.graphs.linear import Targets
 from sparse_jax.graphs.replacement import Replacement, check, check_ids, record
-from sparse_jax.graphs.rows import (
-    ActiveFeatures,
-    FeatureRows,
-    RowFiller,
-    feature_rows,
-)
+from sparse_jax.graphs.rows import ActiveFeatures, FeatureRows, RowFiller, feature_rows
 
 # Logit nodes: the most probable tokens until this share, at most so many (circuit-tracer).
 SHARE, MOST_LOGITS = 0.95, 10

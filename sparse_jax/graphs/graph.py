@@ -58,7 +58,6 @@ SCHEMA = pa.schema(
     ]
 )
 SOURCE_KINDS = (FEATURE, ERROR, TOKEN)
-# Products in float32 on every processor: in bfloat16 small edges are wrong by a factor.
 # Open entries of patterns are gathered where this many times as many are closed.
 _GATHERED = 16
 

@@ -116,6 +116,11 @@ def _check(config: HeadsConfig, source: SourceModel) -> None:
             )
 
 
+def _known(source: SourceModel) -> int:
+    """How many ids are tokens of both the tokenizer and the embedding."""
+    return min(source.tokenizer.vocab_size, source.model.cfg.vocab_size)
+
+
 def _repeated(config: HeadsConfig, source: SourceModel) -> list[list[int]]:
     """Rows of random tokens, each row twice, behind what every text begins with.
 
@@ -125,8 +130,9 @@ def _repeated(config: HeadsConfig, source: SourceModel) -> list[list[int]]:
     random, tokenizer = np.random.default_rng(config.seed), source.tokenizer
     begin = list(added_tokens(tokenizer)[0])
     added = tokenizer.backend.get_added_tokens_decoder()
-    size = min(tokenizer.vocab_size, source.model.cfg.vocab_size)
-    plain = np.setdiff1d(np.arange(size), [i for i, each in added.items() if each.special])
+    plain = np.setdiff1d(
+        np.arange(_known(source)), [i for i, each in added.items() if each.special]
+    )
     longest = min((config.context - len(begin)) // 2, len(plain))
     rows = []
     for _ in range(config.repeated):
@@ -141,8 +147,8 @@ def _rows(
     """Rows of one text."""
     tokens_T = np.zeros(config.context, np.int32)
     tokens_T[: len(ids)] = ids
-    tokens = min(source.tokenizer.vocab_size, source.model.cfg.vocab_size)
-    found, (raised_LNX, lowered_LNX) = _measured(source.model, tokens_T, len(ids), tokens=tokens)
+    known = _known(source)
+    found, (raised_LNX, lowered_LNX) = _measured(source.model, tokens_T, len(ids), tokens=known)
     found = jax.tree.map(np.asarray, found)
     sums = {name: found.sums[name] for name in MEASURES}
     query_LN, norm_LN, weight_LNS = found.query_LN, found.norm_LN, found.weight_LNS
