@@ -79,7 +79,8 @@ ONLY_IN_FUNCTIONS = {
     ),
 }
 TORCH_FOLDERS = ("lm_jax/weights/", "sparse_jax/torch_gates/", "tools/", "tests/")
-TRANSFORMERS_FILES = ("lm_jax/weights/compat.py", "tests/")
+# Workers run in environments of their own, without this repository.
+TRANSFORMERS_FILES = ("lm_jax/weights/compat.py", "tools/bench/workers/", "tests/")
 
 
 class Import(NamedTuple):

@@ -45,7 +45,7 @@ def haystack(name: str) -> str:
 
 @contextlib.contextmanager
 def naming(setting: str) -> Iterator[None]:
-    """Names the setting of a length in what a suite says of it."""
+    """Names the setting of a length, or of words, in what a suite says of it."""
     try:
         yield
     except (UsageError, BadInputError) as error:

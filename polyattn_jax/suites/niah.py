@@ -18,6 +18,7 @@ of as many tokens; its target stays X, so retrieval without a needle is measured
 """
 
 from collections.abc import Iterable, Sequence
+import contextlib
 import dataclasses
 import importlib.resources
 from typing import Literal
@@ -85,11 +86,9 @@ def needle_words(
       BadInputError: if fewer than 50 nouns have as many tokens.
     """
     nouns = list(dict.fromkeys(nouns))
-    try:
+    with contextlib.suppress(BadInputError):
         found = single_token_nouns(tokenizer, nouns, cue=cue, end=end)
         return {noun: (one,) for noun, one in found.items()}
-    except BadInputError as error:
-        refused = error
     known = prompts_lib.encode(tokenizer, cue)
     by_size: dict[int, dict[str, tuple[int, ...]]] = {}
     for noun in nouns:
@@ -100,11 +99,16 @@ def needle_words(
         spelled = ids[: len(known)] == known and tokenizer.decode(ids[len(known) :]).strip() == noun
         if spelled and planted[: len(ids)] == ids and noun.casefold() not in cue.casefold():
             by_size.setdefault(len(ids) - len(known), {})[noun] = tuple(ids[len(known) :])
-    kept = max(by_size.values(), key=len, default={})
+    size = max(by_size, key=lambda size: len(by_size[size]), default=1)
+    kept = by_size.get(size, {})
     if len(kept) < MIN_NOUNS:
+        one = len(by_size.get(1, {}))
+        longer = ", ".join(f"{len(by_size[n])} have {n}" for n in sorted(by_size) if n > 1)
         raise BadInputError(
-            f"{refused}; and {len(kept)} have as many tokens as most of them have"
-        ) from refused
+            f"nouns: {one} of {len(nouns)} are one token in this tokenizer, {MIN_NOUNS} are needed"
+            f", or as many of another number of tokens{f' ({longer})' if longer else ''}: pass "
+            f"nouns= with {MIN_NOUNS - len(kept)} more words of {size}"
+        )
     return kept
 
 

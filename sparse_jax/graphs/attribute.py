@@ -138,7 +138,7 @@ class Prompt:
 
     def logit_targets(self) -> Targets:
         """The logits as readings."""
-        return linear.logit_targets(self.replacement, jnp.asarray(self.directions))
+        return _logit_targets(self.replacement, jnp.asarray(self.directions))
 
 
 def circuit_model(model: Model | str | os.PathLike[str]) -> CircuitModel:
@@ -189,6 +189,8 @@ def prepare(
 
 
 _record = exact_jit(record)
+# One program: of its operations alone, each would be compiled before a first graph.
+_logit_targets = exact_jit(linear.logit_targets)
 
 
 @functools.partial(exact_jit, static_argnums=3)

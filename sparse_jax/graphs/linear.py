@@ -344,8 +344,15 @@ def attribution_rows(
         def step():
             block, index = each
             c_XTD, feature_XTZ, constants_X = carry
-            feature_XTZ += writes.products(c_XTD, index)
-            error_XT = jnp.einsum("XTD,TD->XT", c_XTD, block.error_LTD)
+            feature_XTZ, error_XT = jax.lax.cond(
+                index < top,
+                lambda: (
+                    feature_XTZ + writes.products(c_XTD, index),
+                    jnp.einsum("XTD,TD->XT", c_XTD, block.error_LTD),
+                ),
+                # Nothing above the highest targets is written to.
+                lambda: (feature_XTZ, none_XT),
+            )
             c_XTD, added_X = block.below(c_XTD, readings(targets, index, T), entering=entering)
             return (c_XTD, feature_XTZ, constants_X + added_X), error_XT
 

@@ -9,7 +9,7 @@ import pytest
 import lm_jax
 from polyattn_jax.audit import measure
 from tools.bench import audit as bench_audit
-from tools.bench import torch_scores
+from tools.bench.in_torch import scores as torch_scores
 
 
 class Letters:

@@ -47,7 +47,7 @@ def asked(tmp_path, monkeypatch):
         real(folder, model, batch)
 
     monkeypatch.setattr(patching_lens, "write", write)
-    monkeypatch.setattr(patching_lens, "Lens", Loop)
+    monkeypatch.setattr(patching_lens, "start", Loop)
     command = ["--python=lens/bin/python", f"--model={models / 'dense'}", "--prompts=3"]
     return [*command, "--repeats=2"], Loop
 

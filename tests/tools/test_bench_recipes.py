@@ -8,8 +8,9 @@ import lm_jax
 from polyattn_jax.recipes.row_maps import RECIPES
 from polyattn_jax.suites import induction
 from tools.bench import recipes as bench_recipes
-from tools.bench import torch_llama, torch_recipes
-from tools.bench.torch_recipes import RecipeModel
+from tools.bench.in_torch import llama as torch_llama
+from tools.bench.in_torch import recipes as torch_recipes
+from tools.bench.in_torch.recipes import RecipeModel
 
 pytestmark = pytest.mark.torch
 

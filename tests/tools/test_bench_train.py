@@ -21,8 +21,9 @@ from lm_jax.run.config import from_plain
 from lm_jax.train import optim
 from lm_jax.train.objective import token_loss
 from protot_jax.training import count
-from tools.bench import decoding, forward, shapes, torch_llama
+from tools.bench import decoding, forward, shapes
 from tools.bench import train as bench_train
+from tools.bench.in_torch import llama as torch_llama
 from tools.bench.shapes import BenchConfig, build, random_params
 
 # Run by `make test-all`.

@@ -34,8 +34,9 @@ from lm_jax.errors import BadInputError
 from polyattn_jax.audit import measure, model_calibration
 from polyattn_jax.recipes.diagnostic import relative_error_bound, row_stats
 from polyattn_jax.recipes.probe import DEGREES
-from tools.bench import front, torch_llama
-from tools.bench.torch_scores import ScoreRows
+from tools.bench import front
+from tools.bench.in_torch import llama as torch_llama
+from tools.bench.in_torch.scores import ScoreRows
 
 LOGIT_TOLERANCE = 1e-3
 # Of the target's attention mass, in rows whose target is not close to dead.

@@ -17,7 +17,6 @@ import dataclasses
 import json
 from pathlib import Path
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from sparse_jax.circuits import patching
 from sparse_jax.circuits.runs import Batch, CircuitModel, metric
 from sparse_jax.circuits.tasks import make_task
 from tools.bench import front
+from tools.bench.workers.waiting import Waiting
 
 # Of mean logit differences in float32, over two orders of summation in thirty layers.
 TOLERANCE = 1e-3
@@ -68,7 +68,8 @@ def settings(cfg: DecoderConfig) -> dict[str, Any]:
         "n_layers": cfg.num_layers,
         "d_model": cfg.hidden_size,
         "n_heads": cfg.num_heads,
-        "n_key_value_heads": cfg.num_kv_heads,
+        # With a number it has grouped heads, whose weights have other names.
+        "n_key_value_heads": cfg.num_kv_heads if cfg.num_kv_heads != cfg.num_heads else None,
         "d_head": cfg.head_dim,
         "d_mlp": cfg.mlp_size,
         "d_vocab": cfg.vocab_size,
@@ -116,40 +117,12 @@ def weights(params: Any, cfg: DecoderConfig) -> dict[str, np.ndarray]:
     return found
 
 
-class Lens:
+def start(python: str, folder: Path) -> Waiting:
     """TransformerLens in a process of its own, which waits between calls."""
-
-    def __init__(self, python: str, folder: Path) -> None:
-        # Isolated: modules beside the worker have names that libraries look for.
-        self._process = subprocess.Popen(
-            [python, "-I", str(WORKER), str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.started = self._read()
-
-    def run(self) -> dict[str, Any]:
-        """Patches every head once: the mean metric under each, and the seconds."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("run\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        """Ends the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise UsageError(
-                "--python: TransformerLens did not start in that environment; its error is above"
-            )
-        return json.loads(line)
+    # Isolated: modules beside the worker have names that libraries look for.
+    return Waiting(
+        [python, "-I", str(WORKER), str(folder)], f"--python={python}: TransformerLens there"
+    )
 
 
 def write(folder: Path, model: CircuitModel, batch: Batch) -> None:
@@ -182,7 +155,7 @@ def run(arguments: argparse.Namespace, record: front.Record) -> bool:
     batch = Batch.of(task)
     with tempfile.TemporaryDirectory() as name:
         write(Path(name), model, batch)
-        lens = Lens(arguments.python, Path(name))
+        lens = start(arguments.python, Path(name))
     try:
         return record.keep("lens", measure(model, batch, lens, arguments))
     finally:
@@ -190,7 +163,7 @@ def run(arguments: argparse.Namespace, record: front.Record) -> bool:
 
 
 def measure(
-    model: CircuitModel, batch: Batch, lens: Lens, arguments: argparse.Namespace
+    model: CircuitModel, batch: Batch, lens: Waiting, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Effects of both, compared, and their seconds in turns; {} where they differ."""
 

@@ -29,8 +29,9 @@ from polyattn_jax.audit import measure
 from polyattn_jax.recipes.row_maps import RECIPES, Recipe, resolve_bias
 from polyattn_jax.suites import Suite, niah
 from polyattn_jax.suites.batching import batches
-from tools.bench import front, torch_llama
-from tools.bench.torch_recipes import RecipeModel
+from tools.bench import front
+from tools.bench.in_torch import llama as torch_llama
+from tools.bench.in_torch.recipes import RecipeModel
 
 # Of two logits that rounding may put in another order.
 TIE = 1e-2

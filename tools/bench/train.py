@@ -10,7 +10,7 @@
 1. A training step, weights and moments in float32: seconds, samples/s, temporary memory of the
    compiled program, without evaluation. `--shapes` has the sizes of a config of
    `protot_jax.training.count`, such as the untied models of Table 13. `--against torch` adds
-   transformers' Llama, eager and compiled (`bench/torch_llama.py`). `--study` times rows of a
+   transformers' Llama, eager and compiled (`bench/in_torch/llama.py`). `--study` times rows of a
    config of `iaj protot study` in place of all this.
 2. Forward passes at batch 1 by length (Table 14, which is prefill, not decoding); on a GPU LLaMA
    also with cuDNN's attention in place of ours.
@@ -48,9 +48,10 @@ from protot_jax.mixers import models
 from protot_jax.training import pretrain
 from protot_jax.training.config import PretrainConfig
 from protot_jax.training.count import CountConfig
-from tools.bench import front, torch_llama
+from tools.bench import front
 from tools.bench.decoding import bench_decode
 from tools.bench.forward import bench_forward
+from tools.bench.in_torch import llama as torch_llama
 from tools.bench.shapes import BenchConfig, build, of_study, random_params
 
 CONFIG = "configs/protot/default.py"

@@ -35,6 +35,7 @@ from polyattn_jax.recipes.row_maps import SOFTMAX, Calibrated, Recipe
 from polyattn_jax.suites import control, load_jsonl, named
 from polyattn_jax.suites.chat import in_chat
 from polyattn_jax.suites.needle_file import NeedleFile
+from polyattn_jax.suites.niah import needle_words
 
 Kind = Literal["suite", "prompts", "choices"]
 # Short names of suites.
@@ -146,6 +147,9 @@ def build(
         )
     if chat and tokenizer.chat_template is None:
         raise BadInputError(f"--chat: {config.model} has no chat template; leave --chat out")
+    if words is not None and any(task.source == "needle" for task in tasks):
+        with naming("--needle_words"):
+            needle_words(tokenizer, words.words, cue=words.cue, end=words.end)
     asked = Asked({}, {}, {})
     for task in tasks:
         if task.kind == "choices":

@@ -29,7 +29,7 @@ def test_answers_are_as_exact_as_torchs(recipe):
     import torch
 
     from lm_jax.weights.compat import transformers
-    from tools.bench.torch_recipes import RecipeModel
+    from tools.bench.in_torch.recipes import RecipeModel
 
     folder = make_goldens.GOLDEN / "llama_gqa"
     model = lm_jax.load_pretrained(folder, dtype=jnp.bfloat16)

@@ -268,3 +268,13 @@ def test_what_cannot_be_checked_is_one_line(run_check, arguments, code, words):
     outcome = run_check("--recipe=softmax", *arguments)
     assert (outcome.code, outcome.out, len(outcome.err)) == (code, "", 1)
     assert words in outcome.err[0]
+
+
+def test_words_that_the_tokenizer_cuts_unequally_are_refused_before_anything_is_computed(
+    run_check, tmp_path
+):
+    words = tmp_path / "words.txt"
+    words.write_text("ein zwei drei")
+    outcome = run_check("--recipe=softmax", f"--needle_words={words}")
+    assert (outcome.code, outcome.out, len(outcome.err)) == (3, "", 1)
+    assert "--needle_words: nouns: 0 of 3 are one token" in outcome.err[0]

@@ -81,3 +81,11 @@ def test_a_plain_list_has_the_english_frame(tmp_path):
 def test_a_file_that_cannot_be_used_is_refused(tmp_path, name, content, words):
     with pytest.raises(BadInputError, match=words):
         read_needles(write(tmp_path, name, content))
+
+
+def test_words_of_too_many_lengths_are_counted_by_their_tokens(tmp_path):
+    """Of a tokenizer of bytes, a word has a token more than letters: its space."""
+    words = read_needles(write(tmp_path, "words.txt", "\n".join([*WORDS[:45], "house", "stone"])))
+    message = r"nouns: 0 of 47 are one token .* \(45 have 4, 2 have 6\): .* with 5 more words of 4$"
+    with pytest.raises(BadInputError, match=message):
+        build(words, GERMAN)

@@ -8,9 +8,10 @@ import pytest
 
 import lm_jax
 from sparse_jax.graphs import attribute
-from sparse_jax.graphs.influence import ERROR, FEATURE, TOKEN, Edges, prune, scores
+from sparse_jax.graphs.influence import FEATURE, TOKEN, Edges, prune, scores
 from sparse_jax.transcoders import files
 from tests.sparse_jax.graphs.circuit_tracer_inputs import CASES, write
+from tools.bench.workers.graph import active, square
 
 FOLDER = Path(__file__).parent / "circuit_tracer"
 # Of entries, relative to the sum of absolute entries of their row: both programs round each of the
@@ -33,23 +34,10 @@ def pair(request, tmp_path_factory):
     return attribute(loaded, transcoder, theirs["tokens"]), theirs
 
 
-def columns(graph, *names):
-    return [np.asarray(graph.nodes[name].fill_null(-1)) for name in names]
-
-
-def kept_sources(graph):
-    """Sources as circuit-tracer has them: without errors of the first position."""
-    kinds = graph.kinds[: graph.num_sources]
-    (position,) = columns(graph, "position")
-    return ~((kinds == ERROR) & (position[: graph.num_sources] == 0))
-
-
 def test_the_same_features_are_active(pair):
     graph, theirs = pair
-    is_feature = graph.kinds == FEATURE
-    at = np.stack(columns(graph, "layer", "position", "feature"), 1)[is_feature]
-    np.testing.assert_array_equal(at, theirs["active"])
-    activation = np.asarray(graph.nodes["activation"].fill_null(0))[is_feature]
+    np.testing.assert_array_equal(active(graph), theirs["active"])
+    activation = np.asarray(graph.nodes["activation"].fill_null(0))[graph.kinds == FEATURE]
     np.testing.assert_allclose(activation, theirs["activation"], rtol=0, atol=LARGEST)
 
 
@@ -60,19 +48,9 @@ def test_the_same_tokens_are_explained(pair):
     np.testing.assert_allclose(graph.probabilities, theirs["logit_probabilities"], atol=1e-6)
 
 
-def matrix(graph):
-    """The adjacency matrix with rows and columns in circuit-tracer's order, without the bias."""
-    sources = graph.num_sources
-    size = sources + len(graph.probabilities)
-    matrix_NN = np.zeros((size, size), np.float32)
-    matrix_NN[graph.row_nodes, :sources] = graph.adjacency
-    matrix_NN[:, :sources][:, ~kept_sources(graph)] = 0.0
-    return matrix_NN
-
-
 def test_entries_are_equal_to_rounding(pair):
     graph, theirs = pair
-    ours_NN, theirs_NN = matrix(graph), theirs["adjacency"]
+    ours_NN, theirs_NN = square(graph), theirs["adjacency"]
     assert ours_NN.shape == theirs_NN.shape
     size_N1 = np.abs(theirs_NN).sum(1, keepdims=True)
     assert (np.abs(ours_NN - theirs_NN) <= ENTRIES * size_N1).all()
@@ -83,7 +61,7 @@ def test_pruning_and_scores_are_equal(pair):
     graph, theirs = pair
     sources = graph.num_sources
     edges = Edges(
-        weight_RS=matrix(graph)[graph.row_nodes, :sources],
+        weight_RS=square(graph)[graph.row_nodes, :sources],
         node_R=np.where(graph.row_nodes < sources, graph.row_nodes, -1),
         start_R=np.where(graph.row_nodes < sources, 0.0, 1.0),
         kind_S=graph.kinds[:sources],

@@ -1,0 +1,1 @@
+"""What benchmarks time in torch, beside programs of JAX."""
