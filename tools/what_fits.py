@@ -125,7 +125,7 @@ def graph(cfg: DecoderConfig, context: int) -> Need:
     replacement, _ = jax.eval_shape(record, model, transcoder, _ids(context))
     recording = _need(record_prompt.lower(model, transcoder, _ids(context)))
     Z = rounded(ACTIVE * cfg.num_layers)
-    X = targets_at_once(replacement, Z)
+    X = targets_at_once(replacement, Z, "gpu")
     table = _ids(context, Z), _ids(context, Z), _floats(context, Z)
     writes = GatheredWrites(transcoder, *table)
     targets = Targets(_ids(X), _ids(X), _floats(X, cfg.hidden_size), _floats(X))

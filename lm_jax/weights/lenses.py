@@ -1,4 +1,8 @@
-"""Jacobian lenses as files: safetensors `J_<l>` [D, D] of each block but the last, in float16."""
+"""Lenses as files.
+
+A Jacobian lens is safetensors `J_<l>` [D, D] of each block but the last, in float16; a tuned lens is
+`<i>.weight` [D, D] and `<i>.bias` [D] of each block.
+"""
 
 import json
 from pathlib import Path
@@ -7,6 +11,7 @@ import numpy as np
 
 from lm_jax.errors import BadInputError, CorruptError
 from lm_jax.inspect.jacobian_lens import SKIPPED, JacobianLens
+from lm_jax.inspect.tuned_lens import TunedLens
 from lm_jax.run.files import write_bytes
 
 _ESTIMATOR, _ABOUT = "rows in turn", "about"
@@ -52,20 +57,8 @@ def load_lens(path: str | Path) -> JacobianLens:
       BadInputError: it is no such file, or of some layers alone.
       CorruptError: it is damaged, or a matrix is missing or misshapen.
     """
-    from safetensors import SafetensorError, safe_open
-
     path = Path(path)
-    if path.suffix != ".safetensors" or not path.is_file():
-        raise BadInputError(
-            f"{path} is no .safetensors file of a lens; a published lens is a pickle, which is "
-            "never opened here: convert it as lm_jax.weights.lenses.load_lens says"
-        )
-    try:
-        with safe_open(path, "numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            raw = file.metadata() or {}
-    except SafetensorError as error:
-        raise CorruptError(f"{path} is damaged: {error}") from error
+    tensors, raw = _read(path, "load_lens")
     raw.pop("format", None)
     about = {name: json.loads(value) for name, value in raw.items()}
     about |= about.pop(_ABOUT, {})
@@ -94,3 +87,55 @@ def load_lens(path: str | Path) -> JacobianLens:
         spread_S=np.array([np.nan if x is None else x for x in spread]),
         model=str(about.get("model") or ""),
     )
+
+
+def load_tuned(path: str | Path) -> TunedLens:
+    """Reads a tuned lens after its conversion.
+
+    Published ones are pickles, which are never opened here. In an environment with torch,
+
+        raw = torch.load("params.pt", weights_only=True, map_location="cpu")
+        tensors = {name: x.float().contiguous() for name, x in raw.items()}
+        safetensors.torch.save_file(tensors, "tuned.safetensors")
+
+    writes the same matrices as a file that is read here. In float32.
+
+    Raises:
+      BadInputError: it is no such file, or of some layers alone.
+      CorruptError: it is damaged, or a tensor is misshapen or not finite.
+    """
+    path = Path(path)
+    tensors, _ = _read(path, "load_tuned")
+    L = len(tensors) // 2
+    names = {f"{layer}.{part}" for layer in range(L) for part in ("weight", "bias")}
+    if set(tensors) != names or not L:
+        raise BadInputError(
+            f"{path} holds {', '.join(sorted(tensors)[:4])}, and a tuned lens has 0.weight, 0.bias "
+            "and so on of every block; give one of all blocks"
+        )
+    D = tensors["0.bias"].shape[-1]
+    for name, x in tensors.items():
+        if x.shape != ((D, D) if name.endswith("weight") else (D,)) or not np.isfinite(x).all():
+            raise CorruptError(f"{path}: {name} is of shape {x.shape}, or not finite")
+    weight_LDD, bias_LD = (
+        np.stack([tensors[f"{layer}.{part}"] for layer in range(L)]).astype(np.float32)
+        for part in ("weight", "bias")
+    )
+    return TunedLens(weight_LDD, bias_LD)
+
+
+def _read(path: Path, reader: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Tensors and metadata of a file that a function of this module reads."""
+    from safetensors import SafetensorError, safe_open
+
+    if path.suffix != ".safetensors" or not path.is_file():
+        raise BadInputError(
+            f"{path} is no .safetensors file of a lens; a published lens is a pickle, which is "
+            f"never opened here: convert it as lm_jax.weights.lenses.{reader} says"
+        )
+    try:
+        with safe_open(path, "numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except SafetensorError as error:
+        raise CorruptError(f"{path} is damaged: {error}") from error

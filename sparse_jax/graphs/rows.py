@@ -22,6 +22,9 @@ from sparse_jax.graphs.replacement import Replacement
 
 # Bytes for the arrays of one chunk of targets, and the most targets in it.
 MEMORY, MOST_TARGETS = 256 * 2**20, 256
+# On a CPU: floats of a chunk's cotangents that its caches hold, and so many targets at least, which
+# read one pattern together. Measured by `tools.bench.graphs_tracer` at 16 to 250 tokens.
+_CACHED, _TOGETHER = 2**19, 32
 # Each multiple of so many positions is a program of its own; of fewer, compiling takes longer than
 # what is saved (`tools.bench.graphs`).
 POSITIONS = 32
@@ -83,17 +86,21 @@ def rounded(count: int) -> int:
     return -(-count // step) * step
 
 
-def targets_at_once(replacement: Replacement, places: int) -> int:
+def targets_at_once(replacement: Replacement, places: int, platform: str | None = None) -> int:
     """How many targets one downward pass takes within the bound on memory, a power of two.
 
     Args:
       replacement: the model, or its shapes.
       places: active features of a position, at most.
+      platform: "cpu", "gpu" or "tpu"; None for that of this process.
     """
     L, T, D = replacement.error_LTD.shape
     floats = T * (6 * D + 4 * replacement.layers.mixer.width + 2 * places + L)
     within_memory = max(MEMORY // (4 * floats), 1)
-    return min(MOST_TARGETS, 1 << (within_memory.bit_length() - 1))
+    most = min(MOST_TARGETS, within_memory)
+    if (platform or jax.default_backend()) == "cpu":
+        most = min(most, max(_CACHED // (T * D), _TOGETHER))
+    return 1 << (most.bit_length() - 1)
 
 
 class RowFiller:

@@ -8,7 +8,8 @@ A row holds one `value`; its other columns say of what:
                 circuit that edge pruning found, of no prompt)
     component   heads, token_edges or component_edges; a name of `place_patching.PLACES`
     method      of a metric: clean or corrupt prompt; of an effect: exact, attribution (patching of
-                heads and token edges), eap or eap_ig (component edges)
+                heads and token edges), eap or eap_ig (component edges); of a place: exact, atp,
+                atp_star or graddrop (`atp_star`)
     rules       of an effect that is estimated: name of its gradient rules in `rules.RULES`
     direction   of an effect: noising or denoising
     ablation    of a curve: what replaces the components outside the circuit

@@ -116,6 +116,8 @@ def plan(config: CircuitConfig, cfg: DecoderConfig, batch: Batch, *, transfer: b
         heads = heads_of(cfg, place) or 1
         # A patched run begins at its layer.
         passes = cfg.num_layers * heads * batch.clean_BT.shape[1] // 2 + 3
+        # Estimates: a backward pass each, and one for every layer.
+        passes += 3 * (cfg.num_layers + 2)
         parts.append(Part(place, "place", (config.direction,), passes))
     return [*parts, FIGURES]
 

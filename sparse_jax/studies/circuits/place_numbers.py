@@ -6,13 +6,16 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax.statistics import cluster_interval
+from sparse_jax.circuits.agreement import rank_correlation
 from sparse_jax.circuits.place_patching import OF_HEADS
-from sparse_jax.studies.circuits.measurements import array
-from sparse_jax.studies.circuits.results import PlaceEffect, PlaceEffects
+from sparse_jax.studies.circuits.measurements import array, select
+from sparse_jax.studies.circuits.results import PlaceAgreement, PlaceEffect, PlaceEffects
 from sparse_jax.studies.circuits.settings import CircuitConfig
 
 # Effects of a place that a page names.
 NAMED = 5
+# Estimates of effects, in the order in which they are compared with exact patching.
+METHODS = ("atp", "atp_star", "graddrop")
 
 
 def places(config: CircuitConfig, table: pa.Table, prompt_B: np.ndarray) -> Iterator[PlaceEffects]:
@@ -26,7 +29,8 @@ def places(config: CircuitConfig, table: pa.Table, prompt_B: np.ndarray) -> Iter
     for place in config.patch:
         heads = ["head"] * (place in OF_HEADS)
         axes = ["layer", *heads, "query", "prompt"]
-        effects, _ = array(table, axes, quantity="place", component=place)
+        own = select(table, quantity="place", component=place)
+        effects, _ = array(own, axes, method="exact")
         effect_LNTB = effects if heads else effects[:, None]
         mean_LNT = effect_LNTB.mean(-1)
         order = np.argsort(-np.abs(mean_LNT), axis=None, kind="stable")[:NAMED]
@@ -42,4 +46,28 @@ def places(config: CircuitConfig, table: pa.Table, prompt_B: np.ndarray) -> Iter
         largest_L1T = np.abs(mean_LNT).argmax(1)[:, None]
         mean_LT = np.take_along_axis(mean_LNT, largest_L1T, 1)[:, 0]
         rows = tuple(map(tuple, mean_LT.tolist()))
-        yield PlaceEffects(place, config.direction, rows, tuple(strongest))
+        found = tuple(_agreements(own, axes, effect_LNTB))
+        yield PlaceEffects(place, config.direction, rows, tuple(strongest), found)
+
+
+def _agreements(
+    table: pa.Table, axes: list[str], effect_LNTB: np.ndarray
+) -> Iterator[PlaceAgreement]:
+    """How every estimate in the rows of a place agrees with its exact effects."""
+    # Before the first token in which prompts differ, everything is 0.
+    counts_T = effect_LNTB.any((0, 1, 3))
+    exact_X = np.abs(effect_LNTB.mean(-1))[:, :, counts_T].ravel()
+    for method in METHODS:
+        own = select(table, method=method)
+        if not len(own) or not len(exact_X):
+            continue
+        estimates, _ = array(own, axes)
+        estimate_LNT = np.abs(estimates.reshape(effect_LNTB.shape).mean(-1))
+        estimate_X = estimate_LNT[:, :, counts_T].ravel()
+        lowest = np.argsort(estimate_X, kind="stable")[: len(estimate_X) // 2]
+        yield PlaceAgreement(
+            method=method,
+            compared=len(exact_X),
+            spearman=rank_correlation(estimate_X, exact_X),
+            missed=float(exact_X[lowest].max(initial=0.0) / exact_X.max()),
+        )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lm_jax import report
-from lm_jax.report import Section, cell, section, table
+from lm_jax.report import Column, Section, cell, section, table
 from lm_jax.report.page import Part
 from lm_jax.report.prose import Prose
 from lm_jax.report.tables import interval_text
@@ -45,7 +45,38 @@ def places(summary: CircuitSummary, drawn: Mapping[tuple[str, str], DrawnPrompt]
         _PROSE("places", summary.config.direction == "noising"),
         report.grid(*maps),
         table(columns, rows, caption=caption),
+        *_agreements(summary),
     )
+
+
+_METHOD = {"atp": "gradient (AtP)", "atp_star": "AtP*, softmax", "graddrop": "AtP*, GradDrop"}
+
+
+def _agreements(summary: CircuitSummary) -> list[Part]:
+    """What estimates of these effects would have said, if there are any."""
+    rows: list[list[object]] = [
+        [
+            *(result.task, result.model, PLACE[own.place], _METHOD[each.method], each.compared),
+            *(interval_text(each.spearman, ".3f"), each.missed),
+        ]
+        for result in summary.results
+        for own in result.places
+        for each in own.agreements
+    ]
+    if not rows:
+        return []
+    columns = ["Task", "Model", "Patched", "Estimate", "Places", "Spearman"]
+    missed = Column("Largest effect in the lower half", ".0%")
+    return [
+        _PROSE("place_agreement"),
+        table(
+            [*columns, missed],
+            rows,
+            caption="Rank correlation of absolute mean effects with exact patching, with "
+            "95\u00a0% intervals over places; and what is overlooked by patching the half of the "
+            "places that an estimate ranks highest, as a share of the largest effect.",
+        ),
+    ]
 
 
 def _map(result: TaskResult, own: PlaceEffects, tokens: tuple[str, ...], n: str) -> Part:

@@ -175,6 +175,29 @@ class PlaceEffect:
 
 
 @dataclasses.dataclass(frozen=True)
+class PlaceAgreement:
+    """How an estimate of the effects of places ranks them, beside exact patching.
+
+    Effects are absolute means over prompts, of all places from the first position on at which any
+    has an effect.
+
+    Attributes:
+      method: atp (the gradient), atp_star (queries and keys by the true change of the softmax) or
+        graddrop (that without the branches of each layer in turn).
+      compared: number of places.
+      spearman: rank correlation, with an interval over bootstrap samples of the places; null where
+        one side does not vary.
+      missed: largest exact effect among the half of the places that the estimate ranks lowest, as a
+        share of the largest of all.
+    """
+
+    method: str
+    compared: Count
+    spearman: Interval | None
+    missed: Real
+
+
+@dataclasses.dataclass(frozen=True)
 class PlaceEffects:
     """Exact patching of one kind of place, position by position.
 
@@ -184,12 +207,14 @@ class PlaceEffects:
       mean: mean effect over prompts by layer and position; of a place of heads, where there is
         one such table for each head, that of the head of largest absolute mean effect.
       strongest: the largest mean effects, the largest first.
+      agreements: how estimates of them agree; none in files of earlier versions.
     """
 
     place: str
     direction: str
     mean: tuple[tuple[Real, ...], ...]
     strongest: tuple[PlaceEffect, ...]
+    agreements: tuple[PlaceAgreement, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,11 +3,13 @@
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from scipy.stats import spearmanr
 
 from lm_jax.errors import UsageError
 from lm_jax.study import frame
 from sparse_jax.circuits.place_patching import OF_HEADS
 from sparse_jax.studies.circuits import STUDY, report
+from sparse_jax.studies.circuits.measurements import select
 from sparse_jax.studies.circuits.report_text import PLACE
 from sparse_jax.studies.circuits.settings import PLACES, CircuitConfig
 from tests.sparse_jax.circuits.small_study import HEADS, LAYERS, SMALL, save_models
@@ -42,7 +44,8 @@ def test_every_place_has_rows_and_a_table_of_means(done):
         mean = np.asarray(own.mean)
         found = {}
         for row in rows:
-            if row["quantity"] == "place" and row["component"] == own.place:
+            asked = row["quantity"], row["component"], row["method"]
+            if asked == ("place", own.place, "exact"):
                 found.setdefault((row["layer"], row["head"], row["query"]), []).append(row["value"])
         heads = {head for _, head, _ in found}
         # Two heads read each key head.
@@ -67,6 +70,41 @@ def test_only_the_head_that_writes_carries_anything(done):
     assert np.abs(by_place["attn_out"].mean[0]).max() == 0
 
 
+def test_estimates_are_compared_with_exact_effects_of_the_places_that_can_have_any(done):
+    folder, summary = done
+    table = pq.read_table(folder / "rows.parquet")
+    for own in summary.results[0].places:
+        chosen = select(table, quantity="place", component=own.place)
+        heads = ["head"] if own.place in OF_HEADS else []
+        means = {}
+        for method in ("exact", "atp", "atp_star", "graddrop"):
+            rows = select(chosen, method=method).group_by(["query", "layer", *heads])
+            found = rows.aggregate([("value", "mean")]).to_pylist()
+            means[method] = {
+                (row["query"], row["layer"], row.get("head")): abs(row["value_mean"])
+                for row in found
+            }
+        exact = means["exact"]
+        positions = {place[0] for place, effect in exact.items() if effect > 0}
+        places = [place for place in exact if place[0] in positions]
+        assert 0 < len(places) < len(exact)
+        methods = [each.method for each in own.agreements]
+        softmax = ["atp_star"] if own.place in ("query", "key") else []
+        assert methods == ["atp", *softmax, "graddrop"]
+        for each in own.agreements:
+            assert each.compared == len(places)
+            ranked = sorted(places, key=lambda place: means[each.method][place])
+            lower = [exact[place] for place in ranked[: len(places) // 2]]
+            # Ties of the lower half may fall either way; all of them are zero.
+            assert each.missed == pytest.approx(max(lower) / max(exact.values()), abs=1e-6)
+            sides = [[means[m][place] for place in places] for m in (each.method, "exact")]
+            if each.spearman is None:
+                assert any(len(set(side)) == 1 for side in sides)
+            else:
+                want = spearmanr(*sides).statistic
+                assert each.spearman.estimate == pytest.approx(want, abs=1e-6)
+
+
 def test_the_page_and_the_terminal_say_where_each_place_is_strongest(done):
     folder, summary = done
     built = report.build(summary.config, summary, folder)
@@ -77,6 +115,8 @@ def test_the_page_and_the_terminal_say_where_each_place_is_strongest(done):
         assert PLACE[place.place] in text and f"position {first.position}" in text
     titles = [each.title for each in built.sections()]
     assert "What is carried where?" in titles
+    page = (folder / "report.html").read_text()
+    assert "AtP*, softmax" in page and "Largest effect in the lower half" in page
 
 
 def test_a_place_that_is_none_is_refused():
