@@ -1,8 +1,8 @@
 """The tuned lens: an affine map of each layer's stream to what the last norm reads.
 
-Belrose et al. 2023, "Eliciting Latent Predictions from Transformers with the Tuned Lens": with h the
-input of block i, the last norm and the unembedding read h + A_i h + b_i. Lenses are trained outside
-of this project and read by `lm_jax.weights.lenses.load_tuned`.
+Belrose et al. 2023, "Eliciting Latent Predictions from Transformers with the Tuned Lens": with h
+the input of block i, the last norm and the unembedding read h + A_i h + b_i. Lenses are trained
+outside of this project and read by `lm_jax.weights.lenses.load_tuned`.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Lenses as files.
 
-A Jacobian lens is safetensors `J_<l>` [D, D] of each block but the last, in float16; a tuned lens is
-`<i>.weight` [D, D] and `<i>.bias` [D] of each block.
+A Jacobian lens is safetensors `J_<l>` [D, D] of each block but the last, in float16; a tuned lens
+is `<i>.weight` [D, D] and `<i>.bias` [D] of each block.
 """
 
 import json

@@ -169,9 +169,10 @@ class Transcoder:
     """Parameters as in `spec(cfg)`; a pytree.
 
     One that is not in training has `threshold` in place of its logarithm, and may have W_skip as
-    `skip`, `[L, D, D]`. `hooks` are the names of its inputs and outputs in circuit-tracer; others
-    than `HOOKS` come from files alone. Training left out the first `skip_start` tokens of a row,
-    and graphs have no features there.
+    `skip`, `[L, D, D]`; encoders and decoders of a file in bfloat16 stay bfloat16, and what is
+    computed of them is float32. `hooks` are the names of its inputs and outputs in circuit-tracer;
+    others than `HOOKS` come from files alone. Training left out the first `skip_start` tokens of a
+    row, and graphs have no features there.
     """
 
     params: ParamTree
@@ -399,7 +400,7 @@ class Transcoder:
         """Encoders `[X, D]` and encoder biases `[X]` of features, at any positions."""
         del position_X
         at = layer_X, feature_X
-        return self.params["encoder"][at], self.params["encoder_bias"][at]
+        return self.params["encoder"][at].astype(jnp.float32), self.params["encoder_bias"][at]
 
     def writes_into(
         self,
@@ -426,7 +427,10 @@ class Transcoder:
     def decoder_norms(self) -> jax.Array:
         """Norm of each feature's decoders over all targets together, `[L, F]`."""
         squares_LF = [
-            sum(jnp.sum(self.decoder(source, target) ** 2, -1) for target in targets)
+            sum(
+                jnp.sum(self.decoder(source, target).astype(jnp.float32) ** 2, -1)
+                for target in targets
+            )
             for source, targets in enumerate(map(self.cfg.targets, range(self.cfg.num_layers)))
         ]
         return jnp.sqrt(jnp.stack(squares_LF))

@@ -111,7 +111,7 @@ def cross_layer(
         file, name = folder / f"W_dec_{source}.safetensors", f"W_dec_{source}"
         later, written = cfg.num_layers - source, len(cfg.targets(source))
         # The first format, and others, leave out what is beyond the window.
-        w_FSD = files.get(file, decoders[source], name, (F, later, D), (F, written, D))
+        w_FSD = files.get(file, decoders[source], name, (F, later, D), (F, written, D), stored=True)
         if w_FSD[:, written:].any():
             raise CorruptError(
                 f"{folder}: {name} writes beyond the window of {cfg.window} in transcoder.json; "
@@ -121,7 +121,7 @@ def cross_layer(
 
     by_source = [decoders_of(source) for source in range(L)]
     params = {
-        "encoder": files.stacked(encoder_files, encoders, "W_enc_{layer}", (F, D)),
+        "encoder": files.stacked(encoder_files, encoders, "W_enc_{layer}", (F, D), stored=True),
         "encoder_bias": files.stacked(encoder_files, encoders, "b_enc_{layer}", (F,)),
         "decoder": {
             f"to_{to}": jnp.asarray(np.stack([by_source[s][:, to - s] for s in cfg.sources(to)]))
@@ -174,9 +174,9 @@ def set_layer(file: Path, k: int, hooks: tuple[str, str]) -> Layer:
         files.check_thresholds(file, threshold_F)
     return Layer(
         source=file,
-        encoder_FD=files.get(file, tensors, "W_enc", (F, D)),
+        encoder_FD=files.get(file, tensors, "W_enc", (F, D), stored=True),
         encoder_bias_F=files.get(file, tensors, "b_enc", (F,)),
-        decoder_FWD=files.get(file, tensors, "W_dec", (F, D))[:, None],
+        decoder_FWD=files.get(file, tensors, "W_dec", (F, D), stored=True)[:, None],
         decoder_bias_D=files.get(file, tensors, "b_dec", (D,)),
         threshold_F=threshold_F,
         skip_DD=files.get(file, tensors, "W_skip", (D, D)) if "W_skip" in tensors else None,

@@ -135,7 +135,7 @@ def _layer(
     if len(shape) != 2:
         raise CorruptError(f"{file}: {encoder} is missing or misshapen; copy the whole file")
     D, F = shape
-    w_dec = files.get(file, tensors, decoder, (F, D) if of is None else (F, of, D))
+    w_dec = files.get(file, tensors, decoder, (F, D) if of is None else (F, of, D), stored=True)
     skip_DD = None
     if _SKIP in tensors:
         skip_DD = np.ascontiguousarray(files.get(file, tensors, _SKIP, (D, D)).T)
@@ -143,7 +143,7 @@ def _layer(
     files.check_thresholds(file, threshold_F)
     return Layer(
         source=file,
-        encoder_FD=np.ascontiguousarray(files.get(file, tensors, encoder, (D, F)).T),
+        encoder_FD=np.ascontiguousarray(files.get(file, tensors, encoder, (D, F), stored=True).T),
         encoder_bias_F=files.get(file, tensors, encoder_bias, (F,)),
         decoder_FWD=w_dec[:, None] if of is None else w_dec[:, of - window :],
         decoder_bias_D=files.get(file, tensors, decoder_bias, (D,)),

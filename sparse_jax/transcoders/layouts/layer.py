@@ -19,7 +19,7 @@ from sparse_jax.transcoders.transcoder import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
-    """The features that read one layer; arrays in float32.
+    """The features that read one layer; float32, and bfloat16 of matrices that are stored so.
 
     Attributes:
       source: file or folder that it was read from, for errors.

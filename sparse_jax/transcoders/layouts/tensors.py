@@ -61,7 +61,13 @@ def read_npz(file: Path) -> dict[str, np.ndarray]:
         raise CorruptError(f"{file} is damaged, or holds objects: {error}") from error
 
 
-def get(file: Path, tensors: Mapping[str, np.ndarray], name: str, *shapes: Shape) -> np.ndarray:
+def get(
+    file: Path,
+    tensors: Mapping[str, np.ndarray],
+    name: str,
+    *shapes: Shape,
+    stored: bool = False,
+) -> np.ndarray:
     """A tensor in float32.
 
     Args:
@@ -69,6 +75,7 @@ def get(file: Path, tensors: Mapping[str, np.ndarray], name: str, *shapes: Shape
       tensors: tensors by name.
       name: name of the tensor.
       shapes: shapes that it may have, the usual first.
+      stored: whether bfloat16 stays bfloat16, of large matrices that are read as they are.
 
     Raises:
       CorruptError: it is missing, of another shape or not finite.
@@ -79,19 +86,26 @@ def get(file: Path, tensors: Mapping[str, np.ndarray], name: str, *shapes: Shape
         raise CorruptError(f"{file}: {name} is {actual}; it must be {shapes[0]}")
     if not np.isfinite(x).all():
         raise CorruptError(f"{file}: {name} has values that are not finite")
-    return np.asarray(x, np.float32)
+    return x if stored and x.dtype == jnp.bfloat16 else np.asarray(x, np.float32)
 
 
 def stacked(
-    files: Sequence[Path], layers: Sequence[Mapping[str, np.ndarray]], name: str, shape: Shape
+    files: Sequence[Path],
+    layers: Sequence[Mapping[str, np.ndarray]],
+    name: str,
+    shape: Shape,
+    *,
+    stored: bool = False,
 ) -> jnp.ndarray:
     """A tensor of every layer `[L, ...]`; `{layer}` in its name is the layer's number.
+
+    `stored` is that of `get`.
 
     Raises:
       CorruptError: as `get`.
     """
     each = [
-        get(file, tensors, name.format(layer=layer), shape)
+        get(file, tensors, name.format(layer=layer), shape, stored=stored)
         for layer, (file, tensors) in enumerate(zip(files, layers, strict=True))
     ]
     return jnp.asarray(np.stack(each))
