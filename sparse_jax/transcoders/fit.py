@@ -67,6 +67,29 @@ def unexplained(
     return np.asarray(left_L / whole_L)
 
 
+def active(
+    model: CircuitModel, transcoder: Transcoder, tokens_BT: np.ndarray, valid_BT: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean numbers of active features of a token by layer `[L]`, after first tokens and at them.
+
+    Arguments are those of `unexplained`. Many more at first tokens than after them say that these
+    were left out of the transcoder's training.
+    """
+    is_first_T = np.arange(tokens_BT.shape[1]) == 0
+    sums, counts = [0.0, 0.0], [0, 0]
+    for start in range(0, len(tokens_BT), _ROWS):
+        at = slice(start, start + _ROWS)
+        missing = _ROWS - len(tokens_BT[at])
+        rows = [np.pad(x[at], [(0, missing), (0, 0)]) for x in (tokens_BT, valid_BT)]
+        number_LBT = np.asarray(_active(model, transcoder, *rows), np.float64)
+        for which, own_T in enumerate((~is_first_T, is_first_T)):
+            counted_BT = rows[1] & own_T[None]
+            sums[which] = sums[which] + (number_LBT * counted_BT).sum((1, 2))
+            counts[which] += counted_BT.sum()
+    after_L, first_L = (np.asarray(x) / max(n, 1) for x, n in zip(sums, counts, strict=True))
+    return after_L, first_L
+
+
 def is_wrong(unexplained_L: np.ndarray) -> bool:
     """Whether most layers are left out."""
     # Of what is no number too.
@@ -92,6 +115,18 @@ def mistakes(transcoder: Transcoder, model: CircuitModel) -> Iterator[tuple[str,
     shift_LF = jnp.einsum("LFD,LD->LF", params["encoder"], params["decoder_bias"])
     params["encoder_bias"] = params["encoder_bias"] - shift_LF
     yield "b_dec subtracted from the input", dataclasses.replace(transcoder, params=params)
+
+
+@exact_jit
+def _active(
+    model: CircuitModel, transcoder: Transcoder, tokens_BT: jax.Array, valid_BT: jax.Array
+) -> jax.Array:
+    """Numbers of active features `[L, B, T]`."""
+    record = {transcoder.site: keep}
+    x_LBTD = model.forward(tokens_BT, valid_BT, record=record).records[transcoder.site]
+    L, B, T, D = x_LBTD.shape
+    features_LXF = transcoder.encode(x_LBTD.reshape(L, B * T, D).astype(jnp.float32))
+    return (features_LXF != 0).sum(-1).reshape(L, B, T)
 
 
 @exact_jit

@@ -254,9 +254,10 @@ def _load(
             "earlier checkpoint"
         )
     transcoder.check(model.model.cfg)
-    unexplained_L = np.zeros(0)
+    unexplained_L = active_L = first_L = np.zeros(0)
     if not recorded:
-        unexplained_L = _tried(f"{flag}={folder}", model, as_read, transcoder, config, prompts)
+        tried = _tried(f"{flag}={folder}", model, as_read, transcoder, config, prompts)
+        unexplained_L, active_L, first_L = tried
     facts = dataclasses.replace(
         _facts(role, source, model),
         transcoder=folder,
@@ -267,6 +268,8 @@ def _load(
         window=transcoder.cfg.window,
         skip_start=transcoder.skip_start,
         unexplained=tuple(map(float, unexplained_L)),
+        active=tuple(map(float, active_L)),
+        active_first=tuple(map(float, first_L)),
     )
     return GraphModel(facts, model, transcoder)
 
@@ -278,8 +281,10 @@ def _tried(
     transcoder: Transcoder,
     config: GraphConfig,
     prompts: Sequence[str],
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What a transcoder leaves out by layer `[L]` that does not say whose it is; or nothing.
+
+    Then how many of its features are active, as `fit.active` counts them.
 
     Raises:
       BadInputError: it leaves out nearly all, or there is too little text to say.
@@ -289,7 +294,7 @@ def _tried(
         left_L = fit.unexplained(model.model, transcoder, tokens_BT, valid_BT)
     except UsageError as error:
         if config.unknown_origin:
-            return np.zeros(0)
+            return (np.zeros(0),) * 3
         raise BadInputError(
             f"{what} does not say of which model it is, and there is too little text to try it on "
             f"({error}); name a text by --config.corpus.source, or add --unknown_origin"
@@ -302,7 +307,7 @@ def _tried(
             f"it is of another model or read wrongly; other readings leave out {others}; give the "
             "model's own, or add --unknown_origin"
         )
-    return left_L
+    return left_L, *fit.active(model.model, transcoder, tokens_BT, valid_BT)
 
 
 def _text(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 import math
-from statistics import fmean
+from statistics import fmean, median
 from types import MappingProxyType
 
 from lm_jax.report.markup import number
@@ -41,6 +41,7 @@ def summary_lines(
     if summary.config.neurons:
         lines.append("features are neurons of the models' MLPs; this is no transcoder")
     lines += [_fit_line(each) for each in summary.models if each.unexplained]
+    lines += [_active_line(each) for each in summary.models if each.active]
     if len(summary.graphs) == 1:
         lines += [*_layer_errors(summary.graphs[0]), *_supernode_lines(summary.graphs[0])]
         lines += _score_lines(summary.graphs[0])
@@ -69,6 +70,30 @@ def _fit_line(model: ModelFacts) -> str:
     return (
         f"{model.transcoder} does not say of which model it is; it leaves out {low:.3g} to "
         f"{high:.3g} % of the variance of MLP outputs, by layer{much}"
+    )
+
+
+# Of so many times more active features, training left out the first token.
+_LEFT_OUT = 10
+
+
+def _active_line(model: ModelFacts) -> str:
+    """How many features are active, and whether the first token was part of training."""
+    after, first = (
+        f"{min(numbers):.3g} to {max(numbers):.3g}"
+        for numbers in (model.active, model.active_first)
+    )
+    more = median(
+        one / max(other, 1.0) for one, other in zip(model.active_first, model.active, strict=True)
+    )
+    advice = ""
+    if more >= _LEFT_OUT and not model.skip_start:
+        advice = (
+            "; so many more there say that training left the first token out: "
+            "--config.skip_start=1 does, too"
+        )
+    return (
+        f"of its features {after} are active at a token, by layer, and {first} at the first{advice}"
     )
 
 

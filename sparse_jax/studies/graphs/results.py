@@ -49,6 +49,8 @@ class ModelFacts:
       skip_start: first tokens of a prompt that have no features.
       unexplained: share of the variance of MLP outputs, by layer, that is left out by a transcoder
         which does not say of which model it is (`transcoders.fit`); empty for others.
+      active, active_first: mean number of active features of a token by layer, after the first
+        tokens of its text and at them; of the same transcoders.
     """
 
     role: str
@@ -66,6 +68,8 @@ class ModelFacts:
     window: int | None
     skip_start: Count = 0
     unexplained: tuple[Real, ...] = ()
+    active: tuple[Real, ...] = ()
+    active_first: tuple[Real, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

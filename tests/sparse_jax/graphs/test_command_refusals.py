@@ -107,7 +107,8 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(tmp_path, capsys):
     tried = dataclasses.replace(
         config, corpus=dataclasses.replace(config.corpus, source=str(models / "text"))
     )
-    assert min(inputs.read(tried).models["model"].facts.unexplained) > 0.9
+    facts = inputs.read(tried).models["model"].facts
+    assert min(facts.unexplained) > 0.9 and len(facts.active) == len(facts.active_first) == 2
     said = r"leaves out .* % of the variance .* other readings leave out .* \(feature_input_hook"
     with pytest.raises(BadInputError, match=said):
         inputs.read(dataclasses.replace(tried, unknown_origin=False))

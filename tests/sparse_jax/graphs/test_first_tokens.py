@@ -13,7 +13,7 @@ import pytest
 from lm_jax.model.sites import keep
 from lm_jax.run.files import read_json, write_json
 from sparse_jax.graphs import attribute, interventions
-from sparse_jax.studies.graphs import inputs
+from sparse_jax.studies.graphs import inputs, report_text
 from sparse_jax.studies.graphs.settings import GraphConfig
 from sparse_jax.transcoders import files
 from sparse_jax.transcoders.files import Origin
@@ -81,3 +81,14 @@ def test_graphs_follow_the_file_or_the_option(tmp_path, monkeypatch, asked, give
     config = GraphConfig(model="m", transcoder=str(folder), **options)
     loaded = inputs._load("model", "m", str(folder), config, [])
     assert loaded.features.skip_start == loaded.facts.skip_start == given
+
+
+@pytest.mark.parametrize(
+    ("first", "skip_start", "advised"), [((400.0, 900.0), 0, True), ((400.0, 900.0), 1, False),
+    ((30.0, 60.0), 0, False)]
+)  # fmt: skip
+def test_ten_times_as_many_active_features_at_first_tokens_are_named(first, skip_start, advised):
+    facts = types.SimpleNamespace(active=(20.0, 40.0), active_first=first, skip_start=skip_start)
+    line = report_text._active_line(facts)
+    assert line.startswith("of its features 20 to 40 are active at a token, by layer, and ")
+    assert ("--config.skip_start=1" in line) == advised

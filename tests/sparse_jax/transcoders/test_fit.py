@@ -72,6 +72,20 @@ def test_it_is_the_share_of_the_variance_by_definition(model, own):
     np.testing.assert_allclose(fit.unexplained(model, half, tokens_BT, valid_BT), wanted, rtol=1e-4)
 
 
+def test_active_features_are_counted_at_first_tokens_and_after_them(model, own):
+    tokens_BT, valid_BT = text(model)
+    records = model.forward(
+        jnp.asarray(tokens_BT), jnp.asarray(valid_BT), record={"mlp.in": keep}
+    ).records
+    x_LBTD = np.asarray(records["mlp.in"], np.float64)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), own.params)
+    pre = np.einsum("LBTD,LFD->LBTF", x_LBTD, p["encoder"]) + p["encoder_bias"][:, None, None]
+    number_LBT = (pre > 0).sum(-1)
+    after = [n[:, 1:][valid_BT[:, 1:]].mean() for n in number_LBT]
+    first = [n[:, 0].mean() for n in number_LBT]
+    np.testing.assert_allclose(fit.active(model, own, tokens_BT, valid_BT), [after, first])
+
+
 def test_a_wrong_reading_is_seen_and_the_right_one_is_among_those_that_are_offered(model, own):
     """Of a file that names the residual stream for what was read after the norm."""
     misread = dataclasses.replace(own, hooks=("hook_resid_mid", "hook_mlp_out"))
