@@ -147,10 +147,15 @@ def component_attributions(
     path_rule: PathRule = "midpoint",
     direction: Direction = "noising",
     rules: GradientRules = EXACT,
+    by_position: bool = False,
 ) -> jax.Array:
     """Estimated effect of every component edge, `[U, B, R]`; see the head of this file.
 
     The memory is about 8 B T D (U + R) bytes, and the activations of one backward pass.
+
+    With `by_position` it is `[U, B, R, T]`, the effect of the edge at one token alone: of what the
+    writer adds there on the reader that reads there. These sum to the effects without positions,
+    and take T times their memory.
 
     Args:
       model: a dense or sparse model.
@@ -160,6 +165,7 @@ def component_attributions(
       path_rule: the rule that places the points of "eap_ig" on the path.
       direction: see the head of `patching`.
       rules: local derivatives of the backward passes.
+      by_position: whether edges are split by tokens.
 
     Raises:
       UsageError: no such method, path rule or direction, or no step.
@@ -167,7 +173,7 @@ def component_attributions(
     check_direction(direction)
     shares_S = jnp.asarray(_shares(method, steps, path_rule, direction), jnp.float32)
     sign = 1.0 if direction == "noising" else -1.0
-    return sign * _component_attributions(model, batch, shares_S, rules)
+    return sign * _component_attributions(model, batch, shares_S, rules, by_position)
 
 
 def _shares(method: str, steps: int, path_rule: str, direction: str) -> np.ndarray:
@@ -189,7 +195,11 @@ def _shares(method: str, steps: int, path_rule: str, direction: str) -> np.ndarr
 
 
 def _component_attributions(
-    model: CircuitModel, batch: Batch, shares_S: jax.Array, rules: GradientRules
+    model: CircuitModel,
+    batch: Batch,
+    shares_S: jax.Array,
+    rules: GradientRules,
+    by_position: bool = False,
 ) -> jax.Array:
     """Scores by noising with the mean gradient over shares of the clean prompt."""
     clean, corrupt = (
@@ -200,7 +210,7 @@ def _component_attributions(
     for share in shares_S:
         values = total, model, batch, clean[0], corrupt[0], share, rules
         total = call_stoppable(_add_gradient, *values)
-    return _scores(clean, corrupt, total, model.cfg) / len(shares_S)
+    return _scores(clean, corrupt, total, model.cfg, by_position) / len(shares_S)
 
 
 @functools.partial(exact_jit, static_argnames="rules", donate_argnums=0)
@@ -218,13 +228,19 @@ def _add_gradient(
     return jax.tree.map(jnp.add, total, reader_gradients(model, batch, embed_BTD, rules))
 
 
-@functools.partial(exact_jit, static_argnames="cfg")
+@functools.partial(exact_jit, static_argnames=("cfg", "by_position"))
 def _scores(
-    clean: jax.Array, corrupt: jax.Array, gradients: ReaderArrays, cfg: DecoderConfig
+    clean: jax.Array,
+    corrupt: jax.Array,
+    gradients: ReaderArrays,
+    cfg: DecoderConfig,
+    by_position: bool,
 ) -> jax.Array:
     graph = ComponentGraph.of(cfg)
-    scores_UBR = _products(corrupt - clean, gradients, graph)
-    return jnp.where(jnp.asarray(graph.mask_UR)[:, None], scores_UBR, 0.0)
+    scores = _products(corrupt - clean, gradients, graph, by_position)
+    exists_U1R = jnp.asarray(graph.mask_UR)[:, None]
+    scores = jnp.where(exists_U1R[(None,) * (scores.ndim - 3)], scores, 0.0)
+    return jnp.moveaxis(scores, 0, -1) if by_position else scores
 
 
 def reader_gradients(
@@ -243,15 +259,20 @@ def reader_gradients(
     return jax.grad(total)(ReaderArrays.zeros(model.cfg, B, T))
 
 
-def _products(change_UBTD: jax.Array, gradients: ReaderArrays, graph: ComponentGraph) -> jax.Array:
-    """Inner products of every writer's change with every reader's gradient, `[U, B, R]`."""
+def _products(
+    change_UBTD: jax.Array, gradients: ReaderArrays, graph: ComponentGraph, by_position: bool
+) -> jax.Array:
+    """Inner products of every writer's change with every reader's gradient, `[U, B, R]`.
+
+    With `by_position` those of each token, `[T, U, B, R]`.
+    """
+    T = "T" if by_position else ""
     layers = [
-        jnp.einsum("UBTD,LBTXD->UBLX", change_UBTD, g if g.ndim == 5 else g[:, :, :, None])
+        jnp.einsum(f"UBTD,LBTXD->{T}UBLX", change_UBTD, g if g.ndim == 5 else g[:, :, :, None])
         for g in gradients[:-1]
     ]
-    U, B = change_UBTD.shape[:2]
-    last = jnp.einsum("UBTD,BTD->UB", change_UBTD, gradients.logits)
-    inside = jnp.concatenate(layers, -1).reshape(U, B, graph.num_readers - 1)
+    last = jnp.einsum(f"UBTD,BTD->{T}UB", change_UBTD, gradients.logits)
+    inside = jnp.concatenate(layers, -1).reshape(*last.shape, graph.num_readers - 1)
     return jnp.concatenate([inside, last[..., None]], -1)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import lm_jax
 from lm_jax.errors import UsageError
+from lm_jax.model.edits import Add
 from sparse_jax.circuits import components
 from sparse_jax.circuits.component_graph import ComponentGraph
 from sparse_jax.circuits.runs import measure, metric
@@ -274,3 +275,37 @@ def test_padding_changes_nothing(batch):
 def test_unknown_options_are_refused(batch, options, message):
     with pytest.raises(UsageError, match=message):
         components.component_attributions(model_of("llama"), batch, **options)
+
+
+@pytest.mark.parametrize("blocks", ["llama", "pythia"])
+def test_edges_by_token_are_derivatives_along_what_their_writer_adds_there(blocks):
+    """Of a reader's input at one token, by forward differentiation; and they sum to the edges."""
+    model, batch = circuit_model(blocks), ioi_batch()
+    graph = ComponentGraph.of(model.cfg)
+    whole_UBR = components.component_attributions(model, batch, method="eap")
+    split_UBRT = components.component_attributions(model, batch, method="eap", by_position=True)
+    B, T = batch.clean_BT.shape
+    # Additions of T numbers, whose order is another one.
+    size_UBR = np.abs(split_UBRT).sum(-1).max()
+    np.testing.assert_allclose(split_UBRT.sum(-1), whole_UBR, rtol=0, atol=T * 2e-7 * size_UBR)
+
+    change_UBTD = components.writer_values(model, batch, batch.corrupt_BT)
+    change_UBTD -= components.writer_values(model, batch, batch.clean_BT)
+
+    def metric(added):
+        edits = {site: Add(value) for site, value in added.by_site().items()}
+        return measure(model, batch, batch.clean_BT, edits=edits)[0]
+
+    nothing = components.ReaderArrays.zeros(model.cfg, B, T)
+    edges = np.argwhere(graph.mask_UR)
+    for u, r in edges[np.random.default_rng(0).permutation(len(edges))[:6]]:
+        t = T - 2
+        # The reader's own entry, 1 at that token.
+        values_BTR = jnp.zeros((B, T, graph.num_readers)).at[:, t, r].set(1.0)
+        one = components.split_readers(values_BTR, graph)
+        added_BTD = change_UBTD[u]
+        shapes = {4: added_BTD[None, :, :, None], 3: added_BTD[None], 2: added_BTD}
+        along = components.ReaderArrays(*(x[..., None] * shapes[x.ndim] for x in one))
+        _, wanted_B = jax.jvp(metric, (nothing,), (along,))
+        np.testing.assert_allclose(split_UBRT[u, :, r, t], wanted_B, rtol=1e-3, atol=1e-6)
+    assert np.abs(split_UBRT).max() > 1e-3
