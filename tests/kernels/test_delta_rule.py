@@ -12,7 +12,7 @@ import pytest
 from scipy import linalg
 
 from iaj_kernels import delta_rule
-from iaj_kernels.core import cases, dispatch
+from iaj_kernels.core import cases
 from iaj_kernels.delta_rule import xla
 from iaj_kernels.delta_rule.cases import SUITE
 from iaj_kernels.delta_rule.config import Call, Config
@@ -365,9 +365,3 @@ def test_the_implementation_on_a_cpu_is_xla():
     with pytest.raises(ValueError, match="'pallas' is none of triton, xla, reference"):
         delta_rule(*drive, implementation="pallas")
     np.testing.assert_array_equal(delta_rule(*drive), delta_rule(*drive, implementation="xla"))
-
-
-def test_the_gpu_kernels_refuse_a_decay():
-    drive = [small()[name] for name in NAMES[:4]]
-    with pytest.raises(dispatch.UnavailableError, match="'triton' has no decay"):
-        delta_rule(*drive, log_decay=-jnp.ones_like(drive[3]), implementation="triton")

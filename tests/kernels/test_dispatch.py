@@ -57,10 +57,11 @@ CASES = {
         lambda q, k: score_stats(q, k, degrees=(1.0,)),
         *[(1, 4, 1, 24)] * 2,
     ),
-    "delta_rule: triton has no decay": lambda: trace(
-        lambda q, k, v, beta, decay: delta_rule(q, k, v, beta, log_decay=decay),
-        *[(1, 4, 1, 16)] * 3,
-        *[(1, 4, 1)] * 2,
+    "delta_rule: triton takes keys of at most": lambda: trace(
+        lambda q, k, v, beta: delta_rule(q, k, v, beta),
+        *[(1, 4, 1, 257)] * 2,
+        (1, 4, 1, 16),
+        (1, 4, 1),
     ),
     "selective_scan: triton takes states of at most": lambda: trace(
         lambda *arrays: selective_scan(*arrays),

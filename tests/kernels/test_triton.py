@@ -6,12 +6,15 @@ the compiler makes of the kernel; `tools/compile_kernels.py` and a GPU do.
 """
 
 import importlib.util
+import itertools
 
 import jax
 import numpy as np
 import pytest
 
 from iaj_kernels.core import cases, dispatch
+from iaj_kernels.core.chunks import LOG_ZERO
+from iaj_kernels.delta_rule import tile as delta_rule_tile
 from iaj_kernels.suites import SUITES
 
 
@@ -31,6 +34,9 @@ CASES = (
     small("delta_rule", B=1, T=2, N=2, H=96, E=17, options={"beta": 2.0}),
     small("delta_rule", B=1, T=65, N=1, H=16, E=24, options={"keys": "same", "beta": 2.0}),
     small("delta_rule", B=1, T=70, N=1, H=16, E=24, dtype="bfloat16"),
+    small("delta_rule", B=2, T=35, N=2, H=6, E=40, options={"initial_state": True, "decay": 0.3}),
+    small("delta_rule", B=1, T=70, N=1, H=16, E=24, options={"decay": 60.0, "initial_state": True}),
+    small("delta_rule", B=1, T=65, N=1, H=16, E=24, dtype="bfloat16", options={"decay": 0.3}),
     small("selective_scan", B=2, T=35, I=40, J=5, options={"initial_state": True}),
     small("selective_scan", B=1, T=32, I=32, J=16, options={"decay": (1e-4, 50.0)}),
     small("selective_scan", B=1, T=2, I=3, J=32, options={"skip": False}),
@@ -44,6 +50,74 @@ def test_value_and_gradients_equal_the_reference(suite, case):
     with dispatch.on(dispatch.INTERPRETER):
         result = cases.compare(suite, case, "triton")
     assert all(each.ok for each in result), result
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    "case",
+    [
+        # Whole segments, and a last one that is not full.
+        cases.Case("whole", {"B": 2, "T": 128, "N": 1, "H": 6, "E": 20}),
+        cases.Case(
+            "filled up",
+            {"B": 1, "T": 150, "N": 2, "H": 16, "E": 24},
+            options={"decay": 0.05, "initial_state": True},
+        ),
+    ],
+    ids=lambda case: case.name,
+)
+def test_a_row_of_the_delta_rule_that_is_cut_into_segments_is_whole(case, monkeypatch):
+    monkeypatch.setattr(delta_rule_tile, "_STEPS", 32)
+    columns = delta_rule_tile.default_tiles(case.sizes, "float32")["columns"]
+    assert delta_rule_tile.segments(case.sizes, columns) == 4
+    with dispatch.on(dispatch.INTERPRETER):
+        result = cases.compare(SUITES["delta_rule"], case, "triton")
+    assert all(each.ok for each in result), result
+
+
+def test_rows_are_cut_where_they_leave_most_of_a_gpu_idle():
+    def segments(columns, **sizes):
+        return delta_rule_tile.segments(sizes, columns)
+
+    assert segments(32, B=1, T=32_768, N=4, E=64) == 32
+    assert segments(16, B=1, T=32_768, N=8, E=128) == 4
+    # Two segments would take longer than none; so do rows that fill a GPU, and short ones.
+    assert segments(16, B=2, T=32_768, N=8, E=128) == 1
+    assert segments(32, B=32, T=4_096, N=4, E=64) == 1
+    assert segments(32, B=1, T=1_024, N=4, E=64) == 1
+
+
+@pytest.mark.triton
+def test_documents_of_a_packed_row_do_not_read_one_another():
+    """A reset is a decay that leaves nothing: by it a row is its parts, gradients too."""
+    suite, case = (
+        SUITES["delta_rule"],
+        cases.Case("packed", {"B": 1, "T": 40, "N": 1, "H": 6, "E": 5}),
+    )
+    arrays = suite.make(
+        cases.Case("decaying", case.sizes, options={"decay": 0.2}), jax.random.key(0)
+    )
+    starts = [0, 9, 17, 18, 40]
+    log_decay_BTN = arrays["log_decay"].at[:, starts[1:-1]].set(LOG_ZERO)
+
+    def total(arrays):
+        return (suite.call(case, arrays, "triton")["out"] ** 2).sum()
+
+    with dispatch.on(dispatch.INTERPRETER):
+        whole = jax.grad(total)(arrays | {"log_decay": log_decay_BTN})
+        parts = [
+            jax.grad(total)({name: x[:, first:last] for name, x in arrays.items()})
+            for first, last in itertools.pairwise(starts)
+        ]
+    for name, x in whole.items():
+        expected = np.concatenate([part[name] for part in parts], 1)
+        if name == "log_decay":
+            # Of what there was before a part, nothing is left.
+            expected[:, starts[:-1]] = 0
+        size = max(np.abs(expected).max(), 1e-3)
+        np.testing.assert_allclose(x, expected, rtol=0, atol=40 * 2.0**-22 * size, err_msg=name)
+        if name == "log_decay":
+            np.testing.assert_array_equal(x[:, starts[1:-1]], 0)
 
 
 OF_TWO = {

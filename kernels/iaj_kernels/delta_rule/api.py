@@ -65,7 +65,7 @@ def delta_rule(
       return_state: whether the memory after the last step is also returned, for decoding or the
         next chunk of a prompt.
       implementation: "reference", "xla", "triton", or None for the best that runs here. "triton"
-        needs an NVIDIA GPU, jax-triton, keys of at most 256 numbers, and no decay.
+        needs an NVIDIA GPU, jax-triton, and keys of at most 256 numbers.
 
     Returns:
       `out_BTNE` in the dtype of `v_BTNE`; with `return_state`, also the float32 `state_BNHE`.
@@ -95,7 +95,7 @@ def delta_rule(
     scale = size["H"] ** -0.5 if scale is None else scale
 
     reasons = {
-        "triton": _unsupported_reason(size["H"], log_decay),
+        "triton": _unsupported_reason(size["H"]),
         "xla": "",
         "reference": "",
     }
@@ -107,10 +107,8 @@ def delta_rule(
     return (out_BTNE, state_BNHE) if return_state else out_BTNE
 
 
-def _unsupported_reason(H: int, log_decay: jax.Array | None) -> str:
+def _unsupported_reason(H: int) -> str:
     """Why the Triton kernels cannot run; empty if they can."""
-    if log_decay is not None:
-        return "has no decay"
     if H > WIDEST_KEY:
         return f"takes keys of at most {WIDEST_KEY} numbers, not {H}"
     return triton_calls.unsupported_reason(dispatch.target())

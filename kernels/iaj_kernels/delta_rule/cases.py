@@ -28,6 +28,10 @@ CASES = (
     _case(32, 256, 4, 64, 64, "bfloat16", {"gpu", "budget"}),
     _case(1, 32_768, 4, 64, 64, "bfloat16", {"gpu"}),
     _case(8, 2048, 4, 128, 128, "bfloat16", {"gpu", "budget"}),
+    # Gated DeltaNet: long rows of few heads, and rows of training.
+    _case(1, 32_768, 4, 64, 64, "bfloat16", {"gpu"}, decay=0.02),
+    _case(1, 32_768, 8, 128, 128, "bfloat16", {"gpu", "budget"}, decay=0.02),
+    _case(32, 256, 4, 64, 64, "bfloat16", {"gpu", "budget"}, decay=0.02),
 )
 
 

@@ -7,6 +7,10 @@ import jax.numpy as jnp
 
 # The side of the smallest tile that a product of the Triton kernels takes.
 SMALLEST = 16
+# Programs that fill a GPU: two for each of the 132 processors of an H100, to a power of two.
+_PROGRAMS = 256
+# The fewest steps of a segment, and the fewest segments that are worth the two more runs they take.
+_STEPS, _SEGMENTS = 512, 4
 
 
 def default_tiles(sizes: Mapping[str, int], dtype: Any) -> dict[str, int]:
@@ -18,3 +22,11 @@ def default_tiles(sizes: Mapping[str, int], dtype: Any) -> dict[str, int]:
         "columns": 32 if narrow else SMALLEST,
         "longest_chunk": 64,
     }
+
+
+def segments(sizes: Mapping[str, int], columns: int) -> int:
+    """Into how many segments the Triton kernels cut a row: 1 where rows and heads fill a GPU."""
+    programs, found = sizes["B"] * sizes["N"] * -(-sizes["E"] // columns), 1
+    while 2 * found * programs <= _PROGRAMS and sizes["T"] >= 2 * found * _STEPS:
+        found *= 2
+    return found if found >= _SEGMENTS else 1
