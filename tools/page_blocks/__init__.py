@@ -6,7 +6,7 @@ where its numbers come from:
     <!-- [[[cog cog.out(kernel_times("bench_kernels/h200")) ]]] -->
 """
 
-from tools.page_blocks.circuits import circuits, ratios_of_seeds
+from tools.page_blocks.circuits import circuits, place_agreements, ratios_of_seeds
 from tools.page_blocks.concepts import findings, interventions, routing
 from tools.page_blocks.decoding import decoding
 from tools.page_blocks.graphs import carriers
@@ -55,6 +55,7 @@ __all__ = [
     "over_updates",
     "pair",
     "paper_steps",
+    "place_agreements",
     "posttraining",
     "ranking_runs",
     "rankings",

@@ -68,6 +68,33 @@ def fewer(name: str, component: str, *, scope: str = "prompt", ranking: str = "a
     return f"control : sparse, by {ranking} effect: {', '.join(found)}"
 
 
+_PLACES = {"query": "queries", "key": "keys", "value": "values", "mlp_out": "MLP outputs"}
+_ESTIMATES = {"atp": "gradient", "atp_star": "AtP*, softmax", "graddrop": "AtP*, GradDrop"}
+
+
+def place_agreements(name: str, *places: str) -> str:
+    """How estimates rank places beside exact patching, as ranges over tasks, and what they miss.
+
+    Args:
+      name: stored result of `iaj sparse circuits --patch=...`.
+      *places: names of the patched places to show.
+    """
+    found: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    for result in summary(name)["results"]:
+        for own in (each for each in result["places"] if each["place"] in places):
+            by_method = found.setdefault((result["model"], own["place"]), {})
+            for each in own["agreements"]:
+                by_method.setdefault(each["method"], []).append(each)
+    rows = []
+    for (model, place), by_method in found.items():
+        for method, own in by_method.items():
+            ranks = [each["spearman"]["estimate"] for each in own if each["spearman"]]
+            missed = max(each["missed"] for each in own)
+            ends = f"{min(ranks):.2f} to {max(ranks):.2f}"
+            rows.append((model, _PLACES[place], _ESTIMATES[method], ends, f"{100 * missed:.1f} %"))
+    return table(("model", "patched", "estimate", "rank correlation", "largest missed"), rows)
+
+
 def _ratios(name: str, model: str, reference: str, scope: str) -> list[dict[str, Any]]:
     wanted = (model, reference, scope)
     ratios = summary(name)["ratios"]

@@ -25,7 +25,7 @@ def default_tiles(sizes: Mapping[str, int], dtype: Any) -> dict[str, int]:
 
 
 def segments(sizes: Mapping[str, int], columns: int) -> int:
-    """Into how many segments the Triton kernels cut a row: 1 where rows and heads fill a GPU."""
+    """The number of segments that the Triton kernels cut a row into; 1 where rows fill a GPU."""
     programs, found = sizes["B"] * sizes["N"] * -(-sizes["E"] // columns), 1
     while 2 * found * programs <= _PROGRAMS and sizes["T"] >= 2 * found * _STEPS:
         found *= 2

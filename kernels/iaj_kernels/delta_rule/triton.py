@@ -281,11 +281,11 @@ class _Plan:
         return jnp.moveaxis(after, 0, 1).reshape(self.B, *dend_BNHE.shape[1:])
 
     def first(self, x_BNHE: jax.Array) -> jax.Array:
-        """Of each row the first segment's."""
+        """Entries of the first segment of each row."""
         return self._by_segment(x_BNHE)[0]
 
     def last(self, x_BNHE: jax.Array) -> jax.Array:
-        """Of each row the last segment's."""
+        """Entries of the last segment of each row."""
         return self._by_segment(x_BNHE)[-1]
 
     def _by_segment(self, x_BNHX: jax.Array) -> jax.Array:
