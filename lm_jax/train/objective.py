@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
-from lm_jax.model.attention import Attend, Fused, fused, softmax
+from lm_jax.model.attention import Attend, Fused, fastest_softmax, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward, param_spec
 from lm_jax.model.flops import Causal, forward_flops
@@ -225,7 +225,7 @@ def read_batch(
         batch.input_BT,
         cfg,
         mixer=mixer,
-        attend=fastest_softmax(mixer, dropout),
+        attend=training_softmax(params, cfg, mixer, dropout),
         dropout=dropout,
         rng=rng,
         valid_BT=batch.input_mask_BT,
@@ -234,11 +234,15 @@ def read_batch(
     )
 
 
-def fastest_softmax(mixer: Mixer, dropout: float = 0.0) -> Attend | Fused:
-    """Softmax; on a CPU without whole scores, unless the mixer drops from the pattern."""
-    if jax.default_backend() != "cpu" or not isinstance(mixer, AttentionMixer):
+def training_softmax(
+    params: ParamTree, cfg: DecoderConfig, mixer: Mixer, dropout: float = 0.0
+) -> Attend | Fused:
+    """Softmax without whole scores, unless the mixer drops from the pattern."""
+    if not isinstance(mixer, AttentionMixer) or (mixer.pattern_dropout and dropout > 0):
         return softmax
-    return softmax if mixer.pattern_dropout and dropout > 0 else fused(softmax, "kernels")
+    widths = [each.head_dim for each in cfg.layers if each.head_dim is not None]
+    dtype = params["embed"]["tokens"].dtype
+    return fastest_softmax(dtype, [cfg.head_dim, *widths], cfg.score_softcap)
 
 
 class Stateless:

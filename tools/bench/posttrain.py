@@ -34,7 +34,7 @@ from lm_jax.model.lora import LoraConfig
 from lm_jax.model.params import ParamTree
 from lm_jax.parallel import sharding
 from lm_jax.train.config import TrainConfig
-from lm_jax.train.objective import LMBatch, fastest_softmax
+from lm_jax.train.objective import LMBatch, training_softmax
 from lm_jax.train.state import StateLayout
 from lm_jax.train.step import make_train_step
 from sparse_jax.gates.geco import GecoConfig
@@ -65,11 +65,12 @@ class Dense(Sparsifying):
 
     def run(self, params: ParamTree, frozen: Any, batch: LMBatch, **gates: Any) -> Output:
         del gates
+        weights = self._weights(params, frozen)
         output = lm_jax.forward(
-            self._weights(params, frozen),
+            weights,
             batch.input_BT,
             self.cfg,
-            attend=fastest_softmax(self.mixer),
+            attend=training_softmax(weights, self.cfg, self.mixer),
             mixer=self.mixer,
             valid_BT=batch.input_mask_BT,
             remat=self.remat,

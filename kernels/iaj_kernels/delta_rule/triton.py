@@ -246,8 +246,9 @@ class _Plan:
 
     def cut(self, call: Call) -> Call:
         """The arrays of a call with segments as rows, but for its memory."""
-        cut = jax.tree.map(self.segmented, call._replace(state_BNHE=None))
-        return cut._replace(state_BNHE=call.state_BNHE)
+        q, k, v, beta, state_BNHE, log_decay = call
+        q, k, v, beta, log_decay = jax.tree.map(self.segmented, (q, k, v, beta, log_decay))
+        return Call(q, k, v, beta, state_BNHE, log_decay)
 
     def decays(self, call: Call) -> _Decays:
         """What kernels read of the decays of a call that is cut."""

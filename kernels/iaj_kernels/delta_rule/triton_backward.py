@@ -144,12 +144,15 @@ def weight_gradient_kernel(
     dweight_CC = tl.full([C, C], 0.0, tl.float32)
     dsystem_CC = tl.full([C, C], 0.0, tl.float32)
     dbeta_C = tl.full([C], 0.0, tl.float32)
+    # What only a decay needs is left out by the compiler without one.
+    reads_C = tl.full([C], 0.0, tl.float32)
+    writes_C = tl.full([C], 0.0, tl.float32)
+    both_C = tl.full([BE], 0.0, tl.float32)
+    before_C = tl.full([C], 1.0, tl.float32)
+    after_C = tl.full([C], 1.0, tl.float32)
     if DECAY:
         before_C = tl.load(before_BNZC + chunk * C + t)
         after_C = tl.load(after_BNZC + chunk * C + t)
-        reads_C = tl.full([C], 0.0, tl.float32)
-        writes_C = tl.full([C], 0.0, tl.float32)
-        both_C = tl.full([BE], 0.0, tl.float32)
     for at in range(0, E, BE):
         changes_CE = load(changes_BTNE + first * E, steps, N * E, E, at, C, BE)
         dout_CE = load(dout_BTNE + first * E, steps, N * E, E, at, C, BE)
@@ -180,7 +183,7 @@ def weight_gradient_kernel(
         since_CC = decay_since(log_BNZC, chunk, C)
         dweight_CC *= since_CC
         dsystem_CC *= since_CC
-        weight_CC = tl.full([C, C], 0.0, tl.float32)
+    weight_CC = tl.full([C, C], 0.0, tl.float32)
     similar_CC = tl.full([C, C], 0.0, tl.float32)
     for h in range(0, H, BE):
         k_CH = load(k_BTNH + first * H, steps, N * H, H, h, C, BE)
@@ -242,6 +245,8 @@ def key_gradient_kernel(
     dk_CH = tl.dot(tl.trans(dweight_CC), q_CH, input_precision=PRECISION)
     # P K + P^T K in one product.
     dk_CH += tl.dot(dsystem_CC + tl.trans(dsystem_CC), k_CH, input_precision=PRECISION)
+    before_C = tl.full([C], 1.0, tl.float32)
+    after_C = tl.full([C], 1.0, tl.float32)
     if DECAY:
         before_C = tl.load(before_BNZC + chunk * C + tl.arange(0, C))
         after_C = tl.load(after_BNZC + chunk * C + tl.arange(0, C))

@@ -24,7 +24,7 @@ ROWS, T = 3, 12
 @pytest.mark.parametrize("loss_share", [1.0, 0.25])
 def test_an_update_of_adapters_counts_every_product_of_loss_and_gradient(monkeypatch, loss_share):
     # The kernel's backward pass forms products again, which are not counted.
-    monkeypatch.setattr(bench_posttrain, "fastest_softmax", lambda mixer: lm_jax.softmax)
+    monkeypatch.setattr(bench_posttrain, "training_softmax", lambda *given: lm_jax.softmax)
     objective = bench_posttrain.Dense(CFG, FIXED, adapters=LORA, distill=0.0, loss_share=loss_share)
     tokens_BS = jnp.ones((ROWS, T + 1), jnp.int32)
     normalizers = objective.normalizers(tokens_BS)
