@@ -20,7 +20,7 @@ import sys
 import jax
 import numpy as np
 
-from iaj_kernels.core import cases, dispatch, triton_calls
+from iaj_kernels.core import cases, dispatch, triton_calls, tuning
 from iaj_kernels.suites import SUITES
 from tools.bench import benchmarks, timing
 
@@ -34,6 +34,21 @@ def is_deterministic(suite: cases.Suite, case: cases.Case, implementation: str) 
     run = jax.jit(cases.outputs_and_gradients(suite, case, implementation))
     first, second = (jax.tree.map(np.asarray, run(arrays, cotangents)) for _ in range(2))
     return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+def parse_tiles(text: str) -> dict[str, int]:
+    """Reads "chunk=32,num_warps=2".
+
+    Raises:
+      argparse.ArgumentTypeError: it is no such list.
+    """
+    try:
+        pairs = (each.split("=") for each in text.split(","))
+        return {name: int(number) for name, number in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME=NUMBER,NAME=NUMBER; write chunk=32,num_warps=2"
+        ) from None
 
 
 def check(op: str, implementation: str, longest: int, shard: timing.Shard = _ALL) -> list[dict]:
@@ -93,6 +108,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="I/N",
         help="every N-th case of an operation, from the I-th on: the part of one of N processes",
     )
+    parser.add_argument(
+        "--tiles",
+        type=parse_tiles,
+        default={},
+        metavar="NAME=NUMBER,...",
+        help="tiles of the operation instead of its own; takes --op",
+    )
     parser.add_argument("--json", type=Path, help="file for conditions and deviations")
     arguments = parser.parse_args(argv)
     kernel = arguments.implementation in (None, "mosaic", *cases.GPU_KERNELS)
@@ -105,8 +127,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.interpret:
         os.environ[triton_calls.INTERPRET] = "1"
     rows = []
-    chosen = dispatch.on(dispatch.INTERPRETER) if arguments.interpret else contextlib.nullcontext()
-    with chosen:
+    if arguments.tiles and not arguments.op:
+        parser.error("--tiles are those of one operation; name it by --op")
+    with contextlib.ExitStack() as stack:
+        if arguments.interpret:
+            stack.enter_context(dispatch.on(dispatch.INTERPRETER))
+        if arguments.tiles:
+            stack.enter_context(tuning.trying(arguments.op, arguments.tiles))
         for op in [arguments.op] if arguments.op else SUITES:
             implementation = arguments.implementation or SUITES[op].kernel
             if implementation not in SUITES[op].implementations:

@@ -1,19 +1,24 @@
 """A session on a GPU: processes share out every case once, and keep what they have in time."""
 
+import argparse
+import importlib.util
 import json
 import subprocess
+import sys
 
 import pytest
 
 from iaj_kernels.suites import SUITES
+from tests.test_commands import assert_is_a_command
 from tools import gpu_session
 from tools.bench import timing
+from tools.check_kernels import parse_tiles
 
 
 def taken(step, out):
     """Operation, implementation and case of every process of a step."""
-    for _, arguments in gpu_session.commands(step, out):
-        given = dict(each.removeprefix("--").split("=", 1) for each in arguments)
+    for launch in gpu_session.commands(step, out):
+        given = dict(each.removeprefix("--").split("=", 1) for each in launch.arguments)
         yield given, timing.Shard.parse(given["shard"])
 
 
@@ -63,7 +68,12 @@ def session(monkeypatch):
         def popen(line, **others):
             return start([line[0], "-c", scripts[line[-1]]], **others)
 
-        monkeypatch.setattr(gpu_session, "commands", lambda step, out: [(n, [n]) for n in scripts])
+        launches = [gpu_session.Launch(name, "none", [name]) for name in scripts]
+        monkeypatch.setattr(
+            gpu_session,
+            "commands",
+            lambda step, out: [each for each in launches if each.name.startswith(step)],
+        )
         monkeypatch.setattr(subprocess, "Popen", popen)
 
     return put
@@ -102,3 +112,69 @@ def test_an_operation_that_was_not_compared_ends_the_session(tmp_path, session, 
     assert gpu_session.main([f"--out={tmp_path}", "--seconds=10"]) == 1
     out = capsys.readouterr().out
     assert f"no case of {left_out['op']} was compared" in out and "bench_kernels" not in out
+
+
+def test_a_session_goes_on_where_the_last_one_ended(tmp_path, session, capsys):
+    scripts = {
+        "check_kernels_good_0": writes(tmp_path / "check_kernels_good_0.json", compared()),
+        "race_check": "print('no race')",
+        "train_step_a": "raise SystemExit(3)",
+    }
+    session(scripts)
+    # A step begins if half of its time is left, or of the session's.
+    assert gpu_session.main([f"--out={tmp_path}", "--seconds=60"]) == 1
+    out = capsys.readouterr().out
+    assert "race_check: 1 of 1 processes done" in out and "train_step_a: exit 3" in out
+    assert out.count("processes done") == len(gpu_session.STEPS)
+    kept = json.loads((tmp_path / "session.json").read_text())
+    assert kept["train_step"]["codes"] == {"train_step_a": 3}
+    # Done steps are left out; what failed is run again, and steps that are named.
+    session(scripts | {"train_step_a": "print('timed')"})
+    assert gpu_session.main([f"--out={tmp_path}", "--seconds=60"]) == 0
+    out = capsys.readouterr().out
+    assert "train_step: 1 of 1" in out and "check_kernels" not in out and "race_check" not in out
+    assert gpu_session.main([f"--out={tmp_path}", "--seconds=60", "--only", "race_check"]) == 0
+    assert capsys.readouterr().out.startswith("race_check: 1 of 1")
+
+
+def test_what_no_time_is_left_for_is_named(tmp_path, session, capsys):
+    session(
+        {
+            "check_kernels_good_0": writes(tmp_path / "check_kernels_good_0.json", compared()),
+            "race_check_long": "import time; time.sleep(600)",
+        }
+    )
+    assert gpu_session.main([f"--out={tmp_path}", "--seconds=6"]) == 1
+    out = capsys.readouterr().out
+    assert "race_check_long: ran out of time" in out
+    assert "left: train_step, attention, bench_kernels," in out
+
+
+def test_the_session_takes_25_minutes_at_most():
+    assert gpu_session.WHOLE <= 25 * 60
+
+
+@pytest.mark.parametrize("step", [step.name for step in gpu_session.STEPS])
+def test_every_process_is_a_command_with_its_flags(step, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_session.shutil, "which", lambda name: f"/opt/{name}")
+    launches = list(gpu_session.commands(step, tmp_path))
+    assert launches and len({each.name for each in launches}) == len(launches)
+    for each in launches:
+        assert each.line[len(each.under) : len(each.under) + 3] == [
+            sys.executable,
+            "-m",
+            each.module,
+        ]
+        words = ["iaj"] if each.module == "iaj" else ["python", "-m", each.module]
+        assert_is_a_command([*words, *each.arguments], capsys)
+        if each.module != "iaj":
+            assert importlib.util.find_spec(each.module) is not None
+
+
+def test_the_tiles_that_were_wrong_once_are_those_that_are_checked(tmp_path):
+    (alone, *_) = gpu_session.commands("race_check", tmp_path)
+    tiles = next(each for each in alone.arguments if each.startswith("--tiles="))
+    assert parse_tiles(tiles.removeprefix("--tiles=")) == {"chunk": 32, "num_warps": 2}
+    for text in ("chunk", "chunk=two"):
+        with pytest.raises(argparse.ArgumentTypeError, match="write chunk=32,num_warps=2"):
+            parse_tiles(text)

@@ -73,7 +73,9 @@ def parser(tool: str, doc: str | None, *, repeats: int, kept: bool = True) -> Pa
     if kept:
         result.add_argument("--json", type=Path, help="file for conditions and raw figures")
     result.add_argument(
-        "--profile", metavar="FIRST:LAST", help="turns to trace, into runs/<this tool>/profile"
+        "--profile",
+        metavar="FIRST:LAST",
+        help="turns to trace, into runs/<this tool>/profile, or beside the file of --json",
     )
     return result
 
@@ -83,11 +85,13 @@ def run(measure: Measure, parser: Parser, argv: Sequence[str] | None) -> int:
 
     Every comparison that is timed in turns is traced where `--profile` asks for it.
     """
-    folder = Path("runs", parser.prog.removeprefix("python -m tools.").replace(".", "_"))
 
     def measured(arguments: argparse.Namespace) -> int:
         if arguments.repeats < 1:
             raise UsageError(f"--repeats={arguments.repeats} must be at least 1")
+        folder = Path("runs", parser.prog.removeprefix("python -m tools.").replace(".", "_"))
+        if arguments.json:
+            folder = arguments.json.with_suffix("")
         with profiling.request(profiling.parse(arguments.profile, folder)):
             record = Record(arguments.json)
             found = record.results["conditions"].items()
