@@ -17,7 +17,8 @@ import numpy as np
 from iaj_kernels.core import cases
 from iaj_kernels.prefix_mean import baselines
 from iaj_kernels.suites import SUITES
-from tools.bench import baseline_fla, timing
+from tools.bench import timing
+from tools.bench.in_torch.libraries import FLA, MAMBA
 
 Program = Callable[[cases.Case, cases.Arrays], dict[str, jax.Array]]
 Timed = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -83,7 +84,10 @@ class Outside:
 
 
 OUTSIDE: Mapping[str, Outside] = types.MappingProxyType(
-    {"fla": Outside(baseline_fla.missing, baseline_fla.program)}
+    {
+        "fla": Outside(FLA.missing, FLA.program),
+        "mamba_ssm": Outside(MAMBA.missing, MAMBA.program),
+    }
 )
 
 

@@ -277,11 +277,13 @@ def gpu() -> Iterator[Benchmark]:
     for case in _timed("score_stats"):
         if case.sizes["T"] == 8192 and "biases" not in case.options:
             yield Benchmark("score_stats", case.name, "forward", "cudnn", "pallas", time=2.0)
-    # The kernels of the baselines are chosen before XLA, and must be faster.
-    for op in ("selective_scan", "delta_rule"):
+    # The kernels of the baselines are chosen before XLA, and must be faster; and within one and a
+    # half times the library's own.
+    for op, library in (("selective_scan", "mamba_ssm"), ("delta_rule", "fla")):
         for case in _timed(op):
             for what in ("forward", "gradient"):
                 yield Benchmark(op, case.name, what, "xla", "triton", speed=1.0)
+                yield Benchmark(op, case.name, what, library, "triton", time=1.5)
 
 
 def _gated() -> Iterator[Benchmark]:
