@@ -49,7 +49,7 @@ class Step:
     """A step of the session.
 
     Attributes:
-      seconds: its time in a session of 25 minutes; a shorter one gives it as large a share.
+      seconds: time that it may take.
       continues: whether the session continues after it has failed.
     """
 

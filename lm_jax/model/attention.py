@@ -221,8 +221,9 @@ def _cudnn_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
     is_plain = visibility.causal and visibility.first == 0 and T == S and parts == (None, None)
     mask_BTS = None if is_plain else visibility.mask_BTS(T, S)
     z_BTNH = jax.nn.dot_product_attention(
-        q_BTNH,
-        k_BSKH,
+        # Rotations and norms of queries and keys may be float32; it takes one dtype.
+        q_BTNH.astype(v_BSKH.dtype),
+        k_BSKH.astype(v_BSKH.dtype),
         v_BSKH,
         mask=None if mask_BTS is None else mask_BTS[:, None],
         is_causal=is_plain,

@@ -15,7 +15,6 @@ import pytest
 
 import lm_jax
 from lm_jax.console.config_files import load_config
-from lm_jax.errors import UsageError
 from lm_jax.model.decoder import param_spec
 from lm_jax.run.config import from_plain
 from lm_jax.train import optim
@@ -201,8 +200,6 @@ def test_cudnn_is_given_the_attention_of_the_model(monkeypatch):
     # Two softmaxes of at most 24 numbers, in float32.
     np.testing.assert_allclose(logits, run().logits, rtol=0, atol=1e-5 * float(abs(logits).max()))
     assert set(asked) == {("cudnn", frozenset({"float32"}))}
-    with pytest.raises(UsageError, match="no soft cap, window or segments; use 'kernels'"):
-        run(attend=lm_jax.fused(lm_jax.softmax, "cudnn"), document_BT=jnp.zeros_like(tokens))
 
 
 def test_nothing_is_timed_where_a_loss_is_no_number(monkeypatch, capsys):

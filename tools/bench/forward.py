@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 import lm_jax
-from lm_jax.errors import UsageError
 from lm_jax.model import layers
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.mixers import AttentionMixer
@@ -27,22 +26,6 @@ from tools.bench.timing import Pass
 HEAD_CHUNK = 1_024
 # A baseline for GPUs: attention by cuDNN in place of ours.
 CUDNN = "llama, cuDNN"
-
-
-def _cudnn_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
-    del attend
-    segments = visibility.query_segments_BT
-    if cap is not None or visibility.window is not None or segments is not None:
-        raise UsageError("attend: 'cudnn' has no soft cap, window or segments; use 'kernels'")
-    if not visibility.causal or visibility.first != 0:
-        raise UsageError("attend: 'cudnn' reads whole rows from their first token; use 'kernels'")
-    q_BTNH, k_BSKH = (x.astype(v_BSKH.dtype) for x in (q_BTNH, k_BSKH))
-    return jax.nn.dot_product_attention(
-        q_BTNH, k_BSKH, v_BSKH, is_causal=True, scale=scale, implementation="cudnn"
-    )
-
-
-lm_jax.register_fused(lm_jax.softmax, "cudnn", _cudnn_softmax)
 
 
 def forward(

@@ -95,6 +95,20 @@ def test_cudnn_is_given_what_each_query_sees(name, monkeypatch):
     assert options["is_causal"] == causal_alone and (options["mask"] is None) == causal_alone
 
 
+def test_cudnn_is_given_one_dtype(monkeypatch):
+    """Queries and keys that are rotated in float32 have that of the values."""
+    real, dtypes = jax.nn.dot_product_attention, []
+
+    def attend(*arrays, implementation, **options):
+        dtypes.extend(x.dtype for x in arrays)
+        return real(*arrays, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
+    q, k, v, _ = draw(1, 8, 8, 2, 1)
+    out = attended(q, k, v.astype(jnp.bfloat16), lm_jax.fused(lm_jax.softmax, "cudnn"), **PAST)
+    assert {*dtypes} == {jnp.dtype(jnp.bfloat16)} == {out.dtype}
+
+
 def test_cudnn_has_no_soft_cap():
     sizes, visible = CASES["soft_cap"]
     with pytest.raises(UsageError, match=r"no score soft cap; pass fused\(softmax, 'kernels'\)"):
