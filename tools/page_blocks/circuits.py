@@ -73,7 +73,9 @@ _ESTIMATES = {"atp": "gradient", "atp_star": "AtP*, softmax", "graddrop": "AtP*,
 
 
 def place_agreements(name: str, *places: str) -> str:
-    """How estimates rank places beside exact patching, as ranges over tasks, and what they miss.
+    """How estimates rank places beside exact patching in the tasks that a model solves.
+
+    Ranges are over tasks; what is missed, and the share of places in which, of the worst of them.
 
     Args:
       name: stored result of `iaj sparse circuits --patch=...`.
@@ -81,18 +83,29 @@ def place_agreements(name: str, *places: str) -> str:
     """
     found: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
     for result in summary(name)["results"]:
-        for own in (each for each in result["places"] if each["place"] in places):
-            by_method = found.setdefault((result["model"], own["place"]), {})
-            for each in own["agreements"]:
-                by_method.setdefault(each["method"], []).append(each)
+        for own in result["places"] if result["solved"] else ():
+            if own["place"] in places:
+                by_method = found.setdefault((result["model"], own["place"]), {})
+                for each in own["agreements"]:
+                    by_method.setdefault(each["method"], []).append(each)
     rows = []
     for (model, place), by_method in found.items():
         for method, own in by_method.items():
             ranks = [each["spearman"]["estimate"] for each in own if each["spearman"]]
-            missed = max(each["missed"] for each in own)
-            ends = f"{min(ranks):.2f} to {max(ranks):.2f}"
-            rows.append((model, _PLACES[place], _ESTIMATES[method], ends, f"{100 * missed:.1f} %"))
-    return table(("model", "patched", "estimate", "rank correlation", "largest missed"), rows)
+            worst = max(own, key=lambda each: each["missed"])
+            rows.append(
+                (
+                    model,
+                    str(len(own)),
+                    _PLACES[place],
+                    _ESTIMATES[method],
+                    f"{min(ranks):.2f} to {max(ranks):.2f}",
+                    f"{100 * worst['lower']:.0f} %",
+                    f"{100 * worst['missed']:.1f} %",
+                )
+            )
+    heads = ("model", "tasks", "patched", "estimate", "rank correlation", "lower half", "missed")
+    return table(heads, rows)
 
 
 def _ratios(name: str, model: str, reference: str, scope: str) -> list[dict[str, Any]]:

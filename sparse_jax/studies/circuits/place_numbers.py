@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_jax.statistics import cluster_interval
-from sparse_jax.circuits.agreement import rank_correlation
+from sparse_jax.circuits.agreement import ROUNDING, rank_correlation
 from sparse_jax.circuits.place_patching import OF_HEADS
 from sparse_jax.studies.circuits.measurements import array, select
 from sparse_jax.studies.circuits.results import PlaceAgreement, PlaceEffect, PlaceEffects
@@ -54,20 +54,30 @@ def _agreements(
     table: pa.Table, axes: list[str], effect_LNTB: np.ndarray
 ) -> Iterator[PlaceAgreement]:
     """How every estimate in the rows of a place agrees with its exact effects."""
+    some_T = effect_LNTB.any((0, 1, 3))
+    if not some_T.any():
+        return
     # Before the first token in which prompts differ, everything is 0.
-    counts_T = effect_LNTB.any((0, 1, 3))
-    exact_X = np.abs(effect_LNTB.mean(-1))[:, :, counts_T].ravel()
+    first = int(np.argmax(some_T))
+    exact_X = _sizes(effect_LNTB, first)
     for method in METHODS:
         own = select(table, method=method)
-        if not len(own) or not len(exact_X):
+        if not len(own):
             continue
         estimates, _ = array(own, axes)
-        estimate_LNT = np.abs(estimates.reshape(effect_LNTB.shape).mean(-1))
-        estimate_X = estimate_LNT[:, :, counts_T].ravel()
-        lowest = np.argsort(estimate_X, kind="stable")[: len(estimate_X) // 2]
+        estimate_X = _sizes(estimates.reshape(effect_LNTB.shape), first)
+        # With all that are ranked alike: half of the places or more may have an estimate of 0.
+        lower_X = estimate_X <= np.quantile(estimate_X, 0.5, method="lower")
         yield PlaceAgreement(
             method=method,
             compared=len(exact_X),
             spearman=rank_correlation(estimate_X, exact_X),
-            missed=float(exact_X[lowest].max(initial=0.0) / exact_X.max()),
+            lower=float(lower_X.mean()),
+            missed=float(exact_X[lower_X].max() / exact_X.max()),
         )
+
+
+def _sizes(effect_LNTB: np.ndarray, first: int) -> np.ndarray:
+    """Mean absolute effects `[X]` of all places from a position on, without rounding."""
+    size_X = np.abs(effect_LNTB[:, :, first:]).mean(-1).ravel()
+    return np.where(size_X <= ROUNDING * size_X.max(), 0.0, size_X)

@@ -57,7 +57,7 @@ def _agreements(summary: CircuitSummary) -> list[Part]:
     rows: list[list[object]] = [
         [
             *(result.task, result.model, PLACE[own.place], _METHOD[each.method], each.compared),
-            *(interval_text(each.spearman, ".3f"), each.missed),
+            *(interval_text(each.spearman, ".3f"), each.lower, each.missed),
         ]
         for result in summary.results
         for own in result.places
@@ -66,15 +66,17 @@ def _agreements(summary: CircuitSummary) -> list[Part]:
     if not rows:
         return []
     columns = ["Task", "Model", "Patched", "Estimate", "Places", "Spearman"]
-    missed = Column("Largest effect in the lower half", ".0%")
+    columns_of_half = [Column("Lower half", ".0%"), Column("Largest effect there", ".1%")]
     return [
         _PROSE("place_agreement"),
         table(
-            [*columns, missed],
+            [*columns, *columns_of_half],
             rows,
-            caption="Rank correlation of absolute mean effects with exact patching, with "
-            "95\u00a0% intervals over places; and what is overlooked by patching the half of the "
-            "places that an estimate ranks highest, as a share of the largest effect.",
+            caption="Rank correlation of mean absolute effects with exact patching, with "
+            "95\u00a0% intervals over places. The lower half has the places whose estimate is at "
+            "most the median, all those included that are ranked alike; beside it the largest "
+            "exact effect there, as a share of the largest of all, which patching the others "
+            "overlooks.",
         ),
     ]
 

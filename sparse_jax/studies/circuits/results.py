@@ -178,8 +178,9 @@ class PlaceEffect:
 class PlaceAgreement:
     """How an estimate of the effects of places ranks them, beside exact patching.
 
-    Effects are absolute means over prompts, of all places from the first position on at which any
-    has an effect.
+    Effects are means over prompts of their absolute values (AtP*, arXiv:2403.00745), of all places
+    from the first position on at which any has an effect; what is below 2^-20 of the largest is
+    rounding, and counts as 0.
 
     Attributes:
       method: atp (the gradient), atp_star (queries and keys by the true change of the softmax) or
@@ -187,13 +188,15 @@ class PlaceAgreement:
       compared: number of places.
       spearman: rank correlation, with an interval over bootstrap samples of the places; null where
         one side does not vary.
-      missed: largest exact effect among the half of the places that the estimate ranks lowest, as a
-        share of the largest of all.
+      lower: share of the places whose estimate is at most the median: one half, or more of them if
+        several are equal.
+      missed: largest exact effect among these, as a share of the largest of all.
     """
 
     method: str
     compared: Count
     spearman: Interval | None
+    lower: Real
     missed: Real
 
 

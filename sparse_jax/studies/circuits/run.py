@@ -44,7 +44,7 @@ from sparse_jax.studies.circuits.settings import CircuitConfig, task_name
 
 ROWS, MIB = "rows", "mib"
 # Of rows, whose meaning may change with the program.
-_FORMAT = 6
+_FORMAT = 7
 
 
 @dataclasses.dataclass(frozen=True)
