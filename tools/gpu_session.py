@@ -7,20 +7,21 @@
 2. race_check      the prefix mean with the tiles that once were wrong, alone and under
                    compute-sanitizer, where that is installed
 3. train_step      training steps of 12 million and of a billion parameters, with a trace, with and
-                   without Triton kernels in command buffers
+                   without kernels of custom calls in command buffers
 4. attention       gated attention, Triton and Mosaic, against cuDNN
 5. bench_kernels   speed against the bars and baselines of docs/kernels/gpu.md
 6. bench_train     training steps, forward passes and decoding of the models of Table 13
 7. audit           SmolLM2 at 4,096 tokens: rows, needles and every recipe
 8. circuits        circuits of SmolLM2, 100 prompts
 9. graph           neurons of 6,000 tokens in SmolLM2's shape
-10. posttrain      SmolLM2 post-trained for 20 million tokens, resumed by the next session
+10. posttrain      SmolLM2 post-trained as `sparse/posttrain` says, resumed by the next session
 11. pretrain       the Prototype Transformer at full size, resumed by the next session
 12. tune_kernels   tile sizes, into kernels/iaj_kernels/tuned/<device>.json
 
-A step begins if half of its time is left. What is done is noted in `session.json` of the folder and
-left out the next time, so that `--seconds=570`, given again, goes on where the first session ended;
-`--only` names steps to do in any case. Every step keeps what it has measured when its time is over.
+A step begins if half of its time, or of the session's, is left. Steps of which every process ended
+without an error are noted in `session.json` of the folder with the commit, and left out the next
+time on that commit, so that `--seconds=570`, given again, goes on with the others; `--only` names
+steps to do in any case. What runs out of time gets SIGTERM, so that training saves its state.
 On 16 cores and an H200 the first took 90 seconds; the others were not run in this form. Kernels
 share out their cases among processes; when tuning, one of them times at once. SmolLM2 and texts are
 read from the cache (`iaj fetch smollm2 wiki`). Logs, measurements and a copy of the tables are in
@@ -29,11 +30,13 @@ the folder. Commit the JSON files; they contain device, versions and date.
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import json
 import os
 from pathlib import Path
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -42,6 +45,7 @@ from typing import Any
 from iaj_kernels.core import tuning
 from iaj_kernels.suites import SUITES
 from lm_jax.run.files import read_json, write_json
+from tools.bench.timing import conditions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +80,18 @@ STEPS = (
 WHOLE = sum(step.seconds for step in STEPS)
 # In the folder of the results.
 CHECKED, SESSION = "check_kernels.json", "session.json"
-# Exit code of what ran out of time.
-LATE = 124
+# Exit code of what ran out of time, and seconds that it then has to save its state.
+LATE, _GRACE = 124, 15.0
 # The largest number of cases of one process.
 _CASES, _WORKLOADS = 6, 3
 # Tiles of the prefix mean whose output was wrong once (docs/kernels/gpu.md).
 _RACING = "chunk=32,num_warps=2"
-# Under which XLA may replay Triton kernels with others, without launching them one by one.
-_BUFFERED = "--legacy_command_buffer_custom_call_targets=__gpu$xla.gpu.triton"
+# Under which XLA may replay kernels of custom calls, Triton's, without launching them one by one.
+_BUFFERED = (
+    "--xla_gpu_enable_command_buffer=+CUSTOM_CALL "
+    # Without it traced turns have no command buffers.
+    "--xla_enable_command_buffers_during_profiling=true"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +232,14 @@ def _start(launch: Launch, out: Path) -> subprocess.Popen:
     if launch.flags:
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {launch.flags}".strip()
     with (out / f"{launch.name}.log").open("wb") as file:
-        return subprocess.Popen(launch.line, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        return subprocess.Popen(
+            launch.line,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            # With its children a group of its own, which is ended as one.
+            start_new_session=True,
+        )
 
 
 def _ended(processes: Mapping[str, subprocess.Popen], end: float) -> dict[str, int]:
@@ -234,10 +249,19 @@ def _ended(processes: Mapping[str, subprocess.Popen], end: float) -> dict[str, i
         try:
             codes[name] = process.wait(max(end - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _end(process)
             codes[name] = LATE
     return codes
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Asks a process and its children to save and end, and ends them after a while."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def clear(out: Path) -> None:
@@ -271,9 +295,10 @@ def tail(out: Path, name: str, lines: int) -> str:
     return "\n".join(f"    {line}" for line in text[-lines:])
 
 
-def read_session(out: Path) -> dict[str, dict]:
-    """What was done in the folder: exit codes and seconds of each step."""
-    return read_json(out / SESSION) if (out / SESSION).exists() else {}
+def read_session(out: Path, commit: str) -> dict[str, dict]:
+    """What was done in the folder on this commit: exit codes and seconds of each step."""
+    found = read_json(out / SESSION) if (out / SESSION).exists() else {}
+    return found["steps"] if found.get("commit") == commit else {}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -286,7 +311,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    done = read_session(out)
+    commit = conditions()["commit"]
+    done = read_session(out, commit)
     left = [step for step in STEPS if step.name in (arguments.only or names)]
     if not arguments.only:
         left = [step for step in left if not _is_done(done.get(step.name, {}))]
@@ -302,8 +328,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         codes = run(step.name, out, min(step.seconds, remaining))
         took = time.monotonic() - start
         unchecked = gather(out) if step.name == "check_kernels" else []
-        done[step.name] = {"codes": codes, "seconds": round(took, 1)}
-        write_json(out / SESSION, done)
+        done[step.name] = {"codes": codes, "unchecked": unchecked, "seconds": round(took, 1)}
+        write_json(out / SESSION, {"commit": commit, "steps": done})
         _print(step.name, out, codes, took, unchecked)
         if any(codes.values()) or unchecked:
             failed += 1
@@ -318,8 +344,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_done(step: Mapping[str, Any]) -> bool:
-    """Whether every process of a step ended without an error and in time."""
-    return bool(step) and not any(step["codes"].values())
+    """Whether every process of a step ended without an error and in time, and left nothing out."""
+    return bool(step) and not any(step["codes"].values()) and not step["unchecked"]
 
 
 def _print(

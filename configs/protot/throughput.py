@@ -2,8 +2,8 @@
 
     iaj protot count --config=protot/throughput
 
-`:billion` has about a billion parameters each, in a context of 1,024 tokens, and is not of the
-paper.
+`:billion` has a ProtoT and a LLaMA of about a billion parameters, in a context of 1,024 tokens, and
+is not of the paper.
 
 It should print the paper's parameters exactly (ProtoT 12,205,266; LLaMA 12,938,496; DeltaNet
 12,963,456; Mamba, alone with a tied embedding, 6,724,352) and its forward FLOPs of one sample of
@@ -30,7 +30,14 @@ def get_config(mode: str = "") -> ConfigDict:
     )
     if mode == "billion":
         config.update(
-            {"hidden_size": 2_048, "num_layers": 20, "vocab_size": 32_000, "context": 1_024}
+            {
+                "hidden_size": 2_048,
+                "num_layers": 20,
+                "vocab_size": 32_000,
+                "context": 1_024,
+                "models": ("protot", "llama"),
+                "tied": (),
+            }
         )
     if mode == "smoke":
         config.update({"hidden_size": 32, "num_layers": 2, "vocab_size": 500, "context": 32})

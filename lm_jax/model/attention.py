@@ -10,7 +10,7 @@ the forward pass stacks over layers. It may be a pytree (its leaves are then dat
 attend with `register_fused`; reading or editing a score site under a fused attend is refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -21,7 +21,6 @@ import jax.numpy as jnp
 
 from iaj_kernels.attention.rows import softmax
 from iaj_kernels.attention.visibility import Visibility
-from iaj_kernels.core import dispatch
 from iaj_kernels.row_map_attention.api import RowMapAttention, row_map_attention
 from iaj_kernels.row_map_attention.maps import SOFTMAX, RowMap
 from lm_jax.errors import UsageError, nearest
@@ -208,68 +207,8 @@ def _kernel_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
     ).out_BTNH
 
 
-def _cudnn_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
-    """Attention of cuDNN, which forms no scores; documents, windows and padding are a mask."""
-    del attend
-    if cap is not None:
-        raise UsageError(
-            "attend: the fused kernel 'cudnn' has no score soft cap; pass fused(softmax, 'kernels')"
-        )
-    T, S = q_BTNH.shape[1], k_BSKH.shape[1]
-    parts = visibility.window, visibility.query_segments_BT
-    # What is not causal alone, from the first key on, is written out, one byte for each pair.
-    is_plain = visibility.causal and visibility.first == 0 and T == S and parts == (None, None)
-    mask_BTS = None if is_plain else visibility.mask_BTS(T, S)
-    z_BTNH = jax.nn.dot_product_attention(
-        # Rotations and norms of queries and keys may be float32; it takes one dtype.
-        q_BTNH.astype(v_BSKH.dtype),
-        k_BSKH.astype(v_BSKH.dtype),
-        v_BSKH,
-        mask=None if mask_BTS is None else mask_BTS[:, None],
-        is_causal=is_plain,
-        scale=scale,
-        implementation="cudnn",
-    )
-    if mask_BTS is None:
-        return z_BTNH
-    # It gives a query that sees no key the mean of all values.
-    return jnp.where(mask_BTS.any(-1)[:, :, None, None], z_BTNH, 0)
-
-
 register_fused(softmax, "xla", _xla_softmax)
 register_fused(softmax, "kernels", _kernel_softmax)
-register_fused(softmax, "cudnn", _cudnn_softmax)
-
-# Widths of heads that cuDNN's attention takes on every GPU that has it.
-_CUDNN_WIDEST, _CUDNN_STEP = 128, 8
-
-
-def fastest_softmax(dtype: Any, widths: Sequence[int], cap: float | None) -> Fused:
-    """The softmax of training on this device, none of which forms whole scores.
-
-    That is cuDNN's on an NVIDIA GPU from Ampere on, in half precision, without a soft cap, for
-    heads of at most 128 numbers; else the kernel of this project, which on a CPU is XLA's.
-
-    Args:
-      dtype: dtype of queries, keys and values.
-      widths: widths of the heads, of all layers.
-      cap: soft cap of the scores.
-    """
-    fits = all(H % _CUDNN_STEP == 0 and H <= _CUDNN_WIDEST for H in widths)
-    half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
-    takes = fits and half and cap is None and _has_cudnn()
-    return fused(softmax, "cudnn" if takes else "kernels")
-
-
-def _has_cudnn() -> bool:
-    """Whether the target is an NVIDIA GPU from Ampere on; of one that is not here, by its name."""
-    target = dispatch.target()
-    if target.platform not in ("gpu", "cuda") or "NVIDIA" not in target.device_kind:
-        return False
-    device = jax.devices()[0]
-    if device.device_kind != target.device_kind:
-        return True
-    return tuple(map(int, device.compute_capability.split("."))) >= (8, 0)
 
 
 @struct.dataclass

@@ -8,7 +8,8 @@
 
 Step k trains on batch k with random key k, and the whole state is saved. So a run that was killed
 anywhere and started again ends with the same parameters, bit for bit, on the same mesh, in one
-process or in several (`processes.py`).
+process or in several (`processes.py`). On a GPU that holds where its programs repeat themselves:
+the gradient of cuDNN's attention does with XLA_FLAGS=--xla_gpu_deterministic_ops=true.
 
 Files in the run's folder, beside its checkpoints (`checkpoint.manager`):
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from lm_jax.errors import UsageError
 from lm_jax.model import params as params_lib
-from lm_jax.model.attention import Attend, Fused, fastest_softmax, softmax
+from lm_jax.model.attention import Attend, Fused, softmax
 from lm_jax.model.config import DecoderConfig
 from lm_jax.model.decoder import Output, forward, param_spec
 from lm_jax.model.flops import Causal, forward_flops
@@ -31,6 +31,7 @@ from lm_jax.model.sites import Reducer
 from lm_jax.run.config import to_plain
 from lm_jax.text.examples import IGNORE_INDEX
 from lm_jax.train import losses, optim
+from lm_jax.train.attention import fastest_softmax
 
 # The id that pads rows, where the tokenizer has a padding token.
 PAD = 0

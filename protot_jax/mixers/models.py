@@ -24,7 +24,8 @@ from protot_jax.mixers.mamba import MambaMixer
 from protot_jax.mixers.prototypes import PrototypeMixer
 from protot_jax.mixers.slots import GatedSlotMixer, RavenMixer
 
-HEADS = 4
+# Of the paper's models; wider ones have heads of at most 128 numbers, which attention kernels take.
+HEADS, _WIDEST_HEAD = 4, 128
 # RoPE rotates pairs of coordinates, so a head's width is even.
 _WIDTH_UNIT = 2 * HEADS
 
@@ -113,11 +114,14 @@ def build_model(
             f"choose a multiple of {_WIDTH_UNIT}"
         )
     mixer = dataclasses.replace(model.mixer, **mixer_options)
+    heads = HEADS
+    if hidden_size > HEADS * _WIDEST_HEAD and hidden_size % _WIDEST_HEAD == 0:
+        heads = hidden_size // _WIDEST_HEAD
     cfg = DecoderConfig(
         num_layers=num_layers,
-        num_heads=HEADS,
-        num_kv_heads=HEADS,
-        head_dim=hidden_size // HEADS,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden_size // heads,
         hidden_size=hidden_size,
         mlp_size=0,
         vocab_size=vocab_size,

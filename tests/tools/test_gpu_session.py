@@ -3,6 +3,8 @@
 import argparse
 import importlib.util
 import json
+import os
+from pathlib import Path
 import subprocess
 import sys
 
@@ -10,7 +12,7 @@ import pytest
 
 from iaj_kernels.suites import SUITES
 from tests.test_commands import assert_is_a_command
-from tools import gpu_session
+from tools import check_kernels, gpu_session
 from tools.bench import timing
 from tools.check_kernels import parse_tiles
 
@@ -66,6 +68,8 @@ def session(monkeypatch):
 
     def put(scripts):
         def popen(line, **others):
+            if line[-1] not in scripts:
+                return start(line, **others)
             return start([line[0], "-c", scripts[line[-1]]], **others)
 
         launches = [gpu_session.Launch(name, "none", [name]) for name in scripts]
@@ -112,6 +116,9 @@ def test_an_operation_that_was_not_compared_ends_the_session(tmp_path, session, 
     assert gpu_session.main([f"--out={tmp_path}", "--seconds=10"]) == 1
     out = capsys.readouterr().out
     assert f"no case of {left_out['op']} was compared" in out and "bench_kernels" not in out
+    # Nor is it done the next time.
+    assert gpu_session.main([f"--out={tmp_path}", "--seconds=10"]) == 1
+    assert "was compared" in capsys.readouterr().out
 
 
 def test_a_session_goes_on_where_the_last_one_ended(tmp_path, session, capsys):
@@ -127,7 +134,7 @@ def test_a_session_goes_on_where_the_last_one_ended(tmp_path, session, capsys):
     assert "race_check: 1 of 1 processes done" in out and "train_step_a: exit 3" in out
     assert out.count("processes done") == len(gpu_session.STEPS)
     kept = json.loads((tmp_path / "session.json").read_text())
-    assert kept["train_step"]["codes"] == {"train_step_a": 3}
+    assert kept["steps"]["train_step"]["codes"] == {"train_step_a": 3}
     # Done steps are left out; what failed is run again, and steps that are named.
     session(scripts | {"train_step_a": "print('timed')"})
     assert gpu_session.main([f"--out={tmp_path}", "--seconds=60"]) == 0
@@ -135,6 +142,42 @@ def test_a_session_goes_on_where_the_last_one_ended(tmp_path, session, capsys):
     assert "train_step: 1 of 1" in out and "check_kernels" not in out and "race_check" not in out
     assert gpu_session.main([f"--out={tmp_path}", "--seconds=60", "--only", "race_check"]) == 0
     assert capsys.readouterr().out.startswith("race_check: 1 of 1")
+    # Of another commit nothing is known.
+    (tmp_path / "session.json").write_text(json.dumps(kept | {"commit": "another"}))
+    assert gpu_session.main([f"--out={tmp_path}", "--seconds=60"]) == 0
+    assert "check_kernels: 1 of 1" in capsys.readouterr().out
+
+
+def test_what_runs_out_of_time_may_save_and_its_children_end_with_it(tmp_path, session):
+    saved, child = tmp_path / "saved", tmp_path / "child"
+    script = f"""
+import pathlib, signal, subprocess, sys
+def save(*_):
+    pathlib.Path({str(saved)!r}).write_text("state")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+process = subprocess.Popen(["sleep", "600"])
+pathlib.Path({str(child)!r}).write_text(str(process.pid))
+process.wait()
+"""
+    session({"race_check": script})
+    assert gpu_session.run("race_check", tmp_path, 3.0) == {"race_check": gpu_session.LATE}
+    assert saved.read_text() == "state"
+    status = Path(f"/proc/{child.read_text()}/status")
+    assert not status.exists() or "zombie" in status.read_text()
+
+
+def test_jax_starts_with_the_flags_of_every_process(tmp_path):
+    flags = {
+        launch.flags
+        for step in gpu_session.STEPS
+        for launch in gpu_session.commands(step.name, tmp_path)
+    }
+    assert len(flags) > 1
+    for each in flags - {""}:
+        line = [sys.executable, "-c", "import jax; jax.numpy.ones(2).block_until_ready()"]
+        environment = os.environ | {"XLA_FLAGS": each, "JAX_PLATFORMS": "cpu"}
+        subprocess.run(line, env=environment, check=True, capture_output=True)
 
 
 def test_what_no_time_is_left_for_is_named(tmp_path, session, capsys):
@@ -175,6 +218,8 @@ def test_the_tiles_that_were_wrong_once_are_those_that_are_checked(tmp_path):
     (alone, *_) = gpu_session.commands("race_check", tmp_path)
     tiles = next(each for each in alone.arguments if each.startswith("--tiles="))
     assert parse_tiles(tiles.removeprefix("--tiles=")) == {"chunk": 32, "num_warps": 2}
+    with pytest.raises(SystemExit):
+        check_kernels.main(["--op=selective_scan", "--interpret", "--tiles=chunk=32"])
     for text in ("chunk", "chunk=two"):
         with pytest.raises(argparse.ArgumentTypeError, match="write chunk=32,num_warps=2"):
             parse_tiles(text)

@@ -5,8 +5,8 @@
     python -m tools.bench.posttrain --compiled           temporary memory by length on a GPU target
 
 Both steps train the same adapters over the same frozen weights, without a teacher, so that they
-differ in the gates alone; the dense one computes attention as the library's dense training does, on
-a CPU without whole scores. First the gated loss with every gate open is compared with the dense
+differ in the gates alone; the dense one computes attention as the library's dense training does,
+without whole scores. First the gated loss with every gate open is compared with the dense
 one; if they differ, nothing is timed and the exit code is 1. Steps run in turns, so that load on
 the machine affects both; the median ratio is printed with its range. `--compiled` needs no GPU
 (docs/kernels/without_gpu.md says what to install): it compiles loss and gradient for an H200 and

@@ -7,9 +7,10 @@ that gives them: H E / C + E + C numbers for a step of a head, and never a memor
 Chunks follow one another, so that few long rows would leave most of a GPU idle. Such a row is cut
 into segments that run side by side. A segment makes of the memory S before it F S + U: U is what it
 leaves of no memory, F of the identity without values. A scan over segments gives the memory before
-each, with which they run once more; backward, gradients go through F transposed.
+each, with which they run once more; backward, gradients go through F transposed. With keys longer
+than one F may overflow where the memory does not.
 
-Products of float32 inputs are those of float32. For bfloat16 inputs tensor cores multiply float32
+If all inputs are float32, so are their products. With any of bfloat16 tensor cores multiply float32
 in three parts (3xTF32, to about 2^-21).
 """
 
@@ -75,9 +76,13 @@ def _run_forward(target: dispatch.Target, *call: jax.Array) -> tuple[jax.Array, 
     map_BNHH = jnp.zeros((plan.B, 1), jnp.float32)
     state_BNHE = own.state_BNHE
     if plan.segments > 1:
-        one_BNHH = jnp.broadcast_to(jnp.eye(plan.H), (plan.B, plan.N, plan.H, plan.H))
+        one_BNHH = jnp.broadcast_to(
+            jnp.eye(plan.H, dtype=jnp.float32), (plan.B, plan.N, plan.H, plan.H)
+        )
         map_BNHH, *_ = memory(one_BNHH, keep=False, values=False)
-        left_BNHE, *_ = memory(jnp.zeros((plan.B, *whole.state_BNHE.shape[1:])), keep=False)
+        left_BNHE, *_ = memory(
+            jnp.zeros((plan.B, *whole.state_BNHE.shape[1:]), jnp.float32), keep=False
+        )
         state_BNHE = plan.before_segments(map_BNHH, left_BNHE, whole.state_BNHE)
     end_BNHE, starts_BNZHE, changes_BTNE = memory(state_BNHE, keep=True)
     (out_BTNE,) = plan.launch(
@@ -117,7 +122,7 @@ def _run_backward(target: dispatch.Target, *arrays: jax.Array) -> tuple[jax.Arra
         )
 
     if plan.segments > 1:
-        left_BNHE, *_ = memory(jnp.zeros((B, N, H, E)), keep=False)
+        left_BNHE, *_ = memory(jnp.zeros((B, N, H, E), jnp.float32), keep=False)
         dend_BNHE = plan.after_segments(map_BNHH, left_BNHE, dend_BNHE)
     dstate_BNHE, dends_BNZHE, g_BTNE = memory(dend_BNHE, keep=True)
     of_steps = (B, N, Z, C) if plan.decay else _NONE

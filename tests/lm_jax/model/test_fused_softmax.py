@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from iaj_kernels.attention.visibility import visibility
-from iaj_kernels.core import dispatch
 import lm_jax
-from lm_jax.errors import UsageError
 from lm_jax.model import sites
-from lm_jax.model.attention import attention, fastest_softmax
+from lm_jax.model.attention import attention
 from lm_jax.model.mixers import ATTENTION, AttentionMixer
 from lm_jax.train import objective
 from tests import rounding, tiny
@@ -68,73 +66,6 @@ def test_values_and_gradients_are_those_of_whole_scores(name):
     fused = lm_jax.fused(lm_jax.softmax, "kernels")
     got = jax.jit(lambda *arrays: value_and_gradients(arrays, fused, **visible))(*arrays)
     rounding.assert_within(got, wanted, name)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name != "soft_cap"])
-def test_cudnn_is_given_what_each_query_sees(name, monkeypatch):
-    """XLA computes it in its place, from the same arguments."""
-    real, given = jax.nn.dot_product_attention, []
-
-    def attend(*arrays, implementation, **options):
-        assert implementation == "cudnn"
-        given.append(options)
-        return real(*arrays, implementation="xla", **options)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
-    sizes, visible = CASES[name]
-    arrays = draw(*sizes)
-    wanted = rounding.expected(
-        lambda *arrays: value_and_gradients(arrays, lm_jax.softmax, **visible), *arrays
-    )
-    fused = lm_jax.fused(lm_jax.softmax, "cudnn")
-    got = jax.jit(lambda *arrays: value_and_gradients(arrays, fused, **visible))(*arrays)
-    rounding.assert_within(got, wanted, name)
-    (options,) = given
-    causal_alone = name in ("square", "uneven", "shorter_than_the_spans", "grouped")
-    causal_alone |= name == "several_blocks"
-    assert options["is_causal"] == causal_alone and (options["mask"] is None) == causal_alone
-
-
-def test_cudnn_is_given_one_dtype(monkeypatch):
-    """Queries and keys that are rotated in float32 have that of the values."""
-    real, dtypes = jax.nn.dot_product_attention, []
-
-    def attend(*arrays, implementation, **options):
-        dtypes.extend(x.dtype for x in arrays)
-        return real(*arrays, implementation="xla", **options)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
-    q, k, v, _ = draw(1, 8, 8, 2, 1)
-    out = attended(q, k, v.astype(jnp.bfloat16), lm_jax.fused(lm_jax.softmax, "cudnn"), **PAST)
-    assert {*dtypes} == {jnp.dtype(jnp.bfloat16)} == {out.dtype}
-
-
-def test_cudnn_has_no_soft_cap():
-    sizes, visible = CASES["soft_cap"]
-    with pytest.raises(UsageError, match=r"no score soft cap; pass fused\(softmax, 'kernels'\)"):
-        attended(*draw(*sizes)[:3], lm_jax.fused(lm_jax.softmax, "cudnn"), **visible)
-
-
-H200 = dispatch.Target("gpu", "NVIDIA H200")
-
-
-@pytest.mark.parametrize(
-    ("target", "dtype", "widths", "cap", "chosen"),
-    [
-        (H200, "bfloat16", [64], None, "cudnn"),
-        (H200, "float16", [128, 64], None, "cudnn"),
-        (H200, "float32", [64], None, "kernels"),
-        (H200, "bfloat16", [256], None, "kernels"),
-        (H200, "bfloat16", [64, 256], None, "kernels"),
-        (H200, "bfloat16", [20], None, "kernels"),
-        (H200, "bfloat16", [64], 50.0, "kernels"),
-        (dispatch.Target("gpu", "AMD Instinct MI300X"), "bfloat16", [64], None, "kernels"),
-        (dispatch.Target("cpu", "cpu"), "bfloat16", [64], None, "kernels"),
-    ],
-)
-def test_training_takes_cudnn_where_it_fits(target, dtype, widths, cap, chosen):
-    with dispatch.on(target):
-        assert fastest_softmax(dtype, widths, cap).implementation == chosen
 
 
 def test_a_start_that_is_data_reads_the_same_keys():

@@ -71,7 +71,7 @@ def test_only_the_head_that_writes_carries_anything(done):
 
 def test_estimates_are_compared_with_exact_effects_of_the_places_that_can_have_any(done):
     folder, summary = done
-    rows = [row for row in pq.read_table(folder / "rows.parquet").to_pylist()]
+    rows = pq.read_table(folder / "rows.parquet").to_pylist()
     for own in summary.results[0].places:
         sizes = {}
         for row in rows:
