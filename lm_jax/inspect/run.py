@@ -34,6 +34,11 @@ Top = list[tuple[str, float]]
 class Lens(Protocol):
     """What makes of the stream that leaves a layer the one that leaves the last."""
 
+    @property
+    def layers(self) -> int:
+        """The number of the model's layers."""
+        ...
+
     def transport(self, h: jax.Array, layer: int) -> jax.Array:
         """The stream `[..., D]` that leaves the last layer, of that which leaves `layer`."""
         ...
@@ -228,6 +233,11 @@ class Run:
         at_B = self._positions(at)
         x_LBD = self.whole("resid_post")[:, jnp.arange(len(at_B)), at_B]
         if lens is not None:
+            if lens.layers != len(x_LBD):
+                raise UsageError(
+                    f"lens: of {lens.layers} layers, and the model has {len(x_LBD)}; give the lens "
+                    "of this model"
+                )
             x_LBD = jnp.stack([lens.transport(x_BD, layer) for layer, x_BD in enumerate(x_LBD)])
         logits_LBV = np.asarray(_lens(self.subject.params, x_LBD, cfg=self.subject.cfg))
         by_text = logits_LBV.swapaxes(0, 1)

@@ -26,6 +26,11 @@ class TunedLens:
     weight_LDD: np.ndarray
     bias_LD: np.ndarray
 
+    @property
+    def layers(self) -> int:
+        """The number of the model's layers."""
+        return len(self.bias_LD)
+
     def transport(self, h: jax.Array, layer: int) -> jax.Array:
         """What the last norm reads for the output h `[..., D]` of a block; of the last h itself.
 

@@ -113,7 +113,7 @@ def load_tuned(path: str | Path) -> TunedLens:
             f"{path} holds {', '.join(sorted(tensors)[:4])}, and a tuned lens has 0.weight, 0.bias "
             "and so on of every block; give one of all blocks"
         )
-    D = tensors["0.bias"].shape[-1]
+    D = tensors["0.bias"].size
     for name, x in tensors.items():
         if x.shape != ((D, D) if name.endswith("weight") else (D,)) or not np.isfinite(x).all():
             raise CorruptError(f"{path}: {name} is of shape {x.shape}, or not finite")

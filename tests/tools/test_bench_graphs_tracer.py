@@ -14,6 +14,7 @@ from tools.bench.workers.waiting import Waiting
 pytestmark = pytest.mark.long
 
 SMALL = ["--python=none", "--length=3", "--features=16", "--active=24", "--starts=2", "--repeats=2"]
+SMALL += ["--batch", "64"]
 
 
 @pytest.fixture
@@ -49,10 +50,15 @@ def test_first_and_later_graphs_are_timed(as_theirs, tmp_path, capsys):
     raw = tmp_path / "raw.json"
     assert graphs_tracer.main([*SMALL, f"--json={raw}"]) == 0
     found = json.loads(raw.read_text())["graphs"]
-    assert [len(x) for x in found["first_seconds"].values()] == [2, 2, 2]
-    assert [len(x) for x in found["later_seconds"].values()] == [2, 2]
+    assert [len(x) for x in found["first"].values()] == [2, 2, 2]
+    assert [len(x) for x in found["later"].values()] == [2, 2]
     printed = capsys.readouterr().out
     assert "later graph, ours:" in printed and "times as fast" in printed
+
+
+def test_a_batch_at_the_end_of_those_that_are_given_is_not_timed(as_theirs, capsys):
+    assert graphs_tracer.main([*SMALL, "32"]) == 1
+    assert "is the fastest; give smaller and larger ones, too" in capsys.readouterr().out
 
 
 def test_other_graphs_are_not_timed(as_theirs, capsys):

@@ -12,8 +12,9 @@ the other works: a first graph, with whatever is compiled, and then later ones i
 two first graphs: without a cache of compiled programs, and with the one that an earlier process
 left, as commands of `iaj` have. All features have rows. First the graphs are compared: the same
 active features, and entries within float32; if they differ, nothing is timed and the exit code is
-1. circuit-tracer runs at the fastest of the batch sizes that are given. Seconds are of graphs
-alone, without loading.
+1. circuit-tracer runs at the fastest of the batch sizes that are given, which must not be the
+largest or the smallest. Seconds, and CPU seconds, which a busy machine changes less, are of graphs
+alone, without loading. Later graphs are of the same prompt.
 """
 
 import argparse
@@ -95,8 +96,8 @@ def measure(
     folder: Path, started: dict[str, Start], arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Graphs of both, compared, and their seconds; {} where they differ."""
-    first: dict[str, list[float]] = {name: [] for name in started}
-    later: dict[str, list[float]] = {name: [] for name in (THEIRS, OURS)}
+    first: dict[str, list[dict[str, float]]] = {name: [] for name in started}
+    later: dict[str, list[dict[str, float]]] = {name: [] for name in (THEIRS, OURS)}
     batch, versions, off = "", {}, 0.0
     for turn in range(arguments.starts + 1):
         with contextlib.ExitStack() as stack:
@@ -106,7 +107,7 @@ def measure(
                 stack.callback(running[name].close)
             if turn:
                 for name, each in running.items():
-                    first[name].append(each.run(batch)["wall"])
+                    first[name].append(each.run(batch))
             else:
                 # A trial: which batch is the fastest, and a cache of compiled programs.
                 versions = running[THEIRS].started["versions"]
@@ -118,29 +119,36 @@ def measure(
                     return {}
                 seconds = {size: running[THEIRS].run(size)["wall"] for size in arguments.batch}
                 batch = min(seconds, key=seconds.__getitem__)
+                if len(seconds) > 1 and batch in (min(seconds, key=int), max(seconds, key=int)):
+                    print(f"--batch: {batch} is the fastest; give smaller and larger ones, too")
+                    return {}
             if turn == arguments.starts:
                 for _ in range(arguments.repeats):
                     for name, own in later.items():
-                        own.append(running[name].run(batch)["wall"])
+                        own.append(running[name].run(batch))
     print(", ".join(f"{name} {value}" for name, value in versions.items()))
     features = len(np.load(folder / "active.npy"))
     print(f"{features} features, {arguments.length} tokens; circuit-tracer at batch {batch}")
     ratios = {}
     for what, series in (("first", first), ("later", later)):
         for name, own in series.items():
-            found = f"{min(own):.2f} to {max(own):.2f} s"
-            if name != THEIRS:
-                ratios[f"{what}, {name}"] = ratio(series[THEIRS], own)
-                found += f", {ratios[f'{what}, {name}']} times as fast"
-            print(f"  {what} graph, {name}: {found}", flush=True)
+            parts = []
+            for clock, unit in (("wall", "s"), ("cpu", "CPU s")):
+                ours, theirs = ([each[clock] for each in x] for x in (own, series[THEIRS]))
+                text = f"{min(ours):.2f} to {max(ours):.2f} {unit}"
+                if name != THEIRS:
+                    ratios[f"{what}, {name}, {clock}"] = found = ratio(theirs, ours)
+                    text += f" ({found} times as fast)"
+                parts.append(text)
+            print(f"  {what} graph, {name}: {', '.join(parts)}", flush=True)
     return {
         "versions": versions,
         "features": features,
         "tokens": arguments.length,
         "batch": int(batch),
         "largest_difference": off,
-        "first_seconds": first,
-        "later_seconds": later,
+        "first": first,
+        "later": later,
         "ratios": {what: dataclasses.asdict(each) for what, each in ratios.items()},
     }
 
@@ -162,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--features", type=int, default=2_048, help="of each layer")
     parser.add_argument("--active", type=int, default=2_000, help="features that are active")
     parser.add_argument(
-        "--batch", nargs="+", default=["64", "256", "512"], help="of circuit-tracer"
+        "--batch", nargs="+", default=["4", "8", "16", "32", "64"], help="of circuit-tracer"
     )
     parser.add_argument(
         "--starts", type=int, default=3, help="fresh processes of each, after a trial"

@@ -40,8 +40,10 @@ def summary_lines(
         lines += _graph_lines(graph)
     if summary.config.neurons:
         lines.append("features are neurons of the models' MLPs; this is no transcoder")
-    lines += [_fit_line(each) for each in summary.models if each.unexplained]
-    lines += [_active_line(each) for each in summary.models if each.active]
+    for each in summary.models:
+        lines += [_fit_line(each)] if each.unexplained else []
+        # Of TopK k features are active at every token.
+        lines += [_active_line(each)] if each.active and each.kind != "topk" else []
     if len(summary.graphs) == 1:
         lines += [*_layer_errors(summary.graphs[0]), *_supernode_lines(summary.graphs[0])]
         lines += _score_lines(summary.graphs[0])
@@ -89,11 +91,12 @@ def _active_line(model: ModelFacts) -> str:
     advice = ""
     if more >= _LEFT_OUT and not model.skip_start:
         advice = (
-            "; so many more there say that training left the first token out: "
+            "; so many more there suggest that training left the first token out: "
             "--config.skip_start=1 does, too"
         )
     return (
-        f"of its features {after} are active at a token, by layer, and {first} at the first{advice}"
+        f"{model.transcoder}: {after} features are active at a token, by layer, and {first} at the "
+        f"first{advice}"
     )
 
 

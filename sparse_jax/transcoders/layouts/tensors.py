@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 import zipfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -68,14 +69,15 @@ def get(
     *shapes: Shape,
     stored: bool = False,
 ) -> np.ndarray:
-    """A tensor in float32.
+    """A tensor in float32, or as `stored` says.
 
     Args:
       file: file of the tensors, for errors.
       tensors: tensors by name.
       name: name of the tensor.
       shapes: shapes that it may have, the usual first.
-      stored: whether bfloat16 stays bfloat16, of large matrices that are read as they are.
+      stored: whether bfloat16 stays bfloat16 (`keeps_halves`), of large matrices that are read as
+        they are.
 
     Raises:
       CorruptError: it is missing, of another shape or not finite.
@@ -86,7 +88,13 @@ def get(
         raise CorruptError(f"{file}: {name} is {actual}; it must be {shapes[0]}")
     if not np.isfinite(x).all():
         raise CorruptError(f"{file}: {name} has values that are not finite")
-    return x if stored and x.dtype == jnp.bfloat16 else np.asarray(x, np.float32)
+    keep = stored and x.dtype == jnp.bfloat16 and keeps_halves()
+    return x if keep else np.asarray(x, np.float32)
+
+
+def keeps_halves() -> bool:
+    """Whether matrices in bfloat16 stay so: not on a CPU, whose programs widen whole ones."""
+    return jax.default_backend() != "cpu"
 
 
 def stacked(

@@ -84,6 +84,7 @@ def test_the_output_of_a_block_is_read_by_the_map_of_the_next_blocks_input(tmp_p
         (lambda x: x.pop("1.bias"), BadInputError, "a tuned lens has 0.weight, 0.bias"),
         (lambda x: x.update({"0.weight": np.ones((4, 3))}), CorruptError, "0.weight is of shape"),
         (lambda x: x.update({"0.bias": np.full(4, np.inf)}), CorruptError, "or not finite"),
+        (lambda x: x.update({"0.bias": np.array(1.0)}), CorruptError, "is of shape"),
     ],
 )
 def test_files_that_are_no_tuned_lens_are_named(tmp_path, change, error, said):

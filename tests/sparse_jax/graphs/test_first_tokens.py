@@ -88,7 +88,9 @@ def test_graphs_follow_the_file_or_the_option(tmp_path, monkeypatch, asked, give
     ((30.0, 60.0), 0, False)]
 )  # fmt: skip
 def test_ten_times_as_many_active_features_at_first_tokens_are_named(first, skip_start, advised):
-    facts = types.SimpleNamespace(active=(20.0, 40.0), active_first=first, skip_start=skip_start)
+    facts = types.SimpleNamespace(
+        transcoder="mine", active=(20.0, 40.0), active_first=first, skip_start=skip_start
+    )
     line = report_text._active_line(facts)
-    assert line.startswith("of its features 20 to 40 are active at a token, by layer, and ")
+    assert line.startswith("mine: 20 to 40 features are active at a token, by layer, and ")
     assert ("--config.skip_start=1" in line) == advised

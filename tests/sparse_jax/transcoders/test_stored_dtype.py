@@ -1,4 +1,4 @@
-"""Matrices in bfloat16 stay so in memory, and what is computed of them is float32."""
+"""Matrices in bfloat16 stay so in memory on a GPU, and what is computed of them is float32."""
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,18 @@ from safetensors.numpy import load_file, save_file
 import lm_jax
 from sparse_jax.graphs import attribute
 from sparse_jax.transcoders import files
+from sparse_jax.transcoders.layouts import tensors
 from tests.sparse_jax.graphs.circuit_tracer_inputs import write
 
 TOKENS = np.array([0, 5, 17, 200, 3, 44, 9])
 # Entries are sums of the same numbers in float32; a program of other dtypes may add in another
 # order: the square root of fewer than 4,000 roundings, of a row's absolute sum.
 ENTRIES = 4_000**0.5 * 2.0**-24
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(tensors, "keeps_halves", lambda: True)
 
 
 @pytest.fixture(params=["llama_clt", "llama_skip"])
@@ -38,6 +44,13 @@ def test_matrices_stay_bfloat16_and_biases_become_float32(folders):
     assert halves == {jnp.dtype(jnp.bfloat16)}
     others = {k: x for k, x in params.items() if k not in ("encoder", "decoder")}
     assert {leaf.dtype for leaf in jax.tree.leaves(others)} == {jnp.dtype(jnp.float32)}
+
+
+def test_on_a_cpu_they_become_float32(folders, monkeypatch):
+    """Its programs widen whole matrices, which would then be there twice."""
+    monkeypatch.undo()
+    params = files.load(folders[1])[0].params
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
 
 
 def test_a_graph_is_that_of_the_same_numbers_in_float32(folders):

@@ -1,6 +1,7 @@
 """A process that waits between its turns, as of a library that has an environment of its own."""
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import json
 import os
 import subprocess
@@ -38,14 +39,17 @@ class Waiting:
     def run(self, line: str = "run") -> dict[str, Any]:
         """One turn, and what it says of it."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
+        # What has ended reads nothing; what it wrote last says so.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
         return self._read()
 
     def close(self) -> None:
         """Ends the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
 
