@@ -170,9 +170,9 @@ class Transcoder:
 
     One that is not in training has `threshold` in place of its logarithm, and may have W_skip as
     `skip`, `[L, D, D]`. Encoders and decoders of circuit-tracer's and Gemma Scope's files in
-    bfloat16 stay so on a GPU, and what is computed of them is float32. `hooks` are the names of its inputs
-    and outputs in circuit-tracer; others than `HOOKS` come from files alone. Training left out the
-    first `skip_start` tokens of a row, and graphs have no features there.
+    bfloat16 stay so on a GPU, and what is computed of them is float32. `hooks` are the names of its
+    inputs and outputs in circuit-tracer; others than `HOOKS` come from files alone. Training left
+    out the first `skip_start` tokens of a row, and graphs have no features there.
     """
 
     params: ParamTree
