@@ -43,8 +43,8 @@ from sparse_jax.studies.circuits.results import CircuitSummary, TaskFacts, drawn
 from sparse_jax.studies.circuits.settings import CircuitConfig, task_name
 
 ROWS, MIB = "rows", "mib"
-# Of rows, whose meaning may change with the program.
-_FORMAT = 7
+# Of rows, whose meaning may change with the program; those of places have estimates since.
+_FORMAT, _OF_PLACES = 6, 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,12 @@ def fingerprint(config: CircuitConfig, models: Mapping[str, str], tasks: Mapping
       tasks: digests of the tasks' examples, by name.
     """
     return config_hash(
-        {"format": _FORMAT, "config": to_plain(config), "models": models, "tasks": tasks}
+        {
+            "format": _OF_PLACES if config.patch else _FORMAT,
+            "config": to_plain(config),
+            "models": models,
+            "tasks": tasks,
+        }
     )
 
 
