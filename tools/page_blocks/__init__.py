@@ -25,6 +25,7 @@ from tools.page_blocks.timings import (
     cpu_forward,
     first_steps,
     gpu_forward,
+    graphs_beside_circuit_tracer,
     paper_steps,
     torch_steps,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "findings",
     "first_steps",
     "gpu_forward",
+    "graphs_beside_circuit_tracer",
     "hybrids",
     "interventions",
     "kernel_checks",

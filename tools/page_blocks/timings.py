@@ -228,3 +228,29 @@ def torch_steps(name: str) -> str:
             for key, label in labels.items()
         ),
     )
+
+
+def graphs_beside_circuit_tracer(*names: str) -> str:
+    """Seconds of graphs by both programs, of `tools.bench.graphs_tracer`, and their ratios.
+
+    Args:
+      *names: stored results.
+    """
+    rows = []
+    for name in names:
+        found = summary(name)["graphs"]
+        for what in ("first", "later"):
+            theirs = found[what]["circuit-tracer"]
+            for ours, own in found[what].items():
+                if ours == "circuit-tracer":
+                    continue
+                wall, cpu = (
+                    str(ratio(*([each[clock] for each in x] for x in (theirs, own))))
+                    for clock in ("wall", "cpu")
+                )
+                seconds = (_median([each["wall"] for each in x]) for x in (theirs, own))
+                label = what if what == "later" else f"{what}{ours.removeprefix('ours')}"
+                size = f"{found['tokens']} tokens, {found['features']:,} features"
+                rows.append((size, label, *seconds, wall, cpu))
+    heads = ("prompt", "graph", "circuit-tracer", "ours", "times as fast", "in CPU seconds")
+    return table(heads, rows)
