@@ -107,7 +107,7 @@ def needle_words(
         raise BadInputError(
             f"nouns: {one} of {len(nouns)} are one token in this tokenizer, {MIN_NOUNS} are needed"
             f", or as many of another number of tokens{f' ({longer})' if longer else ''}: pass "
-            f"nouns= with {MIN_NOUNS - len(kept)} more words of {size}"
+            f"nouns= with {MIN_NOUNS - len(kept)} more words of {size} token{'s' * (size > 1)}"
         )
     return kept
 

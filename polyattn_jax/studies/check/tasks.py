@@ -149,6 +149,7 @@ def build(
         raise BadInputError(f"--chat: {config.model} has no chat template; leave --chat out")
     if words is not None and any(task.source == "needle" for task in tasks):
         with naming("--needle_words"):
+            # Its words are the argument `nouns` of the suite.
             needle_words(tokenizer, words.words, cue=words.cue, end=words.end)
     asked = Asked({}, {}, {})
     for task in tasks:
