@@ -34,11 +34,9 @@ def _by_device(kernel, q_BTNH, k_BSKH, v_BSKH, visibility: Visibility, scale, ca
 
     segments = visibility.query_segments_BT, visibility.key_segments_BS
     arrays = q_BTNH, k_BSKH, v_BSKH, visibility.start_B, visibility.window, *segments
-    axes = ["BTNH", "BSKH", "BSKH", "B", ""]
-    axes += [
-        "" if x is None else letters for x, letters in zip(segments, ("BT", "BS"), strict=True)
-    ]
-    return shard_kernel(part, arrays, tuple(axes), "BTNH", "BNK")
+    of_segments = ("", "") if segments[0] is None else ("BT", "BS")
+    axes = ("BTNH", "BSKH", "BSKH", "B", "", *of_segments)
+    return shard_kernel(part, arrays, axes, "BTNH", "BNK")
 
 
 def _own(q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
@@ -74,7 +72,7 @@ def _cudnn_softmax(attend, q_BTNH, k_BSKH, v_BSKH, *, visibility, scale, cap):
     del attend
     T, S = q_BTNH.shape[1], k_BSKH.shape[1]
     parts = visibility.window, visibility.query_segments_BT, cap
-    is_plain = visibility.causal and visibility.first == 0 and parts == (None,) * 3
+    is_plain = visibility.causal and visibility.first == 0 and all(x is None for x in parts)
     kernel = _cudnn if is_plain and T == S and T % 2 == 0 else _own
     return _by_device(kernel, q_BTNH, k_BSKH, v_BSKH, visibility, scale, cap)
 
@@ -99,10 +97,10 @@ def fastest_softmax(dtype: Any, widths: Sequence[int], cap: float | None) -> Fus
       widths: widths of the heads, of all layers.
       cap: soft cap of the scores.
     """
-    fits = all(H % _CUDNN_STEP == 0 and H <= _CUDNN_WIDEST for H in widths)
-    half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     if dispatch.target().platform == "cpu":
         return fused(softmax, "kernels")
+    fits = all(H % _CUDNN_STEP == 0 and H <= _CUDNN_WIDEST for H in widths)
+    half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     takes = fits and half and cap is None and _has_cudnn()
     return fused(softmax, CUDNN if takes else SHARDED)
 

@@ -23,7 +23,7 @@ from sparse_jax.graphs.replacement import Replacement
 # Bytes for the arrays of one chunk of targets, and the most targets in it.
 MEMORY, MOST_TARGETS = 256 * 2**20, 256
 # On a CPU: floats of a chunk's cotangents that its caches hold, and so many targets at least, which
-# read one pattern together. Measured by `tools.bench.graphs_tracer` at 16 to 250 tokens.
+# read one pattern together: near the fastest on two cores at 16, 64 and 250 tokens.
 _CACHED, _TOGETHER = 2**19, 32
 # Each multiple of so many positions is a program of its own; of fewer, compiling takes longer than
 # what is saved (`tools.bench.graphs`).

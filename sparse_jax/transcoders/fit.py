@@ -12,6 +12,7 @@ for.
 
 from collections.abc import Iterator
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +31,25 @@ TOKENS, FEWEST = 2_000, 200
 _ROWS = 4
 
 
-def unexplained(
+class Fit(NamedTuple):
+    """What a transcoder leaves out of some text, and how many of its features are active there.
+
+    Attributes:
+      unexplained_L: share of the variance of MLP outputs that is left out, by layer.
+      active_L, active_first_L: mean number of active features of a token by layer, after the first
+        tokens of rows and at them. Many more at first tokens suggest that these were left out of
+        the transcoder's training.
+    """
+
+    unexplained_L: np.ndarray
+    active_L: np.ndarray
+    active_first_L: np.ndarray
+
+
+def measured(
     model: CircuitModel, transcoder: Transcoder, tokens_BT: np.ndarray, valid_BT: np.ndarray
-) -> np.ndarray:
-    """The share of the variance of MLP outputs that is left out, by layer `[L]`.
+) -> Fit:
+    """How a transcoder fits a model on some text, by one pass over it.
 
     Args:
       model: a dense or sparse model.
@@ -44,13 +60,15 @@ def unexplained(
     Raises:
       UsageError: there are fewer than `FEWEST` tokens.
     """
+    is_first_T = np.arange(tokens_BT.shape[1]) == 0
     counted_BT = valid_BT & (np.arange(tokens_BT.shape[1]) >= max(transcoder.skip_start, 1))[None]
     total, left_L, whole_L, mean_LD = 0, 0.0, 0.0, 0.0
+    active_2L, tokens_2 = [0.0, 0.0], [0, 0]
     for start in range(0, len(tokens_BT), _ROWS):
         at = slice(start, start + _ROWS)
         missing = _ROWS - len(tokens_BT[at])
-        rows = (np.pad(x[at], [(0, missing), (0, 0)]) for x in (tokens_BT, valid_BT, counted_BT))
-        count, left, mean, whole = (
+        rows = [np.pad(x[at], [(0, missing), (0, 0)]) for x in (tokens_BT, valid_BT, counted_BT)]
+        count, left, mean, whole, active_LBT = (
             np.asarray(x, np.float64) for x in _sums(model, transcoder, *rows)
         )
         # Sums of squares about two means are joined by the distance of these.
@@ -60,34 +78,25 @@ def unexplained(
         whole_L = whole_L + whole + share * (apart_LD**2).sum(-1)
         mean_LD = mean_LD + apart_LD * (count / joined if joined else 0.0)
         left_L, total = left_L + left, joined
+        for which, own_T in enumerate((~is_first_T, is_first_T)):
+            own_BT = rows[1] & own_T[None]
+            active_2L[which] = active_2L[which] + (active_LBT * own_BT).sum((1, 2))
+            tokens_2[which] += own_BT.sum()
     if total < FEWEST:
         raise UsageError(
             f"text: {int(total)} tokens are too few to try a transcoder on; give {FEWEST} or more"
         )
-    return np.asarray(left_L / whole_L)
+    active_L, first_L = (
+        np.asarray(x) / max(n, 1) for x, n in zip(active_2L, tokens_2, strict=True)
+    )
+    return Fit(np.asarray(left_L / whole_L), active_L, first_L)
 
 
-def active(
+def unexplained(
     model: CircuitModel, transcoder: Transcoder, tokens_BT: np.ndarray, valid_BT: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean numbers of active features of a token by layer `[L]`, after first tokens and at them.
-
-    Arguments are those of `unexplained`. Many more at first tokens than after them say that these
-    were left out of the transcoder's training.
-    """
-    is_first_T = np.arange(tokens_BT.shape[1]) == 0
-    sums, counts = [0.0, 0.0], [0, 0]
-    for start in range(0, len(tokens_BT), _ROWS):
-        at = slice(start, start + _ROWS)
-        missing = _ROWS - len(tokens_BT[at])
-        rows = [np.pad(x[at], [(0, missing), (0, 0)]) for x in (tokens_BT, valid_BT)]
-        number_LBT = np.asarray(_active(model, transcoder, *rows), np.float64)
-        for which, own_T in enumerate((~is_first_T, is_first_T)):
-            counted_BT = rows[1] & own_T[None]
-            sums[which] = sums[which] + (number_LBT * counted_BT).sum((1, 2))
-            counts[which] += counted_BT.sum()
-    after_L, first_L = (np.asarray(x) / max(n, 1) for x, n in zip(sums, counts, strict=True))
-    return after_L, first_L
+) -> np.ndarray:
+    """The share of the variance of MLP outputs that is left out `[L]`; arguments of `measured`."""
+    return measured(model, transcoder, tokens_BT, valid_BT).unexplained_L
 
 
 def is_wrong(unexplained_L: np.ndarray) -> bool:
@@ -118,18 +127,6 @@ def mistakes(transcoder: Transcoder, model: CircuitModel) -> Iterator[tuple[str,
 
 
 @exact_jit
-def _active(
-    model: CircuitModel, transcoder: Transcoder, tokens_BT: jax.Array, valid_BT: jax.Array
-) -> jax.Array:
-    """Numbers of active features `[L, B, T]`."""
-    record = {transcoder.site: keep}
-    x_LBTD = model.forward(tokens_BT, valid_BT, record=record).records[transcoder.site]
-    L, B, T, D = x_LBTD.shape
-    features_LXF = transcoder.encode(x_LBTD.reshape(L, B * T, D).astype(jnp.float32))
-    return (features_LXF != 0).sum(-1).reshape(L, B, T)
-
-
-@exact_jit
 def _sums(
     model: CircuitModel,
     transcoder: Transcoder,
@@ -137,7 +134,10 @@ def _sums(
     valid_BT: jax.Array,
     counted_BT: jax.Array,
 ) -> tuple[jax.Array, ...]:
-    """Count of tokens; sums of squares left out; means; sums of squares about them; by layer."""
+    """Count of tokens; sums of squares left out; means; sums of squares about them; by layer.
+
+    Then the numbers of active features `[L, B, T]`.
+    """
     record = dict.fromkeys((transcoder.site, "mlp.out"), keep)
     records = model.forward(tokens_BT, valid_BT, record=record).records
     L, B, T, D = records["mlp.out"].shape
@@ -151,4 +151,6 @@ def _sums(
     left_LXD = y_LXD - transcoder.reconstruct(x_LXD)
     whole_LXD = y_LXD - mean_L1D
     left_L, whole_L = ((weight_1X1 * x**2).sum((1, 2)) for x in (left_LXD, whole_LXD))
-    return count, left_L, mean_L1D[:, 0], whole_L
+    # XLA encodes once for both.
+    active_LBT = (transcoder.encode(x_LXD) != 0).sum(-1).reshape(L, B, T)
+    return count, left_L, mean_L1D[:, 0], whole_L, active_LBT

@@ -35,6 +35,8 @@ from sparse_jax.circuits.place_patching import PLACES, heads_of
 from sparse_jax.circuits.rules import EXACT
 from sparse_jax.circuits.runs import Batch, CircuitModel, measure
 
+# Places that have the true change of the attention weights.
+_RECOMPUTED = ("query", "key")
 # What of attention the mended estimates read.
 _SCORED = ("attn.rot_q", "attn.rot_k", "attn.scores", "attn.pattern")
 # The sites of what a layer's branches add to the stream.
@@ -102,6 +104,26 @@ def without_layers(
     return np.sum(sizes, axis=0) / (L if place == "resid_pre" else L - 1)
 
 
+def by_method(
+    model: CircuitModel, batch: Batch, place: str, *, direction: Direction = "noising"
+) -> dict[str, np.ndarray]:
+    """All estimates of the effects of a place by their names.
+
+    They are `atp`, the gradient; of queries and keys `atp_star`, the true change of the weights;
+    and of more layers than one `graddrop`.
+
+    Args:
+      model, batch, place, direction: arguments of `node_attributions`.
+    """
+    given = (model, batch, place)
+    found = {"atp": node_attributions(*given, direction=direction, recompute=False)}
+    if place in _RECOMPUTED:
+        found["atp_star"] = node_attributions(*given, direction=direction)
+    if model.cfg.num_layers > 1:
+        found["graddrop"] = without_layers(*given, direction=direction)
+    return found
+
+
 def _estimates(
     model: CircuitModel,
     batch: Batch,
@@ -112,7 +134,7 @@ def _estimates(
 ) -> np.ndarray:
     heads = heads_of(model.cfg, place)
     run_BT, other_BT = sides(batch, direction)
-    recomputed = recompute and place in ("query", "key")
+    recomputed = recompute and place in _RECOMPUTED
     program = _recomputed if recomputed else _products
     estimates = np.asarray(program(model, batch, run_BT, other_BT, without, place=place))
     estimates = np.moveaxis(estimates, 1, -1)

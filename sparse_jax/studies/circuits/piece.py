@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from lm_jax.run import processes
 from lm_jax.text.tokenizer import Tokenizer
-from sparse_jax.circuits import curves, discover, edge_pruning
-from sparse_jax.circuits.atp_star import node_attributions, without_layers
+from sparse_jax.circuits import atp_star, curves, discover, edge_pruning
 from sparse_jax.circuits.components import ungrouped
 from sparse_jax.circuits.discover import Curve
 from sparse_jax.circuits.patching import Direction
@@ -302,22 +301,12 @@ class Measurement:
         names = ("layer", "head", "query") if effects.ndim == 4 else ("layer", "query")
         axes = {name: np.arange(n) for name, n in zip(names, effects.shape, strict=False)}
         labels = {"quantity": "place", "component": part.component, "direction": direction}
-        found = {"exact": effects, **self._place_estimates(part.component, direction)}
+        given = (self._model, self._batch, part.component)
+        estimates = atp_star.by_method(*given, direction=cast(Direction, direction))
         return [
             self._rows(values, axes | {"prompt": self._prompts}, method=method, **labels)
-            for method, values in found.items()
+            for method, values in ({"exact": effects} | estimates).items()
         ]
-
-    def _place_estimates(self, place: str, direction: str) -> dict[str, np.ndarray]:
-        """Estimates of the effects of a place by method, shaped as these."""
-        given = (self._model, self._batch, place)
-        way = cast(Direction, direction)
-        found = {"atp": node_attributions(*given, direction=way, recompute=False)}
-        if place in ("query", "key"):
-            found["atp_star"] = node_attributions(*given, direction=way)
-        if self._model.cfg.num_layers > 1:
-            found["graddrop"] = without_layers(*given, direction=way)
-        return found
 
     def scores_UR(self) -> np.ndarray:
         """Mean importance of component edges of the ungrouped model, 0 where there is none.

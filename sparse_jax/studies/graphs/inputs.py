@@ -254,10 +254,9 @@ def _load(
             "earlier checkpoint"
         )
     transcoder.check(model.model.cfg)
-    unexplained_L = active_L = first_L = np.zeros(0)
+    tried = _NOT_TRIED
     if not recorded:
         tried = _tried(f"{flag}={folder}", model, as_read, transcoder, config, prompts)
-        unexplained_L, active_L, first_L = tried
     facts = dataclasses.replace(
         _facts(role, source, model),
         transcoder=folder,
@@ -267,11 +266,14 @@ def _load(
         features=transcoder.cfg.features,
         window=transcoder.cfg.window,
         skip_start=transcoder.skip_start,
-        unexplained=tuple(map(float, unexplained_L)),
-        active=tuple(map(float, active_L)),
-        active_first=tuple(map(float, first_L)),
+        unexplained=tuple(map(float, tried.unexplained_L)),
+        active=tuple(map(float, tried.active_L)),
+        active_first=tuple(map(float, tried.active_first_L)),
     )
     return GraphModel(facts, model, transcoder)
+
+
+_NOT_TRIED = fit.Fit(*(np.zeros(0),) * 3)
 
 
 def _tried(
@@ -281,24 +283,23 @@ def _tried(
     transcoder: Transcoder,
     config: GraphConfig,
     prompts: Sequence[str],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a transcoder leaves out by layer `[L]` that does not say whose it is; or nothing.
-
-    Then how many of its features are active, as `fit.active` counts them.
+) -> fit.Fit:
+    """How a transcoder fits that does not say whose it is; or `_NOT_TRIED`.
 
     Raises:
       BadInputError: it leaves out nearly all, or there is too little text to say.
     """
     tokens_BT, valid_BT = _text(config, model, prompts)
     try:
-        left_L = fit.unexplained(model.model, transcoder, tokens_BT, valid_BT)
+        found = fit.measured(model.model, transcoder, tokens_BT, valid_BT)
     except UsageError as error:
         if config.unknown_origin:
-            return (np.zeros(0),) * 3
+            return _NOT_TRIED
         raise BadInputError(
             f"{what} does not say of which model it is, and there is too little text to try it on "
             f"({error}); name a text by --config.corpus.source, or add --unknown_origin"
         ) from error
+    left_L = found.unexplained_L
     if fit.is_wrong(left_L) and not config.unknown_origin:
         others = _other_readings(model.model, as_read, tokens_BT, valid_BT)
         raise BadInputError(
@@ -307,7 +308,7 @@ def _tried(
             f"it is of another model or read wrongly; other readings leave out {others}; give the "
             "model's own, or add --unknown_origin"
         )
-    return left_L, *fit.active(model.model, transcoder, tokens_BT, valid_BT)
+    return found
 
 
 def _text(

@@ -56,16 +56,21 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_those_of_whole_scores(name):
+def assert_is_softmax_of_whole_scores(name, implementation):
+    """Values and gradients of a case."""
     sizes, visible = CASES[name]
     arrays = draw(*sizes)
     wanted = rounding.expected(
         lambda *arrays: value_and_gradients(arrays, lm_jax.softmax, **visible), *arrays
     )
-    fused = lm_jax.fused(lm_jax.softmax, "kernels")
+    fused = lm_jax.fused(lm_jax.softmax, implementation)
     got = jax.jit(lambda *arrays: value_and_gradients(arrays, fused, **visible))(*arrays)
     rounding.assert_within(got, wanted, name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_whole_scores(name):
+    assert_is_softmax_of_whole_scores(name, "kernels")
 
 
 def test_a_start_that_is_data_reads_the_same_keys():

@@ -11,14 +11,13 @@ from lm_jax.parallel import sharding
 from lm_jax.parallel.kernels import under_mesh
 from lm_jax.train import attention as training_attention
 from lm_jax.train.attention import fastest_softmax
-from tests import rounding
 from tests.lm_jax.model.test_fused_softmax import (
     CASES,
     PAST,
     SCALE,
+    assert_is_softmax_of_whole_scores,
     attended,
     draw,
-    value_and_gradients,
 )
 
 CAUSAL_ALONE = ("square", "grouped", "several_blocks")
@@ -41,14 +40,7 @@ def as_cudnn(monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_cudnn_is_asked_for_what_is_causal_alone(name, as_cudnn):
     """Rows of odd length it does not take, and with a mask it reads a bias for every pair."""
-    sizes, visible = CASES[name]
-    arrays = draw(*sizes)
-    wanted = rounding.expected(
-        lambda *arrays: value_and_gradients(arrays, lm_jax.softmax, **visible), *arrays
-    )
-    fused = lm_jax.fused(lm_jax.softmax, "cudnn")
-    got = jax.jit(lambda *arrays: value_and_gradients(arrays, fused, **visible))(*arrays)
-    rounding.assert_within(got, wanted, name)
+    assert_is_softmax_of_whole_scores(name, "cudnn")
     assert bool(as_cudnn) == (name in CAUSAL_ALONE)
 
 
